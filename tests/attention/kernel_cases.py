@@ -48,20 +48,20 @@ def call(name, length, seed=0):
   _, function, names = CASES[name]
 
   def normal(*shape):
-    return jnp.asarray(rng.normal(size=(BATCH, length, *shape)), jnp.float32)
+    return rng.standard_normal((BATCH, length, *shape), np.float32)
 
   def uniform(*shape):
-    x = rng.uniform(size=(BATCH, length, *shape))
-    return jnp.asarray(x, jnp.float32)
+    return rng.random((BATCH, length, *shape), np.float32)
 
   def decays(*shape):
-    x = -0.3 * uniform(*shape)
-    x = jnp.where(uniform(*shape) < 0.04, -60.0, x)
-    return jnp.where(uniform(*shape) < 0.04, -1e30, x)
+    x = np.float32(-0.3) * uniform(*shape)
+    x[uniform(*shape) < 0.04] = -60.0
+    x[uniform(*shape) < 0.04] = -1e30
+    return x
 
   def unit(*shape):
     x = normal(*shape)
-    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
   writes = (WRITES,) if function is delta_product_attention else ()
   key = unit(*writes, KV_HEADS, DIM)
@@ -76,21 +76,24 @@ def call(name, length, seed=0):
     "replacement": ("replacement", lambda: -removal * uniform(HEADS, DIM)),
   }
   given = dict(options[option] for option in names.split())
-  state = rng.normal(size=(BATCH, HEADS, DIM, VALUE))
   arrays = {
     "query": normal(HEADS, DIM),
     "key": key,
     "value": normal(*writes, KV_HEADS, VALUE),
-    "initial_state": jnp.asarray(state, jnp.float32),
+    "initial_state": rng.standard_normal(
+      (BATCH, HEADS, DIM, VALUE), np.float32
+    ),
     **{option: make() for option, make in given.items()},
   }
   segments = np.cumsum(rng.random((BATCH, length)) < 0.1, axis=1) % 3
   rest = {
-    "mask": jnp.asarray(rng.random((BATCH, 1, 1, length)) < 0.8),
-    "segment_ids": jnp.asarray(segments),
-    "scale": 0.3,
+    "mask": rng.random((BATCH, 1, 1, length)) < 0.8,
+    "segment_ids": segments,
   }
-  return functools.partial(function, return_state=True, **rest), arrays
+  arrays, rest = jax.tree.map(jnp.asarray, (arrays, rest))
+  return functools.partial(
+    function, return_state=True, scale=0.3, **rest
+  ), arrays
 
 
 def outcome(function, arrays, implementation):

@@ -15,6 +15,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from attention import (
@@ -130,17 +131,21 @@ def test_mechanisms_hand_on_the_dtype_of_their_model(name, monkeypatch):
   calls = emulate(monkeypatch)
   dims = Dims(4, 2, 64, 3, 128)
   record = gates_from_keys(ATTENTIONS[name](implementation="jla"))
-  variables = record.init(jax.random.key(0), dims)
+  init = jax.jit(lambda key: record.init(key, dims))
+  variables = init(jax.random.key(0))
   cache = record.init_cache(variables, 1, 3, dims, jnp.bfloat16)
   query = jnp.ones((1, 3, 4, 64), jnp.bfloat16)
   key = value = query[:, :, :2]
   shape = jax.eval_shape(
     lambda *qkv: record.apply(variables, *qkv, is_causal=True),
-    *(query, key, value),
+    query,
+    key,
+    value,
   )
   assert (shape.shape, shape.dtype) == (query.shape, query.dtype)
+  lengths = np.array([2])
   jax.eval_shape(
-    lambda *qkv: record.prefill(variables, cache, *qkv, jnp.array([2])),
+    lambda *qkv: record.prefill(variables, cache, *qkv, lengths),
     *(query, key, value),
   )
   bound = -0.61 if name == "rwkv7" else None
