@@ -27,6 +27,7 @@ def make(attention="dsa", **leaves):
       "task.length": 16,
       "task.eval_lengths": (8,),
       "task.eval_size": 8,
+      "model.num_layers": 1,
       "model.features": 32,
       "model.mlp_features": 0,
       "batch_size": ROWS,
