@@ -63,6 +63,7 @@ def test_choosing_seeds_choose_and_are_not_reported():
       run("dense", 10000 + n, 0.9, rate=0.003, choosing=True) for n in range(2)
     ),
     *(run("dense", n, 0.3 + 0.1 * n, rate=0.003) for n in range(3)),
+    run("dense", 0, 0.9),  # Of an earlier choice.
   ]
   row = summarize(records).loc["dense"]
   assert row["grid"] == "learning_rate=0.003"

@@ -38,7 +38,6 @@ MUTANTS = (
 _LIMIT = 300.0
 """Seconds for the tests of a fault."""
 
-_CONTRACT = "tests/attention/test_contract.py"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -67,7 +66,7 @@ def main() -> None:
   if flags.workers < 1:
     parser.error(f"--workers: expected at least 1, got {flags.workers}")
   if moved := [f"{x.file}: {x.name}" for x in MUTANTS if not fits(x)]:
-    sys.exit(f"expected each fault's old text once, but: {'; '.join(moved)}")
+    sys.exit(f"expected the old text once, and tests, of: {'; '.join(moved)}")
   chosen = [x for x in MUTANTS if flags.only in x.file or flags.only in x.name]
   if not chosen:
     parser.error(f"--only: expected a part of a file or name, got {flags.only}")
@@ -75,9 +74,11 @@ def main() -> None:
 
 
 def fits(mutant: Mutant) -> bool:
-  """Whether the text that a fault replaces is there, once."""
+  """Whether the text that a fault replaces is there, once, and its tests are."""
   path = ROOT / mutant.file
-  return path.is_file() and path.read_text().count(mutant.old) == 1
+  paths = [x for x in selection(mutant.tests) if not x.startswith("-")]
+  is_there = path.is_file() and path.read_text().count(mutant.old) == 1
+  return is_there and all((ROOT / x).exists() for x in paths)
 
 
 def are_caught(mutants: Sequence[Mutant], workers: int) -> bool:
@@ -131,16 +132,10 @@ def copy(folder: pathlib.Path) -> pathlib.Path:
 
 
 def selection(tests: str | Sequence[str]) -> list[str]:
-  """What pytest is given: of a mechanism, its file and its part of the contract."""
-  tests = [tests] if isinstance(tests, str) else [*tests]
-  names = [x for x in tests if "/" not in x]
-  paths = [f"tests/attention/test_{name}.py" for name in names]
-  paths = [x for x in paths if (ROOT / x).exists()]
-  paths += [x for x in tests if "/" in x]
-  if not names:
-    return paths
-  words = [*names, *(pathlib.Path(x).stem for x in paths)]
-  return [*paths, _CONTRACT, "-k", " or ".join(words)]
+  """What pytest is given for the tests of a fault."""
+  if not isinstance(tests, str):
+    return [*tests]
+  return [tests] if "/" in tests else [f"--of={tests}", "tests/attention"]
 
 
 def tried(tree: pathlib.Path, mutant: Mutant) -> Verdict:
@@ -158,8 +153,8 @@ def tried(tree: pathlib.Path, mutant: Mutant) -> Verdict:
     return Verdict(output == "hung", seconds, f"{output} after {_LIMIT:.0f} s")
   if failed := _FAILED.search(output):
     return Verdict(True, seconds, failed[1], failed[1])
-  last = output.strip().splitlines()[-1:] or ["nothing was said"]
-  return Verdict(False, seconds, f"exit code {code}: {last[0]}")
+  last = output.strip().splitlines()[-1:] if code else ["all tests pass"]
+  return Verdict(False, seconds, f"exit code {code}: {''.join(last)}")
 
 
 def run(

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant, files
 
-_RINGS = ("flash", *files("tests/attention", "sharded", "sequence"))
+_PARTS = files("tests/attention", "sharded", "sequence")
 _POSITIONS = files("tests/attention", "positions", "rotary")
 
 MUTANTS = (
@@ -169,14 +169,14 @@ MUTANTS = (
     "attention/sharded.py",
     "pairs = [(i, i - hop) for i in range(size) if 0 <= i - hop < size]",
     "pairs = [(i, (i - hop) % size) for i in range(size)]",
-    ("sliding_window", *_RINGS[1:]),
+    _PARTS,
     "the window of the first device reaches the last one",
   ),
   Mutant(
     "attention/sharded.py",
     "carry, _ = jax.lax.scan(step, carry, jnp.arange(1, size))",
     "carry, _ = jax.lax.scan(step, carry, jnp.arange(1, size - 1))",
-    _RINGS,
+    _PARTS,
     "the ring makes one step too few",
   ),
   # Positions and adapters.

@@ -11,14 +11,14 @@ MUTANTS = (
     "models/block.py",
     'functions[name](norm(x) if kind in ("pre", "sandwich") else x)',
     'functions[name](norm(x) if kind == "pre" else x)',
-    _MODELS,
+    _PUBLISHED,
     "norm 'sandwich' does not norm what a layer reads",
   ),
   Mutant(
     "models/block.py",
     "return sum((added(name, x) for name in self.sublayers), start=x)",
     "return sum(added(name, x) for name in self.sublayers)",
-    _MODELS,
+    _PUBLISHED,
     "parallel sub-layers lose the residual",
   ),
   Mutant(

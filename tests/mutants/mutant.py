@@ -13,7 +13,7 @@ class Mutant(NamedTuple):
     file: where it is planted.
     old: a text that the file has once.
     new: what takes its place.
-    tests: what must fail: a mechanism, a file, or several of either.
+    tests: what must fail: tests of a mechanism, of a folder, or of several files.
     name: what is wrong then.
   """
 

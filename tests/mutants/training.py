@@ -6,8 +6,8 @@ _STEPS = files(
   "tests/training", "losses", "step", "optimizer", "metrics", "parallel", "mesh"
 )
 _RUNS = files(
-  *("tests/training", "checkpoint", "workdir", "claimed", "metrics", "data"),
-  *("prefetch", "loop", "experiment"),
+  *("tests/training", "checkpoint", "workdir", "metrics", "data", "loop"),
+  "experiment",
 )
 _STATISTICS = files("tests/comparison", "statistics", "summary", "choose")
 _TASKS = files("tests/tasks")
@@ -89,7 +89,7 @@ MUTANTS = (
     "training/evaluate.py",
     "totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair)",
     "totals[name] = np.asarray(pair)",
-    _RUNS,
+    files("tests/training", "generated_tasks"),
     "a held-out metric is that of the last batch",
   ),
   Mutant(
@@ -198,6 +198,13 @@ MUTANTS = (
     "comparison/summary.py",
     'choosing = group[group["choosing"]] if group["choosing"].any() else group',
     'choosing = group[~group["choosing"]]',
+    _STATISTICS,
+    "a row shows the point that its reported seeds prefer",
+  ),
+  Mutant(
+    "comparison/config.py",
+    "[FIRST_CHOOSING_SEED + i for i in range(self.halving.seeds)]",
+    "[*range(self.halving.seeds)]",
     _STATISTICS,
     "the seeds that are reported choose",
   ),
