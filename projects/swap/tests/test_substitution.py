@@ -219,6 +219,22 @@ def test_what_has_no_keys_or_reads_none_is_refused(own, other, message):
     jax.eval_shape(run)
 
 
+def test_what_reads_no_keys_serves_a_model_that_has_none():
+  lsh = AttentionConfig("lsh", {"chunk_size": 4})
+  model = tiny.create("decoder", decoder_attention=lsh)
+  places = ["decoder_0/self_attention"]
+
+  def run():
+    variables = models.initialize(model, jax.random.key(0), tiny.batch())
+    mechanisms = substitution.drawn(variables, places)
+    swapped = dict.fromkeys(places, np.array(True))
+    return substitution.logits(
+      model, variables, tiny.batch(), lsh.build(), mechanisms, swapped
+    )
+
+  assert jax.eval_shape(run).shape == (3, 8, tiny.VOCAB_SIZE)
+
+
 def test_padding_is_not_counted():
   made = make(AttentionConfig("dense"), kind="encoder")
   linear = AttentionConfig("linear")
