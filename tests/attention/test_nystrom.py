@@ -107,7 +107,7 @@ def test_the_iteration_tends_to_the_pseudo_inverse():
 def test_one_example_does_not_scale_another():
   """The paper's code starts every inverse from the largest norm in the batch."""
   qkv = [np.array(x) for x in draw(13)]
-  alone = attend(qkv, num_landmarks=4)[:1]
+  alone = np.asarray(attend(qkv, num_landmarks=4))[:1]
   for x in qkv:
     x[1] *= 50.0
   assert_close(attend(qkv, num_landmarks=4)[:1], alone, 1e-6)
