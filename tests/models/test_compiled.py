@@ -27,11 +27,16 @@ SETTINGS = [
   (1, 4, 128, 8),
   (2, 1, 256, 8),
 ]
+CASES = [*itertools.product(tiny.names(), SETTINGS)]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-  ("name", "setting"), [*itertools.product(tiny.names(), SETTINGS)]
+  ("name", "setting"),
+  [
+    pytest.param(*x, marks=[pytest.mark.thorough] * (x != usual))
+    for usual in [("gated_delta", SETTINGS[0])]
+    for x in CASES
+  ],
 )
 def test_a_compiled_model_gives_what_its_operations_give(name, setting):
   layers, heads, length, batch = setting
