@@ -40,6 +40,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 if compiling.FULLY:
   jaxtyping.install_import_hook(["attention"], "beartype.beartype")
 
+from attention import ATTENTIONS  # isort: skip
 
 # Programs are many objects that live long. With Python's own thresholds, looking
 # through them again and again takes a tenth of the suite's time.
@@ -56,6 +57,13 @@ def pytest_addoption(parser):
   parser.addoption("--of", help="a mechanism: its own tests and its contract")
 
 
+def pytest_configure(config):
+  name = config.getoption("--of")
+  if name and name not in ATTENTIONS:
+    known = ", ".join(ATTENTIONS)
+    raise pytest.UsageError(f"--of: expected one of {known}, got {name!r}")
+
+
 def pytest_collection_modifyitems(config, items):
   """Tests of a file share what they compile, so they stay on one worker.
 
@@ -64,8 +72,6 @@ def pytest_collection_modifyitems(config, items):
   name = config.getoption("--of", None)
   if name:
     items[:] = [item for item in items if _is_of(item, name)]
-    if not items:
-      raise pytest.UsageError(f"--of: no test is about {name!r}, a mechanism?")
   for item in items:
     if item.get_closest_marker("xdist_group") is None:
       item.add_marker(pytest.mark.xdist_group(item.path.name))
