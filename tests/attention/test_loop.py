@@ -199,6 +199,25 @@ def test_rows_that_see_nothing():
     assert not np.any(grad[0, :6])
 
 
+def test_gradients_of_keys_are_summed_in_float32():
+  """64 blocks of queries add to those of a key; in bfloat16 1 % would be lost."""
+  draws = calls.normal(*[(1, 512, 1, 4)] * 4)
+  arrays = [jnp.asarray(x, jnp.bfloat16) for x in draws]
+
+  def gradients(dtype):
+    query, *kv, weights = (x.astype(dtype) for x in arrays)
+
+    def loss(*kv):
+      out, _ = attend(query, *kv, block=(8, 512))
+      return jnp.sum(out * weights, dtype=jnp.float32)
+
+    return jax.jit(jax.grad(loss, (0, 1)))(*kv)
+
+  expected = gradients(jnp.float32)
+  for got, one in zip(gradients(jnp.bfloat16), expected, strict=True):
+    assert jnp.linalg.norm(got - one) < 0.004 * jnp.linalg.norm(one)
+
+
 def test_merge_of_disjoint_keys_is_the_whole():
   keep = calls.random_mask(BATCH, 30, share=0.5)
 

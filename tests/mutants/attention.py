@@ -47,7 +47,7 @@ MUTANTS = (
     "attention/loop.py",
     "m = jnp.maximum(jnp.max(x, -1, keepdims=True), _LOWEST / 2)",
     "m = jnp.max(x, -1, keepdims=True)",
-    "flash",
+    "sliding_window",
     "a query that sees nothing gets the mean of all values",
   ),
   Mutant(
@@ -75,7 +75,7 @@ MUTANTS = (
     "attention/loop.py",
     "zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)",
     "zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), arrays)",
-    "flash",
+    files("tests/attention", "loop"),
     "gradients of keys are summed in half precision",
   ),
   Mutant(
