@@ -1,6 +1,6 @@
 """Faults of single mechanisms, and of the recurrence that many share."""
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, files
 
 MUTANTS = (
   # Recurrences.
@@ -222,7 +222,7 @@ MUTANTS = (
     "attention/selected.py",
     "is_new = jnp.diff(blocks, axis=-1, prepend=-1) > 0",
     "is_new = jnp.diff(blocks, axis=-1, prepend=-1) >= 0",
-    "selected",
+    files("tests/attention", "selected"),
     "a block that is named twice counts twice",
   ),
   Mutant(
