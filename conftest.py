@@ -64,6 +64,7 @@ def pytest_configure(config):
     raise pytest.UsageError(f"--of: expected one of {known}, got {name!r}")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups.
 def pytest_collection_modifyitems(config, items):
   """Tests of a file share what they compile, so they stay on one worker.
 

@@ -117,6 +117,8 @@ class Fork:
       name: pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")
     }
     files["stdin"].write_text(stdin)
+    for path in files.values():  # The fork opens them later.
+      path.touch()
     self.stdout, self.stderr = files["stdout"], files["stderr"]
     self.returncode = None
     self.pid = _ask(

@@ -113,12 +113,15 @@ def test_ctrl_c_ends_a_compiling_run_at_once(tmp_path):
       f"--workdir={tmp_path / 'run'}",
     ]
   )
-  while not process.stdout.read_text().startswith(str(tmp_path)):
-    assert process.poll() is None, process.communicate()
-    time.sleep(0.01)
-  time.sleep(1)  # It compiles now, for much longer.
-  process.send_signal(signal.SIGINT)
-  _, error = process.communicate(timeout=5)
+  try:
+    while not process.stdout.read_text().startswith(str(tmp_path)):
+      assert process.poll() is None, process.communicate()
+      time.sleep(0.01)
+    time.sleep(1)  # It compiles now, for much longer.
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=5)
+  finally:
+    process.kill()
   assert (process.returncode, error) == (130, "stopped before the first step\n")
 
 

@@ -14,13 +14,15 @@ def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
 
 
+_OF_A_KIND = (*KINDS, "kimi_delta", "latent")
 _SOME = {
   "eager_equals_jit": ("dense", "performer"),
-  "sharded_batch": (*KINDS, "kimi_delta", "latent"),
-  "vmap_of_scanned_checkpoints": (*KINDS, "kimi_delta", "latent"),
+  "sharded_batch": _OF_A_KIND,
+  "vmap_of_scanned_checkpoints": _OF_A_KIND,
+  "forward_mode": (*_OF_A_KIND, "flash", "bigbird", "nsa", "mesa"),
 }
-"""Laws of JAX's transformations that compile much, and the mechanisms of each kind
-of code that meet them."""
+"""Laws of JAX's transformations, and the mechanisms of each kind of code that meet
+them."""
 
 
 def _marks(mechanism, check):

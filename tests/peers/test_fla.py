@@ -112,14 +112,23 @@ def test_comba_by_hand():
     "beta": np.array([1, 0.5, 0.5, 0.5], np.float32).reshape(1, 4, 1),
     "log_decay": np.log([0.5, 0.5, 1, 1], dtype=np.float32).reshape(1, 4, 1),
     "segment_ids": np.array([[0, 0, 0, 1]]),
-    "scale": 1.0,
   }
+
+  @jax.jit
+  def with_gradients(given):
+    def call(x):
+      out = delta_rule_attention(**{**given, **x}, scale=1.0)
+      return jnp.sum(out**2), out
+
+    moved = {name: given[name] for name in ("key", "erase_key", "log_decay")}
+    gradients, out = jax.grad(call, has_aux=True)(moved)
+    return out, gradients
+
   for low in (-1000.0, -1e30):
     given["log_decay"][0, 2] = low
     expected = np.array([2, 2.5, 1.625 * 1.4, 2]).reshape(1, 4, 1, 1)
-    for function in (delta_rule_attention, definitions.delta_rule_attention):
-      np.testing.assert_allclose(function(**given), expected, rtol=1e-6)
-    gradients = jax.grad(
-      lambda x: jnp.sum(delta_rule_attention(**{**given, **x}) ** 2)
-    )({name: given[name] for name in ("key", "erase_key", "log_decay")})
+    found = definitions.delta_rule_attention(**given, scale=1.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    found, gradients = with_gradients(given)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert all(np.isfinite(x).all() for x in gradients.values())
