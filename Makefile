@@ -16,8 +16,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 CONFIG ?= configs/copy.py
 WORKDIR ?= runs/copy
-# Tests of a group share what they compile: a file, or a mechanism of the contract.
-PYTEST := -n auto --dist loadgroup --no-loadscope-reorder
+PYTEST := -n auto --no-loadscope-reorder
 
 .PHONY: train compare bench compiled lint test test-of test-all docs docs-check \
   format setup

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import os
 import pathlib
+import re
 
 from tests import compiling
 
@@ -26,6 +27,7 @@ import training  # noqa: F401 - adds the flag that every program has
 import jax  # isort: skip
 import jaxtyping
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tasks import cache
 
@@ -64,18 +66,11 @@ def pytest_configure(config):
     raise pytest.UsageError(f"--of: expected one of {known}, got {name!r}")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups.
 def pytest_collection_modifyitems(config, items):
-  """Tests of a file share what they compile, so they stay on one worker.
-
-  Unless the file groups them otherwise. `--of` leaves out those of other mechanisms.
-  """
-  name = config.getoption("--of", None)
+  """Leaves out tests of other mechanisms than that of `--of`."""
+  name = config.getoption("--of")
   if name:
     items[:] = [item for item in items if _is_of(item, name)]
-  for item in items:
-    if item.get_closest_marker("xdist_group") is None:
-      item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 def _is_of(item, name):
@@ -84,6 +79,22 @@ def _is_of(item, name):
   values = parameters.params.values() if parameters else ()
   named = {str(getattr(value, "name", value)) for value in values}
   return item.path.stem == f"test_{name}" or name in named
+
+
+class _Groups(LoadScopeScheduling):
+  """Tests of a group share what they compile, so they stay on one worker.
+
+  A group is a file, or a mechanism of the contract.
+  """
+
+  def _split_scope(self, nodeid):
+    of_contract = re.match(r".*::test_contract\[\w+", nodeid)
+    return of_contract[0] if of_contract else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+  return _Groups(config, log)
 
 
 @pytest.fixture(scope="module", autouse=True)

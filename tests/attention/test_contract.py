@@ -15,20 +15,20 @@ def test_the_table_covers_every_mechanism():
 
 
 _OF_A_KIND = (*KINDS, "kimi_delta", "latent")
+_OF_A_BLOCK = (*_OF_A_KIND, "flash", "bigbird", "nsa", "path", "mesa")
 _SOME = {
   "eager_equals_jit": ("dense", "performer"),
   "sharded_batch": _OF_A_KIND,
   "vmap_of_scanned_checkpoints": _OF_A_KIND,
-  "forward_mode": (*_OF_A_KIND, "flash", "bigbird", "nsa", "mesa"),
+  "forward_mode": _OF_A_BLOCK,
+  "value_and_gradient[one_position]": _OF_A_BLOCK,
 }
-"""Laws of JAX's transformations, and the mechanisms of each kind of code that meet
-them."""
+"""Laws of JAX's transformations and of one position, and the mechanisms of each kind
+of code that meet them."""
 
 
 def _marks(mechanism, check):
   """Of each code, one setting meets every law, and others a law of values."""
-  # The checks of a mechanism share what they compile.
-  marks = [pytest.mark.xdist_group(mechanism.name)]
   is_causal = mechanism.directions[-1]
   case = "causal" if is_causal else "options"
   kept = (f"value_and_gradient[{case}]", "decoding_equals_the_causal_call")
@@ -36,9 +36,8 @@ def _marks(mechanism, check):
   # A long causal call has what another long one has, and what crosses its blocks.
   is_covered = is_causal and check.name == "value_and_gradient[long]"
   is_covered |= mechanism.name not in _SOME.get(check.name, OWN)
-  if (not is_first and check.name not in kept) or is_covered:
-    marks.append(pytest.mark.thorough)
-  return marks
+  is_thorough = (not is_first and check.name not in kept) or is_covered
+  return [pytest.mark.thorough] * is_thorough
 
 
 @pytest.mark.parametrize(
