@@ -88,7 +88,7 @@ def run(folder, *command):
   return subprocess.run(
     [sys.executable, *command],
     cwd=folder,
-    env={**os.environ, "COMPILE": "quickly", "PYTHONPATH": str(folder)},
+    env={**os.environ, "PYTHONPATH": str(folder)},
     capture_output=True,
     text=True,
     check=False,

@@ -167,7 +167,6 @@ def run(
   """
   command = [sys.executable, "-m", "pytest", "-q", "-m", "not thorough"]
   environment = os.environ | {
-    "COMPILE": "quickly",
     "PYTHONDONTWRITEBYTECODE": "1",  # Nor is a stale file read.
     "PYTHONPATH": str(tree),
   }
