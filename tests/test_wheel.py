@@ -82,14 +82,15 @@ def test_few_modules_are_imported():
 def test_the_laboratory_names_what_it_imports():
   """Every library that a program imports is in an extra, none by accident."""
   here = {path.name for path in _ROOT.iterdir() if path.is_dir()}
-  here |= {path.stem for path in _ROOT.glob("*.py")}
+  programs = {*_ROOT.glob("*.py")} - {_ROOT / "conftest.py"}
+  here |= {path.stem for path in programs}
   found = {
     name
     for folder in here - {"tests", ".venv", "runs"}
     for path in (_ROOT / folder).rglob("*.py")
     if not folder.startswith(".") and "tests" not in path.parts
     for name in imported(path)
-  } | {name for path in _ROOT.glob("*.py") for name in imported(path)}
+  } | {name for path in programs for name in imported(path)}
   others = found - set(sys.stdlib_module_names) - here
   project = _PROJECT["project"]
   known = names(project["dependencies"])

@@ -83,45 +83,27 @@ def alone():
 
 
 def test_two_processes_are_one_run(alone, tmp_path):
-  """With parameters in parts that lie in both."""
+  """With parameters in parts that lie in both; one is told to stop, and all save."""
   workdir = tmp_path / "run"
   with running(2, workdir, "--config.mesh.fsdp=4") as processes:
+    _wait_for(workdir, 2)
+    processes[1].send_signal(signal.SIGTERM)
     (first, out, _), (second, silent, _) = ended(processes)
   assert (first, second) == (0, 0)
   assert "12 steps of 8 rows, 4 × cpu" in out
   assert silent == ""
+  # It may have been done before it heard.
+  if "stopped and saved at step" in out:
+    with running(2, workdir, "--config.mesh.fsdp=4") as processes:
+      (first, out, _), (second, _, _) = ended(processes)
+    assert (first, second) == (0, 0)
+    assert "continues from the checkpoint of step" in out
   assert_same(records(workdir), alone)
   for name in ("config.json", "samples.txt", "attention.png", "vocabulary"):
     assert (workdir / name).exists()
   (saved,) = (workdir / "checkpoints").glob("12/state")
   parts = [f.parent.parent.name for f in saved.glob("ocdbt.process_*/d/*")]
   assert set(parts) == {"ocdbt.process_0", "ocdbt.process_1"}
-
-
-def test_one_is_told_to_stop_and_all_save(alone, tmp_path):
-  """And the run goes on in one process, on another mesh."""
-  workdir = tmp_path / "run"
-  arguments = ("--config.mesh.fsdp=4", "--config.log_every=1")
-  with running(2, workdir, *arguments) as processes:
-    _wait_for(workdir, 2)
-    processes[1].send_signal(signal.SIGTERM)
-    found = ended(processes)
-  assert [code for code, _, _ in found] == [0, 0]
-  stopped = "stopped and saved at step" in found[0][1]
-  # It may have been done before it heard.
-  assert stopped or records(workdir)[-1]["step"] == 12
-  code, out, error = commands.run(
-    "train.py",
-    *commands.TINY,
-    "--config.log_every=1",
-    "--config.mesh.fsdp=2",
-    f"--workdir={workdir}",
-    devices=2,
-  )
-  assert (code, error) == (0, "")
-  assert not stopped or "continues from the checkpoint of step" in out
-  held_out = [r for r in records(workdir) if r["split"] != "train"]
-  assert_same(held_out[-1:], alone[-1:])
 
 
 def digests(workdir, step):
