@@ -4,8 +4,8 @@
 # make compiled  compiles every mechanism for an H100, without one
 # make lint    sets up .venv, runs lint, type checker and the check of layers
 # make test    the same, and the suite
-# make test-of NAME=delta  tests of a mechanism; PART=training, of a folder of tests/
-#              or of projects/
+# make test-of NAME=delta  all tests of a mechanism; PART=training, of a folder of
+#              tests/ or of projects/
 # make test-all  the suite with the slowest combinations, all of it as users compile,
 #              planted faults that it has to find, and five minutes of random ones
 # make docs    builds the site into docs/_build/html, all notebooks executed
@@ -74,7 +74,7 @@ OF = $(if $(NAME),--of=$(NAME) tests/attention tests/peers,$(if $(PART),\
 test-of: setup
 	@test -n "$(strip $(OF))" || { echo "test-of: expected NAME=delta, a mechanism," \
 	  "or PART=training, a folder of tests/ or projects/"; exit 2; }
-	$(PYTHON) -m pytest $(PYTEST) -m "not thorough" $(OF)
+	$(PYTHON) -m pytest $(PYTEST) $(if $(NAME),,-m "not thorough") $(OF)
 
 test-all: lint
 	COMPILE=fully $(PYTHON) -m pytest $(PYTEST)
