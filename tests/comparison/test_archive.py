@@ -14,9 +14,10 @@ _PAGE = _ROOT / "docs" / "results.md"
 _SMALL = _ROOT / "docs" / "results" / "language_no_positions.jsonl.xz"
 
 
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("archive") / "comparison"
+@pytest.fixture
+def workdir(tmp_path):
+  """A copy for each test, some of which change it."""
+  folder = tmp_path / "comparison"
   archive.unpack(_SMALL, folder)
   return folder
 
