@@ -1,5 +1,6 @@
 """One small config of every generated task, for the tests of all of them."""
 
+import numpy as np
 import pytest
 
 from settings.build import build
@@ -33,6 +34,19 @@ def make(name, *, batch_size=16, seed=0, kind=None, **fields):
   return entry.make(
     config, kind=kind or served, batch_size=batch_size, seed=seed
   )
+
+
+def assert_same(a, b):
+  """Two batches are equal."""
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name])
+
+
+def joined(batches):
+  """Rows of several batches of one width, below each other."""
+  batches = list(batches)
+  return {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
 
 
 def rows(task, batch):

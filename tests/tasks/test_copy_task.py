@@ -5,7 +5,7 @@ import pytest
 
 import tasks
 from tasks.copy import EOS, FIRST_SYMBOL, SEP, CopyConfig
-from tests.tasks.generated_cases import fault
+from tests.tasks.generated_cases import assert_same, fault
 
 KINDS = [
   ("encoder_decoder", "copy"),
@@ -25,12 +25,6 @@ def make(kind, task_kind="copy", batch_size=16, seed=0, **fields):
   return tasks.TASKS["copy"].make(
     config, kind=kind, batch_size=batch_size, seed=seed, workdir=None
   )
-
-
-def assert_same(a, b):
-  assert a.keys() == b.keys()
-  for name in a:
-    np.testing.assert_array_equal(a[name], b[name])
 
 
 def words(batch):

@@ -6,7 +6,7 @@ import pytest
 
 import tasks
 from tests.here import here
-from tests.tasks.generated_cases import CASES, EVAL_SIZE
+from tests.tasks.generated_cases import CASES, EVAL_SIZE, assert_same, joined
 from tests.tasks.text_cases import TEXT
 
 _OTHERS = {
@@ -35,18 +35,6 @@ _NAMES = here([*_OTHERS, *CASES])
 ALL = [
   (name, kind) for name in _NAMES for kind in _KINDS.get(name, ("encoder",))
 ]
-
-
-def joined(batches):
-  """Rows of several batches of one width, below each other."""
-  batches = list(batches)
-  return {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
-
-
-def assert_same(a, b):
-  assert a.keys() == b.keys()
-  for name in a:
-    np.testing.assert_array_equal(a[name], b[name])
 
 
 def read(batch):
@@ -102,11 +90,16 @@ def test_shapes_are_those_announced(make):
     assert weighted.any()
     assert (batch["targets"][weighted] < task.target_vocab_size).all()
     widths.append(shape[1])
+    if make.name in CASES:
+      ids = read(batch)
+      assert (ids.shape, ids.dtype) == (shape, np.int32)
+      assert 0 <= ids.min() <= ids.max() < task.target_vocab_size
+      assert weighted.any(axis=1).all()
+      assert (batch["targets"][weighted] > 2).all()
+      assert not batch["targets"][~weighted].any()
   assert max(widths) <= task.max_target_length
   if make.name in CASES:
     assert max(widths) == task.max_target_length
-    assert (batch["targets"][weighted] > 2).all()
-    assert not batch["targets"][~weighted].any()
 
 
 def test_batches_are_pure(make):
@@ -149,6 +142,10 @@ def test_evaluation_covers_every_example_once(make):
     assert found[0] == found[1] or make.name == "mixed"
     if make.name in CASES or make.name == "copy":
       assert found[0][0] == EVAL_SIZE
+    if make.name in CASES:
+      whole = joined(make().eval_batches(split))
+      [once] = make(batch_size=EVAL_SIZE).eval_batches(split)
+      assert_same({k: v[:EVAL_SIZE] for k, v in whole.items()}, once)
   with pytest.raises((KeyError, ValueError)):
     list(make().eval_batches("nosuch"))
 

@@ -3,18 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.tasks.generated_cases import CASES, EVAL_SIZE, make
-
-
-def assert_same(a, b):
-  assert a.keys() == b.keys()
-  for name in a:
-    np.testing.assert_array_equal(a[name], b[name])
-
-
-def joined(batches):
-  batches = list(batches)
-  return {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
+from tests.tasks.generated_cases import (
+  CASES,
+  EVAL_SIZE,
+  assert_same,
+  joined,
+  make,
+)
 
 
 @pytest.fixture(params=CASES)

@@ -71,6 +71,13 @@ def test_a_batch_is_a_framed_piece_of_the_training_text(path):
       assert task.decode(row[1:-1]) in train
 
 
+def test_each_step_and_seed_choose_other_places(path):
+  task, other = make(path, "encoder"), make(path, "encoder", seed=1)
+  first = task.train_batch(7)["weights"]
+  for batch in (task.train_batch(8), other.train_batch(7)):
+    assert not np.array_equal(first, batch["weights"])
+
+
 def test_the_held_out_text_is_read_once_with_the_same_masks_always(path):
   task = make(path, "encoder")
   batches = list(task.eval_batches("validation"))

@@ -9,7 +9,8 @@ import pytest
 import tasks
 from tasks import cache, numbers
 from tasks.vocabulary import Subwords, train_subwords
-from tests.tasks.translation_cases import assert_same, files, make
+from tests.tasks.generated_cases import assert_same
+from tests.tasks.translation_cases import files, make
 
 
 def test_changed_files_are_read_again(folder):

@@ -8,7 +8,8 @@ import tensorflow_datasets as tfds
 
 import tasks
 from tasks import catalog
-from tests.tasks.translation_cases import assert_same, make
+from tests.tasks.generated_cases import assert_same
+from tests.tasks.translation_cases import make
 
 
 class TinyTalks(tfds.core.GeneratorBasedBuilder):

@@ -1,7 +1,5 @@
 """Small translation tasks."""
 
-import numpy as np
-
 import tasks
 from tasks import TranslationConfig
 
@@ -19,9 +17,3 @@ def make(batch_size=16, seed=0, workdir=None, restore=False, **fields):
 
 def files(folder, **fields):
   return {"source": "files", "path": str(folder), "vocab_size": 100, **fields}
-
-
-def assert_same(a, b):
-  assert a.keys() == b.keys()
-  for name in a:
-    np.testing.assert_array_equal(a[name], b[name])
