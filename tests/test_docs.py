@@ -221,3 +221,9 @@ def test_a_tutorial_is_a_notebook_that_ends_in_a_picture():
       compile(source, f"{path}, cell {number}", "exec")
       assert not _DRAWS.search(source) or "alt:" in options, source
     assert _DRAWS.search(source), source
+
+
+def test_the_campaign_and_the_planted_faults_fit_the_tree():
+  importlib.import_module("tests.campaign.__main__")
+  faults = importlib.import_module("tests.mutants.__main__")
+  assert [x for x in faults.MUTANTS if not faults.fits(x)] == []

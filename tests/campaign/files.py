@@ -19,8 +19,8 @@ from tests import commands
 from tests.campaign.faults import fault, one_line, require
 from tests.campaign.runs import compare, quietly, stopped
 from tests.comparison import made_up
-from tests.models.published.test_equality import FOLDERS
-from tests.models.published.test_folders import _Trap, change, change_config
+from tests.models.published.test_equality import changed
+from tests.models.published.test_folders import _Trap
 
 
 def damage(rng, path):
@@ -171,8 +171,8 @@ def image(rng, folder):
   "refused by name, nothing unpickled or read outside",
 )
 def weights(rng, folder):
-  shutil.copytree(FOLDERS["bert_masked"], folder / "bert")
-  bert, outside = folder / "bert", folder / "outside.safetensors"
+  bert = changed("bert_masked", folder / "bert")
+  outside = folder / "outside.safetensors"
   path, secret = bert / "model.safetensors", folder / "trap"
   names = sorted(load_file(path))
   name, other = rng.choice(names, 2, replace=False)
@@ -205,7 +205,7 @@ def weights(rng, folder):
     )
 
   def put(value):
-    change(bert, lambda tensors: tensors.update({name: value(tensors[name])}))
+    changed("bert_masked", bert, lambda x: x.update({name: value(x[name])}))
 
   spoil = {
     "pickle": pickled,
@@ -217,8 +217,8 @@ def weights(rng, folder):
     "another shape": lambda: put(lambda x: np.ones((*x.shape, 2), x.dtype)),
     "twice": doubled,
     "link outside": linked,
-    "config": lambda: change_config(
-      bert, hidden_size=int(rng.integers(-5, 10**9))
+    "config": lambda: changed(
+      "bert_masked", bert, hidden_size=int(rng.integers(-5, 10**9))
     ),
   }
   kind = rng.choice([*spoil])
