@@ -12,6 +12,9 @@ import tempfile
 import time
 import weakref
 
+import numpy as np
+import PIL.Image
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 TINY = (
@@ -57,6 +60,44 @@ def run(script, *arguments, **options):
   process = Fork([str(ROOT / script), *arguments], **options)
   out, error = process.communicate()
   return process.returncode, out, error
+
+
+def trained(folder, config, **leaves):
+  """Trains in a new folder to the end, and returns what was printed.
+
+  Args:
+    folder: of the run.
+    config: its name in configs/.
+    leaves: of the config, by name; those of a section as a mapping.
+  """
+  code, out, error = run(
+    "train.py",
+    f"--config=configs/{config}.py",
+    *_flags(leaves, "--config"),
+    f"--workdir={folder}",
+  )
+  assert (code, error) == (0, ""), error
+  return out
+
+
+def _flags(leaves, place):
+  for name, value in leaves.items():
+    if isinstance(value, dict):
+      yield from _flags(value, f"{place}.{name}")
+    else:
+      yield f"{place}.{name}={value}"
+
+
+def fault(found, code=2):
+  """The one line by which a command was refused; `found` is of `run`."""
+  assert (found[0], found[2].count("\n")) == (code, 1), found
+  return found[2]
+
+
+def assert_picture(path):
+  """An image that is more than an empty page."""
+  with PIL.Image.open(path) as drawn:
+    assert np.asarray(drawn).std() > 20
 
 
 def run_module(name, *arguments):

@@ -4,5 +4,6 @@ from tests.tasks.folders import (  # noqa: F401 - fixtures
   _cache,
   empty_cache,
   folder,
+  path,
   shared_cache,
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tasks import cache
+from tests.tasks.text_cases import TEXT
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +21,22 @@ def _cache(monkeypatch, shared_cache):
 def empty_cache(monkeypatch, tmp_path):
   monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
   return cache.folder("datasets")
+
+
+@pytest.fixture
+def path(tmp_path):
+  """A small text."""
+  file = tmp_path / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  return file
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+  """The same, which no test changes."""
+  file = tmp_path_factory.mktemp("texts") / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  return file
 
 
 @pytest.fixture

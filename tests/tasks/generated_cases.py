@@ -1,11 +1,12 @@
-"""One small config of every generated task, for the tests of all of them."""
+"""Makes any task; one small config of every generated one, for tests of all."""
+
+import functools
 
 import numpy as np
-import pytest
 
 from settings.build import build
-from settings.errors import ConfigError
 import tasks
+from tests import refusals
 from tests.here import here
 
 CASES = {
@@ -27,12 +28,33 @@ CASES = {name: CASES[name] for name in here(CASES)}
 EVAL_SIZE = 40
 
 
-def make(name, *, batch_size=16, seed=0, kind=None, **fields):
-  served, defaults = CASES[name]
+def make(
+  name,
+  kind=None,
+  /,
+  *,
+  batch_size=16,
+  seed=0,
+  workdir=None,
+  restore=False,
+  **fields,
+):
+  """The task of a name, for a kind of model."""
+  if name in CASES:
+    served, defaults = CASES[name]
+    kind, fields = (
+      kind or served,
+      {"eval_size": EVAL_SIZE, **defaults, **fields},
+    )
   entry = tasks.TASKS[name]
-  config = entry.config_type(**{"eval_size": EVAL_SIZE, **defaults, **fields})
+  config = _build(entry.config_type, **fields)
   return entry.make(
-    config, kind=kind or served, batch_size=batch_size, seed=seed
+    config,
+    kind=kind,
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
   )
 
 
@@ -60,9 +82,11 @@ def rows(task, batch):
     yield symbols, answers
 
 
-def fault(config_type, **fields):
-  """The message of a config that is refused."""
-  with pytest.raises(ConfigError) as error:
-    build(config_type, fields, "task")
-  assert "\n" not in str(error.value)
-  return str(error.value).removeprefix("task.")
+def assert_refused(config_type, *cases):
+  """Every config is refused for the first of its leaves."""
+  build_config = functools.partial(_build, config_type)
+  refusals.assert_refused(build_config, *cases, prefix="task.")
+
+
+def _build(config_type, **fields):
+  return build(config_type, fields, "task")

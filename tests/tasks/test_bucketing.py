@@ -80,20 +80,6 @@ def test_shapes_come_in_random_order(lengths):
   assert abs(np.corrcoef(areas, np.arange(len(areas)))[0, 1]) < 0.5
 
 
-def test_batches_are_pure(lengths):
-  shapes = choose_shapes(lengths, 4)
-  a = BucketedBatches(lengths, shapes, batch_size=64, seed=3)
-  b = BucketedBatches(lengths, shapes, batch_size=64, seed=3)
-  c = BucketedBatches(lengths, shapes, batch_size=64, seed=4)
-  steps = [200, 0, 46, 47, 1000, 0]
-  forward = {s: a.batch(s) for s in steps}
-  for s in reversed(steps):
-    rows, shape = b.batch(s)
-    np.testing.assert_array_equal(rows, forward[s][0])
-    assert shape == forward[s][1]
-  assert not np.array_equal(a.batch(0)[0], c.batch(0)[0])
-
-
 def test_fewer_rows_than_a_batch_are_repeated():
   lengths = np.array([[2, 3], [4, 4], [5, 2]])
   shapes = choose_shapes(lengths, 2)

@@ -8,7 +8,8 @@ import tensorflow_datasets as tfds
 
 import tasks
 from tasks import ClassificationConfig
-from tests.tasks.generated_cases import fault
+from tests.tasks import generated_cases
+from tests.tasks.generated_cases import assert_refused
 from tests.tasks.text_cases import BERT, GPT, words_tokenizer
 
 CLS, SEP = 3, 4
@@ -30,19 +31,10 @@ def path(tmp_path):
   return file
 
 
-def make(path="", batch_size=4, seed=0, workdir=None, restore=False, **leaves):
-  config = ClassificationConfig(
-    path=str(path),
-    **{"max_length": 16, "vocabulary": "characters", **leaves},
-  )
-  return tasks.TASKS["classification"].make(
-    config,
-    kind="encoder",
-    batch_size=batch_size,
-    seed=seed,
-    workdir=workdir,
-    restore=restore,
-  )
+def make(path="", **options):
+  leaves = {"path": str(path), "max_length": 16, "vocabulary": "characters"}
+  options = {"batch_size": 4} | leaves | options
+  return generated_cases.make("classification", "encoder", **options)
 
 
 def decoded(task, batch):
@@ -100,18 +92,6 @@ def test_values_between_commas(tmp_path, path):
   found = epoch(make(file, max_length=99), 9)
   assert all(text.endswith(', "so"') for _, text in found)
   assert {label for label, _ in found} == set(NAMES)
-
-
-def test_accuracy_counts_labels(path):
-  task = make(path)
-  batch = task.train_batch(0)
-  logits = np.zeros((4, 16, 2), np.float32)
-  logits[:, 0] = np.eye(2)[batch["targets"][:, 0]]
-  logits[0, 0] *= -1
-  sums = task.metric_sums(logits, batch)
-  assert task.summarize(
-    {name: tuple(map(float, pair)) for name, pair in sums.items()}
-  ) == {"accuracy": 0.75}
 
 
 @pytest.mark.parametrize("first", [0, 5])
@@ -179,28 +159,16 @@ def test_faults_are_one_line(tmp_path, name, content, message):
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-  ("leaves", "message"),
-  [
-    ({}, "path: expected a file of texts"),
-    (
-      {"path": "a", "dataset": "b"},
-      "path: expected a file of texts, or none wh",
-    ),
-    (
-      {"path": "a", "held_out": 0.0},
-      "held_out: expected greater than 0, got 0.0",
-    ),
-    (
-      {"path": "a", "held_out": math.nan},
-      "held_out: expected a finite number, got nan",
-    ),
-    ({"path": "a", "max_length": 2}, "max_length: expected at least 3, got 2"),
-    ({"path": "a", "vocabulary": "x"}, "vocabulary: expected 'characters', "),
-  ],
-)
-def test_config_refuses(leaves, message):
-  assert fault(ClassificationConfig, **leaves).startswith(message)
+def test_config_refuses():
+  assert_refused(
+    ClassificationConfig,
+    {"path": ""},
+    {"path": "a", "dataset": "b"},
+    {"held_out": 0.0, "path": "a"},
+    {"held_out": math.nan, "path": "a"},
+    {"max_length": 2, "path": "a"},
+    {"vocabulary": "x", "path": "a"},
+  )
 
 
 class TinyReviews(tfds.core.GeneratorBasedBuilder):
@@ -208,13 +176,14 @@ class TinyReviews(tfds.core.GeneratorBasedBuilder):
 
   VERSION = tfds.core.Version("1.0.0")
   SPLITS: tuple[str, ...] = ("train", "test")
+  FEATURE = "text"
 
   def _info(self):
     return tfds.core.DatasetInfo(
       builder=self,
       features=tfds.features.FeaturesDict(
         {
-          "text": tfds.features.Text(),
+          self.FEATURE: tfds.features.Text(),
           "label": tfds.features.ClassLabel(names=NAMES),
         }
       ),
@@ -225,7 +194,7 @@ class TinyReviews(tfds.core.GeneratorBasedBuilder):
 
   def _generate_examples(self, split):
     for i, (label, text) in enumerate(rows(60 if split == "train" else 10)):
-      yield i, {"label": label, "text": text}
+      yield i, {"label": label, self.FEATURE: text}
 
 
 class OneSplitReviews(TinyReviews):
@@ -237,13 +206,7 @@ class OneSplitReviews(TinyReviews):
 class TitledReviews(TinyReviews):
   """Without the feature that is read."""
 
-  def _info(self):
-    return tfds.core.DatasetInfo(
-      builder=self,
-      features=tfds.features.FeaturesDict(
-        {"title": tfds.features.Text(), "label": tfds.features.Text()}
-      ),
-    )
+  FEATURE = "title"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 import tasks
 from tests.here import here
+from tests.tasks import generated_cases
 from tests.tasks.generated_cases import CASES, EVAL_SIZE, assert_same, joined
 from tests.tasks.text_cases import TEXT
 
@@ -31,6 +32,10 @@ _KINDS = {
   "mixed": ("decoder",),
 } | {name: (kind,) for name, (kind, _) in CASES.items()}
 _DATA = {"text": "text.txt", "mixed": "text.txt", "classification": "rows.tsv"}
+_OF_LENGTHS = (
+  *("copy", "induction", "needle", "selective_copy", "state_tracking"),
+)
+"""What has held-out splits of other lengths."""
 _NAMES = here([*_OTHERS, *CASES])
 ALL = [
   (name, kind) for name in _NAMES for kind in _KINDS.get(name, ("encoder",))
@@ -56,21 +61,21 @@ def data(tmp_path_factory):
 def make(request, data):
   """Makes the task of a name for a kind of model."""
   name, kind = request.param
-  leaves = dict(_OTHERS[name]) if name in _OTHERS else dict(CASES[name][1])
-  if name in CASES:
-    leaves["eval_size"] = EVAL_SIZE
+  leaves = dict(_OTHERS.get(name, {}))
   if name in _DATA:
     leaves["path"] = str(data / _DATA[name])
-  entry = tasks.TASKS[name]
 
-  def make(batch_size=16, seed=0, kind=kind, **more):
-    config = entry.config_type(**leaves)
-    return entry.make(
-      config, kind=kind, batch_size=batch_size, seed=seed, **more
-    )
+  def make(kind=kind, **options):
+    return generated_cases.make(name, kind, **(leaves | options))
 
   make.name, make.kind = name, kind
   return make
+
+
+@pytest.fixture(params=CASES)
+def generated(request):
+  """The name of a task that computes its examples."""
+  return request.param
 
 
 def test_every_task_is_here():
@@ -140,7 +145,7 @@ def test_evaluation_covers_every_example_once(make):
       found.append((rows, sum(w.sum() for w in weights)))
     # What is in a row of several examples depends on the rows beside it.
     assert found[0] == found[1] or make.name == "mixed"
-    if make.name in CASES or make.name == "copy":
+    if make.name in (*CASES, "copy", "translation"):
       assert found[0][0] == EVAL_SIZE
     if make.name in CASES:
       whole = joined(make().eval_batches(split))
@@ -148,6 +153,35 @@ def test_evaluation_covers_every_example_once(make):
       assert_same({k: v[:EVAL_SIZE] for k, v in whole.items()}, once)
   with pytest.raises((KeyError, ValueError)):
     list(make().eval_batches("nosuch"))
+
+
+def test_an_example_depends_on_its_index_not_on_the_batch_size(make):
+  if make.name in (*CASES, "copy"):
+    small = make(batch_size=4)
+    parts = joined(small.train_batch(3 * 2 + i) for i in range(3))
+    assert_same(make(batch_size=12).train_batch(2), parts)
+
+
+def test_other_lengths_leave_the_other_examples_as_they_are(make):
+  lengths = {"min_length": 2} if make.name == "copy" else {}
+  if make.name not in _OF_LENGTHS:
+    return
+  task = make(**lengths, eval_lengths=(1, 31) if lengths else (14, 30))
+  plain = make(**lengths, eval_lengths=())
+  assert len(task.eval_splits) == len(plain.eval_splits) + 2
+  assert_same(task.train_batch(3), plain.train_batch(3))
+  for split in plain.eval_splits:
+    pairs = zip(
+      task.eval_batches(split), plain.eval_batches(split), strict=True
+    )
+    for a, b in pairs:
+      assert_same(a, b)
+    pairs = zip(
+      task.decode_batches(split), plain.decode_batches(split), strict=True
+    )
+    for a, b in pairs:
+      assert_same(a.inputs, b.inputs)
+      assert a[1:] == b[1:]
 
 
 def test_perfect_logits_have_accuracy_one(make):
@@ -173,11 +207,59 @@ def test_other_kinds_of_model_are_refused(make):
       make(kind=kind)
 
 
-def test_a_run_is_restored_from_its_folder(make, tmp_path):
+def test_a_run_is_restored_without_its_data(make, tmp_path):
   task = make()
   task.save(tmp_path)
-  restored = make(workdir=tmp_path, restore=True)
+  gone = {"path": "gone"} if make.name in _DATA else {}
+  restored = make(workdir=tmp_path, restore=True, **gone)
   assert restored.target_vocab_size == task.target_vocab_size
+  assert restored.max_source_length == task.max_source_length
   assert restored.max_target_length == task.max_target_length
   ids = range(task.target_vocab_size)
   assert restored.labels(ids) == task.labels(ids)
+
+
+def test_every_split_has_examples_of_its_own(generated):
+  task = generated_cases.make(generated)
+  seen = set()
+  for split in task.eval_splits:
+    rows = read(joined(task.eval_batches(split)))[:EVAL_SIZE]
+    assert not seen & {row.tobytes() for row in rows}
+    seen |= {row.tobytes() for row in rows}
+  trained = read(joined(task.train_batch(step) for step in range(5)))
+  assert not seen & {row.tobytes() for row in trained}
+
+
+@pytest.mark.parametrize("name", ["recall", "listops"])
+def test_a_training_set_is_trained_in_a_new_order_each_time(name):
+  task = generated_cases.make(name, train_size=24, batch_size=8)
+  endless = generated_cases.make(name, batch_size=24)
+
+  def epoch(i):
+    return read(joined(task.train_batch(3 * i + j) for j in range(3)))
+
+  first, second = epoch(0), epoch(1)
+  assert not np.array_equal(first, second)
+  expected = sorted(row.tobytes() for row in read(endless.train_batch(0)))
+  for rows in (first, second):
+    assert sorted(row.tobytes() for row in rows) == expected
+  # A batch may begin in one round and end in the next.
+  whole = generated_cases.make(name, train_size=24, batch_size=36)
+  np.testing.assert_array_equal(
+    read(whole.train_batch(0)), np.concatenate([first, second[:12]])
+  )
+
+
+def test_a_typed_line_has_the_ids_of_a_batch_and_nothing_is_decoded(generated):
+  task = generated_cases.make(generated)
+  assert list(task.decode_batches("validation")) == []
+  assert task.score([], []) == {}
+  ids = read(task.train_batch(0))[0]
+  ids = ids[ids > 0].tolist()
+  line = task.decode(ids).removeprefix("<cls> ")
+  assert task.encode(line) == ids
+  assert task.decode(task.encode_target(line)) == line
+  with pytest.raises(ValueError, match=r"^expected symbols .* got 'x'$"):
+    task.encode("x")
+  with pytest.raises(ValueError, match=r"^expected 1 to \d+ symbols, got 0$"):
+    task.encode(" ")

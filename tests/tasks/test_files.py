@@ -86,52 +86,49 @@ def test_the_digest_follows_the_content(folder):
   assert AlignedFiles(folder, "en", "de").digest() != before
 
 
-def test_missing_folder(tmp_path):
-  message = fault(tmp_path / "nowhere")
-  assert message == "DIR: no such folder (task.path)"
+NO_VALIDATION = (
+  "DIR: no val.en[.gz] or valid.en[.gz] or validation.en[.gz] and "
+  f"val.de[.gz] or valid.de[.gz] or validation.de[.gz] {LEAVES}"
+)
 
 
-def test_missing_files(folder):
-  (folder / "train.de").unlink()
-  assert fault(folder) == f"DIR: no train.de[.gz] {LEAVES}"
-  (folder / "train.en").unlink()
-  assert fault(folder) == (f"DIR: no train.en[.gz] and train.de[.gz] {LEAVES}")
+@pytest.mark.parametrize(
+  ("gone", "written", "message"),
+  [
+    (["train.de"], {}, f"DIR: no train.de[.gz] {LEAVES}"),
+    (
+      ["train.de", "train.en"],
+      {},
+      f"DIR: no train.en[.gz] and train.de[.gz] {LEAVES}",
+    ),
+    (["val.de"], {}, f"DIR: no val.de[.gz] {LEAVES}"),
+    (["val.de", "val.en"], {}, NO_VALIDATION),
+    (
+      [],
+      {"train_de": "x\ny\n"},
+      "DIR/train.en has 3 lines and train.de has 2: ",
+    ),
+    ([], {"val_en": "", "val_de": ""}, "DIR/val.en: empty validation split"),
+    (
+      [],
+      {"train_de": b"x\ny\n\xfc\n"},
+      "DIR/train.de, line 3: byte 0xfc is not UTF-8",
+    ),
+    *(
+      (["train.de"], {"train.de_gz": x}, "DIR/train.de.gz: damaged gzip file (")
+      for x in (gzip.compress(b"x\ny\nz\n")[:-9], b"plain text")
+    ),
+  ],
+)
+def test_faults_are_one_line(folder, gone, written, message):
+  for name in gone:
+    (folder / name).unlink()
+  write(folder, **written)
+  assert fault(folder).startswith(message)
 
 
-def test_missing_validation_files(folder):
-  (folder / "val.de").unlink()
-  assert fault(folder) == f"DIR: no val.de[.gz] {LEAVES}"
-  (folder / "val.en").unlink()
-  assert fault(folder) == (
-    "DIR: no val.en[.gz] or valid.en[.gz] or validation.en[.gz] and "
-    "val.de[.gz] or valid.de[.gz] or validation.de[.gz] "
-    f"{LEAVES}"
-  )
-
-
-def test_different_line_counts(folder):
-  write(folder, train_de="x\ny\n")
-  assert fault(folder).startswith(
-    "DIR/train.en has 3 lines and train.de has 2: "
-  )
-
-
-def test_empty_validation_split(folder):
-  write(folder, val_en="", val_de="")
-  assert fault(folder) == "DIR/val.en: empty validation split"
-
-
-def test_undecodable_bytes(folder):
-  write(folder, train_de=b"x\ny\n\xfc\n")
-  assert fault(folder) == "DIR/train.de, line 3: byte 0xfc is not UTF-8"
-
-
-def test_damaged_gzip(folder):
-  packed = gzip.compress(b"x\ny\nz\n")
-  (folder / "train.de").unlink()
-  for damaged in (packed[:-9], b"plain text"):
-    (folder / "train.de.gz").write_bytes(damaged)
-    assert fault(folder).startswith("DIR/train.de.gz: damaged gzip file (")
+def test_a_missing_folder(tmp_path):
+  assert fault(tmp_path / "no") == "DIR: no such folder (task.path)"
 
 
 def test_the_home_of_nobody():

@@ -12,13 +12,6 @@ from tests.tasks.text_cases import BERT, HELD_OUT, TEXT, make, words_tokenizer
 CLS, SEP, MASK = 3, 4, 5
 
 
-@pytest.fixture
-def path(tmp_path):
-  file = tmp_path / "text.txt"
-  file.write_text(TEXT, encoding="utf-8")
-  return file
-
-
 @pytest.mark.parametrize("length", [1, 2, 7, 13, 100])
 @pytest.mark.parametrize("rate", [0.01, 0.15, 0.9])
 def test_as_many_are_chosen_as_bert_chooses(length, rate):
@@ -71,13 +64,6 @@ def test_a_batch_is_a_framed_piece_of_the_training_text(path):
       assert task.decode(row[1:-1]) in train
 
 
-def test_each_step_and_seed_choose_other_places(path):
-  task, other = make(path, "encoder"), make(path, "encoder", seed=1)
-  first = task.train_batch(7)["weights"]
-  for batch in (task.train_batch(8), other.train_batch(7)):
-    assert not np.array_equal(first, batch["weights"])
-
-
 def test_the_held_out_text_is_read_once_with_the_same_masks_always(path):
   task = make(path, "encoder")
   batches = list(task.eval_batches("validation"))
@@ -102,10 +88,6 @@ def test_the_held_out_text_is_read_once_with_the_same_masks_always(path):
     )
     count = min(len(rows), len(others))
     np.testing.assert_array_equal(rows[:count], others[:count])
-  assert (
-    len(list(make(path, "encoder", eval_batches=2).eval_batches("validation")))
-    == 2
-  )
 
 
 @pytest.mark.parametrize("first", [0, 5])
@@ -172,31 +154,9 @@ def test_a_tokenizer_that_lacks_a_token_is_told(
 
 
 def test_a_context_without_room_is_told(path):
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError, match=r"^task\.context: expected at least 4"):
     make(path, "encoder", context=3)
-  assert str(error.value) == (
-    "task.context: expected at least 4 tokens, of which 2 are put around the "
-    "text, got 3"
-  )
   make(path, "encoder", context=4)
-
-
-@pytest.mark.parametrize("vocabulary", ["characters", "subwords"])
-def test_save_and_restore_without_the_text(path, tmp_path, vocabulary):
-  leaves = {"vocabulary": vocabulary, "vocab_size": 300}
-  task = make(path, "encoder", **leaves)
-  task.save(tmp_path / "run")
-  path.unlink()
-  restored = make(
-    path, "encoder", workdir=tmp_path / "run", restore=True, **leaves
-  )
-  assert restored.target_vocab_size == task.target_vocab_size
-  line = "the <mask>ood"
-  assert restored.encode(line) == task.encode(line)
-  assert MASK in task.encode(line)
-  assert restored.decode(restored.encode_target("good")) == "good"
-  assert restored.baselines == {}
-  assert not list(restored.decode_batches("validation"))
 
 
 def test_what_is_typed_has_to_fit(path):

@@ -54,13 +54,6 @@ def test_probabilities_of_all_tokens_sum_to_one():
     assert dict(total) == pytest.approx({"unigram_loss": 1, "bigram_loss": 1})
 
 
-@pytest.fixture
-def path(tmp_path):
-  file = tmp_path / "text.txt"
-  file.write_text(TEXT, encoding="utf-8")
-  return file
-
-
 def test_of_a_decoder_every_held_out_token_counts(path):
   task = make(path, "decoder")
   train = np.array(task.encode_target(TEXT[: int(0.9 * len(TEXT))]))

@@ -16,13 +16,6 @@ from tasks.text.span_corruption import (
 from tests.tasks.text_cases import HELD_OUT, T5, TEXT, make, words_tokenizer
 
 
-@pytest.fixture
-def path(tmp_path):
-  file = tmp_path / "text.txt"
-  file.write_text(TEXT, encoding="utf-8")
-  return file
-
-
 def t5_sizes(inputs_length, rate, mean):
   """`random_spans_helper` of T5: (text, inputs, targets) for EOS at both ends.
 
@@ -249,21 +242,3 @@ def test_a_context_without_room_is_told(path):
   with pytest.raises(ValueError, match=r"^task\.context: expected at least 3"):
     make(path, "encoder_decoder", context=2)
   make(path, "encoder_decoder", context=3)
-
-
-@pytest.mark.parametrize("vocabulary", ["characters", "subwords"])
-def test_save_and_restore_without_the_text(path, tmp_path, vocabulary):
-  leaves = {"vocabulary": vocabulary, "vocab_size": 300}
-  task = make(path, "encoder_decoder", **leaves)
-  task.save(tmp_path / "run")
-  path.unlink()
-  restored = make(
-    path, "encoder_decoder", workdir=tmp_path / "run", restore=True, **leaves
-  )
-  for name in ("target_vocab_size", "max_source_length", "max_target_length"):
-    assert getattr(restored, name) == getattr(task, name)
-  line = "a<extra_id_0>d"
-  assert restored.encode(line) == task.encode(line)
-  assert task.decode(task.encode(line)) == line
-  with pytest.raises(ValueError, match="more than the model reads"):
-    task.encode("the time " * 9)

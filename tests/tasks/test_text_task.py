@@ -1,5 +1,6 @@
 """Language modelling of a text: windows, splits, vocabulary, faults."""
 
+import functools
 import math
 import pathlib
 
@@ -8,33 +9,14 @@ import pytest
 
 import tasks
 from tasks import TextConfig
-from tests.tasks.generated_cases import fault
+from tests.tasks import text_cases
+from tests.tasks.generated_cases import assert_refused
+from tests.tasks.text_cases import HELD_OUT, TEXT
 
-TEXT = "".join(
-  f"line {i}: the quick brown fox, then 'ä' and €\n" for i in range(60)
-)
 SHAKESPEARE = (
   pathlib.Path(__file__).parents[2] / "../shared/data/tinyshakespeare.txt"
 )
-
-
-@pytest.fixture
-def path(tmp_path):
-  file = tmp_path / "text.txt"
-  file.write_text(TEXT, encoding="utf-8")
-  return str(file)
-
-
-def make(path, batch_size=4, seed=0, workdir=None, restore=False, **fields):
-  config = TextConfig(path=str(path), **{"context": 16, **fields})
-  return tasks.TASKS["text"].make(
-    config,
-    kind="decoder",
-    batch_size=batch_size,
-    seed=seed,
-    workdir=workdir,
-    restore=restore,
-  )
+make = functools.partial(text_cases.make, kind="decoder")
 
 
 def test_train_batch_is_shifted_text_of_the_first_nine_tenths(path):
@@ -63,27 +45,23 @@ def test_evaluation_predicts_every_held_out_character_once(path):
     )
     for name in ("inputs", "targets")
   )
-  held_out = TEXT[int(0.9 * len(TEXT)) :]
-  assert targets == held_out[1:]
-  assert inputs == held_out[:-1]
+  assert targets == HELD_OUT[1:]
+  assert inputs == HELD_OUT[:-1]
   assert all(batch["inputs"].shape == (4, 16) for batch in batches)
-  assert sum(b["weights"].sum() for b in batches) == len(held_out) - 1
-
-
-def test_evaluation_can_be_shortened(path):
-  batches = list(make(path, eval_batches=2).eval_batches("validation"))
-  assert len(batches) == 2
+  assert sum(b["weights"].sum() for b in batches) == len(HELD_OUT) - 1
+  few = make(path, eval_batches=2).eval_batches("validation")
+  assert len(list(few)) == 2
 
 
 def test_ids_round_trip_and_reserve_the_first_three(path):
   task = make(path)
-  assert task.decode(task.encode("fox 'ä' €")) == "fox 'ä' €"
-  assert min(task.encode("fox 'ä' €")) >= 3
+  assert task.decode(task.encode("good 'ä' €")) == "good 'ä' €"
+  assert min(task.encode("good 'ä' €")) >= 3
   assert task.target_vocab_size == 3 + len(set(TEXT))
-  assert task.labels(task.encode("a b\n")[1:]) == ["␣", "b", "⏎"]
+  assert task.labels(task.encode("a d\n")[1:]) == ["␣", "d", "⏎"]
   assert task.encode("") == task.encode("\n")
   # What goes on after a prompt has no end of its own, and any length.
-  assert task.decode(task.encode_target("fox" * 9)) == "fox" * 9
+  assert task.decode(task.encode_target("men" * 9)) == "men" * 9
   with pytest.raises(ValueError, match=r"^'Z' does not occur"):
     task.encode_target("Z")
 
@@ -119,30 +97,20 @@ def test_bits_per_character_of_subwords(path, eval_batches):
 def test_decode_batches_continue_the_held_out_text(path):
   task = make(path, batch_size=6)
   [batch] = task.decode_batches("validation")
-  held_out = TEXT[int(0.9 * len(TEXT)) :]
   assert batch.inputs["prompt"].shape == (6, 8)
   assert 8 + batch.max_length <= task.max_target_length
   assert len(batch.references) == 4
   for prompt, reference in zip(
     batch.inputs["prompt"], batch.references, strict=False
   ):
-    assert task.decode(prompt) + reference in held_out
+    assert task.decode(prompt) + reference in HELD_OUT
   assert task.score(batch.references, batch.references) == {}
-
-
-def test_save_and_restore_without_the_text(path, tmp_path):
-  task = make(path)
-  task.save(tmp_path / "run")
-  pathlib.Path(path).unlink()
-  restored = make(path, workdir=tmp_path / "run", restore=True)
-  assert restored.target_vocab_size == task.target_vocab_size
-  assert restored.encode("quick") == task.encode("quick")
 
 
 def test_a_run_continues_only_on_the_same_characters(path, tmp_path):
   make(path).save(tmp_path / "run")
   make(path, workdir=tmp_path / "run")
-  pathlib.Path(path).write_text(TEXT + "ß", encoding="utf-8")
+  path.write_text(TEXT + "ß", encoding="utf-8")
   with pytest.raises(tasks.DataError, match=r"characters\.json does not fit"):
     make(path, workdir=tmp_path / "run")
 
@@ -178,11 +146,10 @@ def test_faults_are_one_line(tmp_path, content, message):
   assert "\n" not in str(error.value)
 
 
-def test_empty_validation_split(tmp_path):
-  file = tmp_path / "text.txt"
-  file.write_text("abcd" * 2)
+def test_empty_validation_split(path):
+  path.write_text("abcd" * 2)
   with pytest.raises(tasks.DataError, match="empty validation split"):
-    make(file, context=2)
+    make(path, context=2)
 
 
 @pytest.mark.parametrize(
@@ -198,26 +165,17 @@ def test_encode_refuses(path, line, message):
   assert str(error.value) == message
 
 
-@pytest.mark.parametrize(
-  ("fields", "message"),
-  [
-    ({}, "path: expected a text file, got ''"),
-    ({"path": "a", "context": 1}, "context: expected at least 2, got 1"),
-    ({"path": "a", "eval_batches": -1}, "eval_batches: expected at least 0"),
-    ({"path": "a", "vocabulary": "words"}, "vocabulary: expected 'characters'"),
-    ({"path": "a", "vocab_size": 0}, "vocab_size: expected at least 1"),
-    ({"path": "a", "mask_rate": 0.0}, "mask_rate: expected greater than 0"),
-    ({"path": "a", "mask_rate": 1.0}, "mask_rate: expected at most 0.9"),
-    ({"path": "a", "mask_rate": math.nan}, "mask_rate: expected a finite"),
-    (
-      {"path": "a", "mean_span_length": 0.5},
-      "mean_span_length: expected at le",
-    ),
-    ({"path": "a", "mean_span_length": math.nan}, "mean_span_length: expected"),
-  ],
-)
-def test_config_refuses(fields, message):
-  assert fault(TextConfig, **fields).startswith(message)
+def test_config_refuses():
+  assert_refused(
+    TextConfig,
+    {"path": ""},
+    {"context": 1, "path": "a"},
+    {"eval_batches": -1, "path": "a"},
+    {"vocabulary": "words", "path": "a"},
+    {"vocab_size": 0, "path": "a"},
+    *({"mask_rate": x, "path": "a"} for x in (0.0, 1.0, math.nan)),
+    *({"mean_span_length": x, "path": "a"} for x in (0.5, math.nan)),
+  )
 
 
 @pytest.mark.skipif(

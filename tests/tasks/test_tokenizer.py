@@ -20,13 +20,6 @@ from tests.tasks.text_cases import (
 )
 
 
-@pytest.fixture
-def path(tmp_path):
-  file = tmp_path / "text.txt"
-  file.write_text(TEXT, encoding="utf-8")
-  return file
-
-
 @pytest.mark.parametrize(
   "text",
   [TEXT, "a\n", "", "<eos> <pad>", "naïve 日本 🙂\t\r\n", "x" * 200_000],
@@ -147,6 +140,43 @@ def test_a_run_keeps_the_file(path, tmp_path):
   file.unlink()
   restored = make(path, "encoder", workdir=run, restore=True, **leaves)
   assert restored.encode("the time") == task.encode("the time")
+
+
+@pytest.mark.parametrize("vocabulary", ["characters", "subwords", "bytes"])
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "encoder_decoder"])
+def test_save_and_restore_without_the_text(path, tmp_path, kind, vocabulary):
+  leaves = {"vocabulary": vocabulary, "vocab_size": 300}
+  task, run = make(path, kind, **leaves), {"workdir": tmp_path / "run"}
+  batch = task.train_batch(0)
+  assert batch["targets"].max() < task.target_vocab_size
+  assert task.baselines["unigram_loss"] > 0
+  task.save(run["workdir"])
+  # The folder of a run has a tokenizer for others.
+  again = make(path, kind, tokenizer=str(run["workdir"]))
+  np.testing.assert_array_equal(
+    again.train_batch(0)["targets"], batch["targets"]
+  )
+  path.unlink()
+  # Bytes stay what they are, whatever the config says.
+  for other in {
+    vocabulary,
+    "characters" if vocabulary == "bytes" else vocabulary,
+  }:
+    options = leaves | {"vocabulary": other}
+    restored = make(path, kind, restore=True, **run, **options)
+    for name in ("target_vocab_size", "max_source_length", "max_target_length"):
+      assert getattr(restored, name) == getattr(task, name)
+    special = {"encoder": "<mask>", "encoder_decoder": "<extra_id_0>"}
+    line = f"the {special.get(kind, 'a')}ood"
+    ids = task.encode(line)
+    assert restored.encode(line) == ids
+    assert (task.decode(ids) == line) or kind == "encoder"
+    assert restored.decode(restored.encode_target("good")).startswith("good")
+    assert restored.baselines == {}
+    assert not list(restored.eval_splits)
+  if vocabulary == "bytes":
+    found = vocabularies.find(run["workdir"])
+    assert json.loads(found.read_text())[:3] == ["<pad>", "<bos>", "<eos>"]
 
 
 def test_a_decoder_needs_an_end(path, tmp_path):

@@ -2,8 +2,7 @@
 
 import json
 
-import tasks
-from tasks import TextConfig
+from tests.tasks import generated_cases
 
 WORDS = "now is the time for all good men to come to the aid of the party"
 TEXT = "".join(
@@ -13,19 +12,10 @@ TEXT = "".join(
 HELD_OUT = TEXT[int(0.9 * len(TEXT)) :]
 
 
-def make(
-  path, kind, batch_size=4, seed=0, workdir=None, restore=False, **leaves
-):
+def make(path, kind, batch_size=4, **options):
   """The task `text` on a file, with short pieces."""
-  config = TextConfig(path=str(path), **{"context": 16, **leaves})
-  return tasks.TASKS["text"].make(
-    config,
-    kind=kind,
-    batch_size=batch_size,
-    seed=seed,
-    workdir=workdir,
-    restore=restore,
-  )
+  options = {"path": str(path), "context": 16} | options
+  return generated_cases.make("text", kind, batch_size=batch_size, **options)
 
 
 def words_tokenizer(special, first=0):

@@ -1,18 +1,10 @@
 """Small translation tasks."""
 
-import tasks
-from tasks import TranslationConfig
+import functools
 
+from tests.tasks import generated_cases
 
-def make(batch_size=16, seed=0, workdir=None, restore=False, **fields):
-  return tasks.TASKS["translation"].make(
-    TranslationConfig(**fields),
-    kind="encoder_decoder",
-    batch_size=batch_size,
-    seed=seed,
-    workdir=workdir,
-    restore=restore,
-  )
+make = functools.partial(generated_cases.make, "translation", "encoder_decoder")
 
 
 def files(folder, **fields):

@@ -7,7 +7,7 @@ import pytest
 
 from projects.pathfinder import task as pathfinder
 from tasks import PathfinderConfig, draws
-from tests.tasks.generated_cases import fault, make, rows
+from tests.tasks.generated_cases import assert_refused, make, rows
 
 
 def picture(symbols):
@@ -132,10 +132,8 @@ def test_what_has_no_room_is_told_before_anything_begins():
 
 
 def test_faults():
-  assert fault(PathfinderConfig, size=7).startswith("size: expected at least 8")
-  assert fault(PathfinderConfig, num_dashes=2).startswith("num_dashes: ")
-  assert fault(PathfinderConfig, num_distractors=-1).startswith(
-    "num_distractors: expected at least 0"
+  assert_refused(
+    PathfinderConfig, {"size": 7}, {"num_dashes": 2}, {"num_distractors": -1}
   )
 
 

@@ -4,4 +4,5 @@ from tests.tasks.folders import (  # noqa: F401 - fixtures
   _cache,
   empty_cache,
   shared_cache,
+  text,
 )
