@@ -49,7 +49,6 @@ def main() -> None:
   file, mapping = entry.load_config(_CONFIG)
   # JAX and the libraries on it take a second to import, so this is done once the
   # flags are parsed: --help does not wait for them. (A config has imported JAX.)
-  from configs import attentions
   from tasks import cache
   from training import (
     cluster,
@@ -75,7 +74,7 @@ def main() -> None:
     print(f"{folder}: {experiment.describe(run)}", flush=True)
     for name, value in run.task.baselines.items():
       print(f"  {name} {value:.4f}", flush=True)
-    for line in attentions.dense_because(file, config.model):
+    for line in experiment.dense_because(file, config):
       print(f"  {line}", flush=True)
     results = loop.run(run, folder, stop_at=_STOP_AT.value)
   if results is not None:

@@ -145,6 +145,12 @@ def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
   return [need for need in needs if not plug.can(attention, need)]
 
 
+def obstacle(attention: Attention, slot: str) -> str:
+  """What a slot of a model that generates asks in vain; empty where it can serve."""
+  needs = NEEDS[slot] | GENERATING.get(slot, {})
+  return next((needs[need] for need in missing(attention, needs)), "")
+
+
 @functools.cache
 def _build(config: AttentionConfig) -> Attention:
   return registry.build(config.name, config.options)

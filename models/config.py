@@ -219,15 +219,20 @@ class ModelConfig:
     """Its longest sequence, if longer than its task's."""
     return self.embedding.max_length
 
-  @property
+  @functools.cached_property
   def added_position(self) -> Callable[..., Any] | None:
     """`(positions, features) -> encodings` that are added to embeddings."""
     return registry.named(self.position, POSITIONS, "function")
 
-  @property
+  @functools.cached_property
   def activation_function(self) -> Callable[..., Any]:
     """What `activation` names."""
     return registry.named(self.activation, ACTIVATIONS, "function")
+
+  @functools.cached_property
+  def norm_module(self) -> Callable[..., Any]:
+    """What `norm_kind` names."""
+    return registry.named(self.norm_kind, NORM_KINDS, "Norm")
 
   @property
   def kv_heads(self) -> int:

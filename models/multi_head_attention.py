@@ -84,14 +84,17 @@ class MultiHeadAttention(nn.Module):
 
   def setup(self) -> None:
     """Makes the projections and reads the mechanism's variables."""
-    config, dims = self.config, self.sizes
+    config = self.config
+    value_dim = config.value_dim or self.dims.value_dim
+    self.sizes = dims = self.dims._replace(value_dim=value_dim)
+    self.projected = projected(self.attention, config, dims)
     norm_options = {
       "epsilon": self.norm_epsilon,
       "dtype": self.dtype,
       "param_dtype": self.param_dtype,
     }
-    for name in self.projected:
-      features = math.prod(self._shapes[name])
+    for name, shape in self.projected.items():
+      features = math.prod(shape)
       setattr(self, name, self.dense(features))
       if config.short_convolution:
         convolution = ShortConvolution(
@@ -298,31 +301,6 @@ class MultiHeadAttention(nn.Module):
     return self._merge(out.reshape(query.shape), inputs)
 
   @property
-  def projected(self) -> tuple[str, ...]:
-    """What the slot projects for the mechanism."""
-    if "own_keys" in self.attention.supports:
-      return ("query",)
-    if "shared_qk" in self.attention.supports:
-      return "query", "value"
-    return "query", "key", "value"
-
-  @property
-  def sizes(self) -> Dims:
-    """`dims`, with V of the config."""
-    value_dim = self.config.value_dim or self.dims.value_dim
-    return self.dims._replace(value_dim=value_dim)
-
-  @property
-  def _shapes(self) -> dict[str, tuple[int, int]]:
-    """How many heads a projection has, and how wide they are."""
-    shared, dims = self.config.num_qk_heads, self.sizes
-    return {
-      "query": (shared or dims.num_heads, dims.head_dim),
-      "key": (shared or dims.num_kv_heads, dims.head_dim),
-      "value": (dims.num_kv_heads, dims.values),
-    }
-
-  @property
   def _scale(self) -> dict[str, float]:
     scale = self.config.attention_scale
     return {} if scale is None else {"scale": scale}
@@ -350,7 +328,7 @@ class MultiHeadAttention(nn.Module):
     x = by_rows(getattr(self, name), inputs)
     if self.config.short_convolution and convolve is not None:
       x = convolve(getattr(self, f"{name}_short_convolution"), x)
-    return x.reshape(*inputs.shape[:2], *self._shapes[name])
+    return x.reshape(*inputs.shape[:2], *self.projected[name])
 
   def make_query(
     self,
@@ -456,6 +434,21 @@ class MultiHeadAttention(nn.Module):
       grouped = out.reshape(*out.shape[:2], groups, -1)
       out = self.out_norm(grouped).reshape(out.shape)
     return by_rows(self.out, out)
+
+
+def projected(
+  attention: Attention, config: SlotConfig, dims: Dims
+) -> dict[str, tuple[int, int]]:
+  """What a slot projects for a mechanism -> how many heads it has, how wide."""
+  shared = config.num_qk_heads
+  query = shared or dims.num_heads, dims.head_dim
+  if "own_keys" in attention.supports:
+    return {"query": query}
+  value = dims.num_kv_heads, dims.values
+  if "shared_qk" in attention.supports:
+    return {"query": query, "value": value}
+  key = shared or dims.num_kv_heads, dims.head_dim
+  return {"query": query, "key": key, "value": value}
 
 
 def without_own(

@@ -7,8 +7,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import registry
-from models.config import NORM_KINDS, ModelConfig
+from models.config import ModelConfig
 
 layer_without_bias = functools.partial(nn.LayerNorm, use_bias=False)
 
@@ -52,8 +51,7 @@ def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
   Papers: Layer normalization, arXiv:1607.06450; Root mean square layer
   normalization, arXiv:1910.07467; Gemma, arXiv:2403.08295.
   """
-  norm = registry.named(config.norm_kind, NORM_KINDS, "Norm")
-  return norm(
+  return config.norm_module(
     epsilon=config.norm_epsilon,
     dtype=config.dtype,
     param_dtype=config.param_dtype,

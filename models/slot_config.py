@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import types
 from typing import Annotated, Any, Literal
 
@@ -169,14 +170,14 @@ class SlotConfig:
     except ValueError as error:
       raise ValueError(f"relative_distance: {error}") from None
 
-  @property
+  @functools.cached_property
   def encoder(self) -> "SlotConfig":
     """As the self-attention of an encoder has it: nothing that is causal."""
     return dataclasses.replace(
       self, short_convolution=False, short_convolution_bias=False
     )
 
-  @property
+  @functools.cached_property
   def cross(self) -> "SlotConfig":
     """As attention across has it: nothing of the results either."""
     return dataclasses.replace(

@@ -15,6 +15,7 @@ import jax
 
 from attention import registry
 import models
+from models import attention_config
 from settings.errors import ConfigError
 import tasks
 from tasks import files
@@ -186,6 +187,31 @@ def describe(experiment: Experiment) -> str:
     f"{train.num_steps} steps of {train.batch_size} rows, "
     f"{jax.device_count()} × {jax.devices()[0].device_kind}{remark}"
   )
+
+
+def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
+  """Why dense fills a slot in place of the mechanism that was asked for.
+
+  Args:
+    config_file: as it was typed, `FILE.py:MECHANISM`.
+    config: what the file made of it.
+
+  Returns:
+    A line for each slot; none where nothing or no mechanism was asked for.
+  """
+  name = config_file.partition(":")[2]
+  try:
+    registry.find(name)
+  except ValueError:  # A file may have names of its own.
+    return []
+  lines = []
+  for slot, chosen in config.model.attentions.items():
+    if name == "dense" or [one.name for one in chosen] != ["dense"]:
+      continue
+    if obstacle := attention_config.obstacle(registry.example(name), slot):
+      place = slot.removesuffix("_attention")
+      lines.append(f"{place}: dense, because {name} cannot {obstacle}")
+  return lines
 
 
 def _make_task(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, plug, registry
-from configs import attentions
 from settings.errors import ConfigError
 from settings.leaves import put
 from tests.attention.forms import KINDS
@@ -303,14 +302,14 @@ def test_a_mechanism_outside_the_project_is_used_as_one_of_its_own(outside):
     used = {f: c for f, [c] in config.model.attentions.items()}
     assert {slot.name for slot in used.values()} == {whole}
     assert experiment_config.parse(config.to_mapping()) == config
-    assert not attentions.dense_because(f"x.py:{whole}", config.model)
+    assert not experiment.dense_because(f"x.py:{whole}", config)
   config = experiment_config.parse(load("copy", undecodable))
   assert [config.model.attentions[slot][0].name for slot in slots] == [
     undecodable,
     "dense",
     undecodable,
   ]
-  assert attentions.dense_because(f"copy.py:{undecodable}", config.model) == [
+  assert experiment.dense_because(f"copy.py:{undecodable}", config) == [
     f"decoder: dense, because {undecodable} cannot decode token by token"
   ]
   folder = workdir.default(f"configs/copy.py:{undecodable}", config)
@@ -325,7 +324,7 @@ def test_a_mechanism_outside_the_project_is_used_as_one_of_its_own(outside):
 def test_why_dense_fills_a_slot():
   def told(file, attention, **leaves):
     config = experiment_config.parse(load(file, attention, **leaves))
-    return attentions.dense_because(f"{file}.py:{attention}", config.model)
+    return experiment.dense_because(f"{file}.py:{attention}", config)
 
   assert told("copy", "linformer") == [
     "decoder: dense, because linformer cannot be causal"
