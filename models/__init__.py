@@ -8,10 +8,17 @@ weights.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 from attention import registry
-from attention.suggest import near
+from models.api import (
+  attention_maps,
+  create,
+  forward,
+  forward_and_state,
+  initialize,
+  observe_attention,
+  replace_attention,
+)
 from models.attention_config import (
   GENERATING,
   AttentionConfig,
@@ -20,25 +27,14 @@ from models.attention_config import (
   slots,
 )
 from models.config import KINDS, PAD_ID, ModelConfig
+from models.decoding import Generated, generate
+from models.in_parts import attention_in_parts
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
+from models.published.load import Pretrained, load_pretrained, save_pretrained
+from models.published.trained import as_pretrained
 from models.slot_config import AroundConfig, RotaryScaling, SlotConfig
-from settings.import_paths import ImportPaths, load, registered
-
-if TYPE_CHECKING:
-  from models.api import (
-    attention_maps,
-    create,
-    forward,
-    forward_and_state,
-    initialize,
-    observe_attention,
-    replace_attention,
-  )
-  from models.decoding import Generated, generate
-  from models.in_parts import attention_in_parts
-  from models.published.load import Pretrained, load_pretrained, save_pretrained
-  from models.published.trained import as_pretrained
+from settings.import_paths import ImportPaths, registered
 
 __all__ = [
   "AttentionConfig",
@@ -73,25 +69,12 @@ __all__ = [
   "as_pretrained",
 ]
 
-_PATHS = {
-  **dict.fromkeys(KINDS, "models.config:ModelConfig"),
-  **registered("MODELS"),
-}
-"""Kind of a model -> where the config that describes it is."""
-
-_HOMES = {
-  "attention_in_parts": "in_parts",
-  "generate": "decoding",
-  "Generated": "decoding",
-  "load_pretrained": "published.load",
-  "save_pretrained": "published.load",
-  "Pretrained": "published.load",
-  "as_pretrained": "published.trained",
-}
-"""Function -> its module, where that is not `models.api`."""
-
-
-CONFIGS: Mapping[str, type] = ImportPaths(_PATHS)
+CONFIGS: Mapping[str, type] = ImportPaths(
+  {
+    **dict.fromkeys(KINDS, "models.config:ModelConfig"),
+    **registered("MODELS"),
+  }
+)
 """Kind of a model -> the config that describes it."""
 
 
@@ -112,15 +95,3 @@ def find(kind: str) -> type:
       f"type {type(config).__name__}"
     )
   return config
-
-
-def __getattr__(name: str) -> Any:
-  for path in _PATHS.values():
-    if name == path.partition(":")[2]:
-      return load(path)
-  # Flax is imported with the first function that needs it: config files import
-  # `models.config`, hence JAX, and are run and checked without Flax.
-  if name not in __all__:
-    hint = near(name, __all__)
-    raise AttributeError(f"module 'models' has no attribute {name!r}{hint}")
-  return load(f"models.{_HOMES.get(name, 'api')}:{name}")

@@ -12,7 +12,6 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
-from models.norms import make_norm
 from models.rows import by_rows
 from models.slot_config import SlotConfig
 from models.slot_variants import GlobalAttention, ShawAttention
@@ -105,9 +104,9 @@ class Block(nn.Module):
       self.mlp = Mlp(config, out_scale)
     for name in self.sublayers:
       if name != "self_attention" or slot.input_norm:
-        setattr(self, f"{name}_norm", make_norm(config))
+        setattr(self, f"{name}_norm", config.make_norm())
       if config.norm == "sandwich":
-        setattr(self, f"{name}_out_norm", make_norm(config))
+        setattr(self, f"{name}_out_norm", config.make_norm())
     self.dropout = nn.Dropout(config.dropout_rate)
 
   @property

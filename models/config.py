@@ -11,6 +11,7 @@ import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
+from flax import linen as nn
 import jax
 
 from attention import Dims, registry
@@ -24,11 +25,11 @@ from models.attention_config import (
   names,
 )
 from models.io_config import EmbeddingConfig, HeadConfig
+from models.norms import NORM_KINDS
 from models.positions import ADDED
 from models.slot_config import AroundConfig, SlotConfig
 from settings.checks import check_unread
 from settings.fields import Count, Rate, Whole, checked
-from settings.import_paths import ImportPaths
 
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""
@@ -49,16 +50,6 @@ POSITIONS = {
   **dict.fromkeys(("learned", "rotary", "t5", "alibi", "shaw", "none")),
 }
 """`position` -> the function that is added to embeddings, if it is one."""
-
-NORM_KINDS = ImportPaths(
-  {
-    "layer": "flax.linen:LayerNorm",
-    "rms": "flax.linen:RMSNorm",
-    "rms_from_one": "models.norms:RmsNormFromOne",
-    "layer_without_bias": "models.norms:layer_without_bias",
-  }
-)
-"""`norm_kind` -> its module, made with `epsilon`, `dtype` and `param_dtype`."""
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -230,9 +221,14 @@ class ModelConfig:
     return registry.named(self.activation, ACTIVATIONS, "function")
 
   @functools.cached_property
-  def norm_module(self) -> Callable[..., Any]:
-    """What `norm_kind` names."""
-    return registry.named(self.norm_kind, NORM_KINDS, "Norm")
+  def make_norm(self) -> Callable[..., nn.Module]:
+    """What `norm_kind` names, with the model's ε and dtypes."""
+    return functools.partial(
+      registry.named(self.norm_kind, NORM_KINDS, "Norm"),
+      epsilon=self.norm_epsilon,
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
+    )
 
   @property
   def kv_heads(self) -> int:

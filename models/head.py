@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Float
 from attention import registry
 from models import tables
 from models.config import ACTIVATIONS, ModelConfig
-from models.norms import make_norm
 
 
 class Head(nn.Module):
@@ -41,7 +40,7 @@ class Head(nn.Module):
     )
     if own.head_transform:
       self.transform = dense(config.features, use_bias=own.transform_bias)
-      self.norm = make_norm(config)
+      self.norm = config.make_norm()
     if own.pooler:
       self.pooler = dense(config.features)
     if config.head == "class":

@@ -50,7 +50,7 @@ class Config(Protocol):
 
   Attributes:
     module: 'package.module:create', which makes the module, `(config, sizes) ->
-      Model`: a path, as Flax is imported with it, which a config does not need.
+      Model`: a path, as its file imports the config.
   """
 
   module: ClassVar[str]

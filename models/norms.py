@@ -1,13 +1,13 @@
 """The norms that a config chooses between."""
 
+from collections.abc import Callable, Mapping
 import functools
+import types
 from typing import Any
 
 from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-
-from models.config import ModelConfig
 
 layer_without_bias = functools.partial(nn.LayerNorm, use_bias=False)
 
@@ -37,23 +37,23 @@ class RmsNormFromOne(nn.Module):
     return (norm(x) * scale).astype(self.dtype)
 
 
-def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
-  """A norm of the last axis, as `norm_kind` and `norm_epsilon` say.
+NORM_KINDS: Mapping[str, Callable[..., nn.Module]] = types.MappingProxyType(
+  {
+    "layer": nn.LayerNorm,
+    "rms": nn.RMSNorm,
+    "rms_from_one": RmsNormFromOne,
+    "layer_without_bias": layer_without_bias,
+  }
+)
+"""`norm_kind` -> its module, made with `epsilon`, `dtype` and `param_dtype`.
 
-    'layer'         (x − mean) / √(variance + ε) · γ + β
-    'rms'           x / √(mean of x² + ε) · γ
-    'rms_from_one'  x / √(mean of x² + ε) · (1 + γ)
+  'layer'         (x − mean) / √(variance + ε) · γ + β
+  'rms'           x / √(mean of x² + ε) · γ
+  'rms_from_one'  x / √(mean of x² + ε) · (1 + γ)
 
-  and 'layer_without_bias', which lacks β.
+and 'layer_without_bias', which lacks β. Mean and variance are float32, or float64 like
+the input.
 
-  Mean and variance are float32, or float64 like the input.
-
-  Papers: Layer normalization, arXiv:1607.06450; Root mean square layer
-  normalization, arXiv:1910.07467; Gemma, arXiv:2403.08295.
-  """
-  return config.norm_module(
-    epsilon=config.norm_epsilon,
-    dtype=config.dtype,
-    param_dtype=config.param_dtype,
-    name=name,
-  )
+Papers: Layer normalization, arXiv:1607.06450; Root mean square layer normalization,
+arXiv:1910.07467; Gemma, arXiv:2403.08295.
+"""

@@ -16,7 +16,6 @@ from models.block import Block, through
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.kind import Sizes
-from models.norms import make_norm
 from models.sizes import check_length, id_sizes
 
 OPTIONAL = (
@@ -95,9 +94,9 @@ class Transformer(nn.Module):
         rows = length + config.embedding.position_offset
         setattr(self, f"{side}_positions", table(rows))
       if config.embedding.embedding_norm:
-        setattr(self, f"{side}_embedding_norm", make_norm(config))
+        setattr(self, f"{side}_embedding_norm", config.make_norm())
       if config.norm != "post":
-        setattr(self, f"{stack}_norm", make_norm(config))
+        setattr(self, f"{stack}_norm", config.make_norm())
     if has_encoder:
       self.encoder = [
         Block(layer_config, mechanism, self.max_source_length)

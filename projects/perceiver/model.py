@@ -20,7 +20,6 @@ from models.io_config import HeadConfig
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import MultiHeadAttention
-from models.norms import make_norm
 from models.sizes import check_length
 from models.slot_config import SlotConfig
 from projects.perceiver.config import PerceiverConfig, Widths
@@ -76,7 +75,7 @@ class Layer(nn.Module):
     slot = "self_attention" if memory is None else "cross_attention"
     dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
     if memory is not None:
-      memory = make_norm(config, name="memory_norm")(memory)
+      memory = config.make_norm(name="memory_norm")(memory)
     out = MultiHeadAttention(
       attention=self.mechanism.build(),
       dims=_dims(self.widths, self.max_length, self.features),
@@ -90,14 +89,14 @@ class Layer(nn.Module):
       out_scale=self.out_scale,
       name=slot,
     )(
-      make_norm(config, name=f"{slot}_norm")(x),
+      config.make_norm(name=f"{slot}_norm")(x),
       memory,
       mask=mask,
       deterministic=deterministic,
     )
     x = x + dropout(out) if self.residual else dropout(out)
     mlp = Mlp(config, self.out_scale, name="mlp")
-    return x + dropout(mlp(make_norm(config, name="mlp_norm")(x)))
+    return x + dropout(mlp(config.make_norm(name="mlp_norm")(x)))
 
 
 class Perceiver(DrawnLatents, nn.Module):

@@ -19,7 +19,6 @@ from models.depthwise import depthwise
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import kernel_init
-from models.norms import make_norm
 from models.rows import by_rows
 from models.sizes import check_length
 from projects.speech.config import ConformerConfig
@@ -113,10 +112,10 @@ class ConformerBlock(nn.Module):
     # As in `Block`: the residual stream has about the same size at any depth.
     out_scale = 1.0 / math.sqrt(4 * config.num_layers)
     self.first_mlp_norm, self.first_mlp = (
-      make_norm(block),
+      block.make_norm(),
       Mlp(block, out_scale),
     )
-    self.self_attention_norm = make_norm(block)
+    self.self_attention_norm = block.make_norm()
     self.self_attention = SLOTS[config.position](
       attention=self.mechanism.build(),
       dims=config.dims(self.max_length),
@@ -128,10 +127,10 @@ class ConformerBlock(nn.Module):
       param_dtype=config.param_dtype,
       out_scale=out_scale,
     )
-    self.convolution_norm = make_norm(block)
+    self.convolution_norm = block.make_norm()
     self.convolution = Convolution(config, out_scale)
-    self.last_mlp_norm, self.last_mlp = make_norm(block), Mlp(block, out_scale)
-    self.norm = make_norm(block)
+    self.last_mlp_norm, self.last_mlp = block.make_norm(), Mlp(block, out_scale)
+    self.norm = block.make_norm()
     self.dropout = nn.Dropout(config.dropout_rate)
 
   def __call__(
@@ -221,7 +220,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
       ConformerBlock(config, mechanism, self.max_length)
       for mechanism in config.layers("encoder_attention")
     ]
-    self.encoder_norm = make_norm(config.block)
+    self.encoder_norm = config.block.make_norm()
     self.symbols = nn.Dense(
       self.vocab_size, dtype=config.dtype, param_dtype=config.param_dtype
     )

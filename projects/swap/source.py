@@ -113,7 +113,7 @@ def read(settings: Settings) -> Source:
     raise ConfigError(f"--text: no such file: {settings.text}")
   try:
     task = text_task.make(
-      tasks.TextConfig(
+      text_task.TextConfig(
         path=settings.text,
         context=context,
         eval_batches=settings.batches,

@@ -14,7 +14,6 @@ from attention import Attention, Dims
 from models.block import Block
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
-from models.norms import make_norm
 from projects.vision.grid_convolution import ConvolvedBlock
 from projects.vision.maps import ReadsImages
 from projects.vision.patches import image_shape
@@ -56,7 +55,7 @@ class PatchConvolution(nn.Module):
       param_dtype=stage.param_dtype,
       name="projection",
     )(grid)
-    return make_norm(stage, name="norm")(patches[:, :rows, :columns])
+    return stage.make_norm(name="norm")(patches[:, :rows, :columns])
 
 
 class Merging(nn.Module):
@@ -88,7 +87,7 @@ class Merging(nn.Module):
     )
     order = ((0, 0), (1, 0), (0, 1), (1, 1))
     parts = [grid[:, row::2, column::2] for row, column in order]
-    x = make_norm(stage, name="norm")(jnp.concatenate(parts, axis=-1))
+    x = stage.make_norm(name="norm")(jnp.concatenate(parts, axis=-1))
     return nn.Dense(
       stage.features,
       use_bias=False,
@@ -188,7 +187,8 @@ class Pyramid(ReadsImages, nn.Module):
       grid = x[:, tokens - rows * columns :].reshape(grid.shape)
     if config.class_token:
       x = x[:, :1]
-    norm = make_norm(config.stage(len(config.depths) - 1), name="encoder_norm")
+    last = config.stage(len(config.depths) - 1)
+    norm = last.make_norm(name="encoder_norm")
     x = norm(x).mean(axis=1, keepdims=True)
     logits = nn.Dense(
       self.target_vocab_size,

@@ -11,7 +11,6 @@ from models.block import Block, through
 from models.head import Head
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
-from models.norms import make_norm
 from projects.vision.maps import ReadsImages
 from projects.vision.patches import Patches, image_shape
 from projects.vision.vit_config import VitConfig
@@ -84,7 +83,7 @@ class VisionTransformer(ReadsImages, nn.Module):
       for mechanism in config.layers("encoder_attention")
     ]
     if config.norm != "post":
-      self.encoder_norm = make_norm(config)
+      self.encoder_norm = config.make_norm()
     head = DistilledHead if config.distillation else Head
     self.head = head(config, self.target_vocab_size)
     self.dropout = nn.Dropout(config.dropout_rate)

@@ -224,9 +224,9 @@ _GREEDY = """
 import os
 import jax.numpy as jnp
 import tasks
-from tasks.copy import CopyTask
+from tasks.copy import CopyConfig, CopyTask
 
-ENTRY = tasks.TaskEntry(tasks.CopyConfig, tasks.TASKS["copy"].make)
+ENTRY = tasks.TaskEntry(CopyConfig, tasks.TASKS["copy"].make)
 _train_batch = CopyTask.train_batch
 
 def train_batch(self, step):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 import tasks
-from tasks import ClassificationConfig
+from tasks.classification import ClassificationConfig
 from tests.tasks import generated_cases
 from tests.tasks.generated_cases import assert_refused
 from tests.tasks.text_cases import BERT, GPT, words_tokenizer

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks import InductionConfig
+from tasks.induction import InductionConfig
 from tests.tasks.generated_cases import assert_refused, make, rows
 
 

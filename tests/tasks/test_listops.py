@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from tasks import ListopsConfig
+from tasks.listops import ListopsConfig
 from tests.tasks.generated_cases import assert_refused, make, rows
 
 SOLVE = {

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tasks import NeedleConfig
+from tasks.needle import NeedleConfig
 from tests.tasks.generated_cases import assert_refused, make, rows
 
 LENGTHS = {"validation": 33, "test": 33, "length_14": 14, "length_64": 64}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks import RecallConfig
+from tasks.recall import RecallConfig
 from tests.tasks.generated_cases import assert_refused, make, rows
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks import SelectiveCopyConfig
+from tasks.selective_copy import SelectiveCopyConfig
 from tests.tasks.generated_cases import assert_refused, make, rows
 
 PLACES = {"validation": 20, "test": 20, "length_8": 8, "length_30": 30}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tasks
-from tasks import TextConfig
+from tasks.text import TextConfig
 from tasks.text.span_corruption import (
   SpanSizes,
   corrupt,

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tasks import StateTrackingConfig
+from tasks.state_tracking import StateTrackingConfig
 from tests.tasks.generated_cases import assert_refused, make, rows
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tasks
-from tasks import TextConfig
+from tasks.text import TextConfig
 from tests.tasks import text_cases
 from tests.tasks.generated_cases import assert_refused
 from tests.tasks.text_cases import HELD_OUT, TEXT

@@ -11,7 +11,8 @@ import pytest
 
 from comparison import statistics
 import tasks
-from tasks import TranslationConfig, cache
+from tasks import cache
+from tasks.translation import TranslationConfig
 from tests.tasks.generated_cases import assert_refused
 from tests.tasks.translation_cases import files, make
 
@@ -288,8 +289,9 @@ def test_config_refuses():
 def test_tensorflow_is_never_imported(tmp_path):
   code = f"""
 import sys, json, tasks
+from tasks.translation import TranslationConfig
 task = tasks.TASKS["translation"].make(
-  tasks.TranslationConfig(**{NUMBERS!r}), kind="encoder_decoder",
+  TranslationConfig(**{NUMBERS!r}), kind="encoder_decoder",
   batch_size=4, seed=0, workdir=None)
 task.train_batch(0)
 task.score(["a"], ["a"])

@@ -10,7 +10,7 @@ import pytest
 
 from projects.gato import captions, control
 from projects.gato.config import PATCH_ID
-from projects.gato.task import PATCH
+from projects.gato.task import PATCH, MixedConfig
 from settings.build import build
 import tasks
 from tasks import draws
@@ -35,7 +35,7 @@ def make(text, batch_size=12, seed=0, workdir=None, restore=False, **leaves):
     "play_episodes": 3,
   }
   return tasks.TASKS["mixed"].make(
-    build(tasks.MixedConfig, {"path": str(text), **small, **leaves}, "task"),
+    build(MixedConfig, {"path": str(text), **small, **leaves}, "task"),
     kind="decoder",
     batch_size=batch_size,
     seed=seed,

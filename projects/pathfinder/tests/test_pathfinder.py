@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from projects.pathfinder import task as pathfinder
-from tasks import PathfinderConfig, draws
+from projects.pathfinder.task import PathfinderConfig
+from tasks import draws
 from tests.tasks.generated_cases import assert_refused, make, rows
 
 

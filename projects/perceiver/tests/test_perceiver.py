@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import models
+from projects.perceiver.config import PerceiverConfig
 from projects.perceiver.pixels import fourier_features
 from projects.perceiver.tests import perceiver_paper as paper
 from tests.models import tiny
@@ -23,7 +24,7 @@ WIDTHS = {
   "input_heads": 3,
   "input_value_features": 9,
 }
-CONFIG = models.PerceiverConfig(
+CONFIG = PerceiverConfig(
   **WIDTHS,
   num_blocks=2,
   query_features=10,
@@ -33,7 +34,7 @@ CONFIG = models.PerceiverConfig(
   output_query_features=14,
   output_residual=False,
 )
-OF_IMAGES = models.PerceiverConfig(
+OF_IMAGES = PerceiverConfig(
   **WIDTHS, fourier_bands=3, head="class", input_residual=False
 )
 

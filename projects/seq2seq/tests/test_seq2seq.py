@@ -10,6 +10,7 @@ import pytest
 from comparison import approximation
 from configs import translation
 import models
+from projects.seq2seq.config import Seq2SeqConfig
 from projects.seq2seq.tests import seq2seq_papers
 from settings.errors import ConfigError
 from tests.models import tiny
@@ -30,7 +31,7 @@ def create(decoder, cell, *, shared_vocabulary=True, **changes):
     **changes,
   }
   return models.create(
-    models.Seq2SeqConfig(decoder=decoder, cell=cell, **config),
+    Seq2SeqConfig(decoder=decoder, cell=cell, **config),
     source_vocab_size=tiny.VOCAB_SIZE,
     target_vocab_size=tiny.VOCAB_SIZE,
     max_source_length=tiny.MAX_LENGTH,
@@ -236,7 +237,7 @@ def test_its_config_survives_json(name):
 )
 def test_what_cannot_work_raises(changes, message):
   with pytest.raises(ValueError, match=f"^{message}"):
-    models.Seq2SeqConfig(**{**SIZES, **changes})
+    Seq2SeqConfig(**{**SIZES, **changes})
 
 
 @pytest.mark.parametrize(

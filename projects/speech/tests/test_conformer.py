@@ -14,7 +14,7 @@ import models
 from models import batch_norm
 from models.slot_config import SlotConfig
 from projects.speech import features as speech_features
-from projects.speech.config import ExtractorConfig
+from projects.speech.config import ConformerConfig, ExtractorConfig
 from projects.speech.slots import TransformerXlAttention
 from tests.models import tiny
 
@@ -29,7 +29,7 @@ def config(**changes):
     "mlp_features": 24,
     "kernel_size": 5,
   }
-  return models.ConformerConfig(**{**sizes, **changes})
+  return ConformerConfig(**{**sizes, **changes})
 
 
 def create(frames=FRAMES, **changes):
@@ -466,7 +466,7 @@ def test_a_config_is_the_same_after_json():
     features=(4, 8), kernel_sizes=(3, 3), strides=(2, 1), norm="layer"
   )
   for one in (config(), config(extractor=extractor, position="rotary")):
-    again = build(models.ConformerConfig, to_mapping(one))
+    again = build(ConformerConfig, to_mapping(one))
     assert again == one
     assert hash(again) == hash(one)
     assert dataclasses.replace(again, dropout_rate=0.5) != one

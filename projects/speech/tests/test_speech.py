@@ -11,6 +11,7 @@ import soundfile
 import tensorflow_datasets as tfds
 
 from projects.speech import ctc, mel, tones
+from projects.speech.task import SpeechConfig
 import tasks
 from tasks import draws
 from tests.tasks import generated_cases
@@ -393,7 +394,7 @@ def test_without_soundfile(folder, monkeypatch):
 
 def test_configs_that_cannot_be():
   generated_cases.assert_refused(
-    tasks.SpeechConfig,
+    SpeechConfig,
     {"source": ""},
     {"path": "", "source": "folder"},
     {"path": "/tmp"},

@@ -9,6 +9,7 @@ import pytest
 
 import models
 from projects.speech import features as speech_features
+from projects.speech.config import ConformerConfig
 from tests.models.published.test_equality import (
   changed,
   compared,
@@ -36,7 +37,7 @@ def test_each_choice_can_be_seen_in_the_fixtures(case, changes):
   p = loaded(case)
   inputs, outputs = expected(case)
   fields = vars(p.model.config) | changes
-  other = p.model.clone(config=models.ConformerConfig(**fields))
+  other = p.model.clone(config=ConformerConfig(**fields))
   out = compute(p._replace(model=other), inputs)
   assert compared(inputs, out, outputs["float32"]) > 1e-2
 

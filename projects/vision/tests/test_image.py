@@ -14,8 +14,8 @@ import PIL.Image
 import pytest
 
 from projects.vision import augmentation, sources
+from projects.vision.task import ImageConfig
 import tasks
-from tasks import ImageConfig
 from tests.tasks import generated_cases
 
 make = functools.partial(

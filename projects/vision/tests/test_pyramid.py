@@ -10,18 +10,19 @@ import models
 from models.depthwise import depthwise
 from projects.vision.grid_convolution import GridConvolution
 from projects.vision.pyramid import Merging
+from projects.vision.pyramid_config import PyramidConfig
 from tests import commands
 from tests.models import tiny
 from tests.models.published.test_equality import compute
 
-SWIN = models.PyramidConfig(
+SWIN = PyramidConfig(
   depths=(1, 2),
   num_heads=(2, 2),
   features=(8, 16),
   mlp_features=(12, 12),
   patch_size=(2,),
 )
-CVT = models.PyramidConfig(
+CVT = PyramidConfig(
   depths=(1, 1),
   num_heads=(2, 2),
   features=(8, 12),
