@@ -25,6 +25,7 @@ import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
+from comparison import archive, config, measure, records, run, status
 from settings.errors import ConfigError
 from training import claimed, config_flag, entry
 
@@ -57,8 +58,6 @@ def main(command: str | None) -> None:
     raise ConfigError("--workdir: missing; the folder of the comparison")
   else:
     folder = Path(_WORKDIR.value)
-  from comparison import archive, measure, records, status
-
   if command == "report" and _RECORDS.value is not None:
     archive.unpack(Path(_RECORDS.value), folder)
   if claimed.parsed(folder / records.COMPARISON) is None:
@@ -74,6 +73,7 @@ def main(command: str | None) -> None:
     return
   if command == "measure":
     measure.measure(folder)
+  # With pandas and SciPy it takes two seconds to import.
   from comparison import report
 
   for name in records.read(folder)[1]:
@@ -88,9 +88,8 @@ def _run() -> Path:
   """Runs what is missing of the comparison that was typed; its folder."""
   shard = _shard(_SHARD.value)
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
-  # JAX and the libraries on it take a second to import: --help and a faulty flag
-  # do not wait for them.
-  from comparison import config, report, run
+  # With pandas and SciPy it takes two seconds to import.
+  from comparison import report
 
   comparison = config.parse(mapping, config_flag.typed(_CONFIG))
   folder = config.default_workdir(file, comparison)

@@ -22,8 +22,12 @@ import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
+import lab
+import models
 from settings.errors import ConfigError
-from training import entry
+import tasks
+from training import entry, inference, process, published
+from training.workdir import check_writable
 
 _WORKDIR = flags.DEFINE_string(
   "workdir",
@@ -69,14 +73,8 @@ def main() -> None:
       "--temperature: expected a finite value above 0, got "
       f"{_TEMPERATURE.value}"
     )
-  # JAX and the libraries on it take a second to import: --help and a faulty flag
-  # do not wait for them.
-  import lab
-  from tasks import cache
-  from training import inference, published
-
   folder = Path(_WORKDIR.value)
-  cache.keep_programs()
+  process.keep_programs()
   if published.is_weights(folder) and _EXPORT.value is None:
     experiment, variables = published.open_weights(folder)
   else:
@@ -102,11 +100,6 @@ def main() -> None:
 
 def _export(run: Any, workdir: Path, folder: Path) -> None:
   """Writes the model as a published one, and says as which."""
-  import models
-  import tasks
-  from training import published
-  from training.workdir import check_writable
-
   check_writable("--export", folder)
   if folder.exists() and any(folder.iterdir()):
     raise ConfigError(f"--export: {folder} is not empty; choose a new folder")

@@ -23,13 +23,29 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from comparison import config as config_lib
+from comparison import records as records_lib
+from comparison import run as run_lib
 from settings.errors import ConfigError, RunError
+from settings.leaves import put
+from training import (
+  attention_maps,
+  config_flag,
+  experiment_config,
+  inference,
+  loop,
+  process,
+)
+from training import experiment as experiment_lib
+from training import metrics as metrics_lib
+from training import workdir as workdir_lib
+from training.example import make_example
 
 if TYPE_CHECKING:
   import pandas as pd
 
-# JAX, pandas and matplotlib take seconds to import, so each function imports what
-# it needs: generate.py, which decodes lines, waits for no figures.
+# pandas, SciPy and matplotlib take three seconds to import, so the functions that make
+# tables and figures import them: generate.py, which decodes lines, has none.
 
 __all__ = [
   "Comparison",
@@ -78,9 +94,7 @@ class Run:
     """metrics.jsonl, a row for each line: `step`, `split`, `loss` and the others."""
     import pandas as pd
 
-    from training import metrics
-
-    return pd.DataFrame(metrics.read(self.folder))
+    return pd.DataFrame(metrics_lib.read(self.folder))
 
   def variables(self, step: int | None = None) -> Mapping[str, Any]:
     """The model's variables at a checkpoint, by default the newest intact one.
@@ -88,8 +102,6 @@ class Run:
     Raises:
       ConfigError: there is no such checkpoint.
     """
-    from training import inference
-
     return inference.restore_variables(self.experiment, self.folder, step)
 
   def attention_maps(self, text: str, target: str | None = None) -> Any:
@@ -99,9 +111,6 @@ class Run:
       text: what the model reads: a source, or the prompt of a decoder alone.
       target: what it writes; by default what it generates for a source.
     """
-    from training import attention_maps
-    from training.example import make_example
-
     _show_figures()
     variables = self.variables()
     example = make_example(self.experiment, variables, text, target)
@@ -119,8 +128,6 @@ class Run:
     Raises:
       ConfigError: a line or an option that the model cannot take.
     """
-    from training import inference
-
     if isinstance(lines, str):
       raise ConfigError(f"lines: expected a list of texts, got {lines!r}")
     variables = self.variables()
@@ -135,11 +142,11 @@ def load_run(folder: str | Path) -> Run:
   Raises:
     ConfigError: the folder holds none.
   """
-  from training import experiment, experiment_config, workdir
-
   folder = Path(folder)
-  config = experiment_config.parse(workdir.read_config(folder), restore=True)
-  return Run(folder, experiment.create(config, folder, restore=True))
+  config = experiment_config.parse(
+    workdir_lib.read_config(folder), restore=True
+  )
+  return Run(folder, experiment_lib.create(config, folder, restore=True))
 
 
 def train(
@@ -157,10 +164,6 @@ def train(
     stop_at: step at which to evaluate, save and end.
     **leaves: of the config.
   """
-  from tasks import cache
-  from training import experiment, experiment_config, loop
-  from training import workdir as workdir_lib
-
   if stop_at is not None and stop_at < 1:
     raise ConfigError(f"stop_at: expected at least 1, got {stop_at}")
   parsed = experiment_config.parse(_mapping(config, leaves))
@@ -171,9 +174,9 @@ def train(
   if workdir_lib.final_metrics(folder, parsed) is not None:
     print(workdir_lib.had_finished(folder, parsed), flush=True)
   else:
-    cache.keep_programs()
-    trial = experiment.begin(parsed, folder)
-    print(f"{folder}: {experiment.describe(trial)}", flush=True)
+    process.keep_programs()
+    trial = experiment_lib.begin(parsed, folder)
+    print(f"{folder}: {experiment_lib.describe(trial)}", flush=True)
     loop.run(trial, folder, stop_at=stop_at)
   return load_run(folder)
 
@@ -237,12 +240,10 @@ def load_comparison(folder: str | Path) -> Comparison:
   Raises:
     ConfigError: the folder holds none.
   """
-  from comparison import records
-
   folder = Path(folder)
-  if not (folder / records.COMPARISON).is_file():
+  if not (folder / records_lib.COMPARISON).is_file():
     raise ConfigError(f"workdir: no comparison in {folder}")
-  return Comparison(folder, records.read(folder)[0])
+  return Comparison(folder, records_lib.read(folder)[0])
 
 
 def compare(
@@ -256,8 +257,7 @@ def compare(
     **leaves: of the config, as `attention=["dense", "delta"]`, `seeds=3` (that many,
       from 0) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
   """
-  from comparison import config as config_lib
-  from comparison import report, run
+  from comparison import report
 
   if isinstance(leaves.get("seeds"), int):
     leaves["seeds"] = list(range(leaves["seeds"]))
@@ -268,7 +268,7 @@ def compare(
   name = config if isinstance(config, str) else "comparison"
   default = config_lib.default_workdir(name, parsed)
   folder = default if workdir is None else Path(workdir)
-  run.run(parsed, folder, after=report.meanwhile(folder))
+  run_lib.run(parsed, folder, after=report.meanwhile(folder))
   report.write(folder)
   return load_comparison(folder)
 
@@ -316,9 +316,6 @@ def _show_figures() -> None:
 
 def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
   """A config as a mapping, with leaves in the place of its own."""
-  from settings.leaves import put
-  from training import config_flag
-
   if isinstance(config, str):
     config = config_flag.load(config)
   if not hasattr(config, "items"):

@@ -21,7 +21,9 @@ import training  # noqa: F401  # isort: skip
 from absl import flags
 
 from settings.errors import ConfigError
-from training import entry
+from settings.fields import fault
+from training import entry, process
+from training.workdir import check_writable
 
 _WEIGHTS = flags.DEFINE_string(
   "weights", "", "folder of published weights, or workdir of a run"
@@ -70,21 +72,16 @@ def main() -> None:
   """Measures every mechanism that is missing, and writes the report."""
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder that is written")
-  # JAX and the libraries on it take a second to import: --help and a faulty flag
-  # do not wait for them.
   if importlib.util.find_spec("projects.swap") is None:
     raise ConfigError("swap.py: projects/swap is not in this checkout")
   from projects.swap import finetune, measure, records, report, rows, source
-  from tasks import cache
-  from training import host_memory
-  from training.workdir import check_writable
 
   settings = _settings()
   folder = Path(_WORKDIR.value)
   check_writable("--workdir", folder)
   records.check(folder, settings)
-  host_memory.keep_freed()
-  cache.keep_programs()
+  process.keep_freed()
+  process.keep_programs()
   model = source.read(settings)
   try:
     choices = settings.choices(model.context)
@@ -115,7 +112,6 @@ def main() -> None:
 def _settings() -> Any:
   """What was typed, checked."""
   from projects.swap.settings import Settings, numbers
-  from settings.fields import fault
 
   try:
     return Settings(

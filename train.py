@@ -10,14 +10,23 @@ SLURM, Open MPI, Kubernetes and on TPU pods (docs/scaling.md).
 """
 
 from pathlib import Path
-from typing import Any
 
 # First, as it says what to do where packages are missing.
 import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
-from training import config_flag, entry
+from training import (
+  cluster,
+  config_flag,
+  config_help,
+  entry,
+  experiment,
+  experiment_config,
+  loop,
+  process,
+  workdir,
+)
 
 _CONFIG = config_flag.define(
   "FILE.py or FILE.py:MECHANISM; any leaf can be overridden, as "
@@ -47,18 +56,6 @@ _PROCESS_ID = flags.DEFINE_integer(
 def main() -> None:
   """From the config to the result."""
   file, mapping = entry.load_config(_CONFIG)
-  # JAX and the libraries on it take a second to import, so this is done once the
-  # flags are parsed: --help does not wait for them. (A config has imported JAX.)
-  from tasks import cache
-  from training import (
-    cluster,
-    experiment,
-    experiment_config,
-    host_memory,
-    loop,
-    workdir,
-  )
-
   cluster.join(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
   config = experiment_config.parse(mapping)
   typed = _WORKDIR.value
@@ -68,8 +65,8 @@ def main() -> None:
   if results is not None:
     print(workdir.had_finished(folder, config), flush=True)
   else:
-    host_memory.keep_freed()
-    cache.keep_programs()
+    process.keep_freed()
+    process.keep_programs()
     run = experiment.begin(config, folder)
     print(f"{folder}: {experiment.describe(run)}", flush=True)
     for name, value in run.task.baselines.items():
@@ -81,11 +78,5 @@ def main() -> None:
     print(workdir.summary(folder, results))
 
 
-def _leaves(mapping: Any) -> str:
-  from training import config_help
-
-  return config_help.text(mapping)
-
-
 if __name__ == "__main__":
-  entry.run(main, describe=_leaves)
+  entry.run(main, describe=config_help.text)

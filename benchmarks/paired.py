@@ -19,7 +19,7 @@ from typing import Any
 from absl import flags
 
 from settings.errors import ConfigError
-from training import entry, host_memory
+from training import entry, process
 
 _BEFORE = flags.DEFINE_string("before", None, "commit to compare with")
 _LENGTHS = flags.DEFINE_list("lengths", ["1024", "4096", "16384"], "of T = S")
@@ -35,7 +35,7 @@ def main() -> None:
   """Prints a line for each mechanism, form and length."""
   if _BEFORE.value is None:
     raise ConfigError("--before: missing; a commit, such as HEAD~20")
-  host_memory.keep_freed()
+  process.keep_freed()
   with tempfile.TemporaryDirectory() as folder:
     _copy(_BEFORE.value, Path(folder))
     sys.path.insert(0, folder)

@@ -61,10 +61,10 @@ def main() -> None:
   import jax
 
   from benchmarks import bounds, programs, scaling_tables, timing
-  from training import host_memory
+  from training import process
 
   if _KEEP_FREED.value:
-    host_memory.keep_freed()
+    process.keep_freed()
   # Dense among them, for others are compared to it.
   names = dict.fromkeys([programs.DENSE, *programs.chosen(_ATTENTION.value)])
   size = programs.Size(

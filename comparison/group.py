@@ -18,15 +18,14 @@ from typing import Any
 from comparison import measurements, plan, records, usage
 from comparison.plan import Run
 from settings.errors import one_line
-from tasks import cache
 from training import (
   claimed,
   entry,
   evaluate,
   experiment,
-  host_memory,
   loop,
   metrics,
+  process,
   workdir,
 )
 from training.experiment import Experiment
@@ -49,8 +48,8 @@ def main() -> None:
   def say(identity: str, text: str) -> None:
     print(f"  {identity}: {text}", file=out, flush=True)
 
-  host_memory.keep_freed()
-  cache.keep_programs()
+  process.keep_freed()
+  process.keep_programs()
   # A run says a lot that nobody reads here.
   with (
     Path(os.devnull).open("w") as sink,

@@ -5,6 +5,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from attention.suggest import one_of
+
 _PROJECTS = Path(__file__).parents[1] / "projects"
 
 
@@ -42,9 +44,6 @@ class ImportPaths(Mapping[str, Any]):
   def __getitem__(self, name: str) -> Any:
     """Imports it."""
     if name not in self.paths:
-      # JAX is imported with it, which a list of names has not to wait for.
-      from attention.suggest import one_of
-
       raise KeyError(one_of(name, self.paths))
     return load(self.paths[name], self._entry)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import pathlib
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-
-if TYPE_CHECKING:
-  import jax
 
 Batch = dict[str, np.ndarray]
 """'source' [B, S], 'inputs' and 'targets' [B, T] int32, 'weights' [B, T].
@@ -191,8 +190,6 @@ def token_accuracy(
   logits: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
   """[Σ weight of right tokens, Σ weight]; logits [B, T, V], others [B, T]."""
-  import jax.numpy as jnp
-
   hits = (jnp.argmax(logits, axis=-1) == targets) * weights
   return jnp.stack([hits.sum(), weights.sum()])
 
@@ -206,8 +203,6 @@ def sequence_accuracy(
   greedy decoding would have produced that very prefix, and where one is wrong
   it errs at the same place. So this equals exact match of greedy decoding.
   """
-  import jax.numpy as jnp
-
   counted = weights > 0
   right = jnp.argmax(logits, axis=-1) == targets
   rows = jnp.any(counted, axis=-1)

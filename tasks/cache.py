@@ -63,24 +63,3 @@ def prepare(
       f"{VARIABLE} names another folder)"
     ) from error
   return path
-
-
-def keep_programs() -> None:
-  """Keeps compiled programs, so that a second start is quick.
-
-  `JAX_COMPILATION_CACHE_DIR` names another folder for them.
-  """
-  import jax
-
-  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    jax.config.update("jax_compilation_cache_dir", str(folder("xla")))
-  # The many small ones as well: 20 ms to compile, 2 ms to read.
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-
-
-def keep_fonts() -> None:
-  """Has matplotlib keep its files here, to be called before it is imported.
-
-  `MPLCONFIGDIR`, which is matplotlib's own, names another folder for them.
-  """
-  os.environ.setdefault("MPLCONFIGDIR", str(folder("matplotlib")))

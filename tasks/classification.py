@@ -218,6 +218,7 @@ def read_named(name: str, held_out: float) -> LabelledTexts:
   Raises:
     DataError: in one line, what is wrong with the set.
   """
+  # TFDS, which most runs do without, takes a second to import.
   from tasks import catalog
 
   builder = catalog.prepare_named(

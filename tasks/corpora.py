@@ -7,6 +7,7 @@ import pathlib
 from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Interval
+import num2words
 from pydantic.dataclasses import dataclass
 
 from settings.checks import check, check_unread
@@ -139,8 +140,6 @@ def open_corpus(config: TranslationConfig) -> Corpus:
 
 def _numbers(config: TranslationConfig) -> Corpus:
   """Number words, kept as files: to spell 20,000 numbers takes seconds."""
-  import num2words
-
   languages = config.source_language, config.target_language
   numbers.check_languages(*languages)
   sizes = config.max_number, config.num_train, config.num_validation
@@ -176,6 +175,7 @@ def _files(folder: pathlib.Path, config: TranslationConfig) -> Corpus:
 
 
 def _named(config: TranslationConfig) -> Corpus:
+  # TFDS, which most runs do without, takes a second to import.
   from tasks import catalog
 
   languages = config.source_language, config.target_language

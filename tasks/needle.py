@@ -11,6 +11,7 @@ import itertools
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Interval
+import jax.numpy as jnp
 import numpy as np
 from pydantic.dataclasses import dataclass
 
@@ -102,8 +103,6 @@ class NeedleTask(GeneratedTask):
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
     """Accuracy over all, and at each depth: 'accuracy_depth_25' at a quarter."""
-    import jax.numpy as jnp
-
     inputs, targets, weights = (
       batch[name] for name in ("inputs", "targets", "weights")
     )

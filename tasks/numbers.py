@@ -4,6 +4,7 @@ German says units before tens ("einundzwanzig") and writes a number as one word,
 so en → de has to reorder; it is translation and not substitution.
 """
 
+import num2words
 import numpy as np
 
 from tasks.base import DataError
@@ -56,8 +57,6 @@ def choose_numbers(
 
 def check_languages(source: str, target: str) -> None:
   """Raises DataError for a language that num2words does not know."""
-  import num2words
-
   for field, language in (
     ("source_language", source),
     ("target_language", target),
@@ -73,7 +72,6 @@ def number_pairs(
   source: str, target: str, numbers: dict[str, np.ndarray]
 ) -> dict[str, Pairs]:
   """Spells numbers in two languages; about 0.2 ms a pair."""
-  import num2words
 
   def spell(number: int) -> tuple[str, str]:
     return (

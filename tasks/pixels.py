@@ -6,6 +6,7 @@ Pillow reads them; it is imported where it is needed.
 import io
 
 import numpy as np
+import PIL.Image
 
 from tasks.base import DataError
 
@@ -33,8 +34,6 @@ def decode(data: bytes, where: str) -> np.ndarray:
     DataError: neither PNG nor JPEG, a damaged file, one with alpha, 16 bits
       per channel, or the colours of print (CMYK).
   """
-  import PIL.Image
-
   if data.startswith(_PNG) and data[_PNG_DEPTH : _PNG_DEPTH + 1] == b"\x10":
     raise DataError(f"{where}: expected 8 bits per channel, got a 16-bit PNG")
   try:

@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import PIL.Image
 import tensorflow_datasets as tfds
 
 _JPEG_QUALITY = 95  # As TensorFlow has it.
@@ -93,8 +94,6 @@ def _encode(
   """Writes pixels [H, W, C] of 8 bits as a file; the rest is TFDS's."""
   if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
     return otherwise(image)
-  import PIL.Image
-
   file = io.BytesIO()
   pixels = image[..., 0] if image.shape[-1] == 1 else image
   PIL.Image.fromarray(np.ascontiguousarray(pixels)).save(

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tasks.base import DataError
 from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
@@ -42,8 +44,6 @@ class Tokenizer:
     Raises:
       DataError: it is not the content of such a file.
     """
-    import tokenizers
-
     self._content = content
     self.file = file
     try:
@@ -140,9 +140,6 @@ def train_tokenizer(
   Paper: Language models are unsupervised multitask learners (Radford et al.
   2019), section 2.2.
   """
-  from tokenizers import Tokenizer as Library
-  from tokenizers import decoders, models, pre_tokenizers, trainers
-
   special = [*OWN, *extra]
   least = _BYTES + len(special)
   if size < least:

@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import sacrebleu
 
 from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
@@ -194,8 +195,6 @@ class TranslationTask(base.Task):
     exact = sum(h.split() == r.split() for h, r in pairs) / len(pairs)
     if self._config.source == "numbers":
       return {"exact_match": exact}
-    import sacrebleu
-
     no_four_grams = max(len(r.split()) for r in references) < 4
     metric = sacrebleu.BLEU(effective_order=no_four_grams)
     bleu = metric.corpus_score(list(hypotheses), [list(references)])
@@ -221,8 +220,6 @@ class TranslationTask(base.Task):
     """
     if self._config.source == "numbers":
       return []
-    import sacrebleu
-
     # An effective order changes no count; without it, SacreBLEU warns here.
     metric = sacrebleu.BLEU(effective_order=True)
     scores = [

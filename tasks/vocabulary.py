@@ -10,6 +10,7 @@ import pathlib
 import re
 
 import numpy as np
+import sentencepiece
 
 from tasks import base, cache
 from tasks.base import BOS, EOS, PAD, DataError
@@ -27,8 +28,6 @@ class Subwords:
   """
 
   def __init__(self, model: bytes):
-    import sentencepiece
-
     self.model = model
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.size: int = self._processor.get_piece_size()
@@ -67,8 +66,6 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
   Raises:
     DataError: fewer pieces than distinct characters.
   """
-  import sentencepiece
-
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -108,8 +105,6 @@ def cached_subwords(lines: Iterable[str], size: int, digest: str) -> Subwords:
     size: pieces wanted.
     digest: names the text.
   """
-  import sentencepiece
-
   key = f"{digest} {size} {sentencepiece.__version__}"
   name = hashlib.sha256(key.encode()).hexdigest()[:16] + ".model"
 

@@ -18,7 +18,7 @@ import warnings
 
 import jax
 
-from training import compiler
+from training import process
 
 
 def preload() -> None:
@@ -74,7 +74,7 @@ def _become(request: dict) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     # As a process of its own does, which imports all that later.
-    compiler.avoid_faulty_fusion()
+    process.avoid_faulty_fusion()
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
     os.chdir(request["folder"])
     sys.argv = request["arguments"]

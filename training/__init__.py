@@ -1,15 +1,13 @@
 """Training: config, state, step, devices, checkpoints, metrics and the loop.
 
 Nothing here knows a task, a model or an attention mechanism by name. Importing it
-switches off a fusion of XLA that returns garbage (`training.compiler`), so that every
+switches off a fusion of XLA that returns garbage (`training.process`), so that every
 program of the laboratory, a notebook and a test have right numbers. Where the
 environment has no packages, it says in one line how to get them.
 """
 
 import importlib.util
 import sys
-
-from training import compiler
 
 for package in ("absl", "jaxlib"):
   if importlib.util.find_spec(package) is None:
@@ -18,4 +16,7 @@ for package in ("absl", "jaxlib"):
       "and .venv/bin/python has everything"
     )
 
-compiler.avoid_faulty_fusion()
+# Imports JAX.
+from training import process  # noqa: E402
+
+process.avoid_faulty_fusion()

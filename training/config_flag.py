@@ -10,6 +10,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from settings.errors import ConfigError, one_line
+from settings.suggest import no_file
 from training import entry
 
 _NAME = "config"
@@ -53,9 +54,6 @@ def load(argument: str) -> ConfigDict:
   """
   path, _, parameter = argument.partition(":")
   if not Path(path).is_file():
-    # Imports JAX, which --help does without.
-    from settings.suggest import no_file
-
     raise ConfigError(f"config: {no_file(path)}")
   module = runpy.run_path(path)
   try:

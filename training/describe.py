@@ -16,9 +16,17 @@ import math
 from typing import Any
 
 from absl import flags
+import jax
 
 from settings.errors import ConfigError
-from training import config_flag, entry
+from training import (
+  config_flag,
+  entry,
+  experiment,
+  experiment_config,
+  parallel,
+  traffic,
+)
 
 _CONFIG = config_flag.define("FILE.py or FILE.py:MECHANISM, as for train.py")
 _DEVICES = flags.DEFINE_integer(
@@ -29,16 +37,12 @@ _DEVICES = flags.DEFINE_integer(
 def main() -> None:
   """From the config to the table."""
   _, mapping = entry.load_config(_CONFIG)
-  import jax
-
   if _DEVICES.value is not None:
     try:
       jax.config.update("jax_platforms", "cpu")
       jax.config.update("jax_num_cpu_devices", _DEVICES.value)
     except RuntimeError as error:
       raise ConfigError(f"--devices: {error}") from error
-  from training import experiment, experiment_config, parallel, traffic
-
   config = experiment_config.parse(mapping)
   train = config.train
   mesh = parallel.check_mesh(train, config.model)
@@ -75,8 +79,6 @@ def main() -> None:
 
 def _bytes(tree: Any, local: bool = False) -> int:
   """Of the arrays or placed shapes of a tree, or of one device's parts of them."""
-  import jax
-
   return sum(
     leaf.dtype.itemsize
     * math.prod(leaf.sharding.shard_shape(leaf.shape) if local else leaf.shape)

@@ -28,7 +28,17 @@ from typing import Any
 from absl import flags
 
 from settings.errors import ConfigError
-from training import entry
+from tasks import DataError
+from training import (
+  attention_maps,
+  entry,
+  experiment,
+  experiment_config,
+  inference,
+  process,
+)
+from training import workdir as workdir_lib
+from training.example import make_example
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
 _TEXT = flags.DEFINE_string("text", None, "what the model reads")
@@ -63,18 +73,11 @@ def main() -> None:
     raise ConfigError(
       f"--out: expected a folder, for a picture of each layer, got {folder}"
     )
-  # JAX and the libraries on it take a second to import: --help and a faulty flag
-  # do not wait for them.
-  from tasks import cache
-  from training import attention_maps, experiment, experiment_config, inference
-  from training import workdir as workdir_lib
-  from training.example import make_example
-
   config = experiment_config.parse(
     workdir_lib.read_config(workdir), restore=True
   )
   workdir_lib.check_writable("--out", folder)
-  cache.keep_programs()
+  process.keep_programs()
   run = experiment.create(config, workdir, restore=True)
   variables = inference.restore_variables(run, workdir)
   for flag in (_IMAGE, _AUDIO):
@@ -104,8 +107,6 @@ def _draw_file(
   run: Any, variables: Any, flag: str, file: str, folder: Path
 ) -> None:
   """What a model attends to in the image or recording of a file."""
-  from tasks import DataError
-
   if getattr(run.model, "input_file", None) != flag or not hasattr(
     run.task, "read"
   ):

@@ -1,9 +1,4 @@
-"""How entry points start: flags, help, and every fault in one line.
-
-Imports nothing heavy, so that `--help` is answered at once. A faulty flag takes
-about a second where a config file is typed as well: the file is run while the
-flags are parsed, and every config imports JAX.
-"""
+"""How entry points start: flags, help, and every fault in one line."""
 
 from collections.abc import Callable, Sequence
 import errno
@@ -21,7 +16,8 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from settings.errors import ConfigError, RunError, one_line
-from tasks import cache
+from settings.suggest import no_file
+from training import process
 
 # How Python says that a text is not a value of a type.
 _EXPECTED = {
@@ -88,7 +84,7 @@ def run(
       raise
 
   gc.set_threshold(_COLLECT_EVERY)
-  cache.keep_fonts()
+  process.keep_fonts()
   app.run(guarded, flags_parser=partial(_parse, describe))
   raise AssertionError  # app.run exits.
 
@@ -181,8 +177,6 @@ def load_config(
   # config_flags leaves a missing file to be found when the value is used.
   path = file.partition(":")[0]
   if not Path(path).is_file():
-    from settings.suggest import no_file
-
     raise ConfigError(f"--config: {no_file(path)}")
   return file, flag.value
 

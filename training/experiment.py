@@ -16,6 +16,7 @@ import jax
 from attention import registry
 import models
 from models import attention_config
+from models.published import load
 from settings.errors import ConfigError
 import tasks
 from tasks import files
@@ -272,8 +273,6 @@ def _init_state(model, optimizer, seed) -> TrainState:
 
 def _published_state(config, model, optimizer) -> TrainState:
   """The state of a run that starts from published weights."""
-  from models.published import load
-
   opened = load.open_folder(Path(config.weights))
   key = jax.random.key(config.train.seed)
   variables = load.read_variables(opened, model, key)

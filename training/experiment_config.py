@@ -1,7 +1,4 @@
-"""A whole config: the loop, the optimiser, the task and the model.
-
-Imports neither Flax nor Optax, which a fault in a config does not wait for.
-"""
+"""A whole config: the loop, the optimiser, the task and the model."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -17,6 +14,7 @@ import jax.numpy as jnp
 from attention import ATTENTIONS
 import models
 from models import nested
+from models.published import load
 from settings.build import (
   UnknownLeafError,
   build,
@@ -27,6 +25,7 @@ from settings.build import (
 from settings.errors import ConfigError
 from settings.import_paths import registered
 import tasks
+from training import optimizer
 from training.config import TrainConfig
 
 
@@ -114,12 +113,8 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
     raise ConfigError(
       "config.log.wandb: the package is missing; pip install wandb"
     )
-  if train.optimizer.name != "adamw" or train.optimizer.options:
-    # Optax is imported for those alone that it has to know.
-    from training import optimizer
-
-    with _faults_at("optimizer"):
-      optimizer.make_optimizer(train.optimizer, num_steps=1)
+  with _faults_at("optimizer"):
+    optimizer.make_optimizer(train.optimizer, num_steps=1)
   for name in ("task", "model"):
     if name not in sections:
       raise ConfigError(f"config.{name}: missing, and it has no default")
@@ -183,9 +178,6 @@ def _published(folder: str, config: Any) -> Any:
   Raises:
     ConfigError: the folder cannot be read, or its model is of another kind.
   """
-  # Flax is imported with it.
-  from models.published import load
-
   try:
     described = load.open_folder(pathlib.Path(folder)).described
   except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ import pathlib
 import sys
 from typing import Any
 
+import tensorboardX
 import tqdm
 
 from training import claimed
@@ -53,10 +54,7 @@ class MetricsWriter:
     text = "".join(json.dumps(record) + "\n" for record in kept)
     claimed.replace_text(workdir / FILE, text)
     self._board, self._wandb = None, None
-    # Only a run that writes needs them.
     if log.tensorboard:
-      import tensorboardX
-
       self._board = tensorboardX.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
       )
@@ -102,6 +100,7 @@ class MetricsWriter:
 
 def _start_wandb(workdir: pathlib.Path, project: str) -> Any:
   """A run of Weights & Biases with the name, config and folder of this one."""
+  # A package of its own.
   import wandb  # pyrefly: ignore[missing-import]
 
   config = workdir / "config.json"

@@ -10,7 +10,8 @@ from typing import Any
 import models
 from settings.errors import ConfigError
 from settings.leaves import Leaves, flatten
-from training import claimed, compiler, experiment_config, metrics
+from training import claimed, experiment_config, metrics, process
+from training.checkpoint import newest_step
 from training.experiment_config import ExperimentConfig
 from training.mesh import AXES
 
@@ -178,7 +179,7 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
     ) from error
   content = {
     SLOTS: models.slots(config.model),
-    XLA_FLAGS: compiler.flags(),
+    XLA_FLAGS: process.flags(),
     **config.to_mapping(),
   }
   text = json.dumps(content, indent=2, ensure_ascii=False)
@@ -199,9 +200,6 @@ def final_metrics(
 
 def had_finished(workdir: Path, config: ExperimentConfig) -> str:
   """What is said of a run that is asked for again."""
-  # Orbax takes a second to import.
-  from training.checkpoint import newest_step
-
   last, newest = config.train.num_steps, newest_step(workdir)
   lost = ""
   if newest < last:

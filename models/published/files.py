@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import safetensors
+from safetensors.numpy import save
 
 CONFIG = "config.json"
 TENSORS = "model.safetensors"
@@ -85,8 +87,6 @@ def write(
   folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
   """Writes `config.json` and `model.safetensors`; the folder is made."""
-  from safetensors.numpy import save
-
   folder.mkdir(parents=True, exist_ok=True)
   content = save(
     # (`ascontiguousarray` would give a number an axis.)
@@ -121,8 +121,6 @@ def _read_shards(folder: Path) -> Tensors:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
-  import safetensors
-
   _check_place(path)
   content = path.read_bytes()
   if not content:

@@ -35,7 +35,7 @@ from tests.attention.state_cases import (
   assert_gradients,
   compiled,
 )
-from training import compiler
+from training import process
 
 RULES = [
   ("gated", "head"),
@@ -250,8 +250,8 @@ for state in (None, jnp.zeros((2, 1, 8, 8))):
     check=True,
   ).stdout.splitlines()
   assert out[0] == "[]"
-  is_faulty = compiler.is_faulty(importlib.metadata.version("jaxlib"))
-  assert (f"XLA_FLAGS={compiler.FLAG}=" in out[1]) == is_faulty
+  is_faulty = process.is_faulty(importlib.metadata.version("jaxlib"))
+  assert (f"XLA_FLAGS={process.FLAG}=" in out[1]) == is_faulty
   # The suite has the flag.
   with warnings.catch_warnings():
     warnings.simplefilter("error")

@@ -7,9 +7,9 @@ import pytest
 
 _SCRIPT = """
 import resource, sys
-from training import host_memory
+from training import process
 
-if sys.argv[1] == "keep" and not host_memory.keep_freed():
+if sys.argv[1] == "keep" and not process.keep_freed():
   sys.exit(3)
 
 import jax

@@ -9,7 +9,7 @@ import pytest
 
 from configs import copy
 from tests import commands
-from training import compiler, experiment_config, workdir
+from training import experiment_config, process, workdir
 
 
 @pytest.mark.parametrize(
@@ -26,27 +26,27 @@ from training import compiler, experiment_config, workdir
   ],
 )
 def test_versions(version, faulty):
-  assert compiler.is_faulty(version) == faulty
+  assert process.is_faulty(version) == faulty
 
 
 @pytest.mark.parametrize(
   ("version", "given", "expected"),
   [
-    ("0.10.2", None, f"{compiler.FLAG}="),
-    ("0.10.2", "--xla_a=1", f"--xla_a=1 {compiler.FLAG}="),
-    ("0.10.2", f"{compiler.FLAG}=X", f"{compiler.FLAG}=X"),
+    ("0.10.2", None, f"{process.FLAG}="),
+    ("0.10.2", "--xla_a=1", f"--xla_a=1 {process.FLAG}="),
+    ("0.10.2", f"{process.FLAG}=X", f"{process.FLAG}=X"),
     ("0.10.1", None, None),
   ],
 )
 def test_the_flag_is_added_unless_it_is_set(
   monkeypatch, version, given, expected
 ):
-  monkeypatch.setattr(compiler.importlib.metadata, "version", lambda _: version)
+  monkeypatch.setattr(process.importlib.metadata, "version", lambda _: version)
   monkeypatch.delenv("XLA_FLAGS", raising=False)
   if given is not None:
     monkeypatch.setenv("XLA_FLAGS", given)
-  compiler.avoid_faulty_fusion()
-  assert compiler.os.environ.get("XLA_FLAGS") == expected
+  process.avoid_faulty_fusion()
+  assert process.os.environ.get("XLA_FLAGS") == expected
 
 
 @pytest.mark.parametrize("module", ["train", "compare", "generate"])
@@ -60,8 +60,8 @@ def test_every_program_has_the_flag(module):
     env=environment,
     text=True,
   )
-  needed = compiler.is_faulty(compiler.importlib.metadata.version("jaxlib"))
-  assert out.strip() == (f"{compiler.FLAG}=" if needed else "")
+  needed = process.is_faulty(process.importlib.metadata.version("jaxlib"))
+  assert out.strip() == (f"{process.FLAG}=" if needed else "")
 
 
 def test_a_run_records_the_flags(tmp_path, monkeypatch):
