@@ -180,6 +180,7 @@ def figure(maps: Sequence[AttentionMap]) -> Any:
   Returns:
     A figure of matplotlib, whose dpi gives each weight a pixel of its own.
   """
+  # Nothing is drawn before the end of a run.
   from matplotlib.figure import Figure
 
   widths, heights = zip(*map(_size, maps), strict=True)
