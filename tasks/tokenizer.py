@@ -147,7 +147,7 @@ def train_tokenizer(
       f"task.vocab_size: expected at least {least} subwords, which are "
       f"{_BYTES} bytes and {len(special)} special tokens, got {size}"
     )
-  library: Any = Library(models.BPE())
+  library: Any = tokenizers.Tokenizer(models.BPE())
   library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   library.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
