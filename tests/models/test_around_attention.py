@@ -14,6 +14,7 @@ from models.depthwise import depthwise
 from models.multi_head_attention import MultiHeadAttention
 from models.short_convolution import ShortConvolution
 from tests.models import tiny
+from tests.refusals import assert_refused
 
 LENGTH, VOCAB = 20, 11
 AROUND = {
@@ -311,55 +312,36 @@ def test_what_is_around_is_taken_in_turn():
   assert models.slots(model.config) == "gated_delta + flash + flash + flash"
 
 
-@pytest.mark.parametrize(
-  ("attention", "choices", "message"),
-  [
+def test_choices_of_a_decoder_that_cannot_be():
+  narrow = (models.AroundConfig(head_dim=7),)
+  assert_refused(
+    create,
     # Its values are its own.
-    ("latent", {"exclusive": True}, "exclusive: expected a mechanism"),
+    {"exclusive": True, "attention": "latent"},
     # Not at the head dimension of another layer, which is 8.
     (
-      "differential",
-      {"decoder_around": (models.AroundConfig(head_dim=7),)},
-      "decoder_attention: head_dim",
+      "decoder_attention",
+      {"attention": "differential", "decoder_around": narrow},
     ),
-    (
-      "flash",
-      {"encoder_around": (models.AroundConfig(),)},
-      "encoder_around: .*'decoder'",
-    ),
-  ],
-)
-def test_choices_of_a_decoder_that_cannot_be(attention, choices, message):
-  with pytest.raises(ValueError, match=f"^{message}"):
-    create(attention, **choices)
-
-
-def encoder(**choices):
-  config = {"features": 8, "num_heads": 2, "mlp_features": 8, "head": "hidden"}
-  return nested.make(
-    models.ModelConfig, kind="encoder", num_layers=3, **config | choices
+    {"encoder_around": (models.AroundConfig(),), "attention": "flash"},
   )
 
 
-@pytest.mark.parametrize(
-  ("choices", "message"),
-  [
-    ({"encoder_around": ()}, "encoder_around: expected at least one"),
-    ({"short_convolution": True}, "short_convolution: .*'encoder'"),
-    (
-      {"encoder_around": (models.AroundConfig(short_convolution=True),)},
-      r"encoder_around\[0\].short_convolution: .*'encoder'",
+def test_choices_of_an_encoder_that_nothing_reads():
+  config = {"features": 8, "num_heads": 2, "mlp_features": 8, "head": "hidden"}
+  convolved = models.AroundConfig(short_convolution=True)
+  assert_refused(
+    lambda **choices: nested.make(
+      models.ModelConfig, kind="encoder", num_layers=3, **config | choices
     ),
-    ({"input_norm": False, "norm": "post"}, "input_norm: .* norm is 'post'"),
-    ({"mean_pooling": True}, "mean_pooling: .* head is 'hidden'"),
-    ({"head_transform": True}, "head_transform: .* head is 'hidden'"),
-    ({"transform_bias": False}, "transform_bias: .* no head_transform"),
+    {"encoder_around": ()},
+    {"short_convolution": True},
     (
-      {"head": "class", "head_transform": True, "transform_activation": "rlu"},
-      "transform_activation: .*relu",
+      "encoder_around[0].short_convolution",
+      {"encoder_around": (convolved,)},
     ),
-  ],
-)
-def test_choices_of_an_encoder_that_nothing_reads(choices, message):
-  with pytest.raises(ValueError, match=f"^{message}"):
-    encoder(**choices)
+    {"input_norm": False, "norm": "post"},
+    *({"mean_pooling": True}, {"head_transform": True}),
+    {"transform_bias": False},
+    {"transform_activation": "rlu", "head": "class", "head_transform": True},
+  )

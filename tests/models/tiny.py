@@ -36,6 +36,34 @@ forward = jax.jit(models.forward, static_argnums=0)
 attention_maps = jax.jit(models.attention_maps, static_argnums=0)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def gradients(model, variables, batch):
+  """Of the mean of squared logits, for every parameter."""
+
+  def loss(params):
+    logits = models.forward(model, {**variables, "params": params}, batch)
+    return jnp.square(logits).mean()
+
+  return jax.grad(loss)(variables["params"])
+
+
+def calls(model, variables, batch):
+  """(place, record, query, key, value, options) of each attention, traced."""
+  found = []
+
+  def replacement(place, record, own, query, key, value, **options):
+    found.append((place, record, query, key, value, options))
+    return own(query, key, value, **options)
+
+  jax.eval_shape(
+    lambda variables: models.replace_attention(
+      model, variables, batch, replacement
+    ),
+    variables,
+  )
+  return found
+
+
 def attention(name):
   return models.AttentionConfig(name, OPTIONS.get(name, {}))
 

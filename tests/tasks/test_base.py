@@ -15,7 +15,7 @@ def test_importing_tasks_is_cheap():
   code = (
     "import sys, numpy; before = set(sys.modules); import tasks; "
     "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
-    "heavy = {'jax', 'tensorflow_datasets', 'grain', 'sentencepiece', "
+    "heavy = {'tensorflow_datasets', 'grain', 'sentencepiece', "
     "'sacrebleu', 'num2words', 'matplotlib', 'tensorflow', 'sklearn', 'PIL', "
     "'gymnasium'}; "
     "print(sorted(new & heavy))"

@@ -1,5 +1,6 @@
 """The mixed task: text, captions of drawn shapes, and control of a pole."""
 
+import functools
 import itertools
 import sys
 
@@ -10,21 +11,15 @@ import pytest
 
 from projects.gato import captions, control
 from projects.gato.config import PATCH_ID
-from projects.gato.task import PATCH, MixedConfig
-from settings.build import build
+from projects.gato.task import PATCH
 import tasks
 from tasks import draws
-from tests.tasks.text_cases import TEXT
+from tests.refusals import assert_refused
+from tests.tasks import generated_cases
+from tests.tasks.text_cases import HELD_OUT
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-  file = tmp_path_factory.mktemp("texts") / "text.txt"
-  file.write_text(TEXT, encoding="utf-8")
-  return file
-
-
-def make(text, batch_size=12, seed=0, workdir=None, restore=False, **leaves):
+def make(text, **leaves):
   small = {
     "context": 40,
     "vocab_size": 320,
@@ -34,14 +29,8 @@ def make(text, batch_size=12, seed=0, workdir=None, restore=False, **leaves):
     "eval_size": 17,
     "play_episodes": 3,
   }
-  return tasks.TASKS["mixed"].make(
-    build(MixedConfig, {"path": str(text), **small, **leaves}, "task"),
-    kind="decoder",
-    batch_size=batch_size,
-    seed=seed,
-    workdir=workdir,
-    restore=restore,
-  )
+  leaves = {"batch_size": 12, "path": str(text)} | small | leaves
+  return generated_cases.make("mixed", "decoder", **leaves)
 
 
 @pytest.fixture(scope="module")
@@ -291,8 +280,7 @@ def test_held_out_examples_come_once(task):
   assert counts[1] == 17
   assert 0 < counts[2] <= 17
   # All of the text but its first token.
-  held_out = TEXT[int(0.9 * len(TEXT)) :]
-  ids = task._text._vocabulary.encode_text(held_out)
+  ids = task._text._vocabulary.encode_text(HELD_OUT)
   assert counts[0] == -(-(len(ids) - 1) // 40)
   with pytest.raises(KeyError):
     next(task.eval_batches("test"))
@@ -412,17 +400,17 @@ def test_every_vocabulary_spells_captions(text):
     assert task.decode(targets) == captions.draw(key, [0], 1).captions[0]
 
 
-@pytest.mark.parametrize(
-  ("leaves", "message"),
-  [
-    ({"batch_size": 6}, "^batch_size: expected at least 7 rows"),
-    ({"context": 20}, "^task.context: expected at least .* a caption such as"),
-    ({"caption_rows": -1}, "^task.caption_rows: expected at least 0"),
-    ({"max_shapes": 5}, "^task.max_shapes: expected at most 4, got 5"),
-    ({"context": 5}, "^task.context: expected at least 6 tokens, got 5"),
-    ({"eval_size": 0}, "^task.eval_size: expected at least 1, got 0"),
-  ],
-)
-def test_faults_name_a_leaf(text, leaves, message):
-  with pytest.raises(ValueError, match=message):
-    make(text, **leaves)
+def test_faults_name_a_leaf(text):
+  with pytest.raises(
+    ValueError, match=r"^batch_size: expected at least 7 rows"
+  ):
+    make(text, batch_size=6)
+  assert_refused(
+    functools.partial(make, text),
+    {"context": 20},
+    {"caption_rows": -1},
+    {"max_shapes": 5},
+    {"context": 5},
+    {"eval_size": 0},
+    prefix="task.",
+  )

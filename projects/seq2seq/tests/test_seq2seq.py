@@ -14,6 +14,7 @@ from projects.seq2seq.config import Seq2SeqConfig
 from projects.seq2seq.tests import seq2seq_papers
 from settings.errors import ConfigError
 from tests.models import tiny
+from tests.refusals import assert_refused
 from training import experiment, experiment_config, inference, loop, metrics
 
 SIZES = {"cell": "gru", "decoder": "luong", "num_layers": 1, "features": 8}
@@ -218,42 +219,29 @@ def test_its_config_survives_json(name):
   assert experiment_config.parse(config.to_mapping()) == config
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"cell": "gur"}, "cell: expected 'gru' or 'lstm', .*did you mean 'gru'"),
-    ({"decoder": "loung"}, "decoder: .*did you mean 'luong'"),
-    ({"kind": "decoder"}, "kind: expected 'seq2seq'"),
-    ({"num_layers": 0}, "num_layers: expected at least 1, got 0"),
-    ({"features": 9}, "features: 9 is not divisible by 2, the directions"),
-    ({"num_heads": 3}, "features: 8 is not divisible by num_heads 3"),
-    ({"dropout_rate": 1.0}, "dropout_rate: "),
-    ({"dtype": "float8"}, "dtype: "),
-    (
-      {"cross_attention": tiny.attention("sliding_window")},
-      "cross_attention: sliding_window cannot attend from one position",
-    ),
-  ],
-)
-def test_what_cannot_work_raises(changes, message):
-  with pytest.raises(ValueError, match=f"^{message}"):
-    Seq2SeqConfig(**{**SIZES, **changes})
+def test_what_cannot_work_raises():
+  assert_refused(
+    lambda **changes: Seq2SeqConfig(**{**SIZES, **changes}),
+    {"cell": "gur"},
+    {"decoder": "loung"},
+    {"kind": "decoder"},
+    {"num_layers": 0},
+    {"features": 9},
+    ("features", {"num_heads": 3}),
+    {"dropout_rate": 1.0},
+    {"dtype": "float8"},
+    {"cross_attention": tiny.attention("sliding_window")},
+  )
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"norm": "pre"}, "config.model.norm: unknown; known: kind, cell, "),
-    ({"kind": "seq2sec"}, "config.model.kind: .*did you mean 'seq2seq'"),
-    ({"kind": 3}, "config.model.kind: expected one of .*, got '3'$"),
-    ({"cell": None}, "config.model.cell: expected 'gru' or 'lstm', got None"),
-  ],
-)
-def test_faults_in_a_config_name_the_leaf(changes, message):
-  config = translation.get_config("luong").to_dict()
-  config["model"] |= changes
-  with pytest.raises(ConfigError, match=f"^{message}"):
+def test_faults_in_a_config_name_the_leaf():
+  def parse(**changes):
+    config = translation.get_config("luong").to_dict()
+    config["model"] |= changes
     experiment_config.parse(config)
+
+  cases = {"norm": "pre"}, {"kind": "seq2sec"}, {"kind": 3}, {"cell": None}
+  assert_refused(parse, *cases, prefix="config.model.")
 
 
 def test_a_task_for_decoders_alone_refuses_it():

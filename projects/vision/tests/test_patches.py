@@ -1,6 +1,7 @@
 """Images as sequences of patches."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from models.config import ModelConfig
 from projects.vision.patches import resize_bicubic
 from projects.vision.vit_config import VitConfig
 from tests.models import tiny
+from tests.refusals import assert_refused
 
 CONFIG = nested.make(
   VitConfig,
@@ -40,23 +42,6 @@ def make(config=CONFIG, shape=(6, 9, 2), classes=4):
   )
   images = np.random.default_rng(0).standard_normal((3, *shape), np.float32)
   return (model, tiny.variables_of(model, {"image": images}), images)
-
-
-def first_inputs(model, variables, images):
-  """What the first layer reads."""
-  seen = []
-
-  def replacement(place, attention, own, query, key, value, **call):
-    seen.append((place, query, call))
-    return own(query, key, value, **call)
-
-  jax.eval_shape(
-    lambda variables: models.replace_attention(
-      model, variables, {"image": images}, replacement
-    ),
-    variables,
-  )
-  return seen
 
 
 def test_a_token_is_a_patch_times_a_kernel_and_its_position():
@@ -95,14 +80,14 @@ def test_logits_are_read_from_the_first_tokens():
 
 def test_attention_sees_every_patch_and_no_mask():
   model, variables, images = make()
-  seen = first_inputs(model, variables, images)
+  seen = tiny.calls(model, variables, {"image": images})
   assert [place for place, *_ in seen] == [
     "encoder_0/self_attention",
     "encoder_1/self_attention",
   ]
-  for _, query, call in seen:
+  for _, _, query, _, _, options in seen:
     assert query.shape == (3, 7, 2, 4)
-    assert call.get("mask") is None
+    assert options.get("mask") is None
 
 
 def test_any_encoder_mechanism_serves():
@@ -110,14 +95,9 @@ def test_any_encoder_mechanism_serves():
   model, variables, images = make(
     dataclasses.replace(CONFIG, encoder_attention=chosen)
   )
-
-  def loss(params):
-    all_of_them = {**variables, "params": params}
-    return models.forward(model, all_of_them, {"image": images}).sum()
-
-  gradients = jax.jit(jax.grad(loss))(variables["params"])
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
-  assert np.abs(gradients["patches"]["positions"]).min() > 0
+  found = tiny.gradients(model, variables, {"image": images})
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+  assert np.abs(found["patches"]["positions"]).min() > 0
 
 
 def naive_bicubic(table, grid):
@@ -172,20 +152,16 @@ def test_images_of_another_size():
     models.forward(model, variables, {"image": images[:, :2]})
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"patch_size": 0}, "patch_size: expected at least 1, got 0"),
-    ({"kind": "decoder"}, "kind: expected one of vit, got 'decoder'"),
-    ({"head": "tokens"}, "head: expected class or hidden, got 'tokens'"),
-    ({"position": "rotary"}, "position: expected learned or sinusoidal"),
-    ({"embedding_scale": 2.0}, "embedding_scale: expected none where kind is"),
-    ({"vocab_size": 5}, "vocab_size: expected none where kind is 'vit'"),
-  ],
-)
-def test_faults_of_the_config(changes, message):
-  with pytest.raises(ValueError, match=message):
-    nested.replace(CONFIG, **changes)
+def test_faults_of_the_config():
+  assert_refused(
+    functools.partial(nested.replace, CONFIG),
+    {"patch_size": 0},
+    {"kind": "decoder"},
+    {"head": "tokens"},
+    {"position": "rotary"},
+    {"embedding_scale": 2.0},
+    {"vocab_size": 5},
+  )
 
 
 def test_faults_of_the_sizes():
