@@ -162,35 +162,25 @@ class _Scores(Scores):
     kernel = self.score_kernel + tile.score_kernel
     return dataclasses.replace(totals, score_kernel=kernel)
 
-  def of_tile(self, query, key, rows, positions, fixed):
-    """See `Scores`."""
-    queries = query.reshape(query.shape[0], -1, rows, query.shape[3])
-    hidden = jnp.tanh(queries[:, :, :, None] + key[:, :, None])
+  def product(self, query, key):
+    """In the place of that of `Scores`."""
+    hidden = jnp.tanh(query[:, :, :, None] + key[:, :, None])
     # As a product of rows: a sum is slower.
     pairs = hidden.reshape(*hidden.shape[:2], -1, hidden.shape[4])
     kernel = self.score_kernel
     # Repeated for every example, so that the factors share a batch axis.
     kernel = jnp.broadcast_to(kernel, (len(pairs), *kernel.shape))
     x = jnp.einsum("bnxa,bna->bnx", pairs, kernel)
-    x = x.reshape(*query.shape[:3], -1)
-    return self._after(x, query, rows, positions, fixed)
+    return x.reshape(*query.shape[:3], -1)
 
-  def vjp(self, query, key, rows, positions, fixed):
-    """See `Scores`."""
-    x, pull = jax.vjp(
-      lambda query, key, scores: scores.of_tile(
-        query, key, rows, positions, fixed
-      ),
+  def vjp(self, query, key, places, score_arrays=()):
+    """See `Scores`; JAX's own, as there is no product of queries and keys."""
+    return jax.vjp(
+      lambda query, key, scores: scores.tile(query, key, places, score_arrays),
       query,
       key,
       self,
     )
-
-    def turned(dx):
-      dquery, dkey, dscores = pull(dx)
-      return dquery, jnp.swapaxes(dkey, 2, 3), dscores
-
-    return x, turned
 
 
 def _projected(

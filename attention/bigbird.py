@@ -314,7 +314,7 @@ def _collected(
     is_here = is_here.reshape(1, -1, *[1] * (x.ndim - 2))
     return (moving, jnp.where(is_here, take(moving), taken)), None
 
-  start = layout.alike((x, take(x)), (x, rank))
+  start = layout.match_varying((x, take(x)), (x, rank))
   (_, taken), _ = jax.lax.scan(step, start, jnp.arange(1, size))
   return taken.reshape(len(x), -1, *x.shape[3:])
 

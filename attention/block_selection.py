@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, layout, platform
+from attention import arguments, platform
+from attention.layout import query_dot
 from attention.softmax import chunk_map, masked_softmax, split_blocks
 
 
@@ -40,9 +41,7 @@ def best_blocks(
 
   def choose(rows):
     query, places = rows
-    heads = layout.heads_first(query, means.shape[2])
-    scores = layout.dot("bkqh,bmkh->bkqm", heads, means)
-    scores = layout.heads_last(scores, query.shape[1])
+    scores = _by_query_head(query, means)
     own = (places // block_size)[:, :, None, None]
     is_choice = (numbers < own) & (counts > 0)[:, None, None]
     return _largest(scores, is_choice, numbers == own, top_k)
@@ -83,14 +82,11 @@ def selected_blocks(
 
   def choose(chunk):
     query, places = chunk
-    rows = query.shape[1]
-    heads = layout.heads_first(query, kv_heads)
-    logits = scale * layout.dot("bkqh,bmkh->bkqm", heads, key)
-    logits = layout.heads_last(logits, rows)
+    logits = scale * _by_query_head(query, key)
     seen = shown[:, None] & (ends[None, None] <= places[..., None])
     weights = masked_softmax(logits, seen[:, :, None])
     shape = kv_heads, query.shape[2] // kv_heads, count
-    weights = weights.reshape(len(query), rows, *shape)
+    weights = weights.reshape(*query.shape[:2], *shape)
     scores = jnp.einsum("btkjm,ms->btks", weights, shared)
     own = (places // block_size)[:, :, None, None]
     is_fixed = (numbers == 0) | (numbers == own) | (numbers == own - 1)
@@ -100,6 +96,13 @@ def selected_blocks(
   batch, length, num_heads, _ = query.shape
   rows = platform.rows_at_once(4 * batch * num_heads * (count + total), length)
   return chunk_map(choose, rows, (query, places))
+
+
+def _by_query_head(query, key):
+  """Products of queries `[B, C, N, H]` and keys `[B, M, K, H]`, `[B, C, N, M]`."""
+  keys = jnp.swapaxes(key, 1, 2)
+  products = query_dot("bkqh,bkmh->bkqm", jnp.swapaxes(query, 1, 2), keys)
+  return jnp.swapaxes(products, 1, 2)
 
 
 def _shared_strides(count, total, sizes):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, dropout, layout, own_logits, platform, plug
+from attention import arguments, dropout, own_logits, platform, plug
 from attention import mods as mods_lib
 from attention.cache import (
   DenseCache,
@@ -24,6 +24,7 @@ from attention.cache import (
   prefill,
 )
 from attention.implementations import InParts
+from attention.layout import query_dot
 from attention.logits import Logits, logits_from_options, tables_at
 from attention.loop import Output, with_sinks
 from attention.mods import MaskMod, ScoreMod
@@ -153,7 +154,6 @@ def dense_attention(
     sinks=sinks,
   )
   batch, _, num_heads, _ = query.shape
-  kv_heads = key.shape[2]
   query_dtype, dtype = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
   if query.dtype == dtype:
     # A scale that is an array is multiplied into the queries. That is less work than
@@ -161,9 +161,7 @@ def dense_attention(
     scale = arguments.softmax_scale(logits.scale, query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
-  keys, values = (
-    layout.heads_first(visible.readable(x), kv_heads) for x in (key, value)
-  )
+  keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
 
   def attend(query, bias, start, seen):
     """(out, lse) of C rows, the first of which is at `start`, over `seen` keys."""
@@ -173,24 +171,20 @@ def dense_attention(
     part = dataclasses.replace(
       scores.cut(start, rows, 0, seen), bias=bias, dtype=dtype
     )
-    x = layout.heads_first(query, kv_heads)
-    x = part.of_tile(x, keys[:, :, :seen], rows, places, ())
+    x = part.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :seen], places)
     shown = visible.traced(pairs).block(start, rows, 0, seen)
-    if shown is not None:
-      shown = jnp.broadcast_to(shown, pairs).reshape(x.shape)
     weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
-      kept = dropout.of_pairs(
+      weights *= dropout.of_pairs(
         dropout_rng,
         dropout_rate,
         *pairs[:2],
         places[0] + jnp.arange(rows),
         places[1] + jnp.arange(seen),
       )
-      weights *= kept.reshape(x.shape)
     weights = weights.astype(value.dtype)
-    out = layout.dot("bkqs,bksv->bkqv", weights, values[:, :, :seen], dtype)
-    out, lse = (layout.heads_last(y, rows) for y in (out, lse))
+    out = query_dot("bkqd,bkdv->bkqv", weights, values[:, :, :seen], dtype)
+    out, lse = (jnp.swapaxes(y, 1, 2) for y in (out, lse))
     if logits.sinks is not None:
       out, lse = with_sinks(out, lse, logits.sinks)
     return out.astype(query_dtype), lse

@@ -97,7 +97,9 @@ def latent_attention(
     )
   if absorbed:
     own, rotary = jnp.split(query, [key_kernel.shape[2]], axis=3)
-    own = layout.dot("btnc,rnc->btnr", own, key_kernel, dtype)
+    own = jnp.einsum(
+      "btnc,rnc->btnr", own, key_kernel, preferred_element_type=dtype
+    )
     query = jnp.concatenate([own, rotary], axis=3)
     key = jnp.concatenate([latent, shared], axis=2).astype(dtype)[:, :, None]
     read = latent.astype(dtype)[:, :, None] if value is None else value
@@ -123,7 +125,9 @@ def latent_attention(
   )
   out = result[0] if return_lse else result
   if absorbed and value is None:
-    out = layout.dot("btnr,rnv->btnv", out, value_kernel, dtype)
+    out = jnp.einsum(
+      "btnr,rnv->btnv", out, value_kernel, preferred_element_type=dtype
+    )
   return (out, result[1]) if return_lse else out
 
 
@@ -145,9 +149,13 @@ def _expanded(
   dtype: Any,
 ) -> tuple[Array, Array]:
   """Keys `[B, S, N, H]` and values `[B, S, N, V]`, which may be given by key head."""
-  own = layout.dot("bsr,rnd->bsnd", latent, key_kernel, dtype)
+  own = jnp.einsum(
+    "bsr,rnd->bsnd", latent, key_kernel, preferred_element_type=dtype
+  )
   if value is None:
-    value = layout.dot("bsr,rnv->bsnv", latent, value_kernel, dtype)
+    value = jnp.einsum(
+      "bsr,rnv->bsnv", latent, value_kernel, preferred_element_type=dtype
+    )
   else:
     value = jnp.repeat(value, own.shape[2] // value.shape[2], axis=2)
   shape = (*own.shape[:3], shared_key.shape[2])

@@ -1,55 +1,59 @@
 """Blocks of arrays: cut one out, multiply it, put it back.
 
-Arrays are `[B, T, N, H]`. A block of C positions is brought to `[B, K, Q, H]`,
-with the C rows of the J = N/K query heads of a key head one after another, so
-that Q = J·C and keys are never repeated. B and K stay two axes from the first
-line to the last: arrays that are sharded along either are computed where they
-are.
+Arrays are `[B, T, N, H]`, and a block of C positions is `[B, N, C, H]`. N = J·K query
+heads share K key heads, J each, which are never repeated: a product takes the C rows
+of J heads together. B and the heads stay two axes from the first line to the last:
+arrays that are sharded along either are computed where they are.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import platform
+dot = partial(jnp.einsum, preferred_element_type=jnp.float32)
+"""An einsum that accumulates in float32."""
+
+cut = partial(jax.lax.dynamic_slice_in_dim, axis=1)
+"""`cut(x, start, size)`: positions of x."""
 
 
-def dot(
-  spec: str, x: Array, y: Array, dtype: Any = jnp.float32
-) -> Float[Array, "..."]:
-  """An einsum of two blocks that accumulates in `dtype`."""
-  return jnp.einsum(spec, x, y, preferred_element_type=dtype)
+def query_dot(
+  spec: str,
+  x: Float[Array, "B N C X"],
+  y: Float[Array, "B K D Y"],
+  dtype: Any = jnp.float32,
+) -> Float[Array, "B N C Z"]:
+  """A product of rows of every query head with the key head that it reads.
+
+  `spec` is 'bkqh,bkdh->bkqd' or 'bkqd,bkdv->bkqv', Q = J·C rows of one key head.
+  """
+  grouped = x.reshape(len(x), y.shape[1], -1, x.shape[3])
+  product = jnp.einsum(spec, grouped, y, preferred_element_type=dtype)
+  return product.reshape(*x.shape[:3], -1)
 
 
-def inner(
-  x: Float[Array, "*A D"], y: Float[Array, "*A D"]
-) -> Float[Array, "*A 1"]:
-  """Σ_d x[d] y[d] in float32, as a product; as a sum it is slow on a CPU."""
-  return dot("...d,...d->...", x, y)[..., None]
+def key_dot(
+  x: Float[Array, "B N C D"], y: Float[Array, "B N C H"], kv_heads: int
+) -> Float[Array, "B K D H"]:
+  """Σ x_c ⊗ y_c over C rows of the query heads of each key head, in float32."""
+  x, y = (z.reshape(len(z), kv_heads, -1, z.shape[3]) for z in (x, y))
+  # In this order XLA:CPU takes its fast kernel.
+  product = dot("bkhq,bkqd->bkhd", jnp.swapaxes(y, 2, 3), x)
+  return jnp.swapaxes(product, 2, 3)
 
 
-def turned(x: Float[Array, "*A X Y"]) -> Float[Array, "*A Y X"]:
-  """A block transposed, so that the product that reads it is a fast one."""
-  return platform.apart(jnp.swapaxes(x, -2, -1))
-
-
-def cut(x: Array, start: Array | int, size: int, axis: int = 1) -> Array:
-  """`size` positions of `x` from `start`."""
-  return jax.lax.dynamic_slice_in_dim(x, start, size, axis=axis)
-
-
-def put(x: Array, block: Array, start: Array | int, axis: int = 1) -> Array:
+def put(x: Array, block: Array, start: Array | int) -> Array:
   """`x` with the positions from `start` replaced, in the dtype of `x`."""
   block = block.astype(x.dtype)
-  return jax.lax.dynamic_update_slice_in_dim(x, block, start, axis=axis)
+  return jax.lax.dynamic_update_slice_in_dim(x, block, start, axis=1)
 
 
-def add(total: Array, block: Array, start: Array | int, axis: int = 1) -> Array:
+def add(total: Array, block: Array, start: Array | int) -> Array:
   """`total` with `block` added to the positions from `start`."""
-  block = block + cut(total, start, block.shape[axis], axis)
-  return put(total, block, start, axis)
+  return put(total, block + cut(total, start, block.shape[1]), start)
 
 
 def written(
@@ -86,40 +90,19 @@ def head_rows(
   return rows.reshape(*index.shape, *x.shape[3:])
 
 
-def heads_first(
-  x: Shaped[Array, "B C N *H"], kv_heads: int
-) -> Shaped[Array, "B K Q *H"]:
-  """Rows of the query heads that share a key head, one head after another."""
-  batch, rows, num_heads = x.shape[:3]
-  x = x.reshape(batch, rows, kv_heads, num_heads // kv_heads, *x.shape[3:])
-  x = jnp.moveaxis(x, 1, 3)
-  return x.reshape(batch, kv_heads, -1, *x.shape[4:])
-
-
-def heads_last(
-  x: Shaped[Array, "B K Q *H"], rows: int
-) -> Shaped[Array, "B C N *H"]:
-  """Undoes `heads_first` on a block of C = `rows` positions."""
-  batch, kv_heads = x.shape[:2]
-  x = x.reshape(batch, kv_heads, -1, rows, *x.shape[3:])
-  x = jnp.moveaxis(x, 3, 1)
-  return x.reshape(batch, rows, -1, *x.shape[4:])
-
-
-def alike(tree: Any, like: Any = None) -> Any:
+def match_varying(tree: Any, like: Any = None) -> Any:
   """The arrays, varying over all mesh axes that any of them (or of `like`) does.
 
   Inside `jax.shard_map`, loops and custom derivatives want one type of all.
   """
-
-  def varying(x):
-    return jax.typeof(x).manual_axis_type.varying
-
   leaves = jax.tree.leaves(tree if like is None else like)
-  axes = frozenset().union(*map(varying, leaves))
+  varying = (jax.typeof(x).manual_axis_type.varying for x in leaves)
+  axes = frozenset().union(*varying)
+  if not axes:
+    return tree
 
   def vary(x):
-    lacking = tuple(axes - varying(x))
+    lacking = tuple(axes - jax.typeof(x).manual_axis_type.varying)
     return jax.lax.pcast(x, lacking, to="varying") if lacking else x
 
   return jax.tree.map(vary, tree)

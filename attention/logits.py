@@ -26,8 +26,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments, layout
+from attention import arguments
 from attention import mods as mods_lib
+from attention.layout import cut, dot, key_dot, query_dot
 from attention.mods import ScoreMod
 from attention.visible import Visible
 
@@ -190,8 +191,8 @@ def check_tables(
 
 
 Pull = Callable[[Array], tuple[Array, Array, Any]]
-"""Cotangent of the scores -> those of queries `[B, K, Q, H]`, of keys
-`[B, K, H, D]`, transposed, and of the arrays of the scores."""
+"""Cotangent of the scores -> those of queries `[B, N, C, H]`, of keys `[B, K, D, H]`
+and of the arrays of the scores."""
 
 _AXES = {"bias": (2, 3), "query_gates": (1, None), "key_gates": (None, 1)}
 """The axes of queries and of keys, of the arrays that have any."""
@@ -228,12 +229,6 @@ class Scores:
   key_gates: Any = None
   dtype: Any = dataclasses.field(default=jnp.float32, metadata=_STATIC)
 
-  @property
-  def is_product(self) -> bool:
-    """Whether a score is the scaled product."""
-    arrays = (getattr(self, name) for name in _ARRAYS)
-    return self.soft_cap is None and all(x is None for x in arrays)
-
   def cut(
     self, start: Array | int, rows: int, first: Array | int, width: int
   ) -> "Scores":
@@ -246,7 +241,7 @@ class Scores:
           axes, (start, first), (rows, width), strict=True
         ):
           if axis is not None and x.shape[axis] > 1:
-            x = layout.cut(x, place, size, axis)
+            x = cut(x, place, size, axis=axis)
         parts[name] = x
     return dataclasses.replace(self, **parts)
 
@@ -264,78 +259,76 @@ class Scores:
       )
     return dataclasses.replace(self, **totals)
 
-  def of_tile(
+  def tile(
     self,
-    query: Float[Array, "B K Q H"],
+    query: Float[Array, "B N C H"],
     key: Float[Array, "B K D H"],
-    rows: int,
-    positions: tuple[Array | int, Array | int],
-    fixed: tuple[Array, ...],
-  ) -> Float[Array, "B K Q D"]:
+    places: tuple[Array | int, Array | int],
+    score_arrays: tuple[Array, ...] = (),
+  ) -> Float[Array, "B N C D"]:
     """The scores of a tile; self is `cut` for it.
 
     Args:
-      query: Q = J·C rows, the J heads of a key head one after another.
+      query: C queries.
       key: D keys.
-      rows: C.
-      positions: of the first query and key.
-      fixed: arrays of `score_mod` without a gradient.
+      places: positions of the first query and the first key.
+      score_arrays: those of `score_mod` without a gradient.
     """
-    x = self._product(query, key)
-    return (
-      x if self.is_product else self._after(x, query, rows, positions, fixed)
-    )
+    x = self.product(query, key)
+    return self.adjusted(x, query, places, score_arrays)
 
   def vjp(
     self,
-    query: Float[Array, "B K Q H"],
+    query: Float[Array, "B N C H"],
     key: Float[Array, "B K D H"],
-    rows: int,
-    positions: tuple[Array | int, Array | int],
-    fixed: tuple[Array, ...],
-  ) -> tuple[Float[Array, "B K Q D"], Pull]:
-    """`of_tile`, and what takes the cotangent of its result further."""
-    x, pull_after = self._product(query, key), None
-    if not self.is_product:
-      x, pull_after = jax.vjp(
-        lambda x, query, scores: scores._after(
-          x, query, rows, positions, fixed
-        ),
-        x,
-        query,
-        self,
-      )
+    places: tuple[Array | int, Array | int],
+    score_arrays: tuple[Array, ...] = (),
+  ) -> tuple[Float[Array, "B N C D"], Pull]:
+    """`tile`, and what takes the cotangent of its result further.
+
+    Products of the backward are in the dtype of the queries, where JAX's derivative
+    would have them in float32.
+    """
+    x, pull_adjusted = jax.vjp(
+      lambda scores, x, query: scores.adjusted(x, query, places, score_arrays),
+      self,
+      self.product(query, key),
+      query,
+    )
 
     def pull(dx):
-      dscores, dquery = self, 0.0
-      if pull_after is not None:
-        dx, dquery, dscores = pull_after(dx)
+      dscores, dx, dquery = pull_adjusted(dx)
       dx = (dx * self.scale).astype(query.dtype)
-      # Turning the queries keeps this product one of XLA:CPU's fast forms.
-      dkey = layout.dot("bkhq,bkqd->bkhd", layout.turned(query), dx)
-      dquery += layout.dot("bkqd,bkdh->bkqh", dx, key)
-      return dquery, dkey, dscores
+      dkey = key_dot(dx, query, key.shape[1])
+      return dquery + query_dot("bkqd,bkdh->bkqh", dx, key), dkey, dscores
 
     return x, pull
 
-  def _product(self, query, key):
-    x = layout.dot("bkqh,bkdh->bkqd", query, key, self.dtype)
+  def product(
+    self, query: Float[Array, "B N C H"], key: Float[Array, "B K D H"]
+  ) -> Float[Array, "B N C D"]:
+    """The scaled products of queries and keys."""
+    x = query_dot("bkqh,bkdh->bkqd", query, key, self.dtype)
     return x * self.scale
 
-  def _after(self, x, query, rows, positions, fixed):
-    """What follows the product, in its dtype."""
-    batch, kv_heads, _, width = x.shape
+  def adjusted(
+    self,
+    x: Float[Array, "B N C D"],
+    query: Float[Array, "B N C H"],
+    places: tuple[Array | int, Array | int],
+    score_arrays: tuple[Array, ...],
+  ) -> Float[Array, "B N C D"]:
+    """The products with all else that a score is made of, in their dtype."""
     if self.soft_cap is not None:
       x = self.soft_cap * jnp.tanh(x / self.soft_cap)
-    x = x.reshape(batch, -1, rows, width)
-    start, first = positions
+    rows, width = x.shape[2:]
+    start, first = places
     distance = first - start + jnp.arange(1 - rows, width)
     if self.relative_keys is not None:
-      query = query.reshape(*x.shape[:3], -1).astype(x.dtype)
       keys = _at_distance(jnp.moveaxis(self.relative_keys, 2, 1), distance)
       keys = jnp.broadcast_to(keys, (x.shape[1], *keys.shape[1:]))
-      products = layout.dot(
-        "bnch,nhe->bnce", query, keys.astype(x.dtype), x.dtype
+      products = jnp.einsum(
+        "bnch,nhe->bnce", query.astype(x.dtype), keys.astype(x.dtype)
       )
       x += self.scale * _skew(products)
     if self.relative_bias is not None:
@@ -343,8 +336,9 @@ class Scores:
       shape = (x.shape[1], rows, terms.shape[1])
       x += _skew(jnp.broadcast_to(terms[:, None], shape))[None]
     if self.score_mod is not None:
-      places = mods_lib.indices(x.shape, start, first)
-      score = self.score_mod(x, *places, fixed=fixed)
+      shape = x.shape[0], x.shape[1], rows, width
+      indices = mods_lib.indices(shape, start, first)
+      score = self.score_mod(x, *indices, fixed=score_arrays)
       x = jnp.broadcast_to(jnp.asarray(score, x.dtype), x.shape)
     if self.query_gates is not None:
       sums = jnp.moveaxis(self.query_gates, 2, 1)[:, :, :, None]
@@ -352,7 +346,7 @@ class Scores:
       x += (high_low[..., 0] + high_low[..., 1]).astype(x.dtype)
     if self.bias is not None:
       x += self.bias.astype(x.dtype)
-    return x.reshape(batch, kv_heads, -1, width)
+    return x
 
 
 def _added(total, part, axes, start, first):
@@ -402,7 +396,7 @@ def tables_at(
   if relative_keys is not None:
     spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
     factor = arguments.softmax_scale(scale, query.shape[-1])
-    terms.append(factor * layout.dot(spec, query[:, 0], relative_keys))
+    terms.append(factor * dot(spec, query[:, 0], relative_keys))
   if not terms:
     return None
   batch, _, num_heads, _ = query.shape

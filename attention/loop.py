@@ -13,12 +13,11 @@ every tile again. With g the cotangent of out and h that of lse,
 so whatever joins partial results by their lse (`merge`: global tokens, rings, sinks)
 needs no derivative of its own.
 
-A tile is `[B, K, Q, D]`: D keys, and Q = J·C rows, the C queries of each of the
-J = N/K query heads of a key head. A block of C queries takes the keys of its span
-in one visit, or block after block with an online softmax. The last block of queries
-or keys moves back to end with the sequence, so that no array is padded. Where there
-is one visit, a GPU or TPU takes several neighbouring tiles in one batched step.
-B and K stay two axes, so arrays sharded along either are computed where they are.
+A tile is `[B, N, C, D]`, C queries and D keys. A block of C queries takes the keys of
+its span in one visit, or block after block with an online softmax. The last block of
+queries or keys moves back to end with the sequence, so that no array is padded. Where
+there is one visit, a GPU or TPU takes several neighbouring tiles in one batched step
+(`tiles`).
 """
 
 from functools import partial
@@ -26,11 +25,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from attention import dropout, layout, platform
+from attention import dropout, layout
 from attention.derivative import with_backward
-from attention.layout import alike, cut, heads_first, heads_last, put
+from attention.layout import cut, key_dot, match_varying, query_dot
 from attention.logits import Logits
 from attention.tiles import Grid, grid_of
 from attention.visible import Visible
@@ -79,124 +78,42 @@ def attend(
   grid = grid_of(query, value, visible, block, dropout_rate)
   shape = (len(query), query.shape[2], grid.rows, grid.width)
   query, scores, fixed = logits.scores(query, visible, shape)
-  key, value = visible.readable(key), visible.readable(value)
-  others = Others(visible.traced(shape), fixed, dropout_rng)
-  inputs = jax.tree.map(jnp.asarray, (query, key, value, scores, others))
-  out, lse = _attend(grid)(alike(inputs))
+  arrays = query, visible.readable(key), visible.readable(value), scores
+  constants = Constants(visible.traced(shape), fixed, dropout_rng)
+  run = with_backward(partial(forward, grid), partial(backward, grid))
+  inputs = jax.tree.map(jnp.asarray, (*arrays, constants))
+  out, lse = run(match_varying(inputs))
   if logits.sinks is None:
     return out, lse
   return with_sinks(out, lse, logits.sinks)
 
 
-class Others(NamedTuple):
+class Constants(NamedTuple):
   """Arguments without a derivative.
 
   Attributes:
     visible: which pairs count.
-    fixed: arrays of a score_mod that are no floats.
+    score_arrays: arrays of a score_mod that are no floats.
     rng: key of the dropout.
   """
 
   visible: Visible
-  fixed: tuple[Any, ...]
+  score_arrays: tuple[Any, ...]
   rng: Any
 
 
-def _attend(grid):
-  """`forward` with the derivative that `backward` is."""
+def forward(grid: Grid, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+  """(out, lse), twice: as the result, and for `backward`.
 
-  def saving(inputs):
-    results = forward(grid, *inputs)
-    return results, results
-
-  def gradients(inputs, results, cotangents):
-    return *backward(grid, *inputs, *results, *cotangents), inputs[-1]
-
-  return with_backward(saving, gradients)
-
-
-def _cut_keys(grid, others, arrays, start, visit):
-  """Keys, values and scores of a tile, linear in `arrays`."""
-  key, value, scores = arrays
-  first, _ = grid.first(others.visible, start, visit)
-  key, value = (
-    platform.apart(heads_first(cut(x, first, grid.width), x.shape[2]))
-    for x in (key, value)
-  )
-  return key, value, scores.cut(start, grid.rows, first, grid.width)
-
-
-def _pairs(grid, others, start, visit, shape):
-  """Positions of a tile, which of its pairs count, and Δ; None is all, and 1."""
-  visible, rows, width = others.visible, grid.rows, grid.width
-  first, fresh = grid.first(visible, start, visit)
-  shown = visible.block(start, rows, first, width, fresh)
-  if shown is not None:
-    shown = by_score(shown, shape, rows)
-  positions = visible.query_start + start, visible.key_start + first
-  kept = None
-  if grid.dropout_rate:
-    kept = dropout.of_pairs(
-      others.rng,
-      grid.dropout_rate,
-      shape[0],
-      shape[1] * shape[2] // rows,
-      positions[0] + jnp.arange(rows),
-      positions[1] + jnp.arange(width),
-    ).reshape(shape)
-  return positions, shown, kept
-
-
-def by_score(
-  x: Bool[Array, "#B #N #C #D"], shape: tuple[int, ...], rows: int
-) -> Bool[Array, "B K Q D"]:
-  """What is known by pair, for every score of a tile."""
-  batch, kv_heads, queries, width = shape
-  by_head = (batch, kv_heads * queries // rows, rows, width)
-  return jnp.broadcast_to(x, by_head).reshape(shape)
-
-
-def shown_pairs(
-  shape: tuple[int, int, int, int],
-  keep: Bool[Array, "B D"] | None,
-  query_ids: Int[Array, "B C"] | None,
-  key_ids: Int[Array, "B D"] | None,
-  right: int | None = None,
-) -> Bool[Array, "B K Q D"] | None:
-  """Which scores of one block of C queries and as many keys count; None is all.
-
-  Args:
-    shape: that of the scores.
-    keep: keys that a mask leaves.
-    query_ids: segments of the queries.
-    key_ids: segments of the keys.
-    right: the key lies at most so far behind the query, as in `Visible`.
+  `inputs` are query, key, value, scores and constants. `attend` gives this function
+  its derivative.
   """
-  rows = shape[3]
-  shown = Visible(
-    masks=() if keep is None else (keep[:, None, None],),
-    segments=() if key_ids is None else ((query_ids, key_ids),),
-    right=right,
-  ).block(0, rows, 0, rows)
-  return None if shown is None else by_score(shown, shape, rows)
-
-
-def forward(
-  grid: Grid,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S L V"],
-  scores: Any,
-  others: Others,
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Out and lse. It has no derivative of its own: `attend` has one."""
-  arrays = key, value, scores
+  query, *arrays, constants = inputs
 
   def visit(q, start, j, sums):
-    k, v, part = _cut_keys(grid, others, arrays, start, j)
-    shape = (*q.shape[:3], grid.width)
-    positions, shown, kept = _pairs(grid, others, start, j, shape)
-    x = part.of_tile(q, k, grid.rows, positions, others.fixed)
+    k, v, scores = _keys(grid, constants, arrays, start, j)
+    places, shown, kept = _pairs(grid, constants, q, start, j)
+    x = scores.tile(q, k, places, constants.score_arrays)
     if shown is not None:
       x = jnp.where(shown, x, _LOWEST)
     # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
@@ -206,7 +123,7 @@ def forward(
     p = jnp.exp(x - m)
     total = jnp.sum(p, -1, keepdims=True)
     p = p if kept is None else p * kept
-    out = layout.dot("bkqd,bkdv->bkqv", p.astype(v.dtype), v)
+    out = query_dot("bkqd,bkdv->bkqv", p.astype(v.dtype), v)
     if sums is None:
       return m, total, out
     decay = jnp.exp(sums[0] - m)
@@ -216,137 +133,140 @@ def forward(
     if grid.one_visit:
       m, total, out = visit(q, start, 0, None)
     else:
-      column = (*q.shape[:3], 1)
-      nothing = (
-        jnp.full(column, _LOWEST / 2, jnp.float32),
-        jnp.zeros(column, jnp.float32),
-        jnp.zeros((*q.shape[:3], value.shape[3]), jnp.float32),
-      )
+      zeros = jnp.zeros_like(q[..., :1], jnp.float32)
+      shape = *q.shape[:3], arrays[1].shape[3]
+      out = jnp.zeros_like(q, jnp.float32, shape=shape)
       m, total, out = jax.lax.fori_loop(
         0,
-        grid.visits(others.visible, start),
+        grid.visits(constants.visible, start),
         lambda j, sums: visit(q, start, j, sums),
-        alike(nothing, (query, key)),
+        (zeros + _LOWEST / 2, zeros, out),
       )
     is_empty = total == 0.0
     out = out / jnp.where(is_empty, 1.0, total)
     return out, jnp.where(is_empty, -jnp.inf, m + jnp.log(total))
 
   def step(i, results):
-    start = grid.start(i)
-    q = grid.split(cut(query, start, grid.size))
-    parts = grid.each(tile)(q, grid.starts(i))
-
-    def write(whole, part):
-      old = cut(whole, start, grid.size)
-      return put(whole, grid.where_new(i, grid.join(part), old), start)
-
-    return tuple(map(write, results, parts))
+    parts = grid.each(tile)(grid.take(query, i), grid.starts(i))
+    return [grid.put(x, i, y) for x, y in zip(results, parts, strict=True)]
 
   shape = query.shape[:3]
-  zeros = (
-    jnp.zeros((*shape, value.shape[3]), query.dtype),
-    jnp.zeros((*shape, 1), jnp.float32),
-  )
-  zeros = alike(zeros, (query, key))
-  out, lse = jax.lax.fori_loop(0, grid.steps, step, zeros)
-  return out, lse[..., 0]
+  out = jnp.zeros_like(query, shape=(*shape, arrays[1].shape[3]))
+  lse = jnp.zeros_like(query, jnp.float32, shape=(*shape, 1))
+  out, lse = jax.lax.fori_loop(0, grid.steps, step, [out, lse])
+  return (out, lse[..., 0]), (out, lse[..., 0])
 
 
 def backward(
   grid: Grid,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S L V"],
-  scores: Any,
-  others: Others,
-  out: Float[Array, "B T N V"],
-  lse: Float[Array, "B T N"],
-  out_grad: Float[Array, "B T N V"],
-  lse_grad: Float[Array, "B T N"],
-) -> tuple[Float[Array, "B T N H"], Array, Array, Any]:
-  """Gradients of query, key, value and scores, of all but the query in float32.
+  inputs: tuple[Any, ...],
+  results: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
+  cotangents: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
+) -> tuple[Any, ...]:
+  """Gradients of `inputs`, of all but the query in float32.
 
   Args:
-    grid: as in `forward`, with the arguments after it.
-    out: the output over all keys of the rows, of which these may be a part.
-    lse: their log-sum-exp.
-    out_grad: the cotangent of `out`.
-    lse_grad: that of `lse`.
+    grid: as in `forward`.
+    inputs: likewise; the constants stand for their own gradients.
+    results: (out, lse) over all keys of the rows, of which these may be a part.
+    cotangents: theirs.
   """
-  arrays = key, value, scores
+  query, *arrays, constants = inputs
+  (out, lse), (out_grad, lse_grad) = results, cotangents
   # A row without keys has no weights: e^(x − ∞).
-  lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)[..., None]
+  lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
-  def visit(j, inputs, start):
+  def visit(j, rows, start):
     """Gradients of the queries of a tile, and of its keys, values and scores."""
-    q, g, delta, row_lse = inputs
-    k, v, part = _cut_keys(grid, others, arrays, start, j)
-    shape = (*q.shape[:3], grid.width)
-    positions, shown, kept = _pairs(grid, others, start, j, shape)
-    x, pull = part.vjp(q, k, grid.rows, positions, others.fixed)
+    q, g, delta, row_lse = rows
+    k, v, scores = _keys(grid, constants, arrays, start, j)
+    places, shown, kept = _pairs(grid, constants, q, start, j)
+    x, pull = scores.vjp(q, k, places, constants.score_arrays)
     p = jnp.exp(x - row_lse)
     p = p if shown is None else jnp.where(shown, p, 0.0)
-    dp = layout.dot("bkqv,bkdv->bkqd", g, v)
+    dp = query_dot("bkqv,bkdv->bkqd", g, v)
     dropped = p
     if kept is not None:
       dp, dropped = dp * kept, p * kept
-    # Turning the cotangents keeps this product one of XLA:CPU's fast forms.
-    dv = layout.dot(
-      "bkvq,bkqd->bkvd", layout.turned(g), dropped.astype(g.dtype)
-    )
-    dq, dk, dpart = pull(p * (dp - delta))
-    dk, dv = (jnp.swapaxes(x, 2, 3) for x in (dk, dv))
-    dpart = jax.tree.map(lambda x: x.astype(jnp.float32), dpart)
-    return dq, (dk, dv, dpart)
+    dv = key_dot(dropped.astype(g.dtype), g, v.shape[1])
+    dq, dk, dscores = pull(p * (dp - delta))
+    dscores = jax.tree.map(lambda x: x.astype(jnp.float32), dscores)
+    return dq, (dk, dv, dscores)
 
   def step(i, carry):
     dquery, totals = carry
-    start = grid.start(i)
-    g, o, h = (
-      cut(x, start, grid.size) for x in (out_grad, out, lse_grad[..., None])
+    starts = grid.starts(i)
+    q, g, o, h = (
+      grid.take(x, i) for x in (query, out_grad, out, lse_grad[..., None])
     )
-    delta = layout.inner(g, o) - h
-    g, delta = grid.where_new(i, g, 0), grid.where_new(i, delta, 0)
-    rows = cut(query, start, grid.size), g, delta, cut(lse, start, grid.size)
-    inputs, starts = tuple(map(grid.split, rows)), grid.starts(i)
+    delta = layout.dot("...v,...v->...", g, o)[..., None] - h
+    # Rows that the step before has had weigh nothing.
+    rows = q, g, delta, grid.take(lse[..., None], i, old=jnp.inf)
 
     def body(j, carry):
       dq, totals = carry
-      more, parts = grid.each(partial(visit, j))(inputs, starts)
-      return dq + more, _added(grid, others, totals, parts, starts, j)
+      more, parts = grid.each(partial(visit, j))(rows, starts)
+      return dq + more, _added(grid, constants, totals, parts, starts, j)
 
-    dq = alike(jnp.zeros(inputs[0].shape, jnp.float32), (query, key))
+    carry = jnp.zeros_like(q, jnp.float32), totals
     if grid.one_visit:
-      dq, totals = body(0, (dq, totals))
+      dq, totals = body(0, carry)
     else:
-      visits = grid.visits(others.visible, start)
-      dq, totals = jax.lax.fori_loop(0, visits, body, (dq, totals))
-    place = layout.add if grid.is_ragged else put
-    return place(dquery, grid.join(dq), start), totals
+      visits = grid.visits(constants.visible, starts)
+      dq, totals = jax.lax.fori_loop(0, visits, body, carry)
+    return grid.put(dquery, i, dq), totals
 
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)
-  carry = jnp.zeros(query.shape, query.dtype), zeros
-  carry = alike(carry, (query, key))
+  zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), arrays)
+  carry = jnp.zeros_like(query), zeros
   dquery, totals = jax.lax.fori_loop(0, grid.steps, step, carry)
-  return dquery, *totals
+  return dquery, *totals, constants
 
 
-def _added(grid, others, totals, parts, starts, visit):
+def _keys(grid, constants, arrays, start, visit):
+  """Keys, values and scores of a tile, linear in `arrays`."""
+  key, value, scores = arrays
+  first, _ = grid.first(constants.visible, start, visit)
+  key, value = (
+    jnp.swapaxes(cut(x, first, grid.width), 1, 2) for x in (key, value)
+  )
+  return key, value, scores.cut(start, grid.rows, first, grid.width)
+
+
+def _pairs(grid, constants, query, start, visit):
+  """Positions of a tile, which of its pairs count, and Δ; None is all, and 1."""
+  visible = constants.visible
+  first, fresh = grid.first(visible, start, visit)
+  shown = visible.block(start, grid.rows, first, grid.width, fresh)
+  places = visible.query_start + start, visible.key_start + first
+  kept = None
+  if grid.dropout_rate:
+    kept = dropout.of_pairs(
+      constants.rng,
+      grid.dropout_rate,
+      query.shape[0],
+      query.shape[1],
+      places[0] + jnp.arange(grid.rows),
+      places[1] + jnp.arange(grid.width),
+    )
+  return places, shown, kept
+
+
+def _added(grid, constants, totals, parts, starts, visit):
   """Totals with the gradients of keys, values and scores of a step."""
   if grid.at_once > 1:
     gather = jax.vmap(
-      lambda start, totals: _cut_keys(grid, others, totals, start, visit),
+      lambda start, totals: _keys(grid, constants, totals, start, visit),
       (0, None),
     )
     (more,) = jax.linear_transpose(partial(gather, starts), totals)(parts)
     return jax.tree.map(jnp.add, totals, more)
-  first, _ = grid.first(others.visible, starts, visit)
+  key, value, scores = totals
+  first, _ = grid.first(constants.visible, starts, visit)
   key, value = (
-    layout.add(total, heads_last(part, grid.width), first)
-    for total, part in zip(totals[:2], parts[:2], strict=True)
+    layout.add(total, jnp.swapaxes(part, 1, 2), first)
+    for total, part in ((key, parts[0]), (value, parts[1]))
   )
-  return key, value, totals[2].added(parts[2], starts, first)
+  return [key, value, scores.added(parts[2], starts, first)]
 
 
 def merge(

@@ -112,7 +112,7 @@ def _evaluated(jaxpr, consts, *arguments):
   Inside of `jax.shard_map` the arguments vary and the literals of a jaxpr do not,
   which primitives refuse.
   """
-  arguments, consts = layout.alike((arguments, consts))
+  arguments, consts = layout.match_varying((arguments, consts))
   if not any(jax.typeof(x).manual_axis_type.varying for x in arguments):
     return jax.core.eval_jaxpr(jaxpr, consts, *arguments)
   names = [*jaxpr.constvars, *jaxpr.invars]
@@ -122,7 +122,9 @@ def _evaluated(jaxpr, consts, *arguments):
     return x.val if isinstance(x, Literal) else values[x]
 
   for equation in jaxpr.eqns:
-    operands = layout.alike([jnp.asarray(read(x)) for x in equation.invars])
+    operands = layout.match_varying(
+      [jnp.asarray(read(x)) for x in equation.invars]
+    )
     kind, params = equation.primitive.name, equation.params
     if kind in ("jit", "custom_jvp_call"):
       inner = params["jaxpr" if kind == "jit" else "call_jaxpr"]

@@ -20,12 +20,13 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import arguments, gates, platform, plug, softmax
 from attention.dense import dense
 from attention.features import chunk_size
-from attention.layout import dot, heads_first
+from attention.layout import dot, query_dot
 from attention.logits import forget_sums
-from attention.loop import Output, by_score, merge, shown_pairs
+from attention.loop import Output, merge
 from attention.recurrence import inverse
 from attention.scan import scan_leftward
 from attention.signature import attention_factory, attention_function
+from attention.visible import visible_in_tile
 
 BLOCK = 128
 """C on a CPU, unless a call says so."""
@@ -93,7 +94,7 @@ def path_attention(
   states, keys = softmax.block_map(_own_block, 1, *arrays)
   rows = states, *arrays[-2:]
   states = scan_leftward(lambda rows: rows[0], _visit, rows, keys)
-  _, out, lse = (softmax.join_blocks(x, size, length) for x in states)
+  _, out, lse = (softmax.join_blocks(x, length) for x in states)
   out = out.astype(query.dtype)
   return (out, lse) if return_lse else out
 
@@ -131,11 +132,11 @@ def _turned(key, householder, beta):
 
 def _final_keys(key, householder, beta):
   """Every key turned by all positions behind it, `[B, T, K, H]`."""
-  length, kv_heads = key.shape[1:3]
+  length = key.shape[1]
   size = chunk_size(length, BLOCK)
 
   def turn(later, block):
-    end, product, *_ = _turned(*(heads_first(x, kv_heads) for x in block))
+    end, product, *_ = _turned(*(jnp.swapaxes(x, 1, 2) for x in block))
     return later @ product, end @ jnp.swapaxes(later, 2, 3)
 
   blocks = softmax.split_blocks((key, householder, beta), size)
@@ -144,21 +145,21 @@ def _final_keys(key, householder, beta):
     jnp.zeros_like(key[:, 0, :, :, None]) + jnp.eye(key.shape[3])[None, None]
   )
   _, keys = jax.lax.scan(turn, unit, blocks, reverse=True)
-  return softmax.join_blocks(jnp.moveaxis(keys, 0, 1), size, length)
+  return softmax.join_blocks(jnp.moveaxis(keys, 0, 1), length)
 
 
 def _own_block(query, key, value, householder, beta, sums, ids):
   """The state of queries after their own block, and what others need of it."""
-  rows, kv_heads = key.shape[1:3]
   query, key, value, householder, beta = (
-    heads_first(x, kv_heads) for x in (query, key, value, householder, beta)
+    jnp.swapaxes(x, 1, 2) for x in (query, key, value, householder, beta)
   )
   end, product, changes, kernel = _turned(key, householder, beta)
-  dots = dot("bkqh,bkdh->bkqd", query, householder)
-  dots *= by_score(jnp.tri(rows, dtype=bool)[None, None], dots.shape, rows)
-  scores = dot("bkqh,bkdh->bkqd", query, key) - dots @ changes
+  dots = jnp.tril(query_dot("bkqh,bkdh->bkqd", query, householder))
+  scores = query_dot("bkqh,bkdh->bkqd", query, key)
+  scores -= query_dot("bkqd,bkde->bkqe", dots, changes)
   out, lse = _part(scores, value, sums, sums, ids, ids, right=0)
-  return (query - dots @ kernel, out, lse), (end, value, product, sums, ids)
+  query -= query_dot("bkqd,bkdh->bkqh", dots, kernel)
+  return (query, out, lse), (end, value, product, sums, ids)
 
 
 def _visit(rows, state, keys):
@@ -166,9 +167,10 @@ def _visit(rows, state, keys):
   _, sums, ids = rows
   key, value, product, key_sums, key_ids = keys
   query, *output = state
-  scores = dot("bkqh,bkdh->bkqd", query, key)
+  scores = query_dot("bkqh,bkdh->bkqd", query, key)
   part = _part(scores, value, sums, key_sums, ids, key_ids)
-  return query @ product, *merge(tuple(output), part)
+  query = query_dot("bkqh,bkhg->bkqg", query, product)
+  return query, *merge(tuple(output), part)
 
 
 def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
@@ -176,10 +178,12 @@ def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
   if sums is not None:
     # Two numbers each, whose differences keep their digits.
     between = jnp.sum(sums[:, :, None] - key_sums[:, None], axis=4)
-    scores += between.transpose(0, 3, 1, 2).reshape(scores.shape)
-  shown = shown_pairs(scores.shape, key_ids[0], ids[1], key_ids[2], right)
+    scores += between.transpose(0, 3, 1, 2)
+  shown = visible_in_tile(
+    scores.shape[3], key_ids[0], ids[1], key_ids[2], right
+  )
   weights, lse = softmax.softmax_and_lse(scores, shown)
-  return dot("bkqd,bkdv->bkqv", weights, value), lse
+  return query_dot("bkqd,bkdv->bkqv", weights, value), lse
 
 
 @attention_factory

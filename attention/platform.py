@@ -8,7 +8,6 @@ These facts are kept here.
                   takes as many as the budget allows in one batched step,
                   because a long loop of small steps would leave it idle. The
                   number does not depend on T, so memory stays linear in T.
-  needs_barriers  where XLA must not join two operations.
   merges_rows     whether the projections of a model see one axis of rows.
 
 Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
@@ -38,7 +37,6 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 import numpy as np
 
 LEAST_ROWS = 512
@@ -54,8 +52,6 @@ class Profile(NamedTuple):
 
   Attributes:
     tile_bytes: scores that are worked on at once; 0 is one tile.
-    needs_barriers: XLA folds a transposition into the product that reads it,
-      and the product then misses the fast kernel.
     merges_rows: the gradient of a product `[B, T, F]` × `[F, V]` is faster as
       one of `[B·T, F]`: with two axes of rows, XLA:CPU transposes or misses its
       fast kernel. Elsewhere B and T stay two axes, so that an array sharded
@@ -63,16 +59,11 @@ class Profile(NamedTuple):
   """
 
   tile_bytes: int
-  needs_barriers: bool
   merges_rows: bool
 
 
-CPU = Profile(tile_bytes=0, needs_barriers=True, merges_rows=True)
-ACCELERATOR = Profile(
-  tile_bytes=2**29,
-  needs_barriers=False,
-  merges_rows=False,
-)
+CPU = Profile(tile_bytes=0, merges_rows=True)
+ACCELERATOR = Profile(tile_bytes=2**29, merges_rows=False)
 
 _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar(
   "platform", default=None
@@ -187,11 +178,6 @@ def window_rows(width: int) -> int:
   Narrow windows would waste their keys on larger tiles.
   """
   return 128 if width > 256 else 64
-
-
-def apart(x: Float[Array, "..."]) -> Float[Array, "..."]:
-  """`x`, kept apart on a CPU from the operation that reads it."""
-  return jax.lax.optimization_barrier(x) if profile().needs_barriers else x
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from attention import platform
 from attention.derivative import with_backward
-from attention.layout import alike
+from attention.layout import match_varying
 from attention.softmax import block_map
 
 T = TypeVar("T")
@@ -65,8 +65,8 @@ def scan(
     missing = count * size - x.shape[1]
     return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
 
-  params, state, xs = alike((params, state, jax.tree.map(whole, xs)))
-  if count == 1 and platform.profile().needs_barriers:
+  params, state, xs = match_varying((params, state, jax.tree.map(whole, xs)))
+  if count == 1 and platform.name() == "cpu":
     # Without a loop, an empty state would be a constant, and some versions of
     # XLA:CPU compute products of constants wrongly (benchmarks/README.md).
     if is_empty:

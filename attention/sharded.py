@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from attention import arguments, loop
 from attention.derivative import with_backward
 from attention.implementations import InParts
-from attention.layout import alike
+from attention.layout import match_varying
 from attention.logits import Logits, check_tables
 from attention.loop import attend, merge
 from attention.tiles import Grid, grid_of
@@ -206,7 +206,7 @@ def ring(
   grid = grid_of(queries[0][0], keys[0][1], causal, block, dropout_rate)
   rng = dropout_rng if dropout_rate else None
   inputs = jax.tree.map(jnp.asarray, (queries, keys, scores, rng))
-  inputs = alike(inputs, (inputs, jax.lax.axis_index(axis_name)))
+  inputs = match_varying(inputs, (inputs, jax.lax.axis_index(axis_name)))
   plan = _Ring(axis_name, grid, is_causal)
   run = with_backward(
     partial(_ring_forward, plan), partial(_ring_backward, plan)
@@ -272,8 +272,9 @@ class _Ring(NamedTuple):
         key_start=key_chunk * key.shape[1],
       )
       key, value = visible.readable(key), visible.readable(value)
-      others = loop.Others(visible, (), rng)
-      yield a, b, visible, alike((query, key, value, scores, others))
+      constants = loop.Constants(visible, (), rng)
+      arrays = query, key, value, scores, constants
+      yield a, b, visible, match_varying(arrays)
 
 
 def _ring_forward(ring, inputs):
@@ -283,7 +284,7 @@ def _ring_forward(ring, inputs):
   def meet(i, moving, results):
     results = list(results)
     for a, _, _, given in ring.meetings(i, inputs, moving):
-      results[a] = merge(results[a], loop.forward(ring.grid, *given))
+      results[a] = merge(results[a], loop.forward(ring.grid, given)[0])
     return moving, tuple(results)
 
   def nothing(query):
@@ -291,7 +292,7 @@ def _ring_forward(ring, inputs):
     return out, jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
 
   results = tuple(nothing(query) for query, _ in queries)
-  _, results = ring.round(meet, keys, alike(results, inputs))
+  _, results = ring.round(meet, keys, match_varying(results, inputs))
   dtype = queries[0][0].dtype
   results = tuple((out.astype(dtype), lse) for out, lse in results)
   return results, results
@@ -305,8 +306,8 @@ def _ring_backward(ring, inputs, results, cotangents):
     (moving, key_grads), (query_grads, score_grads) = moving, resting
     key_grads, query_grads = list(key_grads), list(query_grads)
     for a, b, visible, given in ring.meetings(i, inputs, moving):
-      dquery, *dkeys, dscores = loop.backward(
-        ring.grid, *given, *results[a], *cotangents[a]
+      dquery, *dkeys, dscores, _ = loop.backward(
+        ring.grid, given, results[a], cotangents[a]
       )
       dkeys = tuple(visible.readable(x) for x in dkeys)
       query_grads[a] += dquery
@@ -316,7 +317,7 @@ def _ring_backward(ring, inputs, results, cotangents):
 
   primals = tuple(x[:2] for x in keys), (tuple(x[0] for x in queries), scores)
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), primals)
-  key_zeros, resting = alike(zeros, inputs)
+  key_zeros, resting = match_varying(zeros, inputs)
   (_, key_grads), resting = ring.round(meet, (keys, key_zeros), resting)
   key_grads = passed_on(key_grads, ring.axis_name)
   query_grads, score_grads = resting

@@ -13,8 +13,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
-from attention.layout import heads_last
-
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 """Stands for −∞, so that differences are numbers in an empty row as well."""
 
@@ -142,10 +140,10 @@ def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
 
 
 def join_blocks(
-  x: Shaped[Array, "B G K Q *H"], rows: int, length: int
+  x: Shaped[Array, "B G N C *H"], length: int
 ) -> Shaped[Array, "B T N *H"]:
-  """Undoes `split_blocks`, and `heads_first` on each block of C = `rows`."""
-  x = jax.vmap(heads_last, (1, None), 1)(x, rows)
+  """Undoes `split_blocks` on blocks with their heads first."""
+  x = jnp.swapaxes(x, 2, 3)
   return x.reshape(len(x), -1, *x.shape[3:])[:, :length]
 
 

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, layout, platform, plug
+from attention import arguments, platform, plug
 from attention.cache import appended
 from attention.dense import dense
-from attention.loop import shown_pairs
+from attention.layout import query_dot
 from attention.scan import scan_leftward
 from attention.signature import attention_factory, attention_function
 from attention.softmax import join_blocks, split_blocks
+from attention.visible import visible_in_tile
 
 _HIDDEN = -1e30
 """The logit of a key that is not seen, of which nothing breaks off."""
@@ -89,7 +90,7 @@ def stick_breaking_attention(
     )
   instead = "dense attention takes masks that vary"
   keep = arguments.key_mask(mask, query, key, instead)
-  length, kv_heads = query.shape[1], key.shape[2]
+  length = query.shape[1]
   size = min(block_size or _block(query), length)
   scale = arguments.softmax_scale(scale, query.shape[3])
 
@@ -106,18 +107,17 @@ def stick_breaking_attention(
   def visit(rows, state, keys, right=None):
     query, query_ids, _ = rows
     key, value, keep, key_ids = keys
-    shape = len(query), kv_heads, size * query.shape[2] // kv_heads, size
-    shown = shown_pairs(shape, keep, query_ids, key_ids, right)
-    query = layout.heads_first(query, kv_heads)
+    shown = visible_in_tile(size, keep, query_ids, key_ids, right)
+    query = jnp.swapaxes(query, 1, 2)
     return _broken(query, state, key, value, shown, scale)
 
   def start(rows):
     query, _, keys = rows
-    query = layout.heads_first(query, kv_heads)
+    query = jnp.swapaxes(query, 1, 2)
     return visit(rows, _whole(query, value), keys, 0 if attend_current else -1)
 
   _, out = scan_leftward(start, visit, rows, keys)
-  return join_blocks(out, size, length).astype(query.dtype)
+  return join_blocks(out, length).astype(query.dtype)
 
 
 def _block(query: Array) -> int:
@@ -128,7 +128,7 @@ def _block(query: Array) -> int:
   return platform.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
 
-def _whole(query: Float[Array, "B K Q H"], value: Array) -> Any:
+def _whole(query: Float[Array, "B N C H"], value: Array) -> Any:
   """The state of queries before their first key."""
   # Not constants, so that they are sharded as the queries are.
   spent = jnp.zeros_like(query[..., :1], jnp.float32)
@@ -137,27 +137,27 @@ def _whole(query: Float[Array, "B K Q H"], value: Array) -> Any:
 
 
 def _broken(
-  query: Float[Array, "B K Q H"],
-  state: tuple[Float[Array, "B K Q 1"], Float[Array, "B K Q V"]],
+  query: Float[Array, "B N C H"],
+  state: tuple[Float[Array, "B N C 1"], Float[Array, "B N C V"]],
   key: Float[Array, "B K D H"],
   value: Float[Array, "B K D V"],
-  shown: Bool[Array, "#B #K #Q D"] | None,
+  shown: Bool[Array, "#B #N #C D"] | None,
   scale: Any,
-) -> tuple[Float[Array, "B K Q 1"], Float[Array, "B K Q V"]]:
+) -> tuple[Float[Array, "B N C 1"], Float[Array, "B N C V"]]:
   """Adds D more keys on the left to the state: (−log of what is left, out)."""
   spent, out = state
-  x = scale * layout.dot("bkqh,bkdh->bkqd", query, key)
+  x = scale * query_dot("bkqh,bkdh->bkqd", query, key)
   if shown is not None:
     x = jnp.where(shown, x, _HIDDEN)
   near = jnp.log1p(jnp.exp(-jnp.abs(x)))
   breaks = jnp.maximum(x, 0.0) + near  # softplus(x) = −log(1 − β)
   later = _later_sums(breaks)
   weights = jnp.exp(jnp.minimum(x, 0.0) - near - later - spent)
-  more = layout.dot("bkqd,bkdv->bkqv", weights.astype(value.dtype), value)
+  more = query_dot("bkqd,bkdv->bkqv", weights.astype(value.dtype), value)
   return spent + jnp.sum(breaks, -1, keepdims=True), out + more
 
 
-def _later_sums(x: Float[Array, "B K Q D"]) -> Float[Array, "B K Q D"]:
+def _later_sums(x: Float[Array, "B N C D"]) -> Float[Array, "B N C D"]:
   """Sums over the keys to the right of each; a difference of sums loses digits."""
   later = jnp.concatenate([x[..., 1:], jnp.zeros_like(x[..., :1])], axis=-1)
   # XLA:GPU would fold the shift into one window of D positions, which is quadratic.
@@ -183,7 +183,7 @@ def stick_breaking(attend_current: bool = False) -> plug.Attention:
     index, cache = cache.index[:, None], appended(cache, key, value)
     slots = jnp.arange(cache.key.shape[1])[None]
     seen = slots <= index if attend_current else slots < index
-    rows = layout.heads_first(query, key.shape[2])
+    rows = jnp.swapaxes(query, 1, 2)
     _, out = _broken(
       rows,
       _whole(rows, value),
@@ -192,8 +192,7 @@ def stick_breaking(attend_current: bool = False) -> plug.Attention:
       seen[:, None, None],
       arguments.softmax_scale(scale, query.shape[3]),
     )
-    out = layout.heads_last(out, 1).astype(query.dtype)
-    return out, cache
+    return jnp.swapaxes(out, 1, 2).astype(query.dtype), cache
 
   return plug.Attention(
     init=plug.no_variables,

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from attention import platform
-from attention.layout import heads_first, heads_last
+from attention.layout import cut, put
 from attention.visible import Visible
 
 _ONE_VISIT = 2048
@@ -23,7 +23,6 @@ class Grid(NamedTuple):
     width: D.
     length: T.
     source_length: S.
-    kv_heads: K.
     one_visit: whether D keys hold the span of any C queries.
     at_once: tiles of a step; 1 unless each has one visit.
     size: queries of a step.
@@ -36,20 +35,12 @@ class Grid(NamedTuple):
   width: int
   length: int
   source_length: int
-  kv_heads: int
   one_visit: bool
   at_once: int
   size: int
   steps: int
   is_ragged: bool
   dropout_rate: float
-
-  def where_new(self, i: Array, x: Array, old: Array | int) -> Array:
-    """`x` `[B, X, N, D]`, but `old` in rows that the step before has had."""
-    if not self.is_ragged:
-      return x
-    is_new = self.start(i) + jnp.arange(self.size) >= i * self.size
-    return jnp.where(is_new[None, :, None, None], x, old)
 
   def start(self, i: Array) -> Array:
     """The first query of step i; the last step moves back."""
@@ -62,19 +53,37 @@ class Grid(NamedTuple):
       return start
     return start + self.rows * jnp.arange(self.at_once)
 
-  def split(self, x: Float[Array, "B X N D"]) -> Float[Array, "..."]:
-    """Rows of a step by tile: `[n, B, K, Q, D]`, without n where it is 1."""
-    if self.at_once == 1:
-      return heads_first(x, self.kv_heads)
-    x = x.reshape(len(x), self.at_once, self.rows, *x.shape[2:])
-    return jax.vmap(heads_first, (1, None))(x, self.kv_heads)
+  def take(
+    self, x: Float[Array, "B T N F"], i: Array, old: float | None = None
+  ) -> Float[Array, "..."]:
+    """The rows of step i `[B, N, C, F]`, or `[n, B, N, C, F]` of n tiles.
 
-  def join(self, x: Float[Array, "..."]) -> Float[Array, "B X N D"]:
-    """Undoes `split`."""
+    `old` is in place of those that the step before has had.
+    """
+    x = cut(x, self.start(i), self.size)
+    if old is not None and self.is_ragged:
+      x = jnp.where(self._is_new(i), x, old)
     if self.at_once == 1:
-      return heads_last(x, self.rows)
-    x = jax.vmap(heads_last, (0, None), 1)(x, self.rows)
-    return x.reshape(len(x), self.size, *x.shape[3:])
+      return jnp.swapaxes(x, 1, 2)
+    x = x.reshape(len(x), self.at_once, self.rows, *x.shape[2:])
+    return x.transpose(1, 0, 3, 2, 4)
+
+  def put(
+    self, x: Float[Array, "B T N F"], i: Array, rows: Float[Array, "..."]
+  ) -> Float[Array, "B T N F"]:
+    """`x` with the rows of step i, but those that the step before has had."""
+    if self.at_once == 1:
+      rows = jnp.swapaxes(rows, 1, 2)
+    else:
+      rows = rows.transpose(1, 0, 3, 2, 4)
+      rows = rows.reshape(len(x), self.size, *x.shape[2:])
+    if self.is_ragged:
+      rows = jnp.where(self._is_new(i), rows, cut(x, self.start(i), self.size))
+    return put(x, rows, self.start(i))
+
+  def _is_new(self, i: Array) -> Bool[Array, "1 X 1 1"]:
+    is_new = self.start(i) + jnp.arange(self.size) >= i * self.size
+    return is_new[None, :, None, None]
 
   def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` of one tile, for the tiles of a step."""
@@ -119,7 +128,7 @@ def grid_of(
 ) -> Grid:
   """How a call is cut; see `attend`."""
   batch, length, num_heads, head_dim = query.shape
-  source_length, kv_heads = value.shape[1:3]
+  source_length = value.shape[1]
   rows, width = block or (None, None)
   one_visit = False
   if visible.block_mask is not None:
@@ -154,7 +163,6 @@ def grid_of(
     width=width,
     length=length,
     source_length=source_length,
-    kv_heads=kv_heads,
     one_visit=one_visit,
     at_once=at_once,
     size=size,

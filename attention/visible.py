@@ -230,6 +230,29 @@ def mask_mod(function: MaskMod, block_mask: BlockMask | None = None) -> Visible:
   return Visible(mods=(mod,), block_mask=block_mask)
 
 
+def visible_in_tile(
+  rows: int,
+  keep: Bool[Array, "B D"] | None,
+  query_ids: Int[Array, "B C"] | None,
+  key_ids: Int[Array, "B D"] | None,
+  right: int | None = None,
+) -> Bool[Array, "B 1 C D"] | None:
+  """Which pairs of C = `rows` queries and as many keys count; None is all.
+
+  Args:
+    rows: C.
+    keep: keys that a mask leaves.
+    query_ids: segments of the queries.
+    key_ids: segments of the keys.
+    right: the key lies at most so far behind the query, as in `Visible`.
+  """
+  return Visible(
+    masks=() if keep is None else (keep[:, None, None],),
+    segments=() if key_ids is None else ((query_ids, key_ids),),
+    right=right,
+  ).block(0, rows, 0, rows)
+
+
 def visible_from_options(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.layout import alike
+from attention.layout import match_varying
 from attention.testing.calls import Case, assert_close, require
 from attention.testing.mechanism import Mechanism, backward, law
 from attention.weights import attention_weights
@@ -81,7 +81,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
   @partial(jax.vmap, in_axes=(0, 0, None))
   def one_by_one(qkv, call, factors):
     qkv, call = jax.tree.map(lambda x: x[None], (qkv, call))
-    start = alike(jnp.float32(0), qkv)
+    start = match_varying(jnp.float32(0), qkv)
 
     def total(qkv):
       @jax.checkpoint

@@ -59,8 +59,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/loop.py",
-    "delta = layout.inner(g, o) - h",
-    "delta = layout.inner(g, o)",
+    'delta = layout.dot("...v,...v->...", g, o)[..., None] - h',
+    'delta = layout.dot("...v,...v->...", g, o)[..., None]',
     "flash",
     "the gradient of the log-sum-exp is left out",
   ),
@@ -73,8 +73,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/loop.py",
-    "zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)",
-    "zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), arrays)",
+    "zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), arrays)",
+    "zeros = jax.tree.map(jnp.zeros_like, arrays)",
     files("tests/attention", "loop"),
     "gradients of keys are summed in half precision",
   ),
