@@ -1,6 +1,7 @@
 """`compare.py`: what is planned, what is kept, what is told."""
 
 import importlib
+import re
 import subprocess
 import sys
 
@@ -15,86 +16,82 @@ from tests import commands
 from tests.attention.forms import KINDS
 from tests.comparison.plans import budgeted, comparison
 from tests.here import copy_core
+from tests.refusals import assert_refused
 from tests.tasks.text_cases import TEXT
 
 
-def variant(**options):
-  return {"variants": {"v": options}}
+def test_faults_are_told_before_anything_runs():
+  def variant(place, **options):
+    return (f"variants.v{place}", {"variants": {"v": options}})
+
+  def of_task(place, **leaves):
+    return (f"per_task.{place}", {"per_task": leaves})
+
+  def halving(place, **leaves):
+    return (f"halving.{place}", {"halving": leaves})
+
+  def references(place, **found):
+    return (f"references.{place}", {"references": found})
+
+  two = {"batch_size": (8, 16)}
+  assert_refused(
+    lambda **changes: plan.plan(comparison(**changes)),
+    *({"attention": x} for x in ("dnse", "lsh,lsh", "nosuch:x")),
+    # No file of this name, and files that are none of a task.
+    *({"tasks": x} for x in ("cpoy", "attentions", "compare/copy", "reformer")),
+    *({"seeds": x} for x in ("1,x", "10000", "")),
+    {"num_stps": 3},
+    ("modle.num_layers", {"modle": {"num_layers": 3}}),
+    ("batch_size.x", {"batch_size": {"x": 3}}),
+    references("txet", txet={"x": {"loss": 1.9}}),
+    references("copy.x", copy={"x": 1.88}),
+    of_task("cpoy", cpoy={}),
+    of_task("copy", copy=3),
+    of_task("num_steps", num_steps=3),
+    # A fault in the config of a run is named as it was typed.
+    of_task("copy.num_stps", copy={"num_stps": 3}),
+    # Dense attention cannot be trained either: no row of the comparison can.
+    ("model", {"grid": {"model": {"num_layers": 10**9}}}),
+    ("grid.num_steps", {"grid": {"num_steps": ""}}),
+    ("grid.batch_size", {"grid": {"batch_size": "a,b"}}),
+    halving("rungs", rungs="0.5,0.25"),
+    halving("rungs[1]", rungs=(0.5, 1.0)),
+    halving("rungs[0]", rungs="a"),
+    halving("steps", steps=3),
+    *(halving("seeds", seeds=x) for x in ("all", 0)),
+    ("variants.dense", {"variants": {"dense": {}}}),
+    *(variant(".name", name=x) for x in ("nosuch:x", "x")),
+    variant(".rank", name="dense", rank=2),
+    variant(".num_rounds", name="lsh", num_rounds=0),
+    *(
+      variant(".layers", name="delta", layers=x) for x in ("delta,flsh", "", 3)
+    ),
+    variant(".max_rate", name="delta", layers="flash", max_rate=2.0),
+    ("across.seed", {"across": {"seed": (1, 2)}}),
+    ("across.num_steps", {"across": {"num_steps": ""}}),
+    *({name: 3} for name in ("across", "grid")),
+    *(
+      ("across.batch_size", {"across": {"batch_size": x}})
+      for x in ((8, 8), (8, "x"))
+    ),
+    ("across.batch_size", {"across": two, "grid": two}),
+    {"budget_seconds": 0.0},
+    *({"budget_flops": 1e9, **more} for more in ({}, {"budget_seconds": 1.0})),
+    prefix="config.",
+  )
 
 
 @pytest.mark.parametrize(
-  ("changes", "fault"),
+  ("changes", "told"),
   [
-    ({"attention": "dnse"}, "attention: unknown 'dnse'; did you mean 'dense'"),
-    ({"attention": "lsh,lsh"}, "attention: expected at least one, each"),
-    ({"attention": "nosuch:x"}, "attention: no module 'nosuch'"),
-    ({"tasks": "cpoy"}, "tasks: no file configs/cpoy.py for 'cpoy'; did you"),
-    ({"tasks": "attentions"}, "tasks: configs/attentions.py has no con"),
-    ({"tasks": "compare/copy"}, "tasks: configs/compare/copy.py has no con"),
-    ({"tasks": "reformer"}, "tasks: configs/reformer.py has no con"),
-    ({"seeds": "1,x"}, "seeds: expected whole numbers below 10000, got '1,x'"),
-    ({"seeds": "10000"}, "seeds: expected whole numbers below 10000"),
-    ({"seeds": ""}, "seeds: expected at least one"),
-    ({"num_stps": 3}, "num_stps: unknown; did you mean 'num_steps'?"),
-    ({"modle": {"num_layers": 3}}, "modle.num_layers: unknown; did you mean "),
-    ({"batch_size": {"x": 3}}, "batch_size.x: unknown; config.batch_s"),
-    (
-      {"references": {"txet": {"x": {"loss": 1.9}}}},
-      "references.txet: no such",
-    ),
-    ({"references": {"copy": {"x": 1.88}}}, "references.copy.x: expected a nu"),
-    ({"per_task": {"cpoy": {}}}, "per_task.cpoy: no such task here; "),
-    ({"per_task": {"copy": 3}}, "per_task.copy: expected named leaves"),
-    ({"per_task": {"num_steps": 3}}, "per_task.num_steps: no such task"),
-    # A fault in the config of a run is named as it was typed.
-    (
-      {"per_task": {"copy": {"num_stps": 3}}},
-      "per_task.copy.num_stps: unknown",
-    ),
-    # Dense attention cannot be trained either: no row of the comparison can.
-    ({"grid": {"model": {"num_layers": 10**9}}}, "model: parameters, moments"),
-    ({"grid": {"num_steps": ""}}, "grid.num_steps: expected at least"),
-    ({"grid": 3}, "grid: expected named leaves, got 3"),
-    ({"grid": {"batch_size": "a,b"}}, "grid.batch_size: expected a valid int"),
-    ({"halving": {"rungs": "0.5,0.25"}}, "halving.rungs: expected growing"),
-    ({"halving": {"rungs": (0.5, 1.0)}}, "halving.rungs[1]: expected less th"),
-    ({"halving": {"rungs": "a"}}, "halving.rungs[0]: expected a valid number"),
-    ({"halving": {"steps": 3}}, "halving.steps: unknown"),
-    ({"halving": {"seeds": "all"}}, "halving.seeds: expected a valid int"),
-    ({"halving": {"seeds": 0}}, "halving.seeds: expected at least 1, got 0"),
-    ({"variants": {"dense": {}}}, "variants.dense: the name of a mech"),
-    (variant(name="nosuch:x"), "variants.v.name: no module 'nosuch' is found"),
-    (variant(name="x"), "variants.v.name: expected"),
-    (variant(name="dense", rank=2), "variants.v.rank: dense has no such opt"),
-    (variant(name="lsh", num_rounds=0), "variants.v.num_rounds: expected"),
-    (variant(name="delta", layers="delta,flsh"), "variants.v.layers: unknown"),
-    (variant(name="delta", layers=""), "variants.v.layers: expected mech"),
-    (variant(name="delta", layers=3), "variants.v.layers: expected mech"),
-    (
-      variant(name="delta", layers="flash", max_rate=2.0),
-      "variants.v.max_rate",
-    ),
-    ({"across": {"seed": (1, 2)}}, "across.seed: every run takes one of con"),
-    ({"across": {"batch_size": (8, 8)}}, "across.batch_size: expected each va"),
-    ({"across": {"num_steps": ""}}, "across.num_steps: expected at lea"),
-    ({"across": 3}, "across: expected named leaves, got 3"),
-    ({"across": {"batch_size": (8, "x")}}, "across.batch_size: expected a val"),
-    (
-      {key: {"batch_size": (8, 16)} for key in ("across", "grid")},
-      "across.batch_size: it is in the grid as well",
-    ),
-    ({"budget_seconds": 0.0}, "budget_seconds: expected greater than 0"),
-    ({"budget_flops": 1e9}, "budget_flops: it decides the number of s"),
-    (
-      {"budget_flops": 1e9, "budget_seconds": 1.0},
-      "budget_flops: expected one",
-    ),
+    ({"attention": "dnse"}, "did you mean 'dense'"),
+    ({"tasks": "cpoy"}, "no file configs/cpoy.py for 'cpoy'; did you"),
+    ({"num_stps": 3}, "did you mean 'num_steps'?"),
   ],
 )
-def test_faults_are_told_before_anything_runs(changes, fault):
-  with pytest.raises(ConfigError) as info:
+def test_a_misspelt_word_is_told_what_was_meant(changes, told):
+  with pytest.raises(ConfigError, match=re.escape(told)):
     plan.plan(comparison(**changes))
-  assert str(info.value).startswith(f"config.{fault}")
 
 
 @pytest.mark.parametrize(
@@ -283,10 +280,8 @@ _COPY = "--config=configs/compare/copy.py"
   ],
 )
 def test_wrong_arguments_are_one_line(arguments, message):
-  code, _, error = commands.run("compare.py", *arguments)
-  assert code == 2
-  assert error.startswith(message)
-  assert error.count("\n") == 1
+  told = commands.fault(commands.run("compare.py", *arguments))
+  assert told.startswith(message)
   assert not (commands.ROOT / "nosuch").exists()
 
 
@@ -344,14 +339,13 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   assert r"their\_module:state" in (folder / "report.tex").read_text()
   assert not list(folder.rglob("*:*"))
   assert "--config.num_steps=4" in done["arguments"]
-  code, _, error = commands.run(
+  found = commands.run(
     "compare.py",
     *arguments,
     "--config.tasks=copy",
     variables={"PYTHONPATH": str(tmp_path)},
   )
-  assert code == 2
-  assert "holds another comparison: config.tasks is" in error
+  assert "holds another comparison: config.tasks is" in commands.fault(found)
 
 
 def test_a_leaf_typed_for_all_runs_wins_over_those_of_a_task():
@@ -378,12 +372,9 @@ def test_a_typed_leaf_that_every_row_sets_is_refused(field, place):
   mapping[field] = {"model": {"features": (16, 32)}}
   name = f"{place}model.features"
   put(mapping, name, 64)
-  with pytest.raises(ConfigError) as info:
+  told = rf"^config\.{name}: config\.{field}\.model\.features sets it in every"
+  with pytest.raises(ConfigError, match=told):
     config_lib.parse(mapping, [name])
-  assert str(info.value) == (
-    f"config.{name}: config.{field}.model.features sets it in every run; "
-    f"expected --config.{field}.model.features alone"
-  )
   # A file may have a leaf for a reader who leaves the grid empty.
   config_lib.parse(mapping)
 

@@ -59,19 +59,14 @@ def test_order_is_kept_whatever_the_batch(workdir):
   ],
 )
 def test_a_fault_is_one_line(workdir, options, stdin, message):
-  code, out, error = generate(f"--workdir={workdir}", *options, stdin=stdin)
-  assert (code, out) == (2, "")
-  assert error.count("\n") == 1
-  assert message in error
+  found = generate(f"--workdir={workdir}", *options, stdin=stdin)
+  assert message in commands.fault(found)
+  assert found[1] == ""
 
 
 def test_a_folder_without_a_run_or_a_checkpoint(workdir, tmp_path):
-  code, _, error = generate(f"--workdir={tmp_path}")
-  assert code == 2
-  assert error.count("\n") == 1
+  commands.fault(generate(f"--workdir={tmp_path}"))
   (tmp_path / "config.json").write_text((workdir / "config.json").read_text())
-  code, _, error = generate(f"--workdir={tmp_path}")
-  assert code == 2
-  assert error.count("\n") == 1
-  assert "no checkpoint" in error
+  told = commands.fault(generate(f"--workdir={tmp_path}"))
+  assert "no checkpoint" in told
   assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

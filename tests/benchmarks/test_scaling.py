@@ -315,10 +315,9 @@ def test_the_command_writes_rows_and_prints_tables(tmp_path):
   ],
 )
 def test_a_fault_is_one_line(argument, message):
-  code, text, error = run(argument)
-  assert (code, text) == (2, "")
-  assert error.startswith(message)
-  assert error.count("\n") == 1
+  found = run(argument)
+  assert commands.fault(found).startswith(message)
+  assert found[1] == ""
 
 
 def test_bounds_tell_pass_from_short_and_what_was_not_run():

@@ -143,9 +143,9 @@ def test_a_fault_is_one_line_and_writes_nothing(finished, place, tmp_path):
       "--finetune_steps is 2 there and 3 here",
     ),
   ):
-    code, printed, error = swap(place, *arguments)
-    assert (code, printed, error.count("\n")) == (2, "", 1)
-    assert message in error
+    found = swap(place, *arguments)
+    assert message in commands.fault(found)
+    assert not found[1]
   assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -301,18 +301,14 @@ def test_the_characters_of_a_run_are_its_vocabulary(tmp_path):
   other.write_text("the beast in the house is not that\n" * 30)
   run, out = tmp_path / "run", tmp_path / "out"
   sizes = {"num_layers": 1, "num_heads": 2, "features": 16, "mlp_features": 16}
-  code, _, error = commands.run(
-    "train.py",
-    "--config=configs/text.py",
-    f"--config.task.path={text}",
-    "--config.task.context=16",
-    "--config.task.eval_batches=1",
-    "--config.num_steps=2",
-    "--config.batch_size=8",
-    *(f"--config.model.{name}={x}" for name, x in sizes.items()),
-    f"--workdir={run}",
+  commands.trained(
+    run,
+    "text",
+    task={"path": text, "context": 16, "eval_batches": 1},
+    num_steps=2,
+    batch_size=8,
+    model=sizes,
   )
-  assert code == 0, error
   asked = (f"--weights={run}", f"--text={other}", "--attention=flash")
   code, _, error = commands.run(
     "swap.py", *asked, "--batches=1", f"--workdir={out}"
@@ -327,6 +323,5 @@ def test_the_characters_of_a_run_are_its_vocabulary(tmp_path):
   assert code == 0
   assert line
   other.write_text("THE BEAST\n" * 100)
-  code, _, error = commands.run("swap.py", *asked, f"--workdir={out}2")
-  assert code == 2
-  assert "the text has the character 'A'" in error
+  found = commands.run("swap.py", *asked, f"--workdir={out}2")
+  assert "the text has the character 'A'" in commands.fault(found)

@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import re
 import shutil
 
 import jax
@@ -49,6 +50,15 @@ def changed(case, path, change=None, **values):
     change(tensors)
     save_file(tensors, path / "model.safetensors")
   return path
+
+
+def assert_not_read(case, path, message, change=None, **values):
+  """Such a folder is refused by a line that names it and says `message`."""
+  changed(case, path, change, **values)
+  with pytest.raises(ValueError, match=re.escape(message)) as error:
+    models.load_pretrained(path)
+  assert str(error.value).startswith(str(path))
+  assert "\n" not in str(error.value)
 
 
 def same(one, other):

@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 import models
 from tests.models.published.test_equality import (
   FOLDERS,
+  assert_not_read,
   changed,
   compared,
   compute,
@@ -95,9 +96,8 @@ def test_the_head_follows_the_base_model(tmp_path):
     ("modernbert", {"decoder_bias": False}, "decoder.bias: no variable of"),
     ("modernbert", {"tie_word_embeddings": True}, "decoder.weight: differs"),
     ("modernbert_classes", {"norm_bias": True}, "norm.bias: missing"),
-    ("modernbert_classes", {"mlp_bias": False}, "mlp.W[io].bias: no variable"),
+    ("modernbert_classes", {"mlp_bias": False}, ".bias: no variable of this"),
   ],
 )
 def test_what_the_files_do_not_hold_is_refused(tmp_path, case, values, message):
-  with pytest.raises(ValueError, match=message):
-    models.load_pretrained(changed(case, tmp_path, **values))
+  assert_not_read(case, tmp_path, message, **values)
