@@ -15,9 +15,8 @@ from attention import ATTENTIONS, plug, registry
 from attention.suggest import near, one_of
 import models
 from settings.build import build, check_section, to_mapping
-from settings.checks import check
 from settings.errors import ConfigError
-from settings.fields import STRICT, Count, Positive, Share
+from settings.fields import STRICT, Count, Positive, Share, check, rest
 from settings.leaves import Leaves, flatten
 from settings.suggest import instead
 from settings.typed import literal, split
@@ -106,6 +105,8 @@ class Comparison:
   per_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   references: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  _rest = rest("overrides")
 
   def __post_init__(self):
     for field in ("tasks", "attention", "seeds"):

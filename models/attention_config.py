@@ -4,9 +4,13 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
 import types
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from attention import ATTENTIONS, Attention, plug, registry
+from settings.fields import rest
 
 # What each slot asks of a mechanism, and how its absence reads.
 NEEDS = {
@@ -45,6 +49,8 @@ class AttentionConfig:
   name: str
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+  _rest = rest("options")
+
   def __post_init__(self):
     options = {key: _frozen(value) for key, value in self.options.items()}
     for key, value in options.items():
@@ -63,7 +69,24 @@ class AttentionConfig:
     return _build(self)
 
 
-Layers = AttentionConfig | tuple[AttentionConfig, ...]
+def _by_name(chosen: Any) -> Any:
+  """A word in place of a section is a choice by name, and '[a, b]' a list of them."""
+  if isinstance(chosen, list):
+    return tuple(_by_name(one) for one in chosen)
+  if not isinstance(chosen, str):
+    return chosen
+  if chosen.startswith("[") and chosen.endswith("]"):
+    return tuple({"name": word.strip()} for word in chosen[1:-1].split(","))
+  if "," in chosen:
+    raise PydanticCustomError(
+      "list", f"several names are a list; expected [{chosen}]"
+    )
+  return {"name": chosen}
+
+
+Layers = Annotated[
+  AttentionConfig | tuple[AttentionConfig, ...], BeforeValidator(_by_name)
+]
 """One mechanism for every layer, or several that the layers take in turn."""
 
 

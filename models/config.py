@@ -28,8 +28,7 @@ from models.io_config import EmbeddingConfig, HeadConfig
 from models.norms import NORM_KINDS
 from models.positions import ADDED
 from models.slot_config import AroundConfig, SlotConfig
-from settings.checks import check_unread
-from settings.fields import Count, Rate, Whole, checked
+from settings.fields import Count, Rate, Whole, check_unread, checked
 
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""

@@ -10,7 +10,7 @@ from annotated_types import Gt, Interval, Le
 
 from attention import rotary_frequencies
 from attention.positions import t5_buckets
-from settings.fields import Count, Positive, checked
+from settings.fields import Count, Positive, checked, rest
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
 OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
@@ -34,6 +34,8 @@ class RotaryScaling:
 
   rope_type: str
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  _rest = rest("options")
 
   def __post_init__(self):
     options = types.MappingProxyType(dict(self.options))

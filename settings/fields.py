@@ -10,6 +10,8 @@ A type says what a field may be; `__post_init__` checks what fields must be
 together.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 import functools
 import inspect
 import re
@@ -17,12 +19,12 @@ import typing
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
-from pydantic import ConfigDict, ValidationError, dataclasses
+from pydantic import ConfigDict, ValidationError, dataclasses, model_validator
 
 from attention.suggest import near
 from settings.errors import ConfigError
 
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 """True, '3' and 3.0 are no ints, NaN is no float; an int is a float as well."""
 
 Count = Annotated[int, Ge(1)]
@@ -43,34 +45,78 @@ _WORDS = {
   "a valid tuple": "a list",
   "Tuple should have": "expected",
   " after validation, not 0": "",
+  "a valid array": "a list",
   "a valid dictionary": "named leaves",
+  "an object": "named leaves",
 }
 """What pydantic says -> what a user of a config reads."""
 
 
-def fault(error: ValueError, name: str = "") -> str:
+def fault(
+  error: ValueError, path: str = "", typed: Mapping[str, Any] | None = None
+) -> str:
   """One line for the first fault: 'length: expected at least 1, got 0'.
 
-  `name` is that of the dataclass, or of the value, that the error is of.
+  Args:
+    error: of a dataclass.
+    path: of it, or of one value.
+    typed: the leaves that it was made of; None where Python made it.
   """
-  first: Any = None
-  if isinstance(error, ValidationError):
-    first = error.errors(include_url=False)[0]
-    error = first.get("ctx", {}).get("error", error)  # Of `__post_init__`.
-  if isinstance(error, ConfigError):
-    return str(error)
   if not isinstance(error, ValidationError):
-    return f"{name}.{error}".lstrip(".")
-  # Text beyond the field is the member of a union.
-  place = name or str(first["loc"][0])
-  place += "".join(f"[{x}]" for x in first["loc"] if isinstance(x, int))
+    return str(error) if isinstance(error, ConfigError) else f"{path}.{error}"
+  first = first_fault(error)
+  if typed is None:
+    typed = {} if path else dict.fromkeys(first["loc"][:1])
+  leaf = place(path, first, typed).lstrip(".")
+  # Of `__post_init__`, whose message begins with a field.
+  if (own := first.get("ctx", {}).get("error")) is not None:
+    return fault(own, leaf).lstrip(".")
+  if first["type"] == "missing":
+    return f"{leaf}: missing, and it has no default"
   message = first["msg"]
   for words, ours in _WORDS.items():
     message = message.replace(words, ours)
-  line = f"{place}: {message}, got {first['input']!r}"
+  line = f"{leaf}: {message}, got {first['input']!r}"
   if first["type"] == "literal_error":
     line += near(str(first["input"]), re.findall("'(.*?)'", message))
   return line
+
+
+def first_fault(error: ValidationError) -> Any:
+  """An unknown leaf, else the deepest fault: of a union's members that was meant."""
+  return max(
+    error.errors(include_url=False),
+    key=lambda x: (x["type"] == "unexpected_keyword_argument", len(x["loc"])),
+  )
+
+
+def place(path: str, first: Any, typed: Any) -> str:
+  """The full name of a leaf at fault, as it was typed."""
+  for part in first["loc"]:
+    if isinstance(part, int):
+      path += f"[{part}]"
+      typed = typed[part] if isinstance(typed, list) else ()
+    elif isinstance(typed, dict) and part in typed:
+      path += f".{part}"
+      typed = typed[part]
+    # Else it is a section that was left out, or the member of a union.
+  return f"{path}.{first['loc'][-1]}" if first["type"] == "missing" else path
+
+
+def rest(field: str) -> Any:
+  """Puts leaves that no field is named after into the mapping `field`.
+
+  A dataclass that has `options: Mapping[str, Any]` says `_rest = rest("options")`.
+  """
+
+  def fold(config_type, leaves):
+    if not isinstance(leaves, dict):  # Arguments of Python.
+      return leaves
+    own = {x.name for x in fields(config_type)} - {field}
+    inner = {name: x for name, x in leaves.items() if name not in own}
+    return {k: x for k, x in leaves.items() if k in own} | {field: inner}
+
+  return model_validator(mode="before")(classmethod(fold))
 
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -100,3 +146,25 @@ def checked(config_type: type[T]) -> type[T]:
 
   made.__init__ = one_line
   return made
+
+
+def check(config: Any, name: str, valid: bool, expected: str) -> None:
+  """Raises a ValueError that begins with the field's name.
+
+  Raises:
+    ValueError: it is not valid.
+  """
+  if not valid:
+    raise ValueError(
+      f"{name}: expected {expected}, got {getattr(config, name)!r}"
+    )
+
+
+def check_unread(config: Any, names: Sequence[str], where: str) -> None:
+  """Raises ValueError for a field that was set where nothing reads it."""
+  defaults = {x.name: x.default for x in fields(config)}
+  for name in names:
+    unset = defaults[name]
+    expected = f"the default, {unset!r}," if unset else "none"
+    is_unset = getattr(config, name) == unset
+    check(config, name, is_unset, f"{expected} where {where}")

@@ -9,8 +9,7 @@ from annotated_types import Ge
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from settings.checks import check
-from settings.fields import STRICT, Count, Share
+from settings.fields import STRICT, Count, Share, check
 from tasks import base, vocabularies
 from tasks.base import Batch, DataError
 from tasks.bucketing import Ragged

@@ -13,8 +13,7 @@ from annotated_types import Ge
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from settings.checks import check
-from settings.fields import STRICT, Count
+from settings.fields import STRICT, Count, check
 from tasks import base, draws
 from tasks.base import BOS, EOS, PAD, Batch, DecodeBatch
 from tasks.generated import GeneratedTask, check_eval_lengths

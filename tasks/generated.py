@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from settings.checks import check
+from settings.fields import check
 from tasks import base, draws
 from tasks.base import Batch
 

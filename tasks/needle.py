@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from settings.checks import check
-from settings.fields import STRICT, Count, Whole
+from settings.fields import STRICT, Count, Whole, check
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker

@@ -13,8 +13,7 @@ from annotated_types import Interval
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from settings.checks import check
-from settings.fields import STRICT, Count, Whole
+from settings.fields import STRICT, Count, Whole, check
 from tasks import draws
 from tasks.base import Batch
 from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker

@@ -14,8 +14,7 @@ from annotated_types import Ge
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from settings.checks import check
-from settings.fields import STRICT, Count
+from settings.fields import STRICT, Count, check
 from tasks import draws
 from tasks.base import Batch
 from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Interval
 from pydantic.dataclasses import dataclass
 
-from settings.fields import STRICT, Count, Count32, Positive, Rate, Whole32
+from settings.fields import (
+  STRICT,
+  Count,
+  Count32,
+  Positive,
+  Rate,
+  Whole32,
+  rest,
+)
 from training.mesh import DATA, MeshConfig
 
 
@@ -48,6 +56,8 @@ class OptimizerConfig:
   options: Mapping[str, Any] = dataclasses.field(
     default_factory=dict, hash=False
   )
+
+  _rest = rest("options")
 
 
 @dataclass(frozen=True, config=STRICT)

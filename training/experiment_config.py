@@ -84,15 +84,6 @@ def parse(
     raise ConfigError(f"{fault.leaf}: unknown; {hint}") from None
 
 
-def _as_typed(fault: ConfigError, typed: Mapping[str, Any]) -> ConfigError:
-  """A fault of a model's leaf without the section that `nested.nest` added."""
-  leaf, _, rest = str(fault).removeprefix("config.model.").partition(":")
-  section, _, name = leaf.partition(".")
-  if section not in typed and name in typed:
-    return ConfigError(f"config.model.{name}:{rest}")
-  return fault
-
-
 def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   check_section("config", mapping)
   leaves = dict(mapping.items())
@@ -130,13 +121,8 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
     )
   model_type = _model_type(model_leaves)
   with _faults_at("model"):
-    model_leaves = nested.nest(model_type, model_leaves)
-  try:
-    model: Any = build(model_type, model_leaves, "config.model")
-  except UnknownLeafError:
-    raise
-  except ConfigError as fault:
-    raise _as_typed(fault, sections["model"]) from None
+    nest = nested.nest(model_type, model_leaves)
+  model: Any = build(model_type, nest, "config.model", typed=model_leaves)
   _check_x64(model)
   if weights and not restore:
     model = _published(weights, model)

@@ -13,8 +13,7 @@ import jax
 from pydantic.dataclasses import dataclass
 
 import models
-from settings.checks import check
-from settings.fields import STRICT
+from settings.fields import STRICT, check
 
 DATA, FSDP, TENSOR, SEQUENCE = "data", "fsdp", "tensor", "sequence"
 AXES = (DATA, FSDP, TENSOR, SEQUENCE)

@@ -6,8 +6,7 @@ from annotated_types import Ge, Interval
 from pydantic.dataclasses import dataclass
 
 from projects.gato import captions, control
-from settings.checks import check
-from settings.fields import STRICT, Count, Whole
+from settings.fields import STRICT, Count, Whole, check
 from tasks import vocabularies
 
 

@@ -9,8 +9,7 @@ from models.attention_config import (
   names,
 )
 from models.config import Activation, Dtype
-from settings.checks import check
-from settings.fields import Count, Rate, checked
+from settings.fields import Count, Rate, check, checked
 
 
 class Widths(NamedTuple):

@@ -8,8 +8,7 @@ from attention import Dims
 from models.attention_config import AttentionSlots, Layers
 from models.config import Activation, Dtype, ModelConfig
 from models.slot_config import SlotConfig
-from settings.checks import check
-from settings.fields import Count, Rate, checked
+from settings.fields import Count, Rate, check, checked
 
 
 @checked

@@ -5,8 +5,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval
 from pydantic.dataclasses import dataclass
 
-from settings.checks import check, check_unread
-from settings.fields import STRICT, Count, Share
+from settings.fields import STRICT, Count, Share, check, check_unread
 
 TONES, FOLDER = "tones", "folder"
 

@@ -10,8 +10,7 @@ from pydantic.dataclasses import dataclass
 from attention import ATTENTIONS
 from configs import attentions
 from models.attention_config import AttentionConfig
-from settings.checks import check
-from settings.fields import STRICT, Count32, Whole, Whole32
+from settings.fields import STRICT, Count32, Whole, Whole32, check
 from settings.typed import literal, split
 
 # A context from which on mechanisms get their sizes for long sequences.

@@ -16,8 +16,7 @@ from models.attention_config import (
 )
 from models.config import Activation, Dtype, ModelConfig
 from models.slot_config import SlotConfig
-from settings.checks import check
-from settings.fields import Count, Rate, Whole, checked
+from settings.fields import Count, Rate, Whole, check, checked
 
 
 @checked

@@ -4,8 +4,7 @@ import re
 
 from pydantic.dataclasses import dataclass
 
-from settings.checks import check, check_unread
-from settings.fields import STRICT, Share, Whole
+from settings.fields import STRICT, Share, Whole, check, check_unread
 
 DIGITS, FOLDER = "digits", "folder"
 

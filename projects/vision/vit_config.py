@@ -5,8 +5,7 @@ import math
 from typing import Any, ClassVar
 
 from models.config import ModelConfig
-from settings.checks import check, check_unread
-from settings.fields import Count, checked
+from settings.fields import Count, check, check_unread, checked
 
 
 @checked

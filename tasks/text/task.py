@@ -10,8 +10,7 @@ from annotated_types import Ge, Interval
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from settings.checks import check
-from settings.fields import STRICT, Count, Whole
+from settings.fields import STRICT, Count, Whole, check
 from tasks import base, vocabularies
 from tasks.base import Batch
 from tasks.text.ngrams import Pairs, ngram_losses
