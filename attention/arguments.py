@@ -76,8 +76,8 @@ def check_call(
   checks = CHECKS if checks is None else checks
   given = {n: x for n, x in given.items() if x is not None or n in needed}
   for name in arrays:
-    if name in given:
-      check_array(name, given[name])
+    if name in given and not hasattr(given[name], "dtype"):
+      raise ValueError(_no_array(name, given[name]))
   sizes: dict[str, int] = {}
   for name, annotation in arrays.items():
     if name not in given or not issubclass(annotation, AbstractArray):
@@ -129,18 +129,14 @@ def _check_sizes(
       )
 
 
-def check_array(name: str, value: Any) -> None:
-  """Raises ValueError for a value without shape and dtype, such as a list."""
-  if hasattr(value, "shape") and hasattr(value, "dtype"):
-    return
+def _no_array(name: str, value: Any) -> str:
+  """What is wrong with a value without shape and dtype, such as a list."""
   hint = ""
   if isinstance(value, (list, tuple)):
     hint = f"; jnp.asarray({name}) makes one"
   elif name.endswith("_rng"):
     hint = "; jax.random.key(0) makes one"
-  raise ValueError(
-    f"{name}: expected an array, got {type(value).__name__}{hint}"
-  )
+  return f"{name}: expected an array, got {type(value).__name__}{hint}"
 
 
 def check_qkv(
@@ -256,6 +252,28 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
     raise ValueError(
       f"{name}: expected query and key of one length, got {length} and "
       f"{source_length}"
+    )
+
+
+TABLES = {"relative_bias": "N D", "relative_keys": "... E H"}
+"""Tables by distance -> their annotations."""
+
+
+def _check_table(name, table, sizes, given) -> None:
+  """A table by distance fits heads and features, and has an odd number of entries."""
+  del given
+  heads, width, shape = sizes["N"], sizes["H"], table.shape
+  if name == "relative_bias":
+    expected = f"[{heads}, 2L+1]"
+    fits = len(shape) == 2 and shape[0] == heads and shape[1] % 2 == 1
+  else:
+    expected = f"[2L+1, {width}] or [{heads}, 2L+1, {width}]"
+    fits = len(shape) > 1 and shape[-2] % 2 == 1
+    fits &= shape[:-2] in ((), (heads,)) and shape[-1:] == (width,)
+  if not fits:
+    raise ValueError(
+      f"{name}: expected {expected}, one entry for each distance -L … L of "
+      f"key from query, got shape {shape}"
     )
 
 
@@ -389,6 +407,8 @@ CHECKS: Mapping[str, Check] = {
   "bias": lambda name, x, sizes, _: check_broadcast(name, x, _pairs(sizes)),
   "logits_soft_cap": lambda _, cap, *__: check_soft_cap(cap),
   "log_forget": _check_log_forget,
+  "relative_bias": _check_table,
+  "relative_keys": _check_table,
   "dropout_rate": lambda _, rate, __, given: check_dropout(
     rate, given.get("dropout_rng")
   ),

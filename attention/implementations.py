@@ -5,7 +5,6 @@ and tokamax 0.0.12, and tried on an H100 with jax 0.11.2 and tokamax 0.0.17
 (benchmarks/gpu.md).
 """
 
-from collections.abc import Mapping
 import importlib
 import importlib.util
 from typing import Any, Literal, cast
@@ -15,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, platform
-from attention.visible import Visible, causal, window
+from attention.logits import Logits
+from attention.visible import Visible
 
 Implementation = Literal["xla", "cudnn", "tokamax"]
 
@@ -30,13 +30,9 @@ def kernel_output(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
-  mask: Bool[Array, "..."] | None,
-  bias: Float[Array, "..."] | None = None,
-  *,
-  sides: tuple[int, int] | None = None,
-  is_causal: bool,
-  scale: float | Float[Array, ""] | None,
-  others: Mapping[str, Any],
+  visible: Visible,
+  logits: Logits,
+  **others: Any,
 ) -> Float[Array, "B T N V"] | None:
   """What cuDNN or tokamax gives for a call; None where the blocks here serve it.
 
@@ -49,13 +45,10 @@ def kernel_output(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    mask: broadcastable to `[B, N, T, S]`, True = attend.
-    bias: broadcastable to `[B, N, T, S]`.
-    sides: (left, right) of a window, as `local_window_size` in jax.nn, with
-      right = 0 if the call is causal; None is a call without a window.
-    is_causal: whether queries see no later keys.
-    scale: factor of the logits; None is 1/√H.
-    others: options of the call that only 'xla' has.
+    visible: which pairs count. A kernel takes one mask, and sides: causal, or a
+      window.
+    logits: how they are scored. A kernel takes a scale and a bias.
+    **others: options of the call that only 'xla' has; None is one that is not given.
 
   Raises:
     ValueError: what was asked for cannot serve the call.
@@ -65,9 +58,8 @@ def kernel_output(
   """
   if implementation == "xla":
     return None
-  arrays = query, key, value, mask, bias
   kernel = implementation or "cudnn"
-  obstacle = _obstacle(kernel, *arrays, sides, others)
+  obstacle = _obstacle(kernel, query, key, value, visible, logits, others)
   if obstacle and implementation:
     on_tpu = implementation == "tokamax" and platform.name() == "cpu"
     raise ValueError(
@@ -76,11 +68,10 @@ def kernel_output(
     )
   if obstacle:
     return None
-  scale = arguments.softmax_scale(scale, query.shape[-1])
-  return _call(kernel, *arrays, sides, is_causal, scale)
+  return _call(kernel, query, key, value, visible, logits)
 
 
-def _obstacle(kernel, query, key, value, mask, bias, sides, others) -> str:
+def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
   """Why a kernel cannot serve a call; empty where it can."""
   # The program must be meant for such a device and be traced where there is
   # one: both libraries ask the device at hand what it can do.
@@ -89,10 +80,22 @@ def _obstacle(kernel, query, key, value, mask, bias, sides, others) -> str:
       return f"needs a GPU, got {name}"
   if kernel == "tokamax" and not importlib.util.find_spec("tokamax"):
     return "needs the package tokamax, which is not installed"
+  others = {
+    "query_segment_ids": visible.segments or None,
+    "mask_mod": visible.mods or None,
+    "visible": visible.bands or visible.masks[1:] or None,
+    "relative_bias": logits.relative_bias,
+    "relative_keys": logits.relative_keys,
+    "sinks": logits.sinks,
+    "logits_soft_cap": logits.soft_cap,
+    "log_forget": logits.log_forget,
+    "score_mod": logits.score_mod,
+    **others,
+  }
   for option, given in others.items():
-    if given is not None and given is not False and not _is_zero(given):
+    if given is not None:
       return f"cannot take {option}"
-  if sides is not None and query.shape[1] != key.shape[1]:
+  if visible.left is not None and query.shape[1] != key.shape[1]:
     # tokamax counts the window of query t from key t of an array of S; cuDNN
     # refuses T > S, and where it puts the window of T < S is not documented.
     return (
@@ -100,19 +103,20 @@ def _obstacle(kernel, query, key, value, mask, bias, sides, others) -> str:
       f"{query.shape[1]} and {key.shape[1]}"
     )
   if platform.name() == "tpu":
-    return _mosaic_obstacle(query, key, value, mask, bias)
+    return _mosaic_obstacle(query, key, value, _mask(visible), logits.bias)
   if query.dtype not in (jnp.float16, jnp.bfloat16):
     return f"takes float16 and bfloat16, got {query.dtype}"
   if kernel == "cudnn":
-    return _cudnn_obstacle(query, key, value, mask, sides)
+    return _cudnn_obstacle(query, key, value, visible)
   return ""
 
 
-def _is_zero(given: Any) -> bool:
-  return isinstance(given, int | float) and given == 0
+def _mask(visible: Visible) -> Bool[Array, "#B #N #T #S"] | None:
+  """The one mask of a call that a kernel can serve."""
+  return visible.masks[0] if visible.masks else None
 
 
-def _cudnn_obstacle(query, key, value, mask, sides) -> str:
+def _cudnn_obstacle(query, key, value, visible) -> str:
   """What cuDNN and the check of it in JAX refuse."""
   if not query.dtype == key.dtype == value.dtype:
     return f"takes one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
@@ -133,9 +137,10 @@ def _cudnn_obstacle(query, key, value, mask, sides) -> str:
       f"takes heads of a multiple of 8 features, at most {widest}, got "
       f"{head_dim}"
     )
-  if sides is not None and sides[1]:
-    return f"takes windows to the left only, got (left, right) = {sides}"
-  if sides is not None and mask is not None:
+  left, right = visible.left, visible.right
+  if left is not None and right != 0:
+    return f"takes windows to the left only, got (left, right) = {left, right}"
+  if left is not None and visible.masks:
     return "cannot take mask with a window"  # It would be a bias.
   return ""
 
@@ -158,21 +163,20 @@ def _mosaic_obstacle(query, key, value, mask, bias) -> str:
   return ""
 
 
-def _call(kernel, query, key, value, mask, bias, sides, is_causal, scale):
+def _call(kernel, query, key, value, visible, logits):
   """Calls cuDNN or tokamax for a call that it can serve."""
+  mask, bias = _mask(visible), logits.bias
+  scale = arguments.softmax_scale(logits.scale, query.shape[-1])
   if isinstance(scale, jax.Array):
     query, scale = query * scale.astype(query.dtype), 1.0
   length, source = query.shape[1], key.shape[1]
-  visible = Visible() if mask is None else Visible(masks=(mask,))
-  options: dict[str, Any] = {"scale": scale}
-  if sides is not None:
-    left, right = (min(side, source) for side in sides)
-    is_causal |= right == 0
-    visible &= window(left, right)
-    options["local_window_size"] = (left, right)
-  if is_causal:
-    visible &= causal()
-  options["is_causal"] = is_causal
+  is_causal = visible.right == 0
+  options: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
+  if visible.left is not None:
+    sides = visible.left, visible.right
+    options["local_window_size"] = tuple(
+      source if side is None else min(side, source) for side in sides
+    )
   # A kernel hides a key by its logit, which NaN would survive.
   arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
 

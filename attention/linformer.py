@@ -67,7 +67,6 @@ def linformer_attention(
 
   Paper: Linformer, section 4, arXiv:2006.04768.
   """
-  arguments.check_qkv(query, key, value)
   if is_causal:
     raise ValueError(
       "is_causal: Linformer mixes all positions in each of its R rows, so it "

@@ -125,15 +125,20 @@ def logits_from_options(
   logits: Logits | None = None,
   **options: Any,
 ) -> Logits:
-  """What the options of an attention function say of its logits, checked.
+  """What the options of an attention function say of its logits.
 
-  `options` are fields of `Logits`, of which none may be given beside `logits`.
+  `options` are fields of `Logits`, of which none may be given beside `logits`. The
+  function's decorator has checked them, but not `logits`, and not gates of forgetting
+  beside a `visible` option, which has to be causal.
 
   Raises:
-    ValueError: one does not fit, or `logits` and an option are given.
+    ValueError: `logits` does not fit, or an option is given beside it.
   """
+  is_causal = visible.right is not None and visible.right <= 0
   if logits is None:
     logits = Logits(**options)
+    if is_causal or logits.log_forget is None:
+      return logits
   elif not isinstance(logits, Logits):
     raise ValueError(f"logits: expected a Logits, got {type(logits).__name__}")
   else:
@@ -146,48 +151,16 @@ def logits_from_options(
     {
       "query": query,
       "key": key,
-      "is_causal": visible.right is not None and visible.right <= 0,
+      "is_causal": is_causal,
       "sinks": logits.sinks,
       "logits_soft_cap": logits.soft_cap,
       "log_forget": logits.log_forget,
       "bias": logits.bias,
+      "relative_bias": logits.relative_bias,
+      "relative_keys": logits.relative_keys,
     }
   )
-  check_tables(logits.relative_bias, logits.relative_keys, query)
-  if logits.score_mod is not None:
-    mods_lib.untraced("score_mod", logits.score_mod)
   return logits
-
-
-def check_tables(
-  relative_bias: Float[Array, "N D"] | None,
-  relative_keys: Float[Array, "... E H"] | None,
-  query: Float[Array, "B T N H"],
-) -> None:
-  """Checks the tables by distance.
-
-  Raises:
-    ValueError: one has an even number of distances, or does not fit the heads or
-      features of `query`.
-  """
-  heads, width = query.shape[2:]
-  checks = []
-  if relative_bias is not None:
-    shape = relative_bias.shape
-    fits = len(shape) == 2 and shape[0] == heads and shape[1] % 2 == 1
-    checks.append(("relative_bias", fits, shape, f"[{heads}, 2L+1]"))
-  if relative_keys is not None:
-    shape = relative_keys.shape
-    fits = shape[:-2] in ((), (heads,)) and shape[-1:] == (width,)
-    fits &= len(shape) > 1 and shape[-2] % 2 == 1
-    expected = f"[2L+1, {width}] or [{heads}, 2L+1, {width}]"
-    checks.append(("relative_keys", fits, shape, expected))
-  for name, fits, shape, expected in checks:
-    if not fits:
-      raise ValueError(
-        f"{name}: expected {expected}, one entry for each distance -L … L of "
-        f"key from query, got shape {shape}"
-      )
 
 
 Pull = Callable[[Array], tuple[Array, Array, Any]]
@@ -389,7 +362,8 @@ def tables_at(
   scale: float | Float[Array, ""] | None,
 ) -> Float[Array, "B N 1 S"] | None:
   """What the tables add for one query an example, at any distances of keys."""
-  check_tables(relative_bias, relative_keys, query)
+  tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
+  arguments.check_call({"query": query, **tables})
   terms = []
   if relative_bias is not None:
     terms.append(relative_bias.astype(jnp.float32)[None])

@@ -314,13 +314,12 @@ def applied(
 
   Args:
     name: the mechanism, for messages.
-    function: the attention function.
+    function: the attention function, which checks its calls.
     own: variables -> the options of `function` that the record gives it, and a
       call may therefore not have.
   """
 
   def apply(variables, query, key, value, **call):
-    call = accepted_options(name, function, call)
     try:
       given = own(variables)
     except KeyError as error:
@@ -364,14 +363,18 @@ def accepted_options(
       raise ValueError(_has_its_own(option, name))
     if option in known or takes_any:
       accepted[option] = asked
-    elif option not in CALL_OPTIONS or not (
-      asked is None or (isinstance(asked, (bool, int, float)) and not asked)
-    ):
+    elif not asks_for_nothing(option, asked):
       raise ValueError(
         f"{option}: {name} attention has no such option; "
         f"{hint(option, name, known)}"
       )
   return accepted
+
+
+def asks_for_nothing(option: str, value: Any) -> bool:
+  """Whether it is an option of some mechanism that is None, False or a zero rate."""
+  is_off = isinstance(value, bool | int | float) and not value
+  return option in CALL_OPTIONS and (value is None or is_off)
 
 
 def _has_its_own(option: str, name: str) -> str:

@@ -22,7 +22,7 @@ from attention import arguments, loop
 from attention.derivative import with_backward
 from attention.implementations import InParts
 from attention.layout import match_varying
-from attention.logits import Logits, check_tables
+from attention.logits import Logits
 from attention.loop import attend, merge
 from attention.tiles import Grid, grid_of
 from attention.visible import Visible, visible_from_options
@@ -83,11 +83,10 @@ def attention_in_parts(
     "key_segment_ids": key_segment_ids,
   }
   check(query, key, value, **options, others=others)
-  check_tables(relative_bias, relative_keys, query)
+  tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
+  arguments.check_call({"query": query, **tables})
   arguments.check_dropout(dropout_rate, dropout_rng)
-  logits = Logits(
-    scale=scale, relative_bias=relative_bias, relative_keys=relative_keys
-  )
+  logits = Logits(scale=scale, **tables)
   if implementation == "all_to_all":
     if dropout_rate:
       raise ValueError(

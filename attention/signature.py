@@ -39,6 +39,8 @@ def attention_function(
   A call is refused that has an option the function does not take, lacks one that
   it needs, gives an option by position, or has a value that does not fit: an array
   by its annotation, an option by its name (`arguments.CHECKS`) or its type (`TYPES`).
+  An option of another mechanism that is None, False or a zero rate asks for nothing,
+  and is dropped.
 
   Args:
     **instead: hyperparameter of the mechanism that the function does not take
@@ -70,15 +72,16 @@ def attention_function(
       given: dict[str, Any] = dict(zip(positional, args, strict=False))
       given |= options
       if not needed <= given.keys() <= parameters.keys():
-        _refuse(given, name, parameters, instead)
-      arguments.check_call({**defaults, **given}, arrays, checks, needed)
+        given = _taken(given, name, parameters, instead)
+      asked = {n: checks[n] for n in given if n in checks}
+      arguments.check_call({**defaults, **given}, arrays, asked, needed)
       query = given[positional[0]]
       run: Any = function
       if len({given[n].dtype for n in positional}) > 1:
         run = functools.partial(_call_promoted, function, positional)
       if jax.typeof(query).sharding.mesh.explicit_axes:
-        return call_with_auto_axes(run, query, args, options)
-      return run(*args, **options)
+        return call_with_auto_axes(run, query, (), given)
+      return run(**given)
 
     # As it is written, where `help` would show jaxtyping's classes.
     written = signature.replace(
@@ -178,6 +181,9 @@ def _by_annotation(
       )
     elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
       (arrays[option],) = allowed
+      letters = arguments.TABLES.get(option)
+      if letters and arrays[option].dim_str != letters:
+        del checks[option]  # Of another form.
   return arrays, checks
 
 
@@ -186,9 +192,8 @@ def promoted(*arrays: Array) -> list[Array]:
   return [x.astype(jnp.result_type(*arrays)) for x in arrays]
 
 
-def _call_promoted(function, positional, *args, **options):
+def _call_promoted(function, positional, **given):
   """A call on `promoted` arrays; the result has the dtype of the query."""
-  given = {**dict(zip(positional, args, strict=False)), **options}
   arrays = [given.pop(name) for name in positional]
   results = function(*promoted(*arrays), **given)
   if not isinstance(results, tuple):
@@ -208,13 +213,22 @@ def _written(annotation: Any) -> _Written:
   return _Written(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
 
 
-def _refuse(
+def _taken(
   given: Mapping[str, Any],
   name: str,
   parameters: Mapping[str, inspect.Parameter],
   instead: Mapping[str, str],
-) -> None:
-  """Raises for an option that a function does not take, or needs."""
+) -> dict[str, Any]:
+  """What a function takes of a call that asks for nothing else.
+
+  Raises:
+    ValueError: there is an option that it does not take, or one that it needs lacks.
+  """
+  given = {
+    option: value
+    for option, value in given.items()
+    if option in parameters or not plug.asks_for_nothing(option, value)
+  }
   # What only Flax passes tells more than what other mechanisms take.
   for option in sorted(
     given, key=lambda option: option not in plug.FLAX_OPTIONS
@@ -227,6 +241,7 @@ def _refuse(
       ways = [text for text in instead.values() if f"{option}=" in text]
       hint = f"; {ways[0]}" if ways else ""
       raise ValueError(f"{option}: {name} needs it, got nothing{hint}")
+  return given
 
 
 def call_with_auto_axes(

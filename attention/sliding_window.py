@@ -168,32 +168,20 @@ def sliding_window_attention(
       "takes them"
     )
   right = 0 if is_causal else right
+  longest = max(query.shape[1], key.shape[1])
+  near = Visible(left=min(left, longest), right=min(right, longest))
   out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
-    mask,
-    sides=(left, right),
-    is_causal=is_causal,
-    scale=scale,
-    others={
-      "query_segment_ids": query_segment_ids,
-      "relative_bias": relative_bias,
-      "relative_keys": relative_keys,
-      "sinks": sinks,
-      "logits_soft_cap": logits_soft_cap,
-      "log_forget": log_forget,
-      "score_mod": score_mod,
-      "mask_mod": mask_mod,
-      "dropout_rate": dropout_rate,
-      "dilation": max(dilations) > 1,
-      "global_indices": global_indices,
-      "block_size": block_size,
-      "visible": visible,
-      "logits": logits,
-      "return_lse": return_lse,
-    },
+    sees & near,
+    scoring,
+    dilation=None if max(dilations) == 1 else dilation,
+    global_indices=global_indices,
+    dropout_rate=dropout_rate or None,
+    block_size=block_size,
+    return_lse=return_lse or None,
   )
   if out is not None:
     return out
@@ -203,9 +191,7 @@ def sliding_window_attention(
     "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
   }
   if is_plain:
-    longest = max(query.shape[1], key.shape[1])
-    sees &= Visible(left=min(left, longest), right=min(right, longest))
-    out, lse = attend(query, key, value, sees, scoring, **options)
+    out, lse = attend(query, key, value, sees & near, scoring, **options)
   else:
     out, lse = windows.attend_to_union(
       query,

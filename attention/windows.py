@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention import dropout, layout, sharded
-from attention.logits import Logits, check_tables
+from attention import arguments, dropout, layout, sharded
+from attention.logits import Logits
 from attention.loop import attend, merge
 from attention.softmax import split_blocks
 from attention.visible import Visible, key_mask, visible_from_options
@@ -257,7 +257,8 @@ def attention_in_parts(
 
   ids = "query_segment_ids", "key_segment_ids"
   options, tokens = given("mask", "is_causal", *ids), given(*_GLOBAL)
-  logits = Logits(**given("scale", "relative_bias", "relative_keys"))
+  tables = given("relative_bias", "relative_keys")
+  logits = Logits(**given("scale"), **tables)
   sharded.check(query, key, value, **options, others=call)
   length = query.shape[1]
   if key.shape[1] != length:
@@ -265,7 +266,7 @@ def attention_in_parts(
       f"key: expected the positions of the queries, {length} on a device, got "
       f"{key.shape[1]}; a window over a sequence in parts is of one sequence"
     )
-  check_tables(logits.relative_bias, logits.relative_keys, query)
+  arguments.check_call({"query": query, **tables})
   check_globals(**tokens, query=query, key=key, value=value, logits=logits)
   if options["is_causal"]:
     sides = sides[0], 0
