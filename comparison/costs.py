@@ -23,7 +23,7 @@ _DECODED_ROWS = 16
 
 def step_flops(run: Experiment, batch: Batch) -> flops.Account:
   """Floating-point operations of one update; nothing is compiled."""
-  step = functools.partial(step_lib.train_step, run.functions)
+  step = functools.partial(step_lib.train_step, run.functions, run.numbers)
   return flops.account(step, run.shapes, dict(batch), np.int32(0))
 
 
@@ -38,6 +38,7 @@ def forward_flops(run: Experiment, batch: Batch) -> flops.Account:
 
 def step_cost(
   functions: step_lib.StepFunctions,
+  numbers: step_lib.Numbers,
   state: TrainState,
   batch: Batch,
   kind: str = "jit",
@@ -56,7 +57,8 @@ def step_cost(
   state = parallel.place_state(state)
   rows = parallel.place_batch(dict(batch))
   start = time.perf_counter()
-  compiled = parallel.lower_train(state, rows).compile()
+  lowered = parallel.train.lower(numbers, state, rows, np.int32(0))
+  compiled = lowered.compile()
   compile_seconds = time.perf_counter() - start
   temp_bytes = compiled.memory_analysis().temp_size_in_bytes
   seconds = []
@@ -65,7 +67,7 @@ def step_cost(
   ):
     start = time.perf_counter()
     step = np.int32(len(seconds))
-    state, metrics = compiled(functions.numbers, state, rows, step)
+    state, metrics = compiled(numbers, state, rows, step)
     jax.block_until_ready((state, metrics))
     seconds.append(time.perf_counter() - start)
   statistics = jax.local_devices()[0].memory_stats() or {}

@@ -245,7 +245,7 @@ class ModelConfig:
       self.slot.value_dim,
     )
 
-  @property
+  @functools.cached_property
   def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
     """The mechanisms of each slot of this kind, which layers take in turn."""
     return {
@@ -401,11 +401,11 @@ class ModelConfig:
             f"{field}: kind {self.kind!r} has no such layer; expected a config "
             f"without this choice, got {got}"
           )
-        continue
-      if chosen is None:
+      elif chosen is None:
         object.__setattr__(self, field, AttentionConfig("dense"))
       elif chosen == ():
         raise ValueError(f"{field}: expected at least one mechanism, got none")
+    for field, mechanisms in self.attentions.items():
       needs = dict(NEEDS[field])
       if self.position in ("t5", "alibi", "shaw") and "cross" not in needs:
         needs["relative"] = (
@@ -419,7 +419,7 @@ class ModelConfig:
         "num_kv_heads": self.num_kv_heads,
         "num_qk_heads": self.slot.num_qk_heads,
       }
-      for config in self.attentions[field]:
+      for config in mechanisms:
         check_supports(field, config, needs)
         if "own_keys" not in config.build().supports:
           continue

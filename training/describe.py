@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import flags
 import jax
+import numpy as np
 
 from settings.errors import ConfigError
 from training import (
@@ -51,10 +52,10 @@ def main() -> None:
   sizes = " × ".join(f"{name} {size}" for name, size in mesh.named.items())
   print(f"mesh: {sizes}\n")
 
-  made = parallel.make(run.functions, train.parallel, mesh=train.mesh)
+  made = parallel.make(run.functions, train.parallel, train.mesh)
   batch = made.place_batch(run.task.train_batch(0))
-  compiled = made.lower_train(run.shapes, batch).compile()
   state = made.placed_shapes(run.shapes)
+  compiled = made.train.lower(run.numbers, state, batch, np.int32(0)).compile()
   parts = {
     "parameters": state.params,
     "optimiser's state": state.opt_state,

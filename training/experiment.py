@@ -40,8 +40,9 @@ class Experiment(NamedTuple):
     task: data, vocabulary and metric.
     model: the module.
     functions: what a step is made of.
+    numbers: what it has of its own where several share a program.
     init: `() -> TrainState`, from the seed alone, or from weights.
-    draw: `(seed) -> TrainState`, which `init` calls; None where that reads weights.
+    draw: `(seed) -> TrainState`, which `init` compiles; None where that reads weights.
     shapes: that state's shapes and dtypes.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
@@ -50,6 +51,7 @@ class Experiment(NamedTuple):
   task: tasks.Task
   model: nn.Module
   functions: StepFunctions
+  numbers: Numbers
   init: Callable[[], TrainState]
   draw: Callable[[int], TrainState] | None
   shapes: TrainState
@@ -88,9 +90,8 @@ def sharing(run: Experiment, first: Experiment) -> Experiment:
 
   They differ in seed and learning rate alone.
   """
-  functions = first.functions._replace(numbers=run.functions.numbers)
   draw = run.draw and first.draw
-  return run._replace(functions=functions, draw=draw)
+  return run._replace(functions=first.functions, draw=draw)
 
 
 def create(
@@ -124,8 +125,7 @@ def create(
   if not restore:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     memory.check(config, task.target_vocab_size, *lengths, held=held)
-  draw = jax.jit(init)
-  start = functools.partial(draw, train.seed)
+  draw, start = init, functools.partial(jax.jit(init), train.seed)
   if config.weights and not restore:
     draw = None
     start = functools.partial(_published_state, config, model, optimizer)
@@ -142,7 +142,6 @@ def create(
     metric_sums=task.metric_sums,
     optimizer=functools.partial(optimizer_lib.make_optimizer, *schedule),
     schedule=functools.partial(optimizer_lib.make_schedule, *schedule),
-    numbers=Numbers.of(train.seed, train.optimizer),
     label_smoothing=train.optimizer.label_smoothing,
     accumulate_steps=train.optimizer.accumulate_steps,
     redraw_every=train.redraw_every,
@@ -166,8 +165,9 @@ def create(
       **options,
     )
 
+  numbers = Numbers.of(train.seed, train.optimizer)
   return Experiment(
-    config, task, model, functions, start, draw, shapes, generate
+    config, task, model, functions, numbers, start, draw, shapes, generate
   )
 
 

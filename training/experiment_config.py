@@ -221,9 +221,8 @@ def _model_type(leaves: dict[str, Any]) -> type:
   with _faults_at("model", "kind: "):
     model_type = models.find(str(leaves["kind"]))
   # They also say of every Transformer that it has none of these.
-  known = set(leaf_names(model_type))
-  for leaf in _GONE.keys() & leaves.keys() - known:
-    if leaves[leaf] == _GONE[leaf]:
+  for leaf in _GONE.keys() & leaves.keys():
+    if leaves[leaf] == _GONE[leaf] and leaf not in leaf_names(model_type):
       leaves.pop(leaf)
   return model_type
 

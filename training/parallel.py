@@ -6,8 +6,9 @@ over devices, and the division comes last. What lies where is in `training.mesh`
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -26,32 +27,63 @@ AXIS = mesh_lib.DATA
 """Name of the axis that 'pmap' splits rows of a batch along."""
 
 
-class Parallel(NamedTuple):
-  """The compiled functions of a run.
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+  """The programs of a run, and where its arrays lie.
 
   Attributes:
-    train: `(state, batch, step) -> (state, metrics)`; `state` is donated.
-    evaluate: `(variables, batch) -> sums`.
-    draw_state: `(draw, seed) -> draw(seed)`, compiled once, each device its part
-      of the state.
-    place_state: puts a state on every device, as a copy of its own.
-    place_batch: puts all rows of a batch where `train` and `evaluate` want them.
-    read_batch: `(make, batch_size) -> batch`, placed: `make()` has all rows; of
-      several processes each asks `make(numbers)` for those of its devices.
-    placed_shapes: a state's shapes -> the same with where each will lie.
-    lower_train: `(shapes, batch) -> jax.stages.Lowered`: `train` for states and
-      batches of these shapes, placed or not. Once that is compiled, from any
-      thread, a first call only runs.
+    mesh: of the devices.
+    train: `(numbers, state, batch, step) -> (state, metrics)`, compiled at the first
+      call or by `lower`; `state` is donated.
+    evaluate: `(variables, batch) -> sums`, likewise.
+    shardings: `tree -> where each of its leaves lies`, of a state or shapes of it.
+    place_batch: puts all rows of a batch, or with `batch_size` a process' own rows of
+      so many, where `train` and `evaluate` want them.
   """
 
-  train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
-  evaluate: Callable[..., step_lib.Sums]
-  draw_state: Callable[[Callable[[int], TrainState], int], TrainState]
-  place_state: Callable[[TrainState], TrainState]
-  place_batch: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-  read_batch: Callable[..., Mapping[str, Any]]
-  placed_shapes: Callable[[TrainState], TrainState]
-  lower_train: Callable[..., Any]
+  mesh: jax.sharding.Mesh
+  train: Any
+  evaluate: Any
+  shardings: Callable[[Any], Any]
+  place_batch: Callable[..., Mapping[str, Any]]
+
+  def placed_shapes(self, shapes: TrainState) -> TrainState:
+    """Shapes that say where they will lie; a call finds only such a program."""
+    return jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding
+      ),
+      shapes,
+      self.shardings(shapes),
+    )
+
+  def place_state(self, state: TrainState) -> TrainState:
+    """A copy of a state, each device its part."""
+    if cluster.are_several():
+      # A restored state lies there already.
+      return _put(state, self.shardings(state))
+    # Donating what device_put made would delete the array it was made from.
+    copy = functools.partial(jax.tree.map, jax.numpy.copy)
+    return jax.jit(copy, out_shardings=self.shardings(state))(state)
+
+  def read_batch(
+    self, make: Callable[..., Mapping[str, Any]], batch_size: int
+  ) -> Mapping[str, Any]:
+    """A batch of `make`, placed; of several processes each makes its rows alone.
+
+    Args:
+      make: without arguments all rows, or those of some numbers.
+      batch_size: of all rows.
+    """
+    # 'pmap' splits rows that every process has.
+    if not cluster.are_several() or self.mesh.axis_names == (AXIS,):
+      return self.place_batch(make())
+    rows = jax.NamedSharding(self.mesh, jax.P(mesh_lib.ROWS))
+    parts = rows.addressable_devices_indices_map((batch_size,)).values()
+    numbers = [np.arange(batch_size)[part] for part in parts if part]
+    return self.place_batch(
+      make(np.unique(np.concatenate(numbers))), batch_size
+    )
 
 
 def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
@@ -83,100 +115,40 @@ def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
   return mesh
 
 
+# Two, as a comparison measures another program between two runs of one.
+@functools.lru_cache(maxsize=2)
 def make(
   functions: step_lib.StepFunctions,
   kind: str,
-  devices: list[jax.Device] | None = None,
   mesh: MeshConfig = MeshConfig(),  # noqa: B008
+  count: int | None = None,
 ) -> Parallel:
-  """Compiles a step for all devices, once for runs that differ in numbers alone.
+  """The programs on all devices; equal arguments have the same ones.
 
   Numbers are the same on any mesh, within rounding. With dropout this holds for
   'jit', whose masks follow from the place in the batch; 'pmap' draws others, of
   the same distribution.
 
   Args:
-    functions: see `StepFunctions`; those of a run just before, but for
-      `numbers`, have its program.
+    functions: see `StepFunctions`.
     kind: 'jit' or 'pmap'.
-    devices: default all of them.
-    mesh: how they lie.
-
-  Returns:
-    See `Parallel`.
+    mesh: how devices lie.
+    count: of devices; None is all.
   """
-  devices = jax.devices() if devices is None else devices
-  numbers: Any = functions.numbers
-  shared = functions._replace(numbers=cast(Any, None))
-  made = _make(shared, kind, tuple(devices), mesh)
-
-  def lower_train(shapes, batch):
-    if any(isinstance(array, np.ndarray) for array in batch.values()):
-      batch = made.place_batch(batch)
-    shapes = made.placed_shapes(shapes)
-    return made.lower_train(numbers, shapes, batch, np.int32(0))
-
-  train = functools.partial(made.train, numbers)
-  return made._replace(train=train, lower_train=lower_train)
-
-
-# Two, as a comparison measures another program between two runs of one.
-@functools.lru_cache(maxsize=2)
-def _make(functions, kind, devices, config) -> Parallel:
-  """`train` takes a run's `Numbers` first, and `lower_train` all that it takes."""
-  sizes = mesh_lib.resolve(config, len(devices)).named
-  # 'pmap' returns P() of what lies whole; a call with another spec compiles anew.
-  compiled, axes, change = _jit, mesh_lib.AXES, lambda spec: spec
-  if kind == "pmap":
-    compiled, axes, change = _pmap, (AXIS,), lambda spec: jax.P()
-  mesh = jax.make_mesh(
+  devices = jax.devices()[:count]
+  sizes = mesh_lib.resolve(mesh, len(devices)).named
+  axes = (AXIS,) if kind == "pmap" else mesh_lib.AXES
+  laid = jax.make_mesh(
     tuple(sizes[axis] for axis in axes),
     axes,
     # Explicit axes, the default, do not go with Linen's Embed.
     axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
     devices=devices,
   )
-
-  def shardings(tree):
-    return mesh_lib.shardings(mesh, tree, change)
-
-  def placed_shapes(shapes):
-    """Shapes that say where they will lie; a call finds only such a program."""
-    return jax.tree.map(
-      lambda leaf, sharding: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding
-      ),
-      shapes,
-      shardings(shapes),
-    )
-
-  @functools.cache
-  def drawing(draw):
-    shapes = jax.eval_shape(draw, 0)
-    return jax.jit(draw, out_shardings=shardings(shapes))
-
-  def place_state(state):
-    if cluster.are_several():
-      # A restored state lies there already.
-      return jax.tree.map(_put, state, shardings(state))
-    # Donating what device_put made would delete the array it was made from.
-    copy = functools.partial(jax.tree.map, jax.numpy.copy)
-    return jax.jit(copy, out_shardings=shardings(state))(state)
-
-  train, evaluate, place_batch, read_batch = compiled(functions, mesh)
-  return Parallel(
-    train=train,
-    evaluate=evaluate,
-    draw_state=lambda draw, seed: drawing(draw)(seed),
-    place_state=place_state,
-    place_batch=place_batch,
-    read_batch=read_batch,
-    placed_shapes=placed_shapes,
-    lower_train=train.lower,
-  )
+  return (_pmap if kind == "pmap" else _jit)(functions, laid)
 
 
-def _jit(functions, mesh) -> tuple[Any, ...]:
+def _jit(functions, mesh) -> Parallel:
   """One program for all devices (GSPMD)."""
   sizes = mesh.shape
   shardings = functools.partial(mesh_lib.shardings, mesh)
@@ -213,8 +185,7 @@ def _jit(functions, mesh) -> tuple[Any, ...]:
 
   @functools.partial(jax.jit, donate_argnums=1)
   def train(numbers, state, batch, step):
-    whole = functions._replace(numbers=numbers)
-    state, metrics = step_lib.train_step(whole, state, batch, step)
+    state, metrics = step_lib.train_step(functions, numbers, state, batch, step)
     return (
       jax.lax.with_sharding_constraint(state, shardings(state)),
       jax.lax.with_sharding_constraint(metrics, everywhere),
@@ -231,22 +202,13 @@ def _jit(functions, mesh) -> tuple[Any, ...]:
     return stretches if splits else rows
 
   def place_batch(batch, batch_size=None):
-    return {
-      name: _put(array, sharding_of(array), batch_size)
-      for name, array in batch.items()
-    }
+    batch = dict(batch)
+    return _put(batch, jax.tree.map(sharding_of, batch), batch_size)
 
-  def read_batch(make, batch_size):
-    if not cluster.are_several():
-      return place_batch(make())
-    parts = rows.addressable_devices_indices_map((batch_size,)).values()
-    numbers = [np.arange(batch_size)[part] for part in parts if part]
-    return place_batch(make(np.unique(np.concatenate(numbers))), batch_size)
-
-  return train, evaluate, place_batch, read_batch
+  return Parallel(mesh, train, evaluate, shardings, place_batch)
 
 
-def _pmap(functions, mesh) -> tuple[Any, ...]:
+def _pmap(functions, mesh) -> Parallel:
   """A program on each device, which has rows of its own and all parameters."""
   rows = jax.NamedSharding(mesh, jax.P(AXIS))
   reduce = functools.partial(jax.lax.psum, axis_name=AXIS)
@@ -254,9 +216,9 @@ def _pmap(functions, mesh) -> tuple[Any, ...]:
     jax.pmap, axis_name=AXIS, out_axes=None, devices=[*mesh.devices.flat]
   )
 
-  def train(numbers, *arguments):
+  def train(*arguments):
     return step_lib.train_step(
-      functions._replace(numbers=numbers),
+      functions,
       *arguments,
       reduce=reduce,
       shard=lambda key: jax.random.fold_in(key, jax.lax.axis_index(AXIS)),
@@ -271,28 +233,32 @@ def _pmap(functions, mesh) -> tuple[Any, ...]:
   def place_batch(batch):
     return jax.device_put(jax.tree.map(split, dict(batch)), rows)
 
-  return (
+  return Parallel(
+    mesh,
     compiled(train, in_axes=(None, None, 0, None), donate_argnums=1),
     compiled(evaluate, in_axes=(None, 0)),
+    # It returns P() of what lies whole; a call with another spec compiles anew.
+    functools.partial(mesh_lib.shardings, mesh, change=lambda spec: jax.P()),
     place_batch,
-    lambda make, batch_size: place_batch(make()),
   )
 
 
-def _put(
-  array: Any, sharding: jax.sharding.Sharding, length: int | None = None
-) -> jax.Array:
-  """An array on the devices, each with its part.
+def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:
+  """Arrays on the devices, each with its part.
 
-  Every process has it as a whole, or with a `length` its own rows of so many.
+  Every process has them as a whole, or with a `length` its own rows of so many.
   """
-  if isinstance(array, jax.Array) and array.sharding == sharding:
-    return array
   if not cluster.are_several():
-    return jax.device_put(array, sharding)
-  local = np.asarray(array)
-  shape = local.shape if length is None else (length, *local.shape[1:])
-  return jax.make_array_from_process_local_data(sharding, local, shape)
+    return jax.device_put(tree, shardings)
+
+  def put(array, sharding):
+    if isinstance(array, jax.Array) and array.sharding == sharding:
+      return array
+    local = np.asarray(array)
+    shape = local.shape if length is None else (length, *local.shape[1:])
+    return jax.make_array_from_process_local_data(sharding, local, shape)
+
+  return jax.tree.map(put, tree, shardings)
 
 
 def to_host(tree: Any) -> Any:

@@ -73,7 +73,6 @@ class StepFunctions(NamedTuple):
     metric_sums: `(logits, batch) -> Sums`, in addition to the loss.
     optimizer: `LearningRate -> (init, update)`.
     schedule: `LearningRate -> (step -> learning rate)`, for the record.
-    numbers: see `Numbers`.
     label_smoothing: in what is minimised, never in what is reported.
     accumulate_steps: micro-batches of one step.
     redraw_every: steps between new constants; 0 keeps the first.
@@ -90,7 +89,6 @@ class StepFunctions(NamedTuple):
   metric_sums: Callable[..., Sums]
   optimizer: Callable[[LearningRate], optax.GradientTransformation]
   schedule: Callable[[LearningRate], optax.Schedule]
-  numbers: Numbers
   label_smoothing: float = 0.0
   accumulate_steps: int = 1
   redraw_every: int = 0
@@ -171,6 +169,7 @@ def mean_gradient(
 
 def train_step(
   functions: StepFunctions,
+  numbers: Numbers,
   state: TrainState,
   batch: Batch,
   step: Int[Array, ""],
@@ -186,6 +185,7 @@ def train_step(
 
   Args:
     functions: see `StepFunctions`.
+    numbers: see `Numbers`.
     state: donated by the caller.
     batch: the rows of this step.
     step: its index, from 0.
@@ -196,7 +196,7 @@ def train_step(
     new state and metrics: 'loss' [2] (sum of nats, count), and the scalars
     'grad_norm' (before clipping), 'learning_rate', 'updates'.
   """
-  seed, learning_rate = functions.numbers
+  seed, learning_rate = numbers
   key = jax.random.fold_in(jax.random.key(seed), step)
   collections = _redrawn(functions, state, step, key)
   gradient, sums, collections = mean_gradient(

@@ -256,8 +256,7 @@ def _step_cost(
     metric_sums=source.task.metric_sums,
     optimizer=functools.partial(optimizer_lib.make_optimizer, optimizer, 1),
     schedule=functools.partial(optimizer_lib.make_schedule, optimizer, 1),
-    numbers=Numbers.of(0, optimizer),
   )
   variables = models.initialize(model, jax.random.key(0), rows)
   state = TrainState.first(variables, update)
-  return costs.step_cost(functions, state, rows)
+  return costs.step_cost(functions, Numbers.of(0, optimizer), state, rows)

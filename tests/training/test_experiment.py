@@ -238,12 +238,12 @@ def test_every_mechanism_trains(attention, tmp_path):
     },
   )
   run = experiment.create(experiment_config.parse(config), tmp_path)
-  functions = parallel.make(run.functions, "jit", jax.devices()[:1])
+  functions = parallel.make(run.functions, "jit", count=1)
   state = functions.place_state(drawn(run))
   batch = functions.place_batch(run.task.train_batch(0))
   losses = []
   for step in range(10):
-    state, metrics = functions.train(state, batch, step)
+    state, metrics = functions.train(run.numbers, state, batch, step)
     total, count = metrics["loss"]
     losses.append(float(total / count))
   assert np.isfinite(losses).all()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from settings.errors import RunError
-from tests.training.tiny import CLASSES, make_batch, make_functions
+from tests.training.tiny import CLASSES, make_batch, make_functions, numbers
 from training import evaluate, loop, metrics
 from training.checkpoint import Checkpoints, digests
 from training.config import TrainConfig
@@ -99,6 +99,7 @@ def run(tmp_path, monkeypatch):
       task=task,
       model=None,
       functions=functions,
+      numbers=numbers(),
       init=lambda: state,
       draw=None,
       shapes=state,

@@ -86,7 +86,7 @@ def test_the_indexer_learns_from_its_loss_and_nothing_else_does(splits):
 def test_training_lowers_the_loss():
   run = make()
   assert make("dense").functions.forward_and_state is None
-  step = jax.jit(functools.partial(train_step, run.functions))
+  step = jax.jit(functools.partial(train_step, run.functions, run.numbers))
   state, batch = run.init(), run.task.train_batch(0)
   first = state
 

@@ -75,9 +75,7 @@ def compiled(mesh_name, *run):
   """The functions of a run on a mesh; each is compiled once for all tests."""
   count = 1 if mesh_name == "one" else 8
   functions = made(*run).functions
-  return parallel.make(
-    functions, "jit", jax.devices()[:count], MESHES[mesh_name]
-  )
+  return parallel.make(functions, "jit", MESHES[mesh_name], count)
 
 
 def take(functions, run, state, numbers):
@@ -85,7 +83,7 @@ def take(functions, run, state, numbers):
   found = []
   for step in numbers:
     batch = functions.place_batch(run.task.train_batch(step))
-    state, metrics = functions.train(state, batch, np.int32(step))
+    state, metrics = functions.train(run.numbers, state, batch, np.int32(step))
     total, counted = metrics["loss"]
     found.append((float(total / counted), float(metrics["grad_norm"])))
   return np.array(found), state
@@ -168,7 +166,9 @@ def lowered(*run):
   """A compiled step, as text."""
   functions, run = compiled(*run), made(*run[1:])
   batch = functions.place_batch(run.task.train_batch(0))
-  return functions.lower_train(run.shapes, batch).compile().as_text()
+  shapes = functions.placed_shapes(run.shapes)
+  step = functions.train.lower(run.numbers, shapes, batch, np.int32(0))
+  return step.compile().as_text()
 
 
 def test_attention_is_computed_in_parts():
@@ -192,9 +192,7 @@ def test_a_device_holds_its_part(sizes, least):
   """Of parameters and of both moments; nothing is copied that can be split."""
   run = made()
   whole = sum(x.size for x in jax.tree.leaves(run.shapes.params))
-  state = parallel.make(run.functions, "jit", None, sizes).placed_shapes(
-    run.shapes
-  )
+  state = parallel.make(run.functions, "jit", sizes).placed_shapes(run.shapes)
   shapes = jax.tree.structure(state.params)
 
   def like(x):

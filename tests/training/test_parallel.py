@@ -1,6 +1,5 @@
 """One, four and eight devices give the same numbers, under jit and pmap."""
 
-from concurrent.futures import ThreadPoolExecutor
 import functools
 
 import jax
@@ -9,7 +8,7 @@ import pytest
 
 import models
 from settings.errors import ConfigError
-from tests.training.tiny import make_batch, make_functions
+from tests.training.tiny import make_batch, make_functions, numbers
 from training import parallel
 from training.config import OptimizerConfig, TrainConfig
 from training.step import mean_gradient
@@ -17,6 +16,8 @@ from training.step import mean_gradient
 MODEL = models.ModelConfig(
   kind="decoder", num_layers=1, num_heads=4, features=16, mlp_features=32
 )
+
+NUMBERS, STEP = numbers(), np.int32(0)
 
 
 @functools.cache
@@ -29,10 +30,9 @@ def on_one(splits):
     whole, state.params, state.collections, batch
   )
   norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
-  single = parallel.make(functions, "jit", jax.devices()[:1])
-  after, _ = single.train(
-    single.place_state(state), single.place_batch(batch), np.int32(0)
-  )
+  single = parallel.make(functions, "jit", count=1)
+  placed = single.place_state(state)
+  after, _ = single.train(NUMBERS, placed, single.place_batch(batch), STEP)
   return norm, sums, after
 
 
@@ -45,9 +45,9 @@ def test_gradient_and_loss_of_an_uneven_batch_agree(kind, count, splits):
   functions, state = make_functions(accumulate_steps=splits, clip_norm=1.0)
   batch = make_batch()
   norm, sums, expected = on_one(splits)
-  run = parallel.make(functions, kind, jax.devices()[:count])
+  run = parallel.make(functions, kind, count=count)
   placed = run.place_state(state)
-  new, metrics = run.train(placed, run.place_batch(batch), np.int32(0))
+  new, metrics = run.train(NUMBERS, placed, run.place_batch(batch), STEP)
   np.testing.assert_allclose(metrics["loss"], sums, rtol=1e-6)
   # Before clipping and Adam, which would hide a wrong factor.
   np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
@@ -65,7 +65,7 @@ def test_evaluation_agrees(kind):
   batch = make_batch()
   totals = {}
   for count in (1, 8):
-    run = parallel.make(functions, kind, jax.devices()[:count])
+    run = parallel.make(functions, kind, count=count)
     variables = run.place_state(state).variables
     totals[count] = run.evaluate(variables, run.place_batch(batch))
   for name, sums in totals[1].items():
@@ -78,24 +78,23 @@ def test_a_second_step_neither_compiles_nor_loses_the_original(kind):
   run = parallel.make(functions, kind)
   placed = run.place_state(state)
   batch = run.place_batch(make_batch())
-  placed, _ = run.train(placed, batch, np.int32(0))
+  placed, _ = run.train(NUMBERS, placed, batch, STEP)
   with jax.log_compiles(False), _no_compilation():
-    placed, _ = run.train(placed, batch, np.int32(1))
+    placed, _ = run.train(NUMBERS, placed, batch, np.int32(1))
   assert int(placed.step) == 2
   assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("kind", ["jit", "pmap"])
-def test_a_step_that_was_compiled_elsewhere_is_not_compiled_again(kind):
+def test_a_step_that_was_lowered_is_not_compiled_again(kind):
   functions, state = make_functions(num_steps=11)  # No other test's.
   run = parallel.make(functions, kind)
-  shapes = jax.eval_shape(lambda: state)
-  with ThreadPoolExecutor(1) as background:
-    lowered = background.submit(run.lower_train, shapes, make_batch())
-    background.submit(lowered.result().compile).result()
-  placed, batch = run.place_state(state), run.place_batch(make_batch())
+  shapes = run.placed_shapes(jax.eval_shape(lambda: state))
+  batch = run.place_batch(make_batch())
+  run.train.lower(NUMBERS, shapes, batch, STEP).compile()
+  placed = run.place_state(state)
   with jax.log_compiles(False), _no_compilation():
-    placed, _ = run.train(placed, batch, np.int32(0))
+    placed, _ = run.train(NUMBERS, placed, batch, STEP)
   assert int(placed.step) == 1
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.training.tiny import CLASSES, make_batch, make_functions
+from tests.training.tiny import CLASSES, make_batch, make_functions, numbers
 from training.step import cross_entropy, eval_step, mean_gradient, train_step
 
 
@@ -32,8 +32,13 @@ def test_loss_is_the_cross_entropy_and_smoothing_stays_out_of_it():
 
 
 gradient_of = jax.jit(mean_gradient, static_argnums=0)
-step = jax.jit(train_step, static_argnums=0)
+update = jax.jit(train_step, static_argnums=0)
 evaluate = jax.jit(eval_step, static_argnums=0)
+
+
+def step(functions, state, batch, index, **options):
+  """`train_step` with the numbers of an optimiser of these options."""
+  return update(functions, numbers(**options), state, batch, index)
 
 
 @pytest.mark.parametrize("splits", [2, 16])
@@ -115,7 +120,9 @@ def test_loss_falls():
   functions, state = make_functions(learning_rate=0.05, num_steps=100)
   losses = []
   for index in range(60):
-    state, metrics = step(functions, state, make_batch(), np.int32(index))
+    state, metrics = step(
+      functions, state, make_batch(), np.int32(index), learning_rate=0.05
+    )
     losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
   assert losses[-1] < 0.7 * losses[0]
 

@@ -1,6 +1,5 @@
 """Each kind of model is trained on a text, restored, and generates."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -29,12 +28,12 @@ def config(path, kind, task, **model):
 
 def trained(run, steps=20):
   """Variables after some steps, and the loss of the first and of the last."""
-  functions = parallel.make(run.functions, "jit", jax.devices()[:1])
+  functions = parallel.make(run.functions, "jit", count=1)
   state = functions.place_state(tiny.drawn(run))
   losses = []
   for step in range(steps):
     batch = functions.place_batch(run.task.train_batch(step))
-    state, metrics = functions.train(state, batch, step)
+    state, metrics = functions.train(run.numbers, state, batch, step)
     losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
   values = evaluate.evaluate(functions, state.variables, run.task, "validation")
   return state.variables, losses, values

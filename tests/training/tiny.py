@@ -74,6 +74,11 @@ def make_batch(seed=0, rows=ROWS):
   }
 
 
+def numbers(**options):
+  """What a program of `make_functions` is called with."""
+  return Numbers.of(1, OptimizerConfig(**options))
+
+
 @functools.cache
 def make_functions(dropout=False, num_steps=10, **options):
   """Functions of a step, and the state it starts from: the same for all tests."""
@@ -93,7 +98,6 @@ def make_functions(dropout=False, num_steps=10, **options):
       optimizer_lib.make_optimizer, config, num_steps
     ),
     schedule=functools.partial(optimizer_lib.make_schedule, config, num_steps),
-    numbers=Numbers.of(1, config),
     label_smoothing=config.label_smoothing,
     accumulate_steps=config.accumulate_steps,
   )

@@ -106,11 +106,11 @@ def test_a_run_learns_and_draws(run, tmp_path):
 def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
   config = experiment_config.parse(of_bytes(text, "performer"))
   began = experiment.create(config, tmp_path)
-  functions = parallel.make(began.functions, "jit", jax.devices()[:1])
+  functions = parallel.make(began.functions, "jit", count=1)
   state, losses = functions.place_state(began.init()), []
   for step in range(20):
     batch = functions.place_batch(began.task.train_batch(step))
-    state, metrics = functions.train(state, batch, step)
+    state, metrics = functions.train(began.numbers, state, batch, step)
     losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
   assert losses[-1] < 0.8 * losses[0], losses
   batch = began.task.train_batch(0)

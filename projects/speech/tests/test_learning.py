@@ -48,14 +48,16 @@ def _train(run, kind, count):
   functions = run.functions
   if kind == "pmap":
     functions = create({"parallel": "pmap"}).functions
-  made = parallel.make(functions, kind, jax.devices()[:count])
+  made = parallel.make(functions, kind, count=count)
   state = made.place_state(run.init())
   losses = []
   for step in range(2):
     batch = run.task.train_batch(step)
     # Uneven: the rows of the first device are nearly all padding.
     batch["source_mask"][:2, 9:] = False
-    state, metrics = made.train(state, made.place_batch(batch), np.int32(step))
+    state, metrics = made.train(
+      run.numbers, state, made.place_batch(batch), np.int32(step)
+    )
     losses.append(np.asarray(metrics["loss"]))
   held_out = next(run.task.eval_batches("validation"))
   sums = made.evaluate(state.variables, made.place_batch(held_out))
@@ -86,9 +88,11 @@ def test_devices_agree(steps, kind, count):
 def test_micro_batches_move_running_statistics_in_turn(steps):
   optimizer = config_of()["optimizer"] | {"accumulate_steps": 2}
   run = create({"optimizer": optimizer})
-  made = parallel.make(run.functions, "jit", jax.devices()[:1])
+  made = parallel.make(run.functions, "jit", count=1)
   state, batch = made.place_state(run.init()), run.task.train_batch(0)
-  state, _ = made.train(state, made.place_batch(batch), np.int32(0))
+  state, _ = made.train(
+    run.numbers, state, made.place_batch(batch), np.int32(0)
+  )
   found, whole = (
     jax.tree.leaves(jax.device_get(x.collections["batch_stats"]))
     for x in (state, steps[2])
