@@ -5,6 +5,8 @@ import itertools
 import pathlib
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from projects.gato import captions, control
@@ -118,9 +120,6 @@ class MixedTask(base.Task):
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
     """Loss of text, whole captions and actions that are right."""
-    import jax
-    import jax.numpy as jnp
-
     inputs, targets = batch["inputs"], batch["targets"]
     weights = batch["weights"]
     is_caption = jnp.any(inputs == PATCH, axis=1)[:, None]

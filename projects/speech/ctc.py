@@ -5,14 +5,10 @@ Symbol 0 is the blank. Logits are of every ⌈S/T⌉-th of S frames.
 Paper: Graves et al. 2006, Connectionist temporal classification.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+import jax
+import jax.numpy as jnp
 import numpy as np
-
-if TYPE_CHECKING:
-  import jax
+import optax
 
 BLANK = 0
 
@@ -47,9 +43,6 @@ def loss(
     weights: [B, U], 1 for ids and 0 after the last; a row without any counts
       nothing.
   """
-  import jax.numpy as jnp
-  import optax
-
   losses = optax.ctc_loss(
     logits.astype(jnp.float32),
     1.0 - mask.astype(jnp.float32),
@@ -71,8 +64,6 @@ def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
   Returns:
     [B, T] ids; those that are not the blank are what was recognised.
   """
-  import jax.numpy as jnp
-
   best = jnp.where(mask, jnp.argmax(logits, axis=-1), BLANK)
   previous = jnp.pad(best, ((0, 0), (1, 0)))[:, :-1]
   return jnp.where(best == previous, BLANK, best)
@@ -91,9 +82,6 @@ def edit_distance(
   Returns:
     [B] int32. Cost: B·T·U additions and comparisons.
   """
-  import jax
-  import jax.numpy as jnp
-
   places = jnp.arange(targets.shape[1] + 1)[None, :]
 
   def step(row, ids):

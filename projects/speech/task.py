@@ -5,6 +5,7 @@ import json
 import pathlib
 from typing import Any, NoReturn
 
+import jax.numpy as jnp
 import numpy as np
 
 from projects.speech import audio, ctc, mel, sources, tones
@@ -110,8 +111,6 @@ class SpeechTask(base.Task):
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
     """Edits of what is decoded greedily, over symbols of the transcript."""
-    import jax.numpy as jnp
-
     mask = ctc.kept(batch["source_mask"], logits.shape[1])
     targets, weights = batch["targets"], batch["weights"]
     edits = ctc.edit_distance(ctc.greedy(logits, mask), targets, weights)

@@ -14,6 +14,7 @@ from attention import Attention, Dims
 from models.block import Block
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
+from models.published.family import Described
 from projects.vision.grid_convolution import ConvolvedBlock
 from projects.vision.maps import ReadsImages
 from projects.vision.patches import image_shape
@@ -115,8 +116,6 @@ class Pyramid(ReadsImages, nn.Module):
   @nn.nowrap
   def as_published(self, variables):
     """How a published family would describe it, and its variables there."""
-    from models.published.family import Described
-
     config = dataclasses.replace(self.config, image_shape=self.image_shape)
     shapes = {"image": self.image_shape}
     described = Described(config, 0, self.target_vocab_size, 0, shapes)

@@ -11,6 +11,8 @@ from models.block import Block, through
 from models.head import Head
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
+from models.published.family import Described
+from models.published.trained import with_biases
 from projects.vision.maps import ReadsImages
 from projects.vision.patches import Patches, image_shape
 from projects.vision.vit_config import VitConfig
@@ -55,9 +57,6 @@ class VisionTransformer(ReadsImages, nn.Module):
   @nn.nowrap
   def as_published(self, variables):
     """How a published family would describe it, and its variables there."""
-    from models.published.family import Described
-    from models.published.trained import with_biases
-
     arrays = traverse_util.flatten_dict(dict(variables), sep="/")
     changes = with_biases(self.config, arrays)
     config = nested.replace(
