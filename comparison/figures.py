@@ -9,6 +9,9 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
+from matplotlib import ticker
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 import pandas as pd
 
 from comparison import frame
@@ -298,8 +301,6 @@ def lines(
 
 def _figure(size: tuple[float, float]) -> Any:
   # Without pyplot, which would keep every figure and ask for a display.
-  from matplotlib.figure import Figure
-
   return Figure(figsize=size, layout="constrained")
 
 
@@ -344,8 +345,6 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
 
 def legend(figure: Any, mechanisms: Sequence[str], styles: Styles) -> None:
   """Adds colours, markers and names of mechanisms below all panels."""
-  from matplotlib.lines import Line2D
-
   handles = [
     Line2D([], [], color=styles[name].color, marker=styles[name].marker, ls="")
     for name in mechanisms
@@ -366,8 +365,6 @@ def _cost_axis(axes: Any, values: pd.Series) -> None:
 
 def _logarithmic_ticks(axes: Any, places: Sequence[float]) -> None:
   """A logarithmic x with ticks at the places, or at powers of two near them."""
-  from matplotlib import ticker
-
   axes.set_xscale("log", base=2)
   ticks = sorted(set(places))
   logs = [math.log2(tick) for tick in ticks]

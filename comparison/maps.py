@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
 import numpy as np
 
 from comparison.plan import label
@@ -45,9 +47,6 @@ def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
     maps: name -> 'weights' [heads, T, S], 'query_labels', 'key_labels',
       'query_axis', 'key_axis', 'title', as a record has them.
   """
-  from matplotlib.colors import PowerNorm
-  from matplotlib.figure import Figure
-
   means = {k: np.asarray(m["weights"], float).mean(0) for k, m in maps.items()}
   top = max(float(weights.max()) for weights in means.values())
   first = next(iter(maps.values()))

@@ -11,6 +11,7 @@ from pathlib import Path
 import re
 from typing import Any, NamedTuple
 
+from itables.utils import read_package_file
 import jinja2
 from markupsafe import Markup
 from PIL import Image
@@ -144,8 +145,6 @@ def _webp(path: Path) -> str:
 @functools.cache
 def _bundle(name: str) -> str:
   """A file of itables, compressed, in base64: browsers can decompress it."""
-  from itables.utils import read_package_file
-
   content = read_package_file(f"html/{name}")
   packed = gzip.compress(str(content).encode(), mtime=0)
   return base64.b64encode(packed).decode()

@@ -5,6 +5,8 @@ import contextlib
 from typing import Any, NamedTuple
 import warnings
 
+import matplotlib
+
 from attention import ATTENTIONS
 
 
@@ -49,9 +51,6 @@ def styles(attentions: Iterable[str]) -> dict[str, Style]:
 @contextlib.contextmanager
 def look() -> Generator[None]:
   """Matplotlib's settings while a figure is drawn and saved."""
-  # Takes a second to import, so only where something is drawn.
-  import matplotlib
-
   settings = {
     "axes.grid": True,
     "axes.spines.right": False,
