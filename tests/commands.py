@@ -17,21 +17,25 @@ import PIL.Image
 
 ROOT = pathlib.Path(__file__).parent.parent
 
+
+def flags(leaves, place="--config"):
+  """Leaves of a config as they are typed; those of a section are a mapping."""
+  found = []
+  for name, value in leaves.items():
+    if isinstance(value, dict):
+      found += flags(value, f"{place}.{name}")
+    else:
+      found.append(f"{place}.{name}={value}")
+  return found
+
+
+SMALL = {"num_layers": 1, "num_heads": 2, "features": 8, "mlp_features": 8}
 TINY = (
   "--config=configs/copy.py",
-  "--config.num_steps=12",
-  "--config.batch_size=8",
-  "--config.log_every=2",
-  "--config.eval_every=4",
-  "--config.checkpoint_every=4",
-  "--config.task.vocab_size=4",
-  "--config.task.max_length=3",
-  "--config.task.eval_size=12",
-  "--config.model.num_layers=1",
-  "--config.model.num_heads=2",
-  "--config.model.features=8",
-  "--config.model.mlp_features=8",
-  "--config.model.dropout_rate=0.1",
+  *flags({"num_steps": 12, "batch_size": 8, "log_every": 2}),
+  *flags({"eval_every": 4, "checkpoint_every": 4}),
+  *flags({"task": {"vocab_size": 4, "max_length": 3, "eval_size": 12}}),
+  *flags({"model": SMALL | {"dropout_rate": 0.1}}),
 )
 
 
@@ -68,24 +72,16 @@ def trained(folder, config, **leaves):
   Args:
     folder: of the run.
     config: its name in configs/.
-    leaves: of the config, by name; those of a section as a mapping.
+    leaves: of the config, as `flags` takes them.
   """
   code, out, error = run(
     "train.py",
     f"--config=configs/{config}.py",
-    *_flags(leaves, "--config"),
+    *flags(leaves),
     f"--workdir={folder}",
   )
   assert (code, error) == (0, ""), error
   return out
-
-
-def _flags(leaves, place):
-  for name, value in leaves.items():
-    if isinstance(value, dict):
-      yield from _flags(value, f"{place}.{name}")
-    else:
-      yield f"{place}.{name}={value}"
 
 
 def fault(found, code=2):

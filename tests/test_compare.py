@@ -297,16 +297,11 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   arguments = (
     "--config=configs/compare/copy.py",
     f"--workdir={folder}",
-    "--config.tasks=duplicate",
     "--config.attention=their_module:state,nystrom",
-    "--config.seeds=0",
-    "--config.num_steps=4",
-    "--config.eval_every=2",
-    "--config.batch_size=8",
-    "--config.task.max_length=3",
-    "--config.task.eval_size=12",
-    "--config.model.num_layers=1",
-    "--config.model.features=16",
+    *commands.flags({"tasks": "duplicate", "seeds": 0}),
+    *commands.flags({"num_steps": 4, "eval_every": 2, "batch_size": 8}),
+    *commands.flags({"task": {"max_length": 3, "eval_size": 12}}),
+    *commands.flags({"model": {"num_layers": 1, "features": 16}}),
     "--config.model.mlp_features=32",
   )
   result = subprocess.run(

@@ -123,12 +123,8 @@ def text(rng, folder):
     folder,
     "--config=configs/text.py",
     f"--config.task.path={folder / 'text'}",
-    *commands.TINY[3:6],
-    "--config.num_steps=2",
-    "--config.eval_every=2",
-    "--config.checkpoint_every=2",
-    "--config.batch_size=8",
-    *commands.TINY[-5:-1],
+    *commands.flags({"log_every": 2, "batch_size": 8, "model": commands.SMALL}),
+    *commands.flags({"num_steps": 2, "eval_every": 2, "checkpoint_every": 2}),
   )
   require(not line or "config.task" in line or str(folder) in line, kind, line)
   return f"{kind}: {'refused' if line else 'read'}"
@@ -155,11 +151,8 @@ def image(rng, folder):
     "--config=configs/vit.py",
     "--config.task.source=folder",
     f"--config.task.path={folder / 'images'}",
-    "--config.num_steps=1",
-    "--config.eval_every=1",
-    "--config.batch_size=2",
-    "--config.model.num_layers=1",
-    "--config.model.patch_size=4",
+    *commands.flags({"num_steps": 1, "eval_every": 1, "batch_size": 2}),
+    *commands.flags({"model": {"num_layers": 1, "patch_size": 4}}),
   )
   require(not line or str(folder / "images") in line, kind, line)
   return f"{kind}: {'refused' if line else 'read'}"

@@ -283,11 +283,9 @@ def two_launchers(rng, folder):
   launch = (
     "compare.py",
     "--config=configs/compare/copy.py",
-    "--config.attention=dense,linear",
-    "--config.seeds=0",
-    "--config.num_steps=12",
-    "--config.model.features=16",
-    "--config.model.num_layers=1",
+    *commands.flags({"attention": "dense,linear", "seeds": 0}),
+    *commands.flags({"num_steps": 12}),
+    *commands.flags({"model": {"features": 16, "num_layers": 1}}),
     f"--workdir={folder / 'comparison'}",
   )
   first = commands.start(*launch)

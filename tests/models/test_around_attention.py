@@ -52,13 +52,8 @@ def create(attention, **choices):
     ),
     **{"num_heads": 2, "position": "none", "mlp_features": 24, **choices},
   )
-  model = models.create(
-    config,
-    source_vocab_size=None,
-    target_vocab_size=VOCAB,
-    max_source_length=None,
-    max_target_length=LENGTH,
-  )
+  sizes = {"target_vocab_size": VOCAB, "max_target_length": LENGTH}
+  model = tiny.of_config(config, **sizes)
   ids = np.random.default_rng(0).integers(1, VOCAB, (3, LENGTH))
   return model, tiny.variables_of(model, {"inputs": ids}), ids
 
@@ -74,43 +69,31 @@ DIFFERENT = {
 }
 
 
+GATED = {"query_key_norm": "rms", "output_gate": "sigmoid_head"}
+JOINT = {"short_convolution_bias": True, "output_norm": "rms_joint"}
+READ = [
+  (("retention", "dense"), {**AROUND, "output_norm": "group"}),
+  ("latent", {**AROUND, "output_gate": "sigmoid"}),
+  ("mamba3", {**GATED, "num_qk_heads": 1, "exclusive": True}),
+  (
+    "mamba2",
+    {**AROUND, **JOINT, "num_qk_heads": 1, "value_dim": 5, "mlp_features": 0},
+  ),
+  ("sliding_window", {"query_key_norm": "l2"}),
+  ("dense", {"query_key_norm": "rms_joint", "norm": "output"}),
+  (("gated_delta", "gated_delta", "dense"), DIFFERENT),
+  *(
+    pytest.param(attention, AROUND, marks=pytest.mark.thorough)
+    for attention in (
+      ("delta_product", "rwkv7", "comba", "gated_delta_2"),
+      ("gated_delta", "gated_linear", "delta", "flash", "kimi_delta"),
+    )
+  ),
+]
+
+
 @pytest.mark.parametrize(
-  ("attention", "choices"),
-  [
-    (("retention", "dense"), {**AROUND, "output_norm": "group"}),
-    ("latent", {**AROUND, "output_gate": "sigmoid"}),
-    (
-      "mamba3",
-      {
-        "query_key_norm": "rms",
-        "num_qk_heads": 1,
-        "output_gate": "sigmoid_head",
-        "exclusive": True,
-      },
-    ),
-    (
-      "mamba2",
-      {
-        **AROUND,
-        "short_convolution_bias": True,
-        "output_norm": "rms_joint",
-        "num_qk_heads": 1,
-        "value_dim": 5,
-        "mlp_features": 0,
-      },
-    ),
-    ("sliding_window", {"query_key_norm": "l2"}),
-    ("dense", {"query_key_norm": "rms_joint", "norm": "output"}),
-    (("gated_delta", "gated_delta", "dense"), DIFFERENT),
-    *(
-      pytest.param(attention, AROUND, marks=pytest.mark.thorough)
-      for attention in (
-        ("delta_product", "rwkv7", "comba", "gated_delta_2"),
-        ("gated_delta", "gated_linear", "delta", "flash", "kimi_delta"),
-      )
-    ),
-  ],
-  ids=lambda x: str(x)[:40],
+  ("attention", "choices"), READ, ids=lambda x: str(x)[:40]
 )
 def test_reading_and_decoding_are_the_whole_call(attention, choices):
   """After prompts of several lengths, position by position."""
@@ -336,10 +319,7 @@ def test_choices_of_an_encoder_that_nothing_reads():
     ),
     {"encoder_around": ()},
     {"short_convolution": True},
-    (
-      "encoder_around[0].short_convolution",
-      {"encoder_around": (convolved,)},
-    ),
+    ("encoder_around[0].short_convolution", {"encoder_around": (convolved,)}),
     {"input_norm": False, "norm": "post"},
     *({"mean_pooling": True}, {"head_transform": True}),
     {"transform_bias": False},

@@ -95,6 +95,13 @@ def create(kind="encoder_decoder", *, shared_vocabulary=True, **changes):
   )
 
 
+def of_config(config, **sizes):
+  """A model of a task that has these sizes, and by default few targets."""
+  none = dict.fromkeys(("source_vocab_size", "max_source_length"))
+  few = {"target_vocab_size": VOCAB_SIZE, "max_target_length": 1}
+  return models.create(config, **none | few | sizes)
+
+
 @functools.cache
 def initialized(model):
   """Variables for `batch()`."""

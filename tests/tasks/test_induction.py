@@ -31,12 +31,6 @@ def test_the_special_symbol_is_anywhere_and_answers_are_uniform():
   np.testing.assert_allclose(counts, 1 / 4, atol=0.03)
 
 
-def test_splits_name_the_lengths():
-  task = make("induction")
-  assert task.eval_splits == ("validation", "test", "length_6", "length_20")
-  assert task.max_target_length == 20
-
-
 def test_config_refuses():
   assert_refused(
     InductionConfig,

@@ -32,12 +32,6 @@ def test_a_split_of_another_length_has_as_many_symbols(split):
   check_answers(task, batch, PLACES[split])
 
 
-def test_splits_name_the_places():
-  task = make("selective_copy")
-  assert task.eval_splits == tuple(PLACES)
-  assert task.max_target_length == 35
-
-
 def test_a_seed_keeps_its_examples():
   task = make("selective_copy")
   held_out = next(task.eval_batches("validation"))
@@ -54,18 +48,6 @@ def test_places_and_symbols_are_uniform():
   np.testing.assert_allclose((inputs > 0).mean(axis=0), 1 / 4, atol=0.04)
   counts = np.bincount(inputs[inputs > 0])[1:] / (5 * 2000)
   np.testing.assert_allclose(counts, 1 / 4, atol=0.02)
-
-
-def test_the_paper_s_sequence():
-  task = make(
-    "selective_copy",
-    length=4096,
-    num_tokens=16,
-    eval_lengths=(),
-    batch_size=2,
-  )
-  assert task.train_batch(0)["inputs"].shape == (2, 4112)
-  assert task.target_vocab_size == 16 + 3
 
 
 def test_nothing_but_symbols():

@@ -21,8 +21,7 @@ from tests.tasks.text_cases import (
 
 
 @pytest.mark.parametrize(
-  "text",
-  [TEXT, "a\n", "", "<eos> <pad>", "naïve 日本 🙂\t\r\n", "x" * 200_000],
+  "text", [TEXT, "a\n", "", "<eos> <pad>", "naïve 日本 🙂\t\r\n", "x" * 200_000]
 )
 def test_any_text_comes_back(text):
   tokenizer = train_tokenizer(TEXT, 300)

@@ -40,9 +40,7 @@ def test_a_broken_preparation_leaves_nothing(empty_cache):
   assert not list(empty_cache.iterdir())
 
 
-def test_a_killed_preparation_is_not_taken_for_a_finished_one(
-  empty_cache,
-):
+def test_a_killed_preparation_is_not_taken_for_a_finished_one(empty_cache):
   code = """
 import os
 from tasks import cache

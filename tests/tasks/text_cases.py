@@ -1,6 +1,8 @@
 """A small text, its task of any kind, and tokenizers of other projects."""
 
-import json
+import tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.tasks import generated_cases
 
@@ -25,37 +27,13 @@ def words_tokenizer(special, first=0):
     special: names of its special tokens; they come last.
     first: id of the first word; the ids below are missing.
   """
-  words = ["[UNK]", *sorted({*TEXT.split()})]
-  ids = {word: first + i for i, word in enumerate([*words, *special])}
-  return json.dumps(
-    {
-      "version": "1.0",
-      "truncation": {
-        "direction": "Right",
-        "max_length": 8,
-        "strategy": "LongestFirst",
-        "stride": 0,
-      },
-      "padding": None,
-      "added_tokens": [
-        {
-          "id": ids[name],
-          "content": name,
-          "single_word": False,
-          "lstrip": False,
-          "rstrip": False,
-          "normalized": False,
-          "special": True,
-        }
-        for name in special
-      ],
-      "normalizer": None,
-      "pre_tokenizer": {"type": "WhitespaceSplit"},
-      "post_processor": None,
-      "decoder": None,
-      "model": {"type": "WordLevel", "vocab": ids, "unk_token": "[UNK]"},
-    }
-  ).encode()
+  names = ["[UNK]", *sorted({*TEXT.split()}), *special]
+  ids = {name: first + i for i, name in enumerate(names)}
+  tokenizer = tokenizers.Tokenizer(WordLevel(ids, unk_token="[UNK]"))
+  tokenizer.pre_tokenizer = WhitespaceSplit()
+  tokenizer.add_special_tokens([*special])
+  tokenizer.enable_truncation(8)
+  return tokenizer.to_str().encode()
 
 
 BERT = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")

@@ -99,14 +99,6 @@ def test_places_are_told_in_order_and_once():
   assert max(counts) == 3
 
 
-def test_an_image_is_a_function_of_its_number():
-  one = drawn([7])
-  many = drawn([3, 7])
-  np.testing.assert_array_equal(one.images[0], many.images[1])
-  assert one.captions[0] == many.captions[1]
-  assert (drawn([7], split="validation").images != one.images).any()
-
-
 def test_patches_are_in_raster_order():
   image = np.arange(captions.SIDE**2 * 3).reshape(1, captions.SIDE, -1, 3)
   image = (image % 251).astype(np.uint8)

@@ -19,6 +19,7 @@ from tests.models import tiny
 
 SHAPE = (2, 3, 4, 4, 3)
 VOCABULARY, LENGTH = 11, 14
+SIZES = {"target_vocab_size": VOCABULARY, "max_target_length": LENGTH}
 
 
 def make(**changes):
@@ -36,14 +37,7 @@ def make(**changes):
     }
     | changes
   )
-  return models.create(
-    config,
-    source_vocab_size=None,
-    target_vocab_size=VOCABULARY,
-    max_source_length=None,
-    max_target_length=LENGTH,
-    input_shapes={"patches": SHAPE},
-  )
+  return tiny.of_config(config, **SIZES, input_shapes={"patches": SHAPE})
 
 
 def batch_of(seed=0):
@@ -272,13 +266,7 @@ def test_what_does_not_go_together_is_refused(made):
   model, variables, batch = made
   with pytest.raises(ValueError, match=r"^kind: expected one of gato, got"):
     make(kind="encoder")
-  plain = models.create(
-    model.config,
-    source_vocab_size=None,
-    target_vocab_size=VOCABULARY,
-    max_source_length=None,
-    max_target_length=LENGTH,
-  )
+  plain = tiny.of_config(model.config, **SIZES)
   with pytest.raises(ValueError, match=r"^patches: this model was made"):
     models.generate(
       plain,

@@ -41,22 +41,16 @@ OF_IMAGES = PerceiverConfig(
 
 
 def create(config=CONFIG, **sizes):
-  if config.fourier_bands is None:
-    of_task = {
-      "source_vocab_size": VOCAB,
-      "target_vocab_size": VOCAB,
-      "max_source_length": LENGTH,
-      "max_target_length": LENGTH,
-      "shared_vocabulary": True,
-    }
-  else:
-    of_task = {
-      "source_vocab_size": None,
-      "target_vocab_size": CLASSES,
-      "max_source_length": None,
-      "max_target_length": 1,
-      "input_shapes": {"image": SHAPE},
-    }
+  if config.fourier_bands is not None:
+    of_task = {"target_vocab_size": CLASSES, "input_shapes": {"image": SHAPE}}
+    return tiny.of_config(config, **(of_task | sizes))
+  of_task = {
+    "source_vocab_size": VOCAB,
+    "target_vocab_size": VOCAB,
+    "max_source_length": LENGTH,
+    "max_target_length": LENGTH,
+    "shared_vocabulary": True,
+  }
   return models.create(config, **(of_task | sizes))
 
 

@@ -33,11 +33,9 @@ def config(**changes):
 
 
 def create(frames=FRAMES, **changes):
-  return models.create(
+  return tiny.of_config(
     config(**changes),
-    source_vocab_size=None,
     target_vocab_size=VOCAB_SIZE,
-    max_source_length=None,
     max_target_length=8,
     input_shapes={"frames": (frames, BANDS)},
   )

@@ -4,7 +4,6 @@ import shutil
 
 import jax
 import numpy as np
-import PIL.Image
 import pytest
 import soundfile
 
@@ -102,49 +101,43 @@ def test_micro_batches_move_running_statistics_in_turn(steps):
     assert np.abs(leaf - other).max() > 1e-6
 
 
+LONGER = {
+  "model": TINY | {"features": 32},
+  "task": {"max_digits": 3, "eval_size": 40},
+  "num_steps": 120,
+  "eval_every": 60,
+  "checkpoint_every": 60,
+  "optimizer": {"learning_rate": 0.01, "warmup_steps": 20},
+}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """A small Conformer after a few steps, stopped half-way and taken up."""
+  """A small Conformer after a few steps."""
   folder = tmp_path_factory.mktemp("speech") / "run"
-  arguments = [
-    "--config=configs/conformer.py",
-    *(f"--config.model.{name}={x}" for name, x in TINY.items()),
-    "--config.task.max_digits=3",
-    "--config.task.eval_size=40",
-    "--config.num_steps=120",
-    "--config.eval_every=60",
-    "--config.checkpoint_every=60",
-    "--config.model.features=32",
-    "--config.optimizer.learning_rate=0.01",
-    "--config.optimizer.warmup_steps=20",
-  ]
-  code, out, error = commands.run("train.py", *arguments, f"--workdir={folder}")
-  assert (code, error) == (0, "")
-  return folder, out, arguments
+  return folder, commands.trained(folder, "conformer", **LONGER)
 
 
 @pytest.mark.thorough
 def test_a_run_learns_and_draws(trained):
-  folder, out, _ = trained
+  folder, out = trained
   lines = metrics.read(folder)
   rates = [x["error_rate"] for x in lines if x["split"] == "validation"]
   assert len(rates) == 2
   assert rates[-1] < 0.5  # Nothing, or the commonest digit, is near 1.
   # What counts most comes first.
   assert out.index("error_rate") < out.rindex("loss")
-  with PIL.Image.open(folder / "attention.png") as drawn:
-    assert np.asarray(drawn).std() > 20
+  commands.assert_picture(folder / "attention.png")
 
 
 @pytest.mark.thorough
 def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path):
   """From the checkpoint half-way, the end has the same numbers."""
-  folder, _, arguments = trained
+  folder, _ = trained
   again = tmp_path / "run"
   shutil.copytree(folder, again)
   shutil.rmtree(again / "checkpoints" / "120")
-  code, _, error = commands.run("train.py", *arguments, f"--workdir={again}")
-  assert (code, error) == (0, "")
+  commands.trained(again, "conformer", **LONGER)
   ends = [metrics.read(one)[-1] for one in (folder, again)]
   for end in ends:
     end.pop("seconds")
@@ -153,7 +146,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path):
 
 @pytest.mark.thorough
 def test_attention_over_a_file(trained, tmp_path):
-  folder, _, _ = trained
+  folder, _ = trained
   seconds = np.arange(3200) / 8000
   tone = np.sin(2 * np.pi * 770 * seconds) + np.sin(2 * np.pi * 1336 * seconds)
   tone[:800] = tone[1800:] = 0
@@ -174,8 +167,7 @@ def test_attention_over_a_file(trained, tmp_path):
   assert (code, error) == (0, "")
   heard, path = out.splitlines()
   assert heard == "output: 5"
-  with PIL.Image.open(path) as drawn:
-    assert np.asarray(drawn).std() > 20
+  commands.assert_picture(path)
   for arguments, message in (
     ([f"--audio={tmp_path / 'fast.wav'}"], "expected 8000 samples a second"),
     ([f"--audio={tmp_path / 'long.wav'}"], "expected 1 to "),
@@ -184,10 +176,7 @@ def test_attention_over_a_file(trained, tmp_path):
     (["--image=a.png"], "--image: this run reads no images"),
     ([], "or --audio=FILE for one of speech"),
   ):
-    code, _, error = draw(*arguments)
-    assert code == 2
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in commands.fault(draw(*arguments))
 
 
 @pytest.mark.parametrize(
