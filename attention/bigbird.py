@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments, dropout, layout, platform, plug, sharded
+from attention.derivative import match_varying
 from attention.logits import Logits
 from attention.loop import attend
 from attention.mods import BlockMask
@@ -314,7 +315,7 @@ def _collected(
     is_here = is_here.reshape(1, -1, *[1] * (x.ndim - 2))
     return (moving, jnp.where(is_here, take(moving), taken)), None
 
-  start = layout.match_varying((x, take(x)), (x, rank))
+  start = match_varying((x, take(x)), (x, rank))
   (_, taken), _ = jax.lax.scan(step, start, jnp.arange(1, size))
   return taken.reshape(len(x), -1, *x.shape[3:])
 

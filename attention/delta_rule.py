@@ -70,7 +70,7 @@ def delta_rule_attention(
   Raises:
     ValueError: there is neither a `beta` nor an `erase_gate`.
 
-  Cost, with C = `features.CHUNK`: that of `gated_linear_attention`, and
+  Cost, with C = `scan.CHUNK`: that of `gated_linear_attention`, and
   T·N·C·(C+2H+V) for the products of keys and the triangle.
 
   Paper: Parallelizing linear transformers with the delta rule over sequence length,

@@ -90,6 +90,24 @@ def with_backward(
   return differentiable
 
 
+def match_varying(tree: Any, like: Any = None) -> Any:
+  """The arrays, varying over all mesh axes that any of them (or of `like`) does.
+
+  Inside `jax.shard_map`, loops and custom derivatives want one type of all.
+  """
+  leaves = jax.tree.leaves(tree if like is None else like)
+  varying = (jax.typeof(x).manual_axis_type.varying for x in leaves)
+  axes = frozenset().union(*varying)
+  if not axes:
+    return tree
+
+  def vary(x):
+    lacking = tuple(axes - jax.typeof(x).manual_axis_type.varying)
+    return jax.lax.pcast(x, lacking, to="varying") if lacking else x
+
+  return jax.tree.map(vary, tree)
+
+
 def _floats(leaves):
   """Where the leaves with a derivative are."""
   dtypes = [jnp.result_type(leaf) for leaf in leaves]

@@ -36,11 +36,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, platform, sharded
-from attention.scan import chunk_prefixes, device_prefix, scan
-
-CHUNK = 64
-"""C of the causal form."""
+from attention import arguments
+from attention.scan import (
+  chunk_prefixes,
+  chunk_size,
+  chunks_per_step,
+  device_prefix,
+  lies_in_parts,
+  scan,
+)
 
 BLOCK = 256
 """R, positions of a step that is not causal."""
@@ -294,7 +298,7 @@ def attend(
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   keys = key, value, kept(mask, query, key)
-  is_part = sharded.is_part(axis_name)
+  is_part = lies_in_parts(axis_name)
   if not is_causal:
     state = state_after(phi, None, keys, block_size)
     if is_part:
@@ -332,18 +336,6 @@ def kept(
   """Which keys a key mask leaves; `instead` is what takes masks of pairs."""
   keep = arguments.key_mask(mask, query, key, instead)
   return jnp.ones(key.shape[:2], bool) if keep is None else keep
-
-
-def chunk_size(length: int, block_size: int | None = None) -> int:
-  """C, a power of two."""
-  return 1 << (min(block_size or CHUNK, length) - 1).bit_length()
-
-
-def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
-  """How many chunks, with so many numbers a row, are one step; 1 on a CPU."""
-  batch, length, num_heads, _ = x.shape
-  chunk_bytes = 4 * size * batch * num_heads * numbers
-  return platform.tiles_at_once(chunk_bytes, -(-length // size))
 
 
 def _positions_per_step(phi, x, block_size):

@@ -88,21 +88,3 @@ def head_rows(
   by_kv_head = index.reshape(len(x), x.shape[2], -1)
   rows = jax.vmap(jax.vmap(read, (1, 0)))(x, by_kv_head)
   return rows.reshape(*index.shape, *x.shape[3:])
-
-
-def match_varying(tree: Any, like: Any = None) -> Any:
-  """The arrays, varying over all mesh axes that any of them (or of `like`) does.
-
-  Inside `jax.shard_map`, loops and custom derivatives want one type of all.
-  """
-  leaves = jax.tree.leaves(tree if like is None else like)
-  varying = (jax.typeof(x).manual_axis_type.varying for x in leaves)
-  axes = frozenset().union(*varying)
-  if not axes:
-    return tree
-
-  def vary(x):
-    lacking = tuple(axes - jax.typeof(x).manual_axis_type.varying)
-    return jax.lax.pcast(x, lacking, to="varying") if lacking else x
-
-  return jax.tree.map(vary, tree)

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import arguments, platform, sharded
+from attention import arguments, platform
+from attention.scan import lies_in_parts
 
 Implementation = Literal["xla", "jla"]
 
@@ -133,7 +134,7 @@ def _obstacle(kind, qkv, gates, options, scale, axis_name) -> str:
       return f"needs the package {package} {version}, which is not installed"
     if installed != version:
       return f"needs {package} {version}, got {installed}"
-  if sharded.is_part(axis_name):
+  if lies_in_parts(axis_name):
     return "cannot take a sequence in parts"
   if isinstance(scale, jax.core.Tracer):
     return "takes a number for scale, got an array that is traced"

@@ -15,10 +15,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, plug, recurrence, sharded
-from attention.features import chunk_size, chunks_per_step, rest
+from attention import arguments, gates, plug, recurrence
+from attention.features import rest
 from attention.gated_linear import mamba2, with_steps
-from attention.scan import chunk_prefixes, device_prefix, scan
+from attention.scan import (
+  chunk_prefixes,
+  chunk_size,
+  chunks_per_step,
+  device_prefix,
+  lies_in_parts,
+  scan,
+)
 from attention.signature import attention_factory, attention_function
 
 
@@ -70,7 +77,7 @@ def log_linear_attention(
   Raises:
     ValueError: as `gated_linear_attention`, or L is 1 or too small for T.
 
-  Cost, with C = `features.CHUNK`: time T·N·(C·(H+V+L) + L·H·V), memory
+  Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V+L) + L·H·V), memory
   B·T·N·(H+V+L), with gradients also L states for each chunk. Without an initial state,
   L counts at most ⌈log₂ T⌉ + 1 levels.
 
@@ -84,7 +91,7 @@ def _recurrence(query, key, value, *, level_scales, initial_state, **options):
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
   batch, length, num_heads, head_dim = query.shape
-  is_part, levels = sharded.is_part(axis_name), level_scales.shape[3]
+  is_part, levels = lies_in_parts(axis_name), level_scales.shape[3]
   total = length * (jax.lax.axis_size(axis_name) if is_part else 1)
   least = max(2, (total - 1).bit_length() + 1)
   if levels < least:
@@ -118,7 +125,7 @@ def _recurrence(query, key, value, *, level_scales, initial_state, **options):
   placed = recurrence.visible_positions(keep, begins, count, axis_name)
   attend = functools.partial(_attend, *placed, inputs)
   sums, last = sums.astype(jnp.float32), placed[1][:, -1]
-  if sharded.is_part(axis_name):
+  if lies_in_parts(axis_name):
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None, None, None]
     after, _ = attend(sums)
     own = factor, after[:, :, :, None], last.reshape(-1, *[1] * 5)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import gates, plug, sharded
+from attention import gates, plug
 from attention.recurrence import segment_begins, several_writes
-from attention.scan import device_prefix
+from attention.scan import device_prefix, lies_in_parts
 from attention.signature import attention_factory
 
 
@@ -154,7 +154,7 @@ def _recurrence(
   angle = jax.lax.associative_scan(_turned_on, turn, axis=1)
   if before is not None:
     angle = _turned_on(before.angle[:, None], angle)
-  elif sharded.is_part(axis_name):
+  elif lies_in_parts(axis_name):
     own = angle[:, -1:]
     first = device_prefix(_turned_on, jnp.zeros_like(own), own, axis_name)
     angle = _turned_on(first, angle)
@@ -210,7 +210,7 @@ def _previous(rows, last, mask, segment_ids, axis_name):
   """
   if last is None:
     last = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), rows)
-  if mask is None and segment_ids is None and not sharded.is_part(axis_name):
+  if mask is None and segment_ids is None and not lies_in_parts(axis_name):
     before = jax.tree.map(
       lambda y, x: jnp.concatenate([y[:, None], x[:, :-1]], axis=1), last, rows
     )
@@ -232,7 +232,7 @@ def _previous(rows, last, mask, segment_ids, axis_name):
     x = jnp.take_along_axis(x, places, axis=1)
     return jnp.where(places >= starts, x, 0.0)
 
-  if sharded.is_part(axis_name):
+  if lies_in_parts(axis_name):
     is_known = jnp.maximum(places, starts)[:, -1, 0, 0] > 0
     own = is_known, jax.tree.map(lambda *x: read(*x)[:, -1], last, rows)
     first = jax.tree.map(jnp.zeros_like, own)

@@ -10,9 +10,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, plug, recurrence, sharded
-from attention.features import chunk_size, chunks_per_step, rest
-from attention.scan import chunk_prefixes, device_prefix, scan
+from attention import arguments, gates, plug, recurrence
+from attention.features import rest
+from attention.scan import (
+  chunk_prefixes,
+  chunk_size,
+  chunks_per_step,
+  device_prefix,
+  lies_in_parts,
+  scan,
+)
 from attention.signature import attention_factory, attention_function
 
 
@@ -65,7 +72,7 @@ def mesa_attention(
   Gradients are those of the exact solution: the iterations are not differentiated,
   and conjugate gradients solve the system again with another right side.
 
-  Cost, with I iterations and C = `features.CHUNK`: time T·N·(H+C)·(I·H + V), with
+  Cost, with I iterations and C = `scan.CHUNK`: time T·N·(H+C)·(I·H + V), with
   gradients about four times that; memory B·T·N·(H+V), with gradients also one state
   for each chunk.
 
@@ -97,8 +104,8 @@ def _recurrence(query, key, value, *, beta, initial_state, **options):
   else:
     state = initial_state.astype(jnp.float32)
   axis_name = options.get("axis_name")
-  is_part = sharded.is_part(axis_name)
-  if sharded.is_part(axis_name):
+  is_part = lies_in_parts(axis_name)
+  if lies_in_parts(axis_name):
     _, own = recurrence.recurrent_attention(
       query, written, value, log_decay=log_decay[..., 0]
     )

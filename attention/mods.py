@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import layout
+from attention.derivative import match_varying
 
 ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
@@ -112,7 +112,7 @@ def _evaluated(jaxpr, consts, *arguments):
   Inside of `jax.shard_map` the arguments vary and the literals of a jaxpr do not,
   which primitives refuse.
   """
-  arguments, consts = layout.match_varying((arguments, consts))
+  arguments, consts = match_varying((arguments, consts))
   if not any(jax.typeof(x).manual_axis_type.varying for x in arguments):
     return jax.core.eval_jaxpr(jaxpr, consts, *arguments)
   names = [*jaxpr.constvars, *jaxpr.invars]
@@ -122,9 +122,7 @@ def _evaluated(jaxpr, consts, *arguments):
     return x.val if isinstance(x, Literal) else values[x]
 
   for equation in jaxpr.eqns:
-    operands = layout.match_varying(
-      [jnp.asarray(read(x)) for x in equation.invars]
-    )
+    operands = match_varying([jnp.asarray(read(x)) for x in equation.invars])
     kind, params = equation.primitive.name, equation.params
     if kind in ("jit", "custom_jvp_call"):
       inner = params["jaxpr" if kind == "jit" else "call_jaxpr"]

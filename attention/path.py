@@ -19,12 +19,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, gates, platform, plug, softmax
 from attention.dense import dense
-from attention.features import chunk_size
 from attention.layout import dot, query_dot
 from attention.logits import forget_sums
 from attention.loop import Output, merge
 from attention.recurrence import inverse
-from attention.scan import scan_leftward
+from attention.scan import chunk_size, scan_leftward
 from attention.signature import attention_factory, attention_function
 from attention.visible import visible_in_tile
 

@@ -37,14 +37,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, linear_kernels, sharded
-from attention.features import (
+from attention.features import pairs, rest, triangle
+from attention.scan import (
+  chunk_prefixes,
   chunk_size,
   chunks_per_step,
-  pairs,
-  rest,
-  triangle,
+  device_prefix,
+  lies_in_parts,
+  scan,
 )
-from attention.scan import chunk_prefixes, device_prefix, scan
 
 FORGOTTEN = -1e30
 """The logarithm of a decay that leaves nothing; finite, so that sums are."""
@@ -134,7 +135,7 @@ def recurrent_attention(
   state = initial_state
   if state is not None:
     state = state.astype(jnp.float32)
-  if sharded.is_part(axis_name):
+  if lies_in_parts(axis_name):
     own = _stretch(erases_before_decay, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(joined, first, own, axis_name)
@@ -199,7 +200,7 @@ def segment_begins(
   segment_ids: Int[Array, "B T"], axis_name: str | None
 ) -> Bool[Array, "B T"]:
   """Where another segment begins; the first of all goes on from the initial state."""
-  if sharded.is_part(axis_name):
+  if lies_in_parts(axis_name):
     before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
   else:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
@@ -229,7 +230,7 @@ def visible_positions(
     count = later[0] + jnp.where(later[1], 0, earlier[0])
     return count, earlier[1] | later[1]
 
-  if sharded.is_part(axis_name):
+  if lies_in_parts(axis_name):
     own = counted(count)[1][:, -1], jnp.any(began, axis=1)
     first = jax.tree.map(jnp.zeros_like, own)
     count, _ = device_prefix(both, first, own, axis_name)

@@ -14,15 +14,18 @@ That is what the backward here buys; `attention.derivative` keeps forward mode b
 
 from collections.abc import Callable
 import functools
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from attention import platform
-from attention.derivative import with_backward
-from attention.layout import match_varying
+from attention.derivative import match_varying, with_backward
 from attention.softmax import block_map
+
+CHUNK = 64
+"""C, positions of a chunk of causal forms."""
 
 T = TypeVar("T")
 
@@ -138,6 +141,18 @@ def _written(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
   )
 
 
+def chunk_size(length: int, block_size: int | None = None) -> int:
+  """C, a power of two."""
+  return 1 << (min(block_size or CHUNK, length) - 1).bit_length()
+
+
+def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
+  """How many chunks, with so many numbers a row, are one step; 1 on a CPU."""
+  batch, length, num_heads, _ = x.shape
+  chunk_bytes = 4 * size * batch * num_heads * numbers
+  return platform.tiles_at_once(chunk_bytes, -(-length // size))
+
+
 def scan_leftward(
   start: Callable[[Tree], T],
   step: Callable[[Tree, T, Tree], T],
@@ -242,6 +257,11 @@ def chunk_prefixes(join: Callable[[T, T], T], first: T, own: T) -> T:
     lambda x, y: jnp.concatenate([x, y[..., :-1, :, :]], axis=-3), first, own
   )
   return jax.lax.associative_scan(join, states, axis=-3)
+
+
+def lies_in_parts(axis_name: str | None) -> TypeGuard[str]:
+  """Whether a call has a part of a sequence, of which other devices have others."""
+  return axis_name is not None and jax.lax.axis_size(axis_name) > 1
 
 
 def device_prefix(

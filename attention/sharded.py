@@ -12,19 +12,17 @@ arXiv:2309.14509.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments, loop
-from attention.derivative import with_backward
+from attention.derivative import match_varying, with_backward
 from attention.implementations import InParts
-from attention.layout import match_varying
 from attention.logits import Logits
-from attention.loop import attend, merge
-from attention.tiles import Grid, grid_of
+from attention.loop import Grid, attend, grid_of, merge
 from attention.visible import Visible, visible_from_options
 
 
@@ -326,11 +324,6 @@ def _ring_backward(ring, inputs, results, cotangents):
     score_grads,
     rng,
   )
-
-
-def is_part(axis_name: str | None) -> TypeGuard[str]:
-  """Whether a call has a part of a sequence, of which other devices have others."""
-  return axis_name is not None and jax.lax.axis_size(axis_name) > 1
 
 
 def passed_on(tree: Any, axis_name: str) -> Any:

@@ -18,9 +18,7 @@ from attention import arguments, layout, plug, sharded
 from attention.features import (
   FeatureMap,
   Scaled,
-  chunk_size,
   chunk_sums,
-  chunks_per_step,
   divided,
   empty,
   kept,
@@ -31,7 +29,7 @@ from attention.features import (
   unrows,
 )
 from attention.linear import hedgehog_features, identity_kernels, through
-from attention.scan import scan
+from attention.scan import chunk_size, chunks_per_step, scan
 from attention.signature import attention_factory, attention_function
 
 _FIRST_SHARE = 0.1

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.layout import match_varying
+from attention.derivative import match_varying
 from attention.testing.calls import Case, assert_close, require
 from attention.testing.mechanism import Mechanism, backward, law
 from attention.weights import attention_weights

@@ -36,7 +36,7 @@ MUTANTS = (
     "NaN in hidden keys gets through",
   ),
   Mutant(
-    "attention/tiles.py",
+    "attention/loop.py",
     "is_even = from_zero and self.source_length % self.width == 0",
     "is_even = from_zero",
     "flash",
