@@ -79,7 +79,7 @@ def _by_name(chosen: Any) -> Any:
     return tuple({"name": word.strip()} for word in chosen[1:-1].split(","))
   if "," in chosen:
     raise PydanticCustomError(
-      "list", f"several names are a list; expected [{chosen}]"
+      "list", "several names are a list; expected [{names}]", {"names": chosen}
     )
   return {"name": chosen}
 

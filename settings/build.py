@@ -106,7 +106,7 @@ def _plain(value: Any, path: str) -> Any:
   return value
 
 
-def _known(section: Any, place: Sequence[str | int]) -> list[str]:
+def _known(section: Any, place: Sequence[Any]) -> list[str]:
   """The leaves of the section in which pydantic found an unknown one."""
   for name in place[:-1]:
     hint = _hints(section).get(name)
