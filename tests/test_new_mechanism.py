@@ -44,7 +44,7 @@ entries["banded"] = banded
 import jax
 
 from attention import arguments
-from attention.capabilities import capability_table
+from docs.capabilities import capability_table
 from benchmarks import bounds, programs
 from comparison import approximation, frame, plan, style
 from configs import attentions, copy

@@ -8,9 +8,9 @@ import types
 import jax
 import pytest
 
-from attention.capabilities import capability_table
 from attention.plug import CAPABILITIES, example
-from comparison import results
+from docs import results
+from docs.capabilities import capability_table
 from tests.attention.forms import OWN
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -21,7 +21,7 @@ def test_capability_table_is_generated():
   own = {name: example(make) for name, make in OWN.items()}
   assert capability_table(own) in (_ROOT / "docs" / "library.md").read_text(), (
     "docs/library.md: replace the table by the output of "
-    "`python -m attention.capabilities`"
+    "`python -m docs.capabilities`"
   )
 
 
@@ -46,7 +46,7 @@ def test_it_is_read_in_a_minute():
 
 def test_its_counts_are_those_of_the_records():
   assert results.remade(_README, _ROOT) == _README, (
-    "README.md: run `python -m comparison.results README.md`"
+    "README.md: run `python -m docs.results README.md`"
   )
 
 

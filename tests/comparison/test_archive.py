@@ -6,7 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from comparison import archive, records, results
+from comparison import archive, records
+from docs import results
 from settings.errors import ConfigError
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -61,7 +62,7 @@ def test_a_table_of_the_page_is_that_of_the_records():
   begin, end = text.index("<!-- lengths:"), text.index("<!-- end -->")
   table = text[begin : end + len("<!-- end -->")]
   assert results.remade(table, _PAGE.parent) == table, (
-    "docs/results.md: run `python -m comparison.results docs/results.md`"
+    "docs/results.md: run `python -m docs.results docs/results.md`"
   )
 
 

@@ -1,6 +1,6 @@
 """The tables and pictures of a page of results, made again from its records.
 
-    python -m comparison.results docs/results.md
+    python -m docs.results docs/results.md
 
 A page has comments around each table, and this command writes what is between them:
 

@@ -1,6 +1,6 @@
 """Options and defaults of every mechanism, read from the code.
 
-`python -m attention.options` prints the table of docs/mechanism_options.md.
+`python -m docs.options` prints the table of docs/mechanism_options.md.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """What each mechanism can do, as a table read from `supports`.
 
-`python -m attention.capabilities` prints the table of docs/library.md in Markdown,
+`python -m docs.capabilities` prints the table of docs/library.md in Markdown,
 and a test keeps the two equal.
 """
 
