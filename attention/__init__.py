@@ -10,10 +10,39 @@ which is naive and in float64. The tests hold the function to it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from attention.adapters import as_attention_fn
-from attention.additive import additive, additive_attention
+# Mechanisms, in the order of all tables.
+# isort: off
+from attention.dense import dense, dense_attention
+from attention.flash import flash, flash_attention
+from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.bigbird import bigbird, bigbird_attention, bigbird_random_blocks
-from attention.delta_product import delta_product, delta_product_attention
+from attention.linear import (
+  elu_plus_one,
+  hedgehog_features,
+  linear,
+  linear_attention,
+)
+from attention.performer import (
+  orthogonal_features,
+  performer,
+  performer_attention,
+)
+from attention.window_linear import window_linear, window_linear_attention
+from attention.linformer import linformer, linformer_attention
+from attention.lsh import lsh, lsh_attention, lsh_rotations
+from attention.nystrom import nystrom, nystrom_attention
+from attention.additive import additive, additive_attention
+from attention.multiplicative import multiplicative, multiplicative_attention
+from attention.window_2d import window_2d, window_2d_attention
+from attention.strided_2d import strided_2d, strided_2d_attention
+from attention.gated_linear import (
+  gated_linear,
+  gated_linear_attention,
+  lightning,
+  mamba2,
+  retention,
+)
+from attention.mamba3 import mamba3
 from attention.delta_rule import (
   comba,
   delta,
@@ -22,43 +51,24 @@ from attention.delta_rule import (
   gated_delta_2,
   kimi_delta,
 )
-from attention.dense import dense, dense_attention
+from attention.delta_product import delta_product, delta_product_attention
+from attention.rwkv7 import rwkv7, rwkv7_attention
+from attention.mesa import mesa, mesa_attention
+from attention.log_linear import log_linear, log_linear_attention
 from attention.differential import differential, differential_attention
+from attention.latent import latent, latent_attention
+from attention.moba import moba, moba_attention
+from attention.nsa import nsa, nsa_attention
+from attention.stick_breaking import stick_breaking, stick_breaking_attention
+from attention.path import path, path_attention
 from attention.dsa import dsa, dsa_attention
-from attention.flash import flash, flash_attention
-from attention.gated_linear import (
-  gated_linear,
-  gated_linear_attention,
-  lightning,
-  mamba2,
-  retention,
-)
+# isort: on
+
+from attention.adapters import as_attention_fn
 from attention.gates import gates_from_keys
 from attention.indexer import dsa_indexer_loss
-from attention.latent import latent, latent_attention
-from attention.linear import (
-  elu_plus_one,
-  hedgehog_features,
-  linear,
-  linear_attention,
-)
-from attention.linformer import linformer, linformer_attention
-from attention.log_linear import log_linear, log_linear_attention
 from attention.logits import Logits
-from attention.lsh import lsh, lsh_attention, lsh_rotations
-from attention.mamba3 import mamba3
-from attention.mesa import mesa, mesa_attention
-from attention.moba import moba, moba_attention
 from attention.mods import make_block_mask
-from attention.multiplicative import multiplicative, multiplicative_attention
-from attention.nsa import nsa, nsa_attention
-from attention.nystrom import nystrom, nystrom_attention
-from attention.path import path, path_attention
-from attention.performer import (
-  orthogonal_features,
-  performer,
-  performer_attention,
-)
 from attention.plug import Attention, Dims
 from attention.positions import (
   alibi_bias,
@@ -69,11 +79,7 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.registry import ATTENTIONS
-from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.selected import selected_attention
-from attention.sliding_window import sliding_window, sliding_window_attention
-from attention.stick_breaking import stick_breaking, stick_breaking_attention
-from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.suggest import near
 from attention.visible import (
   Visible,
@@ -84,8 +90,6 @@ from attention.visible import (
   window,
 )
 from attention.weights import attention_weights
-from attention.window_2d import window_2d, window_2d_attention
-from attention.window_linear import window_linear, window_linear_attention
 
 if TYPE_CHECKING:
   from attention import definitions as definitions

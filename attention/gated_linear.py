@@ -81,57 +81,6 @@ def gated_linear_attention(
 
 
 @attention_factory
-def gated_linear(
-  rank: int = 16,
-  temperature: float = 16.0,
-  implementation: Implementation | None = None,
-) -> plug.Attention:
-  """Gated linear attention (GLA): a decay for each channel, read from the inputs.
-
-    g_t = log sigmoid(x_t · W₁ · W₂ + b) / τ
-
-  Args:
-    rank: R, of the product of W₁ `[F, R]` and W₂ `[R, N, H]`.
-    temperature: τ; the larger it is, the nearer are the decays to 1.
-    implementation: as `gated_linear_attention`; decoding is 'xla'.
-
-  Returns:
-    An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
-    for each example. Its parameters are `gate_down [F, R]`, `gate_up [R, N, H]` and
-    `gate_bias [N, H]`.
-
-  Raises:
-    ValueError: `rank` is not a positive int, or `temperature` is not above 0.
-
-  Its model also has `output_norm='rms'` and `output_gate='silu'`. Paper:
-  arXiv:2312.06635, equation 4 and section 4.4.
-  """
-  if not temperature > 0.0:
-    raise ValueError(f"temperature: expected more than 0, got {temperature!r}")
-
-  def init(key, dims):
-    down, up = jax.random.split(key)
-    heads = dims.num_heads, dims.head_dim
-    return {
-      "gate_down": gates.kernel(down, dims.features, rank),
-      "gate_up": gates.kernel(up, rank, *heads),
-      "gate_bias": jnp.zeros(heads),
-    }
-
-  def log_decay(params, inputs):
-    x = gates.project(inputs, params["gate_down"], params["gate_up"])
-    x += params["gate_bias"][None, None]
-    return jax.nn.log_sigmoid(x) / temperature
-
-  return gates.recurrent_mechanism(
-    "gated_linear",
-    implementation=implementation,
-    init=init,
-    gates={"log_decay": log_decay},
-  )
-
-
-@attention_factory
 def retention(implementation: Implementation | None = None) -> plug.Attention:
   """Retention (RetNet): head n forgets the share 2^(−5−n) of its state a position.
 
@@ -206,6 +155,57 @@ def _fixed_decay(name, log_decay, implementation):
 
   return gates.recurrent_mechanism(
     name, recurrence, implementation=implementation
+  )
+
+
+@attention_factory
+def gated_linear(
+  rank: int = 16,
+  temperature: float = 16.0,
+  implementation: Implementation | None = None,
+) -> plug.Attention:
+  """Gated linear attention (GLA): a decay for each channel, read from the inputs.
+
+    g_t = log sigmoid(x_t · W₁ · W₂ + b) / τ
+
+  Args:
+    rank: R, of the product of W₁ `[F, R]` and W₂ `[R, N, H]`.
+    temperature: τ; the larger it is, the nearer are the decays to 1.
+    implementation: as `gated_linear_attention`; decoding is 'xla'.
+
+  Returns:
+    An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
+    for each example. Its parameters are `gate_down [F, R]`, `gate_up [R, N, H]` and
+    `gate_bias [N, H]`.
+
+  Raises:
+    ValueError: `rank` is not a positive int, or `temperature` is not above 0.
+
+  Its model also has `output_norm='rms'` and `output_gate='silu'`. Paper:
+  arXiv:2312.06635, equation 4 and section 4.4.
+  """
+  if not temperature > 0.0:
+    raise ValueError(f"temperature: expected more than 0, got {temperature!r}")
+
+  def init(key, dims):
+    down, up = jax.random.split(key)
+    heads = dims.num_heads, dims.head_dim
+    return {
+      "gate_down": gates.kernel(down, dims.features, rank),
+      "gate_up": gates.kernel(up, rank, *heads),
+      "gate_bias": jnp.zeros(heads),
+    }
+
+  def log_decay(params, inputs):
+    x = gates.project(inputs, params["gate_down"], params["gate_up"])
+    x += params["gate_bias"][None, None]
+    return jax.nn.log_sigmoid(x) / temperature
+
+  return gates.recurrent_mechanism(
+    "gated_linear",
+    implementation=implementation,
+    init=init,
+    gates={"log_decay": log_decay},
   )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Array
 
-from attention.suggest import near, nearest
+from attention.suggest import near, nearest, one_of
 
 Variables = Mapping[str, Any]
 """`{}`, `{'params': …}`, which are trained, or `{'constants': …}`."""
@@ -276,7 +276,13 @@ def no_variables(key: Array, dims: Dims) -> Variables:
   return {}
 
 
-_mechanisms: Mapping[str, Callable[..., Attention]] = {}
+class _Named(dict[str, Callable[..., Attention]]):
+  def __missing__(self, name: object) -> Any:
+    raise KeyError(one_of(name, self))
+
+
+MECHANISMS: dict[str, Callable[..., Attention]] = _Named()
+"""Factory of each mechanism here by its name, in the order of imports."""
 
 FUNCTIONS: dict[str, Mapping[str, inspect.Parameter]] = {}
 """Public attention function -> its parameters, in the order of imports."""
@@ -292,17 +298,6 @@ FLAX_OPTIONS = (
   "attn_weights_value_einsum",
 )
 """What Flax's modules hand to an `attention_fn` and no function here takes."""
-
-
-def register(
-  mechanisms: Mapping[str, Callable[..., Attention]],
-) -> None:
-  """Registers the mechanisms, by name, that an error message may recommend.
-
-  `attention.registry` calls this: it imports the mechanisms, and they this module.
-  """
-  global _mechanisms
-  _mechanisms = mechanisms
 
 
 def applied(
@@ -390,7 +385,7 @@ def _has_its_own(option: str, name: str) -> str:
 
 def _hyperparameters(name: str) -> Collection[str]:
   """Names of what the factory of a registered mechanism takes."""
-  factory = _mechanisms.get(name)
+  factory = MECHANISMS.get(name)
   return () if factory is None else inspect.signature(factory).parameters
 
 
@@ -438,11 +433,11 @@ def no_hyperparameter(option: str, name: str, known: Collection[str]) -> str:
 def _having(option: str) -> str:
   """The text "dense and flash have": mechanisms or functions with an option."""
   if option in CALL_OPTIONS:
-    having = supporting(_mechanisms, CALL_OPTIONS[option])
+    having = supporting(MECHANISMS, CALL_OPTIONS[option])
   else:
     having = [n for n, parameters in FUNCTIONS.items() if option in parameters]
   having = having or [
-    f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
+    f"{n}({option}=…)" for n in MECHANISMS if option in _hyperparameters(n)
   ]
   if len(having) < 2:
     return "".join(f"{name} has" for name in having)

@@ -1,7 +1,7 @@
 """The mechanisms by name, for configs, tests and tables.
 
-A new mechanism is one entry here; its record says everything else about it. A
-mechanism of another project needs no entry: its name is its import path.
+The decorator of its factory enters a mechanism, and its record says everything else
+about it. A mechanism of another project needs no entry: its name is its import path.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,93 +14,13 @@ from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from attention import plug
-from attention.additive import additive
-from attention.bigbird import bigbird
-from attention.delta_product import delta_product
-from attention.delta_rule import (
-  comba,
-  delta,
-  gated_delta,
-  gated_delta_2,
-  kimi_delta,
-)
-from attention.dense import dense
-from attention.differential import differential
-from attention.dsa import dsa
-from attention.flash import flash
-from attention.gated_linear import gated_linear, lightning, mamba2, retention
-from attention.latent import latent
-from attention.linear import linear
-from attention.linformer import linformer
-from attention.log_linear import log_linear
-from attention.lsh import lsh
-from attention.mamba3 import mamba3
-from attention.mesa import mesa
-from attention.moba import moba
-from attention.multiplicative import multiplicative
-from attention.nsa import nsa
-from attention.nystrom import nystrom
-from attention.path import path
-from attention.performer import performer
 from attention.plug import Attention
-from attention.rwkv7 import rwkv7
-from attention.sliding_window import sliding_window
-from attention.stick_breaking import stick_breaking
-from attention.strided_2d import strided_2d
 from attention.suggest import near, one_of
-from attention.window_2d import window_2d
-from attention.window_linear import window_linear
-
-_FACTORIES = (
-  dense,
-  flash,
-  sliding_window,
-  bigbird,
-  linear,
-  performer,
-  window_linear,
-  linformer,
-  lsh,
-  nystrom,
-  additive,
-  multiplicative,
-  window_2d,
-  strided_2d,
-  retention,
-  lightning,
-  gated_linear,
-  mamba2,
-  mamba3,
-  delta,
-  gated_delta,
-  kimi_delta,
-  comba,
-  gated_delta_2,
-  delta_product,
-  rwkv7,
-  mesa,
-  log_linear,
-  differential,
-  latent,
-  moba,
-  nsa,
-  stick_breaking,
-  path,
-  dsa,
-)
-
-
-class _Named(dict[str, Callable[..., Attention]]):
-  def __missing__(self, name: object) -> Any:
-    raise KeyError(one_of(name, self))
-
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
-  _Named({factory.__name__: factory for factory in _FACTORIES})
+  plug.MECHANISMS
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""
-
-plug.register(ATTENTIONS)
 
 
 def named(name: str, known: Mapping[str, Any], kind: str) -> Any:

@@ -100,7 +100,7 @@ def attention_function(
 def attention_factory(
   factory: Callable[P, plug.Attention],
 ) -> Callable[P, plug.Attention]:
-  """Decorates a mechanism's factory, and checks its hyperparameters.
+  """Decorates a mechanism's factory: registers it, and checks its hyperparameters.
 
   Each is checked by its name (`arguments.CHECKS`) or its type (`TYPES`), and arrays are
   refused: they are for the attention function. So is an option that it has not. In
@@ -135,6 +135,7 @@ def attention_factory(
         checks[option](option, value, {}, given.arguments)
     return _with_refusals(name, bounded(factory(*args, **options)))
 
+  plug.MECHANISMS[name] = checked
   return checked
 
 

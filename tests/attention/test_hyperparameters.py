@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import attention
-from attention import ATTENTIONS, Dims, gates_from_keys, options
+from attention import ATTENTIONS, Dims, gates_from_keys
 from attention.testing import check_mechanism
+from docs import options
 from tests.attention.calls import normal
 
 DIMS = Dims(
