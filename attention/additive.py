@@ -72,9 +72,6 @@ def additive_attention(
   Returns:
     `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the scores.
 
-  Raises:
-    ValueError: arguments do not fit together.
-
   Cost: time T·S·N·(A+V), nearly all of it T·S·N·A hyperbolic tangents, so
   many times that of dense attention; half of it if causal. Memory in addition
   to the arrays: B·(T+S)·N·A for the projections, forward and backward, and

@@ -70,7 +70,7 @@ def bigbird_attention(
     `flash_attention`.
 
   Raises:
-    ValueError: arguments do not fit together, or `is_causal`.
+    ValueError: a causal call.
 
   Cost: time T·(5+R)·C·N·(H+V), and 2C·T·N·(H+V) for the global queries. Memory
   in addition to the arrays: a copy of each, and B·N·C·(C+H+V) for every block of a

@@ -113,9 +113,6 @@ def dense_attention(
     so that results over disjoint sets of keys can be merged
     (`attention.loop.merge`).
 
-  Raises:
-    ValueError: arguments do not fit together.
-
   Cost: time T·S·N·(H+V), three quarters of it for a causal call of several
   blocks; memory B·N·C·S float32, because whole rows are computed, C queries at
   a time, and again in the backward where C < T. The function can be
@@ -348,9 +345,6 @@ def dense(
   Returns:
     An `Attention` that decodes with a `DenseCache`. Without these it has no
     variables.
-
-  Raises:
-    ValueError: an argument is out of range.
   """
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
 

@@ -73,7 +73,7 @@ def dsa_attention(
     `dsa_indexer_loss`.
 
   Raises:
-    ValueError: arguments do not fit together, or the mask varies along queries.
+    ValueError: the mask varies along queries.
 
   Cost: time T·S·I·D for the scores, about 70·T·S for the selection and T·S·N·(H+V):
   a kernel over all keys is faster than gathering a few for each query. Memory as

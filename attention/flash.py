@@ -80,8 +80,7 @@ def flash_attention(
     over disjoint sets of keys can be merged (`attention.loop.merge`).
 
   Raises:
-    ValueError: arguments do not fit together, or `implementation` cannot serve
-      them.
+    ValueError: `implementation` cannot serve the call.
 
   Cost, for blocks of C queries and D keys: time T·S·N·(H+V), half of it if
   causal. Memory in addition to the arrays B·N·C·D float32. Nothing is T×S, forward
@@ -178,9 +177,6 @@ def flash(
 
   Returns:
     An `Attention` that decodes with the cache of dense attention.
-
-  Raises:
-    ValueError: an argument is out of range.
   """
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
   function = partial(

@@ -67,8 +67,8 @@ def gated_linear_attention(
     `[B, N, H, V]` in float32.
 
   Raises:
-    ValueError: arguments do not fit, the mask varies along queries, `is_causal` is
-      False, or `implementation` cannot serve the call.
+    ValueError: the mask varies along queries, `is_causal` is False, or
+      `implementation` cannot serve the call.
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also

@@ -73,9 +73,6 @@ def latent_attention(
     `[B, T, N, D]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
     float32.
 
-  Raises:
-    ValueError: arguments do not fit together.
-
   Cost: expanded, time T·S·N·(H+V), half of it if causal, and S·R·N·(C+V) for keys
   and values; absorbed, time T·S·N·(2·R+P) and T·R·N·(C+V). Memory that of
   `flash_attention`, and S·N·(H+V) for keys and values or T·N·(2·R+P) for queries and

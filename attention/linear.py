@@ -97,7 +97,7 @@ def linear_attention(
     sees no key, or whose normaliser is under 1e-30, gets zeros.
 
   Raises:
-    ValueError: arguments do not fit, or the mask varies along queries.
+    ValueError: the mask varies along queries.
 
   Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)); memory M·(R+V) per
   head, with gradients also one state of M·V numbers per head for each R positions, in

@@ -55,8 +55,8 @@ def linformer_attention(
     logits. An example whose keys are all masked gets zeros, and −∞.
 
   Raises:
-    ValueError: arguments do not fit, the input is longer than the projection,
-      the mask varies along queries, or the call is causal.
+    ValueError: the input is longer than the projection, the mask varies along
+      queries, or the call is causal.
 
   Cost: time (S·K + T·N)·R·(H+V); memory in addition to the arguments
   B·N·R·(H+V+C) float32 for blocks of C queries, B copies of E and F and their

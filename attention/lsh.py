@@ -92,9 +92,6 @@ def lsh_attention(
     `[B, T, N]`, as `flash_attention`. Buckets have no derivative. The gradient
     of a query is the sum of that as a query and that as a key.
 
-  Raises:
-    ValueError: arguments do not fit together.
-
   Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T
   only for a fixed number of buckets. Memory in addition to the arguments: a few
   arrays of B·T·N·(H+V) float32, B·T·N·V float32 for each round, and for a step of G
@@ -325,9 +322,6 @@ def lsh_rotations(
   Returns:
     `[rounds, H, buckets/2]` float32, its last axis 0 for one bucket.
 
-  Raises:
-    ValueError: a number is out of range.
-
   Paper: arXiv:2001.04451, section 2, "Locality sensitive hashing".
   """
   arguments.check_at_least("num_rounds", num_rounds, 1)
@@ -381,9 +375,6 @@ def lsh(
     An `Attention` whose rotations are in `constants`, drawn by `init`. Its
     `apply` and `decode` expect None as `key`. A step of decoding takes time
     S·N·(H+V+rounds) at any position.
-
-  Raises:
-    ValueError: a number is out of range.
   """
   _check_buckets(num_buckets or 1)
   function = partial(lsh_attention, chunk_size=chunk_size)

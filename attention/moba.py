@@ -52,8 +52,7 @@ def moba_attention(
     which blocks are chosen has none.
 
   Raises:
-    ValueError: arguments do not fit, the mask varies along queries, or `is_causal`
-      is False.
+    ValueError: the mask varies along queries, or `is_causal` is False.
 
   Cost: that of `selected_attention` with top_k blocks, and T·(T/D)·N·H for the
   choice; memory linear in T.

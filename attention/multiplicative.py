@@ -65,9 +65,6 @@ def multiplicative_attention(
   Returns:
     As `dense_attention`.
 
-  Raises:
-    ValueError: arguments do not fit together.
-
   Cost: that of `flash_attention`, and time T·N·H² for the kernel. Nothing is
   T×S.
 

@@ -70,8 +70,8 @@ def nsa_attention(
     reach everything but the choice of blocks, which has none.
 
   Raises:
-    ValueError: arguments do not fit, `num_blocks` is below 3, the mask varies along
-      queries, or `is_causal` is False.
+    ValueError: `num_blocks` is below 3, the mask varies along queries, or
+      `is_causal` is False.
 
   Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window); memory linear in T.
 

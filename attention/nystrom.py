@@ -76,8 +76,8 @@ def nystrom_attention(
     negative.
 
   Raises:
-    ValueError: arguments do not fit together, query and key are of different
-      length, the mask varies along queries, or a causal call.
+    ValueError: query and key are of different length, the mask varies along
+      queries, or a causal call.
 
   Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³; memory in
   addition to the arrays B·N·M·(C+M) for tiles of C positions, in the backward
@@ -296,9 +296,6 @@ def nystrom(
     An `Attention`; with a convolution its variables are {'params':
     {'conv_kernel': `[conv_kernel_size, N]`}}, drawn from
     N(0, 1/conv_kernel_size).
-
-  Raises:
-    ValueError: a number is out of range.
   """
   if conv_kernel_size is not None and conv_kernel_size % 2 == 0:
     raise ValueError(

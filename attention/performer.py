@@ -63,7 +63,7 @@ def performer_attention(
     `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.
 
   Raises:
-    ValueError: arguments do not fit, or the mask varies along queries.
+    ValueError: the mask varies along queries.
 
   Cost: time and memory as `linear_attention`; where scores of a chunk leave float32's
   range also 2·T·N·M·log₂ C exponentials. The error against softmax falls as 1/√M and

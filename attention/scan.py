@@ -6,9 +6,10 @@ Arrays stay `[B, T, …]`: a chunk is cut out where it is worked on, and what co
 of it is written in place. For gradients the state before each chunk is kept,
 and everything else is computed again.
 
-`jax.lax.scan` of a step under `jax.checkpoint` computes the same in the same time,
-but it wants the chunks as the first axis, for which XLA copies every array: 42 MiB
-of temporaries instead of 10 (causal linear attention at T 4,096, with gradients).
+`jax.lax.scan` of a step under `jax.checkpoint`, differentiated by JAX, wants the chunks
+as the first axis, for which XLA copies every array. At T 4,096 on a CPU its forward
+takes 1.15 to 1.36 times as long (linear, Performer, GLA, delta rule, KDA), gradients
+0.95 to 1.23 times, and temporaries with gradients are 1.3 to 2.0 times as large.
 That is what the backward here buys; `attention.derivative` keeps forward mode beside it.
 """
 

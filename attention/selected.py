@@ -95,7 +95,7 @@ def selected_attention(
     selection has none.
 
   Raises:
-    ValueError: arguments do not fit together, or the mask varies along queries.
+    ValueError: the mask varies along queries.
 
   Cost: time T·M·D·N·(H+V), and T·M·log(T·M) to sort; memory, in addition to copies of
   the arrays, about 6·S·N·(H+V) with `block_size=64`, twice that with gradients, or

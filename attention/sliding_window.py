@@ -105,8 +105,7 @@ def sliding_window_attention(
     As `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.
 
   Raises:
-    ValueError: arguments do not fit together, or `implementation` cannot serve
-      them.
+    ValueError: `implementation` cannot serve the call.
 
   Cost, with W = left + right + 1 and tiles of C queries: time
   T·(W+C+G)·N·(H+V), and G·S·N·(H+V) for the global queries. Memory in addition

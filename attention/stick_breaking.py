@@ -72,8 +72,7 @@ def stick_breaking_attention(
     the first of all without `attend_current`.
 
   Raises:
-    ValueError: arguments do not fit, the mask varies along queries, or `is_causal` is
-      False.
+    ValueError: the mask varies along queries, or `is_causal` is False.
 
   Cost: time ½·T²·N·(H+V+C); memory B·N·C² and T·N·V, with gradients also T·N for one
   block of queries at a time.

@@ -52,8 +52,7 @@ def strided_2d_attention(
   Other arguments, and what is returned: as `flash_attention`, with S = T.
 
   Raises:
-    ValueError: arguments do not fit together, a grid of more than T positions,
-      or `is_causal`.
+    ValueError: a grid of more than T positions, or `is_causal`.
 
   Cost: that of `flash_attention` with T/s² keys: time T²/s²·N·(H+V), nothing is
   T×S.
@@ -121,9 +120,6 @@ def strided_2d(
 
   Returns:
     An `Attention` without variables.
-
-  Raises:
-    ValueError: an argument is out of range.
   """
   check_grid(grid)
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}

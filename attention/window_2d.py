@@ -74,8 +74,8 @@ def window_2d_attention(
   Other arguments, and what is returned: as `flash_attention`, with S = T.
 
   Raises:
-    ValueError: arguments do not fit together, the grid does not have T
-      positions, the mask varies along queries, or `is_causal`.
+    ValueError: the grid does not have T positions, the mask varies along
+      queries, or `is_causal`.
 
   Cost, for P ≥ T positions with padding: time P·w²·N·(H+V); memory in addition
   to the arguments: a copy of query, key, value and result, N·w⁴ float32 of
@@ -287,9 +287,6 @@ def window_2d(
   Returns:
     An `Attention` with trained `relative_bias [(2w − 1)², N]` where `relative`,
     and without variables otherwise.
-
-  Raises:
-    ValueError: an argument is out of range.
   """
   _check(grid, window, shift, hidden_logit)
   own = {

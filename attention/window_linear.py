@@ -81,8 +81,7 @@ def window_linear_attention(
     keys only, with a normaliser under 1e-30.
 
   Raises:
-    ValueError: arguments do not fit, the mask varies along queries, or
-      `is_causal` is False.
+    ValueError: the mask varies along queries, or `is_causal` is False.
 
   Cost: time T·N·(H² + (W+2C)·(H+V) + 2H·(H+V)), and S·K·H² for the keys; memory of one
   chunk, with gradients also W keys and values and a state of 2H·V numbers per head for

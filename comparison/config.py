@@ -86,9 +86,6 @@ class Comparison:
     per_task: task -> leaves that its runs take.
     references: task -> name -> {metric: value} from elsewhere, for the report.
     overrides: every other section or leaf, which all runs take.
-
-  Raises:
-    ValueError: a value is wrong; the message starts with the field.
   """
 
   tasks: str

@@ -72,10 +72,6 @@ class PerceiverConfig(AttentionSlots):
       in turn; None is dense.
     cross_attention: from latents to inputs and from outputs to latents; a list
       has one for each.
-
-  Raises:
-    ValueError: a value or a pair that cannot work; the message starts with the
-      field.
   """
 
   module: ClassVar[str] = "projects.perceiver.model:create"

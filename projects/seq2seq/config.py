@@ -35,10 +35,6 @@ class Seq2SeqConfig(AttentionSlots):
     param_dtype: of parameters.
     cross_attention: from decoder to encoder; None is dense, which is Luong's
       dot with a scale.
-
-  Raises:
-    ValueError: a value or a pair that cannot work; the message starts with the
-      field.
   """
 
   module: ClassVar[str] = "projects.seq2seq.model:create"

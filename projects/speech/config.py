@@ -23,10 +23,6 @@ class ExtractorConfig:
       'layer' the channels of every convolution at each time.
     use_bias: whether convolutions have biases.
     activation: after each.
-
-  Raises:
-    ValueError: a value or a pair that cannot work; the message starts with the
-      field.
   """
 
   features: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -74,10 +70,6 @@ class ConformerConfig(AttentionSlots):
     param_dtype: of parameters.
     encoder_attention: mechanism, or several that blocks take in turn; None is
       dense.
-
-  Raises:
-    ValueError: a value or a pair that cannot work; the message starts with the
-      field.
 
   Paper: Conformer, arXiv:2005.08100.
   """

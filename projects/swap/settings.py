@@ -53,9 +53,6 @@ class Settings:
     finetune_steps: updates of the whole model afterwards.
     finetune_rate: the highest learning rate of these.
     seed: of what mechanisms draw and of the places of training windows.
-
-  Raises:
-    ValueError: a value is wrong; the message starts with the field.
   """
 
   weights: str

@@ -55,10 +55,6 @@ class PyramidConfig(AttentionSlots):
       of a stage take in turn; None is dense. One that has an option `grid` gets
       that of its stage.
 
-  Raises:
-    ValueError: a value or a pair that cannot work; the message starts with the
-      field.
-
   Papers: Swin transformer, arXiv:2103.14030; CvT, arXiv:2103.15808.
   """
 

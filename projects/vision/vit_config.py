@@ -24,10 +24,6 @@ class VitConfig(ModelConfig):
 
   What is left is as in `ModelConfig`.
 
-  Raises:
-    ValueError: a value or a pair that cannot work; the message starts with the
-      field.
-
   Papers: An image is worth 16x16 words, arXiv:2010.11929; DeiT, arXiv:2012.12877.
   """
 
