@@ -151,19 +151,6 @@ def test_a_twin_has_a_line_of_its_own():
   assert len(lines) == 8  # Two mechanisms, with and without convolutions.
 
 
-def test_rows_of_one_mechanism_are_told_apart_within_its_panel():
-  task = by_task(made_up.across())["recall"]
-  figure = figures.lengths(task, style.styles(()))
-  panel = figure.axes[0]
-  rows = [text.get_text() for text in panel.get_legend().get_texts()]
-  assert len(rows) == 6
-  assert rows[0] == "features=16, short_convolution=False"
-  lines = [line for line in panel.get_lines() if line.get_label() in rows]
-  strengths = {line.get_label(): line.get_alpha() for line in lines}
-  assert len(set(strengths.values())) == 6
-  assert len(lines) == 2 * 6  # Both seeds of a row look alike.
-
-
 def test_a_comparison_without_results_says_so(tmp_path):
   text = report.write(tmp_path)
   assert "Nothing has been trained to its end." in text

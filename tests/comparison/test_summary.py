@@ -27,8 +27,17 @@ def run(attention, seed, accuracy, *, rate=0.001, choosing=False, **record):
   }
 
 
+def runs(attention, accuracies, **record):
+  """One record a seed."""
+  return [run(attention, n, x, **record) for n, x in enumerate(accuracies)]
+
+
 def summarize(records):
   return summary_lib.summarize(frame.runs(records)).set_index("row")
+
+
+def finding(records):
+  return summary_lib.finding(summary_lib.summarize(frame.runs(records)))
 
 
 def test_a_row_a_run_and_a_row_a_point_of_a_curve():
@@ -62,7 +71,7 @@ def test_choosing_seeds_choose_and_are_not_reported():
     *(
       run("dense", 10000 + n, 0.9, rate=0.003, choosing=True) for n in range(2)
     ),
-    *(run("dense", n, 0.3 + 0.1 * n, rate=0.003) for n in range(3)),
+    *runs("dense", [0.3, 0.4, 0.5], rate=0.003),
     run("dense", 0, 0.9),  # Of an earlier choice.
   ]
   row = summarize(records).loc["dense"]
@@ -73,13 +82,9 @@ def test_choosing_seeds_choose_and_are_not_reported():
 
 def test_all_or_nothing_is_counted():
   records = [
-    run(name, n, accuracy, solved_at=0.95)
-    for name, of in {
-      "dense": [1, 1, 1, 1, 1, 1, 1, 0.99],
-      "delta": [1, 1, 0.2, 1, 0.3, 1, 0.2, 1],
-      "linear": [0.2] * 8,
-    }.items()
-    for n, accuracy in enumerate(of)
+    *runs("dense", [1] * 7 + [0.99], solved_at=0.95),
+    *runs("delta", [1, 1, 0.2, 1, 0.3, 1, 0.2, 1], solved_at=0.95),
+    *runs("linear", [0.2] * 8, solved_at=0.95),
   ]
   found = summarize(records)
   assert list(found["solved"]) == [8, 5, 0]
@@ -89,7 +94,7 @@ def test_all_or_nothing_is_counted():
   shown = tables.quality(found.reset_index()).frame()
   assert shown.iloc[1, 1] == "5 of 8 [0.31, 0.86] ≈"
   assert list(shown.columns) == ["mechanism", "solved (accuracy ≥ 0.95)"]
-  assert summary_lib.finding(found.reset_index()) == (
+  assert finding(records) == (
     "`dense` solved 8 of 8 seeds (accuracy of 0.95 or more on the test split); 1 of "
     "3 rows solved none. 1 of the 2 other rows cannot be told from the first (5 %, "
     "Holm)."
@@ -98,12 +103,8 @@ def test_all_or_nothing_is_counted():
 
 def test_what_was_not_tested_is_not_told_apart():
   """A row of one seed has no p, and one row of several is told in other words."""
-  records = [
-    *(run("dense", n, 0.9 + 0.01 * n) for n in range(3)),
-    *(run("delta", n, 0.3 + 0.01 * n * n) for n in range(3)),
-  ]
-  summary = summary_lib.summarize(frame.runs(records))
-  assert summary_lib.finding(summary).endswith(
+  records = runs("dense", [0.9, 0.91, 0.92]) + runs("delta", [0.3, 0.31, 0.34])
+  assert finding(records).endswith(
     "0.910. The other row can be told from it (5 %, Holm)."
   )
   found = summarize([*records, run("linear", 0, 0.1)])
@@ -111,18 +112,14 @@ def test_what_was_not_tested_is_not_told_apart():
 
 
 def test_rows_that_solved_as_many_of_more_seeds_are_not_named_beside_the_best():
-  records = [
-    run(name, n, accuracy, solved_at=0.95)
-    for name, of in {"dense": [1] * 3, "delta": [1] * 3 + [0.1] * 5}.items()
-    for n, accuracy in enumerate(of)
-  ]
-  summary = summary_lib.summarize(frame.runs(records))
-  assert summary_lib.finding(summary).startswith("`dense` solved 3 of 3 seeds")
+  records = runs("dense", [1] * 3, solved_at=0.95)
+  records += runs("delta", [1] * 3 + [0.1] * 5, solved_at=0.95)
+  assert finding(records).startswith("`dense` solved 3 of 3 seeds")
 
 
 def test_a_threshold_is_not_one_of_a_loss():
   """Where no accuracy was finite, the loss decides, and none has solved it."""
-  records = [run("dense", n, math.nan, solved_at=0.95) for n in range(3)]
+  records = runs("dense", [math.nan] * 3, solved_at=0.95)
   for n, record in enumerate(records):
     record["final"] |= {"loss": 1.0 + n}
   row = summarize(records).loc["dense"]
@@ -131,9 +128,7 @@ def test_a_threshold_is_not_one_of_a_loss():
 
 
 def test_a_run_without_a_finite_metric_is_named():
-  values = [math.nan, 0.5, 0.6]
-  records = [run("dense", n, value) for n, value in enumerate(values)]
-  row = summarize(records).loc["dense"]
+  row = summarize(runs("dense", [math.nan, 0.5, 0.6])).loc["dense"]
   assert (row["seeds"], row["planned"]) == (2, 3)
   assert row["notes"] == "1 of 3 runs have no finite accuracy"
 
@@ -163,8 +158,7 @@ def test_older_records_are_held_to_what_dense_has():
 
 
 def test_an_interval_has_the_digits_of_its_mean():
-  records = [run("dense", n, value) for n, value in enumerate([0.02, 0.1])]
-  row = summarize(records).reset_index().iloc[0]
+  row = summarize(runs("dense", [0.02, 0.1])).reset_index().iloc[0]
   assert row["low"] < 0.001
   assert tables.result(row).text.startswith("0.060 [0.000, 0.9")
 
@@ -180,27 +174,25 @@ def test_the_best_of_many_equal_rows_keeps_its_mark():
   """The first is the luckiest; a row is told from it in less than 5 % for all that."""
   generator, told = np.random.default_rng(0), []
   for _ in range(10):
-    records = [
-      run(name, seed, float(generator.normal(0.5, 0.05)))
-      for name in "abcdefghij"
-      for seed in range(5)
-    ]
+    records = []
+    for name in "abcdefghij":
+      records += runs(name, generator.normal(0.5, 0.05, 5).tolist())
     told += list(~summarize(records)["is_tied"])
   assert np.mean(told) < 0.05
 
 
 def test_a_seed_that_diverged_has_not_solved_it():
-  records = [run("dense", n, 1.0, solved_at=0.95) for n in range(3)]
+  records = runs("dense", [1.0] * 3, solved_at=0.95)
   failed = run("dense", 3, 0.0, solved_at=0.95, status="failed")
   del failed["final"], failed["history"]
-  found = summarize([*records, failed])
-  shown = tables.quality(found.reset_index()).frame()
+  records.append(failed)
+  shown = tables.quality(summarize(records).reset_index()).frame()
   assert shown.iloc[0, 1].startswith("3 of 4 ")
-  assert "3 of 4 seeds" in summary_lib.finding(found.reset_index())
+  assert "3 of 4 seeds" in finding(records)
 
 
 def test_nobody_solved_it_so_it_is_averaged():
-  records = [run("dense", n, 0.3, solved_at=0.95) for n in range(3)]
+  records = runs("dense", [0.3] * 3, solved_at=0.95)
   assert math.isnan(summarize(records).loc["dense", "solved"])
 
 
@@ -213,13 +205,11 @@ def test_simulated_mechanisms_are_ranked_as_they_are(bimodal):
   for _ in range(20):
     records = []
     for name, truth in truths.items():
-      for seed in range(8):
-        value = generator.normal(truth, 0.03)
-        if bimodal:
-          value = 1.0 if generator.random() < truth else 0.2
-        threshold = 0.95 if bimodal else None
-        accuracy = float(np.clip(value, 0, 1))
-        records.append(run(name, seed, accuracy, solved_at=threshold))
+      values = np.clip(generator.normal(truth, 0.03, 8), 0, 1)
+      if bimodal:
+        values = np.where(generator.random(8) < truth, 1.0, 0.2)
+      threshold = 0.95 if bimodal else None
+      records += runs(name, values.tolist(), solved_at=threshold)
     found = summarize(records)
     wrong += not found.loc[["dense", "flash"], "is_tied"].all()
     missed += found.loc["linear", "is_tied"]
@@ -243,9 +233,7 @@ def test_a_time_that_was_not_taken_alone_is_left_out():
 
 
 def test_test_rows_bound_an_interval_from_below():
-  records = [
-    run("dense", n, 1.0, measured={"test_rows": 100}) for n in range(3)
-  ]
+  records = runs("dense", [1.0] * 3, measured={"test_rows": 100})
   row = summarize(records).loc["dense"]
   assert row["low"] == pytest.approx(0.963, abs=1e-3)
 

@@ -9,7 +9,6 @@ import pytest
 
 import models
 from models import positions
-from models.block import Block
 from tests.attention.forms import KINDS
 from tests.models import tiny
 
@@ -131,53 +130,6 @@ def test_first_loss_and_first_steps(norm):
   assert losses[-1] < 0.9 * losses[0]
   # A final norm belongs to 'pre' only.
   assert ("decoder_norm" in params) == (norm == "pre")
-
-
-@pytest.mark.parametrize(
-  ("norm", "parallel"),
-  [
-    ("pre", False),
-    ("pre", True),
-    ("post", False),
-    ("output", False),
-    ("sandwich", False),
-  ],
-)
-def test_a_layer_is_its_formula(norm, parallel):
-  """Its sub-layers and norms, put together as the docstring says."""
-  config = tiny.create("decoder", norm=norm, parallel=parallel).config
-  block = Block(config, tiny.attention("dense"), 6)
-  x = np.random.default_rng(0).standard_normal((2, 6, 16), np.float32)
-  places = {"positions": np.arange(6)[None]}
-
-  def by_hand(block, x):
-    functions = {
-      "self_attention": lambda x: block.self_attention(x, **places),
-      "mlp": block.mlp,
-    }
-
-    def added(name, x):
-      function, own = functions[name], getattr(block, f"{name}_norm")
-      if norm == "sandwich":
-        return getattr(block, f"{name}_out_norm")(function(own(x)))
-      return own(function(x)) if norm == "output" else function(own(x))
-
-    if parallel:
-      return x + added("self_attention", x) + added("mlp", x)
-    for name, function in functions.items():
-      if norm == "post":
-        x = getattr(block, f"{name}_norm")(x + function(x))
-      else:
-        x = x + added(name, x)
-    return x
-
-  @jax.jit
-  def both(key):
-    variables = block.init(key, x, **places)
-    expected = block.apply(variables, x, method=by_hand)
-    return block.apply(variables, x, **places), expected
-
-  np.testing.assert_allclose(*both(jax.random.key(0)), atol=1e-5)
 
 
 def test_one_table_where_vocabulary_and_softmax_are_shared():

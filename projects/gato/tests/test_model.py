@@ -110,17 +110,6 @@ def naive_patches(params, patches):
   return np.array(found)
 
 
-def test_patches_are_embedded_as_the_formula_says(made):
-  _, variables, batch = made
-  params = variables["params"]["patch_embedding"]
-  module = PatchEmbedding(8, "float64", "float64")
-  with jax.enable_x64(True):
-    found = jax.jit(module.apply)({"params": params}, batch["patches"])
-  for row in range(2):
-    expected = naive_patches(params, batch["patches"][row])
-    np.testing.assert_allclose(found[row], expected, rtol=1e-10, atol=1e-12)
-
-
 def test_places_are_drawn_in_training():
   """From the interval of the row and column, each of its positions at times."""
   module = PatchEmbedding(4, "float32", "float32")

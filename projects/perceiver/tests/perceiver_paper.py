@@ -71,13 +71,6 @@ def outputs(config, p, inputs, present):
   )
 
 
-def of_tokens(config, p, ids, present):
-  """Logits `[T, V]` of one row of ids."""
-  table = p["embedding"]["embedding"]
-  inputs = table[ids] + p["positions"][: len(ids)]
-  return outputs(config, p, inputs, present) @ table.T + p["head"]["bias"]
-
-
 def places(height, width, num_bands):
   """Fourier features of every pixel, one number at a time."""
   rows = []

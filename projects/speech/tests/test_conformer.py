@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims
+from attention import ATTENTIONS
 from attention.testing import assert_close
 import models
 from models import batch_norm
-from models.slot_config import SlotConfig
 from projects.speech import features as speech_features
 from projects.speech.config import ConformerConfig, ExtractorConfig
-from projects.speech.slots import TransformerXlAttention
 from tests.models import tiny
 from tests.refusals import assert_refused
 
@@ -68,96 +66,6 @@ def drawn(model, seed=0):
     return 1.5 * noise / leaf.shape[0] ** 0.5
 
   return jax.tree_util.tree_map_with_path(draw, shapes)
-
-
-# Positions of Transformer-XL.
-
-
-def naive_transformer_xl(params, x, mask, num_heads):
-  """The paper's four terms, with a vector r for each pair of positions."""
-
-  def split(y):
-    return y.reshape(*y.shape[:-1], num_heads, -1)
-
-  def dot(name, y):
-    return y @ params[name]["kernel"] + params[name]["bias"]
-
-  length, features = x.shape[1:]
-  query, key, value = (split(dot(n, x)) for n in ("query", "key", "value"))
-  u, v = params["key_bias"], params["position_bias"]
-  places = np.arange(length, dtype=float)
-  apart = (places[:, None] - places)[..., None]
-  angles = apart * 10000.0 ** (-np.arange(0, features, 2) / features)
-  sines = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(
-    length, length, features
-  )
-  r = split(sines @ params["position"]["kernel"])
-  logits = jnp.einsum("btnh,bsnh->bnts", query + u, key)
-  logits += jnp.einsum("btnh,tsnh->bnts", query + v, r)
-  logits = jnp.where(mask[:, None, None], logits, -jnp.inf)
-  weights = jax.nn.softmax(logits / query.shape[-1] ** 0.5)
-  out = jnp.einsum("bnts,bsnh->btnh", weights, value)
-  return dot("out", out.reshape(x.shape))
-
-
-def slot_of_transformer_xl(name):
-  options = {"window": 13} if name == "sliding_window" else {}
-  return TransformerXlAttention(
-    attention=ATTENTIONS[name](**options),
-    dims=Dims(3, 3, 4, 40),
-    features=12,
-    config=SlotConfig(attention_bias=True),
-  )
-
-
-@pytest.mark.parametrize(
-  ("name", "length"),
-  [
-    ("flash", 7),
-    *(
-      pytest.param(*both, marks=pytest.mark.thorough)
-      for both in (("flash", 1), ("dense", 7), ("sliding_window", 7))
-    ),
-  ],
-)
-def test_positions_of_transformer_xl(name, length):
-  """Values, and gradients of every parameter, of each way to compute them."""
-  module = slot_of_transformer_xl(name)
-  rng = np.random.default_rng(0)
-  x = rng.standard_normal((2, length, 12)).astype(np.float32)
-  mask = np.ones((2, length), bool)
-  mask[1, length // 2 + 1 :] = False
-  shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), x))["params"]
-  params = jax.tree.map(
-    lambda leaf: 0.7 * rng.standard_normal(leaf.shape).astype(np.float32),
-    shapes,
-  )
-  cotangent = rng.standard_normal(x.shape).astype(np.float32)
-
-  def both(function, params, x, cotangent):
-    out, pullback = jax.vjp(function, params, x)
-    return out, pullback(cotangent)
-
-  def fast(params, x):
-    return module.apply({"params": params}, x, mask=mask[:, None, None])
-
-  def by_formula(params, x):
-    return naive_transformer_xl(params, x, mask, 3)
-
-  run = jax.jit(both, static_argnums=0)
-  out, got = run(fast, params, x, cotangent)
-  with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-    exact = jax.tree.map(
-      lambda leaf: leaf.astype(float), (params, x, cotangent)
-    )
-    expected, gradients = jax.device_get(run(by_formula, *exact))
-  assert_close(out, expected, 1e-5)
-  top = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, atol=2e-5 * top),
-    got,
-    gradients,
-  )
 
 
 # Batch norm.

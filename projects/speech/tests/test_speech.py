@@ -1,6 +1,7 @@
 """Speech: dialled digits, log-mel frames, CTC, folders and TFDS sets."""
 
 import functools
+import io
 import itertools
 import sys
 
@@ -268,10 +269,6 @@ def test_metric_is_edits_over_symbols():
 # Files.
 
 
-def write(path, samples, rate=RATE):
-  soundfile.write(path, samples, rate, subtype="PCM_16")
-
-
 @pytest.fixture
 def folder(tmp_path):
   """Ten recordings of noise, from 0.3 to 0.75 seconds."""
@@ -280,7 +277,8 @@ def folder(tmp_path):
   rng = np.random.default_rng(0)
   lines = []
   for i in range(10):
-    write(folder / f"{i}.wav", 0.1 * rng.standard_normal(2400 + 400 * i))
+    samples = 0.1 * rng.standard_normal(2400 + 400 * i)
+    soundfile.write(folder / f"{i}.wav", samples, RATE, subtype="PCM_16")
     lines.append(f"{i}.wav\t{'ab ba'[: 2 + i % 4]}\n")
   (folder / "transcripts.tsv").write_text("".join(lines))
   return folder
@@ -326,51 +324,49 @@ def test_a_folder_of_recordings(folder, tmp_path):
     make(source="folder", path=str(folder), workdir=tmp_path / "run")
 
 
-def spoil_transcripts(text):
-  return lambda folder: (folder / "transcripts.tsv").write_text(text)
+def recording(samples, rate=RATE, subtype="PCM_16"):
+  """Content of a file."""
+  file = io.BytesIO()
+  soundfile.write(file, samples, rate, subtype=subtype, format="WAV")
+  return file.getvalue()
+
+
+LINES, FOURTH = "transcripts.tsv", "4.wav"
 
 
 @pytest.mark.parametrize(
-  ("spoil", "message"),
+  ("name", "content", "message"),
   [
+    (LINES, None, "said: no transcripts.tsv, with a line FILE<tab>TEXT for ea"),
+    (LINES, b"0.wav\tone\n0.wav\ttwo\n", ", line 2: 0.wav is there twice"),
+    (LINES, b"0.wav one\n", "transcripts.tsv, line 1: expected"),
+    (LINES, b"0.wav\tab\n", "expected at least 2 recordings"),
+    (LINES, b"", "expected at least 2 recordings"),
+    (FOURTH, None, "transcripts.tsv, line 5: no such file: .*4.wav"),
     (
-      lambda folder: (folder / "transcripts.tsv").unlink(),
-      "said: no transcripts.tsv, with a line FILE<tab>TEXT for each",
-    ),
-    (
-      lambda folder: write(folder / "4.wav", np.zeros(8000), 16000),
+      FOURTH,
+      recording(np.zeros(8000), 16000),
       r"4.wav: expected 8000 samples a second \(task.sample_rate\), got 16000",
     ),
     (
-      lambda folder: write(folder / "4.wav", np.zeros((8000, 2))),
-      "4.wav: expected one channel, got 2",
+      FOURTH,
+      recording(np.zeros((8000, 2))),
+      "4.wav: expected one channel, got",
     ),
+    (FOURTH, b"RIFF and nothing", "4.wav: cannot be read as audio"),
     (
-      lambda folder: (folder / "4.wav").write_bytes(b"RIFF and nothing"),
-      "4.wav: cannot be read as audio",
-    ),
-    (
-      lambda folder: soundfile.write(
-        folder / "4.wav", np.full(8000, np.nan), RATE, subtype="FLOAT"
-      ),
+      FOURTH,
+      recording(np.full(8000, np.nan), subtype="FLOAT"),
       "4.wav: expected finite samples",
     ),
-    (lambda folder: write(folder / "4.wav", np.zeros(400)), "at least 0.065"),
-    (
-      lambda folder: (folder / "4.wav").unlink(),
-      "transcripts.tsv, line 5: no such file: .*4.wav",
-    ),
-    (
-      spoil_transcripts("0.wav\tone\n0.wav\ttwo\n"),
-      "transcripts.tsv, line 2: 0.wav is there twice",
-    ),
-    (spoil_transcripts("0.wav one\n"), "transcripts.tsv, line 1: expected"),
-    (spoil_transcripts("0.wav\tab\n"), "expected at least 2 recordings"),
-    (spoil_transcripts(""), "expected at least 2 recordings"),
+    (FOURTH, recording(np.zeros(400)), "at least 0.065"),
   ],
+  ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_folders_that_cannot_be_read(folder, spoil, message):
-  spoil(folder)
+def test_folders_that_cannot_be_read(folder, name, content, message):
+  (folder / name).unlink()
+  if content is not None:
+    (folder / name).write_bytes(content)
   with pytest.raises(tasks.DataError, match=message) as info:
     make(source="folder", path=str(folder))
   assert "\n" not in str(info.value)

@@ -113,11 +113,13 @@ def usual(cases, *chosen):
 # test_folders.py.
 USUAL = (
   "bert_masked",
+  "deit",
   "gpt2",
   "llama",
   "mamba2",
   "nystromformer",
   "perceiver",
+  "perceiver_widths",
   "qwen3_next",
   "swin",
   "t5",

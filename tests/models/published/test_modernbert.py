@@ -12,24 +12,7 @@ from tests.models.published.test_equality import (
   compared,
   compute,
   expected,
-  loaded,
 )
-
-
-@pytest.mark.parametrize(
-  ("case", "thetas", "windows"),
-  [
-    ("modernbert", [700.0, 30.0, 700.0, 30.0], [None, 4, None, 4]),
-    ("modernbert_classes", [30.0, 30.0, 700.0, 30.0], [4, 4, None, 4]),
-  ],
-)
-def test_layers_differ(case, thetas, windows):
-  config = loaded(case).model.config
-  layers = config.encoder_configs
-  assert [layer.slot.rotary_theta for layer in layers] == thetas
-  assert [layer.slot.input_norm for layer in layers] == [False, *[True] * 3]
-  mechanisms = config.layers("encoder_attention")
-  assert [x.options.get("window") for x in mechanisms] == windows
 
 
 def test_another_mechanism_can_take_its_place_and_give_it_back(tmp_path):

@@ -30,7 +30,10 @@ CONFIGS = {
 CASES = sorted(
   {case.replace(" 4.57.6", "") for case in CONFIGS if " 4." in case}
 )
-USUAL = ("llama scaled_yarn", "qwen2 last", "gemma3 linear", "gpt_neox yarn")
+USUAL = (
+  *("llama scaled_yarn", "qwen2 last", "gemma3 linear", "gpt_neox yarn"),
+  "olmo2 linear",  # Its norms are of outputs.
+)
 OLD, NEW = "4.57.6", "5.23.0"
 
 
