@@ -68,7 +68,8 @@ def build(
   try:
     return _adapter(dataclass_type).validate_json(json.dumps(leaves))
   except ValidationError as error:
-    first, typed = first_fault(error), leaves if typed is None else typed
+    first = first_fault(error)
+    typed = leaves if typed is None else _plain(typed, path)
     if first["type"] == "unexpected_keyword_argument":
       known = _known(dataclass_type, first["loc"])
       leaf = place(path, first, typed)

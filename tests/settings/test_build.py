@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 import pytest
 
+from models import ModelConfig
 from models.attention_config import AttentionConfig, Layers
 from settings.build import build as build_config
 from settings.build import to_mapping
@@ -179,3 +180,16 @@ def test_words_choose_by_name():
   ):
     with pytest.raises(ConfigError, match=f"^config.{fault}"):
       build_config(Model, {"slot": chosen}, "config")
+
+
+@pytest.mark.parametrize(
+  ("typed", "leaf"),
+  [
+    ({"value_dim": 0}, "value_dim"),
+    ({"slot": {"value_dim": 0}}, "slot.value_dim"),
+  ],
+)
+def test_a_section_is_named_where_it_was_typed(typed, leaf):
+  mapping = {"slot": {"value_dim": 0}, "kind": "decoder"}
+  with pytest.raises(ConfigError, match=f"^config.{leaf}: expected at least 1"):
+    build_config(ModelConfig, mapping, typed=ConfigDict(typed))
