@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,13 +19,10 @@ def test_importing_tasks_is_cheap():
     "'gymnasium'}; "
     "print(sorted(new & heavy))"
   )
-  start = time.monotonic()
   result = subprocess.run(
     [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   assert result.stdout.strip() == "[]"
-  # Generous: what counts is the list above; other jobs may use the machine.
-  assert time.monotonic() - start < 5
 
 
 def test_accuracies_are_sums_and_counts():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tasks
+from tasks import base
 from tests.here import here
 from tests.tasks import generated_cases
 from tests.tasks.generated_cases import CASES, EVAL_SIZE, assert_same, joined
@@ -215,6 +216,7 @@ def test_a_run_is_restored_without_its_data(make, tmp_path):
   assert restored.target_vocab_size == task.target_vocab_size
   assert restored.max_source_length == task.max_source_length
   assert restored.max_target_length == task.max_target_length
+  assert base.input_shapes(restored) == base.input_shapes(task)
   ids = range(task.target_vocab_size)
   assert restored.labels(ids) == task.labels(ids)
 

@@ -60,23 +60,6 @@ def test_few_shapes_and_little_padding():
   assert padding / sizes < 0.2
 
 
-def test_held_out_numbers_are_never_trained():
-  trained = {
-    numbers().decode(row)
-    for step in range(56)
-    for row in numbers().train_batch(step)["source"]
-  }
-  held_out = {
-    numbers().decode(row)
-    for batch in numbers().eval_batches("validation")
-    for row in batch["source"]
-    if row.any()
-  }
-  assert len(trained) > 800
-  assert len(held_out) == 70
-  assert not trained & held_out
-
-
 def test_decode_batches():
   batches = list(numbers().decode_batches("validation"))
   assert len({b.inputs["source"].shape for b in batches}) <= 3

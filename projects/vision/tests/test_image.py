@@ -4,7 +4,6 @@ import functools
 import io
 import itertools
 import math
-import shutil
 import struct
 import sys
 import zlib
@@ -318,20 +317,6 @@ def test_faults_of_a_folder_are_one_line(tmp_path):
   assert "to hold out, got 1" in fault(tmp_path)
   (tmp_path / "b" / "0").unlink()
   assert "to hold out, got 0" in fault(tmp_path)
-
-
-def test_save_and_restore_without_the_folder(folder, tmp_path):
-  run = tmp_path / "run"
-  task = of_folder(folder)
-  task.save(run)
-  of_folder(folder, workdir=run)
-  shutil.rmtree(folder)
-  restored = of_folder(folder, workdir=run, restore=True)
-  assert restored.eval_splits == ()
-  assert restored.input_shapes == task.input_shapes == {"image": (6, 5, 1)}
-  assert restored.names == ["cat", "dog"]
-  with pytest.raises(KeyError):
-    list(restored.eval_batches("validation"))
 
 
 def test_a_run_goes_on_with_the_same_classes_and_shape(folder, tmp_path):
