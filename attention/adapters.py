@@ -94,7 +94,10 @@ def as_attention_fn(
     mechanism = name.removesuffix("_attention")
     arguments.accepted_options(mechanism, attention, options)
     positions_matter = True
-    apply = functools.partial(arguments.applied(mechanism, attention), {})
+
+    def apply(*qkv, **call):
+      taken = arguments.accepted_options(mechanism, attention, call)
+      return attention(*qkv, **taken)
 
   def attention_fn(
     query: Array,

@@ -85,7 +85,7 @@ def additive_attention(
   section A.1.2, arXiv:1409.0473.
   """
   sizes = arguments.block_sizes(block_size)
-  sees = visible_from_options(
+  visible = visible_from_options(
     query,
     key,
     mask=mask,
@@ -94,7 +94,7 @@ def additive_attention(
     key_segment_ids=key_segment_ids,
     visible=visible,
   )
-  for one in sees.masks:
+  for one in visible.masks:
     # A key that no query sees is also set to zero, so that a NaN in it does not
     # get through.
     seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
@@ -104,7 +104,7 @@ def additive_attention(
     queries,
     keys,
     value,
-    sees,
+    visible,
     _scores(score_kernel, scale, bias),
     block=sizes or _block(queries, keys),
     dropout_rate=dropout_rate,

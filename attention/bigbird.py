@@ -279,7 +279,7 @@ def _attend_in_parts(
     last = jnp.where(rank == size - 1, x[:, -block_size:], 0)
     return jax.lax.psum(jnp.concatenate([first, last], axis=1), axis_name)
 
-  rows = sharded.attention_of_few(
+  rows = sharded.replicated_query_attention(
     ends(query),
     key,
     value,

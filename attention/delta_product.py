@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import gates, plug
 from attention.linear_kernels import Implementation
-from attention.recurrence import several_writes
+from attention.recurrence import repeated_writes
 from attention.signature import attention_factory, attention_function
 
 
@@ -56,7 +56,7 @@ def delta_product_attention(
   Paper: DeltaProduct: improving state-tracking in linear RNNs via Householder products,
   arXiv:2502.10297.
   """
-  return several_writes(**locals())
+  return repeated_writes(**locals())
 
 
 @attention_factory
@@ -128,7 +128,7 @@ def delta_product(
       value = jnp.concatenate([values, value], axis=2)
     query = gates.unit_length(query).astype(query.dtype)
     key = gates.unit_length(key).astype(dtypes[0])
-    return several_writes(query, key, value.astype(dtypes[1]), **options)
+    return repeated_writes(query, key, value.astype(dtypes[1]), **options)
 
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
   arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}

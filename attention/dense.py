@@ -172,7 +172,7 @@ def dense_attention(
     shown = visible.traced(pairs).block(start, rows, 0, seen)
     weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
-      weights *= dropout.of_pairs(
+      weights *= dropout.pair_factors(
         dropout_rng,
         dropout_rate,
         *pairs[:2],

@@ -44,7 +44,7 @@ def split(
   return jax.random.split(key[0, 0], shape).reshape(*shape, *SHARED)
 
 
-def kept(
+def factors(
   key: Array | None, rate: float, shape: tuple[int, ...], *numbers: Array | int
 ) -> Float[Array, "..."]:
   """Keep / (1 − rate) for the tile that `numbers` name.
@@ -69,7 +69,7 @@ def kept(
   return jax.random.bernoulli(_given(key), keep, shape) / keep
 
 
-def of_pairs(
+def pair_factors(
   key: Array | None,
   rate: float,
   batch: int,
@@ -87,8 +87,10 @@ def of_pairs(
   two heads would drop alike somewhere).
   """
   if is_shared(key):
-    alike = of_pairs(key[0, 0], rate, 1, 1, queries, keys)
-    return jnp.broadcast_to(alike, (batch, num_heads, *alike.shape[2:]))
+    shared_factors = pair_factors(key[0, 0], rate, 1, 1, queries, keys)
+    return jnp.broadcast_to(
+      shared_factors, (batch, num_heads, *shared_factors.shape[2:])
+    )
   first_key, second_key = jax.random.bits(_given(key), (2,), "uint32")
   head_starts = jnp.arange(batch * num_heads, dtype=jnp.uint32) * _GOLDEN
   head_starts = head_starts.reshape(batch, num_heads, 1, 1)

@@ -183,7 +183,7 @@ def dsa(
     arguments.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
     check_given("dsa", call, "index_query", "index_key", "index_weight")
     keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
-    call = indexer.turned(call, jnp.arange(query.shape[1])[None])
+    call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     for name in ("index_query", "index_key", "index_weight"):
       if keep is not None and name in call:
         # A hidden position may hold anything, and so may its projections.
@@ -196,7 +196,7 @@ def dsa(
     del variables
     call = {"is_causal": False, "top_k": top_k, **call}
     call = arguments.accepted_options("dsa", dsa_indexer_loss, call)
-    call = indexer.turned(call, jnp.arange(query.shape[1])[None])
+    call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
     if mask is None:
       return jnp.mean(losses)
@@ -214,7 +214,7 @@ def dsa(
     )
 
   def decode(variables, cache, query, key, value, **call):
-    call = indexer.turned(call, cache.index[:, None])
+    call = indexer.rotated(call, cache.index[:, None])
     slots = jnp.arange(cache.key.shape[1])[None]
     here = slots == cache.index[:, None]
     keys = layout.written(cache.key, key, here)
@@ -242,7 +242,7 @@ def dsa(
     keys = layout.put(cache.key, key, 0)
     values = layout.put(cache.value, value, 0)
     places = jnp.arange(key.shape[1])[None]
-    now = indexer.turned({"index_key": index_key}, places)["index_key"]
+    now = indexer.rotated({"index_key": index_key}, places)["index_key"]
     index_keys = layout.put(cache.index_key, now, 0)
     return DsaCache(keys, values, index_keys, lengths)
 

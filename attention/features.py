@@ -208,14 +208,16 @@ def pairs(
   own = pairs(half_queries, half_keys, half_decay)
   early, late = slice(size // 2), slice(size // 2, None)
   since = jnp.exp(jnp.cumsum(log_decay[..., late, :], axis=-2))
-  earlier = keys[..., early, :] * jnp.exp(rest(log_decay[..., early, :]))
+  earlier = keys[..., early, :] * jnp.exp(
+    decay_to_end(log_decay[..., early, :])
+  )
   across = (
     jnp.einsum(_PRODUCT, x[..., late, :] * since, earlier) for x in queries
   )
   return [triangle(*x) for x in zip(own, across, strict=True)]
 
 
-def rest(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
+def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
   """Σ over the positions after each one."""
   missing = [(0, 0)] * (log_decay.ndim - 2) + [(0, 1), (0, 0)]
   later = jnp.pad(log_decay[..., 1:, :], missing)
@@ -297,7 +299,7 @@ def attend(
   """
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  keys = key, value, kept(mask, query, key)
+  keys = key, value, visible_keys(mask, query, key)
   is_part = lies_in_parts(axis_name)
   if not is_causal:
     state = state_after(phi, None, keys, block_size)
@@ -330,7 +332,7 @@ def _causal_step(count, phi, state, xs):
   return state, unrows(divided(sums.sums)).astype(query.dtype)
 
 
-def kept(
+def visible_keys(
   mask, query, key, instead="dense attention takes masks that vary"
 ) -> Bool[Array, "B S"]:
   """Which keys a key mask leaves; `instead` is what takes masks of pairs."""

@@ -96,7 +96,7 @@ def flash_attention(
   arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
   sizes = arguments.block_sizes(block_size)
-  sees = visible_from_options(
+  visible = visible_from_options(
     query,
     key,
     mask=mask,
@@ -107,10 +107,10 @@ def flash_attention(
     block_mask=block_mask,
     visible=visible,
   )
-  scoring = logits_from_options(
+  logits = logits_from_options(
     query,
     key,
-    sees,
+    visible,
     logits=logits,
     scale=scale,
     soft_cap=logits_soft_cap,
@@ -121,18 +121,18 @@ def flash_attention(
     log_forget=log_forget,
     sinks=sinks,
   )
-  if sees.block_mask and sizes not in (None, sees.block_mask.block_size):
+  if visible.block_mask and sizes not in (None, visible.block_mask.block_size):
     raise ValueError(
       f"block_size: expected None with block_mask, whose blocks are "
-      f"{sees.block_mask.block_size}, got {sizes}"
+      f"{visible.block_mask.block_size}, got {sizes}"
     )
   out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
-    sees,
-    scoring,
+    visible,
+    logits,
     dropout_rate=dropout_rate or None,
     block_size=block_size,
     return_lse=return_lse or None,
@@ -143,8 +143,8 @@ def flash_attention(
     query,
     key,
     value,
-    sees,
-    scoring,
+    visible,
+    logits,
     block=sizes,
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,

@@ -69,7 +69,7 @@ def read(
   return arrays
 
 
-def turned(
+def rotated(
   arrays: dict[str, Any], positions: Int[Array, "#B T"]
 ) -> dict[str, Any]:
   """The same with half of each index query and key turned by its position."""

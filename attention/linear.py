@@ -16,10 +16,10 @@ from attention.features import (
   FeatureMap,
   attend,
   empty,
-  kept,
   read_all,
   root_scale,
   state_after,
+  visible_keys,
 )
 from attention.signature import attention_factory, attention_function
 
@@ -151,7 +151,7 @@ def _check_feature_map(feature_map: Any) -> None:
     )
 
 
-def through(
+def project_heads(
   kernel: Float[Array, "N H H"],
   x: Float[Array, "B T N H"],
   keep: Bool[Array, "B T"] | None = None,
@@ -204,7 +204,7 @@ def feature_mechanism(
     options = own(variables)
     call = arguments.accepted_options(name, function, call, own=options)
     arguments.check_qkv(query, key, value)
-    keep = kept(call.get("mask"), query, key)
+    keep = visible_keys(call.get("mask"), query, key)
     qk = projected(variables, query, key, keep=keep)
     if axis_name is None:
       out = function(*qk, value, **options, **call)
@@ -280,8 +280,8 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
   def projected(variables, query, key, *, keep):
     if is_trained:
       params = variables["params"]
-      query = through(params["query_kernel"], query)
-      key = through(params["key_kernel"], key, keep)
+      query = project_heads(params["query_kernel"], query)
+      key = project_heads(params["key_kernel"], key, keep)
     return query, key
 
   return feature_mechanism(

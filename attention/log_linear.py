@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, gates, plug, recurrence
-from attention.features import rest
+from attention.features import decay_to_end
 from attention.gated_linear import mamba2, with_steps
 from attention.scan import (
   chunk_prefixes,
@@ -172,7 +172,7 @@ def _step(count, params, sums, inputs):
   out = scores @ value
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
   is_level = jax.nn.one_hot(level(ends[..., -1:], positions), most + 1)
-  written = key * jnp.exp(rest(log_decay))
+  written = key * jnp.exp(decay_to_end(log_decay))
   written = written[..., None, :] * is_level[..., 1:, None]
   own = (
     from_start[:, :, None, :, -1:],

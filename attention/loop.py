@@ -243,7 +243,7 @@ def _pairs(grid, constants, query, start, visit):
   places = visible.query_start + start, visible.key_start + first
   kept = None
   if grid.dropout_rate:
-    kept = dropout.of_pairs(
+    kept = dropout.pair_factors(
       constants.rng,
       grid.dropout_rate,
       query.shape[0],

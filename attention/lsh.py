@@ -142,7 +142,7 @@ def lsh_attention(
   # The weight of a token for itself: 1, or NaN where the token is NaN.
   own = jnp.exp(factor - factor)
   if dropout_rate:
-    own *= dropout.kept(dropout_rng, dropout_rate, own.shape, len(order), 0)
+    own *= dropout.factors(dropout_rng, dropout_rate, own.shape, len(order), 0)
   value = jnp.repeat(value, num_heads // value.shape[2], axis=2)
   out = jnp.where(is_alone[..., None], own[..., None] * value, out)
   squares = jnp.sum(jnp.square(query.astype(jnp.float32)), axis=-1)
@@ -211,7 +211,7 @@ def _attend_round(
     if rate:
       shape = (batch, num_heads, 1, chunk_size, 2 * chunk_size)
       # By chunk, because the platform says how many are a step.
-      draw = partial(dropout.kept, rng, rate, shape, r)
+      draw = partial(dropout.factors, rng, rate, shape, r)
       kept = jax.vmap(draw, out_axes=2)(numbers)
     # Each of the query heads has keys of its own.
     results = block_attention(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import gates, plug
-from attention.recurrence import segment_begins, several_writes
+from attention.recurrence import repeated_writes, segment_begins
 from attention.scan import device_prefix, lies_in_parts
 from attention.signature import attention_factory
 
@@ -164,7 +164,7 @@ def _recurrence(
   previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
   weight = (1.0 - trapezoid) * step * jnp.exp(log_decay)
   end = (trapezoid * step)[..., None] * value
-  out, state = several_writes(
+  out, state = repeated_writes(
     query,
     jnp.stack([previous[0], key], axis=2),
     jnp.stack([weight[..., None] * previous[1], end], axis=2),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, gates, plug, recurrence
-from attention.features import rest
+from attention.features import decay_to_end
 from attention.scan import (
   chunk_prefixes,
   chunk_size,
@@ -132,7 +132,7 @@ def _step(count, num_iterations, regularizer, state, inputs):
   """`count` chunks `[B, N, count, C, ·]`, of which each begins as the last ends."""
   query, key, value, log_decay = recurrence.chunks(inputs, count)
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
-  made = jnp.swapaxes(key * jnp.exp(rest(log_decay)), -2, -1) @ value
+  made = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay)), -2, -1) @ value
   after, before = made[:, :, -1], None
   if state is not None:
     own = from_start[..., -1:, :], made

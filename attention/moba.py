@@ -9,7 +9,7 @@ from attention import arguments, plug
 from attention.block_selection import best_blocks
 from attention.cache import appended
 from attention.dense import dense
-from attention.features import kept
+from attention.features import visible_keys
 from attention.loop import Output
 from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
@@ -65,7 +65,7 @@ def moba_attention(
       "selected_attention with blocks of your own"
     )
   instead = "moba attention chooses blocks for each query; give a key mask"
-  keep = kept(mask, query, key, instead)
+  keep = visible_keys(mask, query, key, instead)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   blocks = best_blocks(query, key, keep, places, block_size, top_k)
   return selected_attention(

@@ -12,7 +12,7 @@ from attention.block_selection import selected_blocks
 from attention.cache import appended
 from attention.cache import prefill as kept_prompt
 from attention.dense import dense
-from attention.features import kept
+from attention.features import visible_keys
 from attention.flash import flash_attention
 from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
@@ -88,7 +88,7 @@ def nsa_attention(
     )
   size = key_weights.shape[1]
   _check_sizes(num_blocks, stride, key_weights=size, block_size=block_size)
-  keep = kept(mask, query, key, _INSTEAD)
+  keep = visible_keys(mask, query, key, _INSTEAD)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   return _attend(
     (query, key, value),

@@ -258,7 +258,7 @@ def _convolved(
   if axis_name is None:
     value = jnp.pad(value, ((0, 0), (side, side), (0, 0), (0, 0)))
   else:
-    value = sharded.reached(value, side, side, axis_name)
+    value = sharded.with_halo(value, side, side, axis_name)
   value = padded(value, (count + 1) * size - value.shape[1])
   blocks = split_blocks(value.astype(jnp.float32), size)
   around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]
@@ -320,6 +320,7 @@ def nystrom(
     function = nystrom_attention
     if axis_name is not None:
       arguments.check_qkv(query, key, value)
+      call = arguments.accepted_options("nystrom", function, call)
       function = partial(_attend, axis_name=axis_name)
     run = arguments.applied("nystrom", function, lambda _: own)
     out = run(variables, query, key, value, **call)

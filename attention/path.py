@@ -117,7 +117,7 @@ def _masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
   return jax.tree.map(masked, arrays)
 
 
-def _turned(key, householder, beta):
+def _block_transition(key, householder, beta):
   """Keys at the end of a block, its product, A stril(W Kᵀ) and U; all heads first."""
   overlaps = dot("bkch,bkdh->bkcd", householder, householder)
   solution = inverse(jnp.tril(beta * overlaps, -1)[:, :, None])[:, :, 0]
@@ -135,7 +135,9 @@ def _final_keys(key, householder, beta):
   size = chunk_size(length, BLOCK)
 
   def turn(later, block):
-    end, product, *_ = _turned(*(jnp.swapaxes(x, 1, 2) for x in block))
+    end, product, *_ = _block_transition(
+      *(jnp.swapaxes(x, 1, 2) for x in block)
+    )
     return later @ product, end @ jnp.swapaxes(later, 2, 3)
 
   blocks = softmax.split_blocks((key, householder, beta), size)
@@ -152,7 +154,7 @@ def _own_block(query, key, value, householder, beta, sums, ids):
   query, key, value, householder, beta = (
     jnp.swapaxes(x, 1, 2) for x in (query, key, value, householder, beta)
   )
-  end, product, changes, kernel = _turned(key, householder, beta)
+  end, product, changes, kernel = _block_transition(key, householder, beta)
   dots = jnp.tril(query_dot("bkqh,bkdh->bkqd", query, householder))
   scores = query_dot("bkqh,bkdh->bkqd", query, key)
   scores -= query_dot("bkqd,bkde->bkqe", dots, changes)
@@ -237,8 +239,8 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
   ):
     options = {"scale": scale, "log_forget": log_forget}
     along = jnp.sum(cache.key * householder, axis=-1, keepdims=True)
-    turned = cache.key - beta[..., None] * along * householder
-    cache = cache._replace(key=turned)
+    keys = cache.key - beta[..., None] * along * householder
+    cache = cache._replace(key=keys)
     return exact.decode(variables, cache, *qkv, **options)
 
   def prefill(variables, cache, *arrays, householder, beta, **options):

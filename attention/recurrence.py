@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, linear_kernels, sharded
-from attention.features import pairs, rest, triangle
+from attention.features import decay_to_end, pairs, triangle
 from attention.scan import (
   chunk_prefixes,
   chunk_size,
@@ -201,7 +201,7 @@ def segment_begins(
 ) -> Bool[Array, "B T"]:
   """Where another segment begins; the first of all goes on from the initial state."""
   if lies_in_parts(axis_name):
-    before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
+    before = sharded.with_halo(segment_ids, 1, 0, axis_name)[:, :-1]
   else:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
   return segment_ids != before
@@ -237,7 +237,7 @@ def visible_positions(
   return counted(count)
 
 
-def several_writes(
+def repeated_writes(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T R K H"],
   value: Float[Array, "B T R K V"],
@@ -316,7 +316,7 @@ def _step(count, erases_before_decay, params, state, inputs):
   query, key, value, log_decay, erase = chunks(inputs, count)
   decays = jnp.cumsum(log_decay, axis=3)
   from_start = jnp.exp(decays)
-  written = jnp.swapaxes(key * jnp.exp(rest(log_decay)), -2, -1)
+  written = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay)), -2, -1)
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
   known: Any = None
   solution = None
@@ -334,13 +334,15 @@ def _step(count, erases_before_decay, params, state, inputs):
     solution = inverse(jnp.tril(overlaps, -1))
   before = None if state is None else state[:, :, None]
   if count > 1:
-    through, made = factor, value
+    transition, written_value = factor, value
     if solution is not None:
-      made = solution @ value
+      written_value = solution @ value
       unit = jnp.eye(key.shape[-1])[None, None, None]
-      through = factor * unit - written @ (solution @ known)
-    first: Any = jnp.zeros_like(through[:, :, :1]), before
-    _, before = chunk_prefixes(joined, first, (through, written @ made))
+      transition = factor * unit - written @ (solution @ known)
+    first: Any = jnp.zeros_like(transition[:, :, :1]), before
+    _, before = chunk_prefixes(
+      joined, first, (transition, written @ written_value)
+    )
   if solution is not None:
     error = value if before is None else value - known @ before
     value = solution @ error
@@ -396,11 +398,11 @@ def joined(
 ) -> tuple[Array, Array]:
   """(M, S') of two stretches."""
 
-  def through(x):
+  def transform(x):
     return factor * x if factor.shape[-1] == 1 else factor @ x
 
   factor, state = later
-  return through(earlier[0]), through(earlier[1]) + state
+  return transform(earlier[0]), transform(earlier[1]) + state
 
 
 def _scores(readers, key, log_decay):

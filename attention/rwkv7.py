@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import gates, linear_kernels, plug
 from attention.linear_kernels import Implementation
-from attention.recurrence import by_head, several_writes
+from attention.recurrence import by_head, repeated_writes
 from attention.signature import attention_factory, attention_function
 
 _LOWEST_DECAY = -(2.718281828459045**-0.5)
@@ -83,7 +83,7 @@ def _recurrence(
     x.astype(jnp.float32) for x in (key, value, removal, replacement)
   )
   key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
-  return several_writes(
+  return repeated_writes(
     query,
     jnp.stack([replacement, key], axis=2),
     jnp.stack([jnp.zeros_like(value), value], axis=2),

@@ -2,8 +2,8 @@
 
 Exact attention sends keys and values round a ring of devices (`ring`), or exchanges
 heads for positions (`all_to_all`). Queries that all devices have, such as global
-tokens, need one sum over the devices (`attention_of_few`), and a window the positions
-that it reaches beyond a part (`reached`).
+tokens, need one sum over the devices (`replicated_query_attention`), and a window the positions
+that it reaches beyond a part (`with_halo`).
 
 Papers: Ring attention with blockwise transformers, arXiv:2310.01889; a balanced ring:
 Llama 3, section 3.3.2, arXiv:2407.21783; all_to_all: DeepSpeed-Ulysses,
@@ -400,7 +400,7 @@ def _all_to_all(query, key, value, axis_name, logits, **options):
   return jax.lax.all_to_all(out, axis_name, 1, 2, tiled=True)
 
 
-def attention_of_few(
+def replicated_query_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
@@ -440,7 +440,7 @@ def merged_over(
   return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
 
 
-def reached(
+def with_halo(
   x: Shaped[Array, "B T *A"], left: int, right: int, axis_name: str
 ) -> Shaped[Array, "B U *A"]:
   """This device's positions, with those before and behind them.

@@ -123,7 +123,7 @@ def sliding_window_attention(
   """
   left, right = _integers("window", window, 0, 2)
   dilations = _integers("dilation", dilation, 1, query.shape[2])
-  sees = visible_from_options(
+  visible = visible_from_options(
     query,
     key,
     mask=mask,
@@ -133,13 +133,13 @@ def sliding_window_attention(
     mask_mod=mask_mod,
     visible=visible,
   )
-  for one in sees.masks:
+  for one in visible.masks:
     instead = "dense attention takes masks that vary"
     arguments.key_mask(one, query, key, instead)
-  scoring = logits_from_options(
+  logits = logits_from_options(
     query,
     key,
-    sees,
+    visible,
     logits=logits,
     scale=scale,
     soft_cap=logits_soft_cap,
@@ -150,18 +150,16 @@ def sliding_window_attention(
     sinks=sinks,
   )
   if global_indices is not None or global_qkv is not None:
-    windows.check_globals(
-      global_indices, global_qkv, query, key, value, scoring
-    )
+    windows.check_globals(global_indices, global_qkv, query, key, value, logits)
   is_plain = global_indices is None and max(dilations) == 1
   if not is_plain:
     _check_neighbours(
-      log_forget=scoring.log_forget,
-      score_mod=scoring.score_mod,
-      mask_mod=sees.mods or None,
-      visible=sees.bands or None,
+      log_forget=logits.log_forget,
+      score_mod=logits.score_mod,
+      mask_mod=visible.mods or None,
+      visible=visible.bands or None,
     )
-  if scoring.bias is not None or sees.block_mask is not None:
+  if logits.bias is not None or visible.block_mask is not None:
     raise ValueError(
       "logits: expected no bias and no block mask in a window; flash_attention "
       "takes them"
@@ -174,8 +172,8 @@ def sliding_window_attention(
     query,
     key,
     value,
-    sees & near,
-    scoring,
+    visible & near,
+    logits,
     dilation=None if max(dilations) == 1 else dilation,
     global_indices=global_indices,
     dropout_rate=dropout_rate or None,
@@ -190,22 +188,22 @@ def sliding_window_attention(
     "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
   }
   if is_plain:
-    out, lse = attend(query, key, value, sees & near, scoring, **options)
+    out, lse = attend(query, key, value, visible & near, logits, **options)
   else:
     out, lse = windows.attend_to_union(
       query,
       key,
       value,
-      sees,
-      dataclasses.replace(scoring, sinks=None),
+      visible,
+      dataclasses.replace(logits, sinks=None),
       global_indices=global_indices,
       global_qkv=global_qkv,
       sides=(left, right),
       dilations=dilations,
       **options,
     )
-    if scoring.sinks is not None:
-      out, lse = with_sinks(out, lse, scoring.sinks)
+    if logits.sinks is not None:
+      out, lse = with_sinks(out, lse, logits.sinks)
   return (out, lse) if return_lse else out
 
 

@@ -138,7 +138,7 @@ def window_2d_attention(
       is_shared = dropout.is_shared(dropout_rng)
       heads = (1, 1, 1) if is_shared else (batch, *by_head)
       shape = (*heads, area, area)
-      kept = dropout.kept(dropout_rng, dropout_rate, shape, number[0])
+      kept = dropout.factors(dropout_rng, dropout_rate, shape, number[0])
     return block_attention(
       query,
       jnp.swapaxes(key, 1, 2),

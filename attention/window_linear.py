@@ -21,14 +21,14 @@ from attention.features import (
   chunk_sums,
   divided,
   empty,
-  kept,
   key_rows,
   rows,
   state_after,
   state_before,
   unrows,
+  visible_keys,
 )
-from attention.linear import hedgehog_features, identity_kernels, through
+from attention.linear import hedgehog_features, identity_kernels, project_heads
 from attention.scan import chunk_size, chunks_per_step, scan
 from attention.signature import attention_factory, attention_function
 
@@ -96,7 +96,7 @@ def window_linear_attention(
   """
   _check_causal(is_causal)
   params = _params(query, query_kernel, key_kernel, mix, scale)
-  keys = key, value, kept(mask, query, key)
+  keys = key, value, visible_keys(mask, query, key)
   return _attend(params, query, keys, window, block_size)
 
 
@@ -137,9 +137,9 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   phi = _features(head_dim)
   is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
   if is_part:
-    reached = [sharded.reached(x, window, 0, axis_name) for x in keys]
+    reached = [sharded.with_halo(x, window, 0, axis_name) for x in keys]
     left = [x[:, :length] for x in reached]
-    left[0] = through(params[1], left[0], left[2])
+    left[0] = project_heads(params[1], left[0], left[2])
     far = state_before(phi, left, length, axis_name)
     near = tuple(x[:, :window] for x in reached)
   else:
@@ -172,8 +172,8 @@ def _step(count, window, params, state, xs):
   ]
   # Keys that leave the window.
   phi, left = _features(head_dim), [x[:, :length] for x in keys]
-  left[0] = through(key_kernel, left[0], left[2])
-  queries = rows(through(query_kernel, query), kv_heads, count)
+  left[0] = project_heads(key_kernel, left[0], left[2])
+  queries = rows(project_heads(query_kernel, query), kv_heads, count)
   far, sums = chunk_sums(False, far, phi(queries), key_rows(phi, left, count))
   # The window of each chunk, `[B, K, 1, G, W+C, ·]`.
   place = jnp.arange(window + size)
@@ -253,7 +253,7 @@ def window_linear(window: int = 64) -> plug.Attention:
     )
     _check_causal(call.get("is_causal", False))
     params = _params(query, **variables["params"], scale=call.get("scale"))
-    keys = key, value, kept(call.get("mask"), query, key)
+    keys = key, value, visible_keys(call.get("mask"), query, key)
     block_size = call.get("block_size")
     return _attend(params, query, keys, window, block_size, axis_name)
 
@@ -278,7 +278,7 @@ def window_linear(window: int = 64) -> plug.Attention:
       return x.astype(cache.key.dtype)
 
     has_left = jnp.arange(key.shape[1])[None] < lengths[:, None] - size
-    far = through(variables["params"]["key_kernel"], key), value, has_left
+    far = project_heads(variables["params"]["key_kernel"], key), value, has_left
     return WindowLinearCache(
       last(key),
       last(value),

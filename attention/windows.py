@@ -131,8 +131,8 @@ def _in_parts(query, key, value, visible, logits, rng, *, axis_name, **options):
   elsewhere = (jax.lax.axis_size(axis_name) - 1) * length
   left, right = (min(x * farthest, elsewhere) for x in options["sides"])
 
-  def reached(x):
-    return sharded.reached(x, left, right, axis_name)
+  def haloed(x):
+    return sharded.with_halo(x, left, right, axis_name)
 
   def padded(x):
     return jnp.pad(x, [(0, 0), (left, right), *[(0, 0)] * (x.ndim - 2)])
@@ -141,10 +141,10 @@ def _in_parts(query, key, value, visible, logits, rng, *, axis_name, **options):
   for mask in visible.masks:
     keep &= mask[:, 0, 0]
   stretch = Visible(
-    masks=(reached(keep)[:, None, None],),
-    segments=tuple((padded(x), reached(y)) for x, y in visible.segments),
+    masks=(haloed(keep)[:, None, None],),
+    segments=tuple((padded(x), haloed(y)) for x, y in visible.segments),
   )
-  arrays = padded(query), reached(key), reached(value)
+  arrays = padded(query), haloed(key), haloed(value)
   results = attend_to_window(*arrays, stretch, logits, rng, **options)
   return tuple(x[:, left : left + length] for x in results)
 

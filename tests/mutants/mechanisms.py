@@ -20,8 +20,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/recurrence.py",
-    "written = jnp.swapaxes(key * jnp.exp(rest(log_decay)), -2, -1)",
-    "written = jnp.swapaxes(key * jnp.exp(rest(log_decay) + log_decay), -2, -1)",
+    "written = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay)), -2, -1)",
+    "written = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay) + log_decay), -2, -1)",
     "gated_linear",
     "what is written decays at its own position",
   ),
@@ -98,8 +98,8 @@ MUTANTS = (
   # Others with an order.
   Mutant(
     "attention/path.py",
-    "turned = cache.key - beta[..., None] * along * householder",
-    "turned = cache.key + beta[..., None] * along * householder",
+    "keys = cache.key - beta[..., None] * along * householder",
+    "keys = cache.key + beta[..., None] * along * householder",
     "path",
     "decoding turns keys the other way",
   ),
