@@ -2,8 +2,8 @@
 
 Exact attention sends keys and values round a ring of devices (`ring`), or exchanges
 heads for positions (`all_to_all`). Queries that all devices have, such as global
-tokens, need one sum over the devices (`replicated_query_attention`), and a window the positions
-that it reaches beyond a part (`with_halo`).
+tokens, need one sum over the devices (`replicated_query_attention`), and a window the
+positions that it reaches beyond a part (`with_halo`).
 
 Papers: Ring attention with blockwise transformers, arXiv:2310.01889; a balanced ring:
 Llama 3, section 3.3.2, arXiv:2407.21783; all_to_all: DeepSpeed-Ulysses,

@@ -406,6 +406,16 @@ def test_an_unknown_option_raises(run):
     as_attention_fn(dense_attention, window=3)
 
 
+def test_a_function_of_ones_own_is_asked_for_what_it_has():
+  def plain(query, key, value, *, mask=None, scale=None):
+    return dense_attention(query, key, value, mask=mask, scale=scale)
+
+  fn = as_attention_fn(plain)
+  assert_close(run_linen(fn, mask=MASK), run_linen(None, mask=MASK), 1e-6)
+  with pytest.raises(ValueError, match=r"^bias: plain attention has no such"):
+    fn(INPUTS, INPUTS, INPUTS, bias=jnp.zeros(()))
+
+
 @both_modules
 def test_a_partial_is_its_function(run):
   partial = functools.partial(performer_attention, projection=PROJECTION)
