@@ -257,16 +257,6 @@ def test_what_is_around_is_what_it_is_called(norm, gate, exclusive):
   np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
-def test_what_all_layers_have_around_is_what_the_model_has():
-  """A choice for every layer gives the logits of the same choice for the model."""
-  expected, variables, ids = create("gated_delta", **WIDE.changes)
-  model, _, _ = create("gated_delta", decoder_around=(WIDE,))
-  np.testing.assert_array_equal(
-    tiny.forward(model, variables, {"inputs": ids}),
-    tiny.forward(expected, variables, {"inputs": ids}),
-  )
-
-
 def test_what_is_around_is_taken_in_turn():
   """Other mechanisms leave what is around the layers as it is."""
   around = WIDE, models.AroundConfig()
