@@ -21,7 +21,7 @@ from attention.plug import supporting
 from tests.attention.calls import draw
 
 KEY = jax.random.key(3)
-of_pairs = jax.jit(dropout.of_pairs, static_argnums=(1, 2, 3))
+of_pairs = jax.jit(dropout.pair_factors, static_argnums=(1, 2, 3))
 
 
 def kept(queries, keys, key=KEY):
@@ -60,7 +60,7 @@ def test_dense_and_flash_drop_alike(is_causal):
 
 def test_keys_that_are_refused():
   with pytest.raises(ValueError, match=r"^key: expected one to draw"):
-    dropout.of_pairs(None, 0.3, 2, 3, jnp.arange(2), jnp.arange(2))
+    dropout.pair_factors(None, 0.3, 2, 3, jnp.arange(2), jnp.arange(2))
   x = jnp.asarray(np.ones((2, 8, 4, 8), np.float32))
   call = {"dropout_rate": 0.5, "dropout_rng": jax.random.split(KEY, (2, 4))}
   with pytest.raises(ValueError, match=r"^dropout_rng: .* got shape \(2, 4\)"):
