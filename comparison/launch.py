@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
-from comparison import child, records
+from comparison import records, worker
 from comparison.config import APART, Comparison
 from comparison.plan import Run, grouped
 from settings.errors import RunError, one_line
@@ -94,7 +94,7 @@ def _make(
   with contextlib.ExitStack() as stack:
     for run in runs:
       stack.enter_context(records.running(workdir, run))
-    fault = child.run(
+    fault = worker.run(
       {
         "workdir": str(workdir),
         "runs": [dataclasses.asdict(run) for run in runs],

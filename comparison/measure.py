@@ -3,7 +3,7 @@
 from pathlib import Path
 import time
 
-from comparison import child, records
+from comparison import records, worker
 from comparison.usage import BUSY_CORES, Meter
 from settings.errors import RunError
 
@@ -40,6 +40,6 @@ def measure(workdir: Path) -> None:
       f"other programs use {busy:.2f} cores now; measure when the machine is idle"
     )
   for shape in shapes.values():
-    fault = child.run({"workdir": str(workdir), "trained": shape})
+    fault = worker.run({"workdir": str(workdir), "trained": shape})
     if fault:
       print(f"  {', '.join(shape)}: not measured: {fault}", flush=True)

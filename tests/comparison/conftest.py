@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from comparison import child, group, measurements
+from comparison import measurements, worker
 from training import loop
 from training.signals import Signals
 
@@ -30,8 +30,8 @@ class Trainer:
   def __init__(self, monkeypatch):
     self.loss = lambda run, step: 1.0
     self.calls, self.measured, self.processes, self.died = [], [], [], ""
-    monkeypatch.setattr(child, "run", self.process)
-    monkeypatch.setattr(group, "begin", self.begin)
+    monkeypatch.setattr(worker, "run", self.process)
+    monkeypatch.setattr(worker, "begin", self.begin)
     monkeypatch.setattr(loop, "run", self.train)
     monkeypatch.setattr(measurements, "trained", self.measure)
     monkeypatch.setattr(
@@ -39,19 +39,19 @@ class Trainer:
     )
 
   def process(self, request):
-    """`child.run`, what goes through a pipe included."""
+    """`worker.run`, what goes through a pipe included."""
     request = json.loads(json.dumps(request))
     self.processes.append([run["seed"] for run in request.get("runs", ())])
 
     def say(identity, text):
       print(f"  {identity}: {text}")
 
-    group.work(request, Signals(), say)
+    worker.work(request, Signals(), say)
     return self.died
 
   def begin(self, run, home, first):
-    """`group.begin`; the run itself stands for all that is made of it."""
-    steps = [line["step"] for line in group.metrics.read(home)]
+    """`worker.begin`; the run itself stands for all that is made of it."""
+    steps = [line["step"] for line in worker.metrics.read(home)]
     return None if run.steps in steps else run
 
   def train(self, run, home, stop_at, signals):

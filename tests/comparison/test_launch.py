@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from comparison import child, group, measurements, plan, records, run
+from comparison import measurements, plan, records, run, worker
 from comparison.launch import launch
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
@@ -184,7 +184,7 @@ def test_what_a_process_that_ends_leaves_is_made_apart(
     trainer.process(request | {"runs": request["runs"][:before]})
     return "exit code -9: no message"
 
-  monkeypatch.setattr(child, "run", process)
+  monkeypatch.setattr(worker, "run", process)
   launched(small("0,3,5"), folder)
   found = by_seed(folder)
   assert found[0]["status"] == found[5]["status"] == records.DONE
@@ -208,8 +208,8 @@ def test_a_stopped_run_is_a_record_and_its_time_counts(
     time.sleep(0.05)
 
   with monkeypatch.context() as patch:
-    patch.setattr(group.loop, "run", stopped)
-    group.train(runs, folder, None, 0, signals, lambda *told: None)
+    patch.setattr(worker.loop, "run", stopped)
+    worker.train(runs, folder, None, 0, signals, lambda *told: None)
   (record,) = records.read(folder)[0]
   assert (record["status"], record["seed"]) == (records.STOPPED, 0)
   assert "the same command continues it" in record["reason"]
@@ -267,19 +267,19 @@ if asked['say'] == 'abandoned':
   print('stopped before a step', file=sys.stderr, flush=True)
   os._exit(143)
 """)
-  monkeypatch.setattr(child, "_COMMAND", [str(script)])
-  assert child.run({"say": "broken"}) == "exit code 1: broke"
+  monkeypatch.setattr(worker, "_COMMAND", [str(script)])
+  assert worker.run({"say": "broken"}) == "exit code 1: broke"
   handler = signal.getsignal(signal.SIGTERM)
   saved = tmp_path / "saved"
   for word in ("hello", "abandoned"):
     with pytest.raises(SystemExit) as ended:
-      child.run({"say": word, "path": str(saved)})
+      worker.run({"say": word, "path": str(saved)})
     assert ended.value.code == 128 + signal.SIGTERM
     assert saved.exists()
     assert signal.getsignal(signal.SIGTERM) == handler
   # That it was heard is said before the process is asked to stop, and perhaps
   # before what the process had said is read.
-  heard = child._STOPPING
+  heard = worker._STOPPING
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == "broken"
   assert {*lines[1:3]} == {"hello", heard}
@@ -322,7 +322,7 @@ def test_runs_share_a_program_and_no_fault(tmp_path, monkeypatch):
   told = []
 
   def train(runs):
-    group.train(runs, tmp_path, None, 9, Signals(), lambda *x: told.append(x))
+    worker.train(runs, tmp_path, None, 9, Signals(), lambda *x: told.append(x))
 
   train(runs)
   found = by_seed(tmp_path)
