@@ -100,6 +100,7 @@ def test_the_laboratory_names_what_it_imports():
     "absl": "absl_py",
     "orbax": "orbax_checkpoint",
     "PIL": "pillow",
+    "pydantic_core": "pydantic",  # Its other half, which it pins.
     "sklearn": "scikit_learn",
   }
   assert {spelt.get(name, name) for name in others} <= known

@@ -25,6 +25,10 @@ def launched(one, folder, **options):
   return runs
 
 
+def ended(record):
+  return record["status"], record["reason"]
+
+
 def by_seed(folder):
   return {r["seed"]: r for r in records.by_identity(folder).values()}
 
@@ -37,10 +41,8 @@ def test_runs_are_kept_and_not_made_again(folder, trainer, capsys):
   assert "loss 1.0000" in out
   assert "step 500.0 ms" in out
   found, damaged = records.read(folder)
-  assert sorted(record["status"] for record in found) == [
-    *[records.DONE] * 2,
-    *[records.UNSUPPORTED] * 2,
-  ]
+  statuses = [record["status"] for record in found]
+  assert sorted(statuses) == [records.DONE] * 2 + [records.UNSUPPORTED] * 2
   assert not damaged
   done = next(r for r in found if r["status"] == records.DONE)
   assert done["peak_bytes"] > 1e6
@@ -127,13 +129,12 @@ def test_what_could_not_be_measured_is_measured_again_not_trained(
     launched(small(), folder)
   assert capsys.readouterr().out.count("not measured: no measure") == 2
   for record in records.read(folder)[0]:
-    assert record["status"] == records.TRAINED
-    assert record["reason"] == "measuring: no measure"
+    assert ended(record) == (records.TRAINED, "measuring: no measure")
   before = by_seed(folder)[1]["seconds"]
   launched(small(), folder)
   assert len(trainer.calls) == 2
   for record in records.read(folder)[0]:
-    assert (record["status"], record["reason"]) == (records.DONE, "")
+    assert ended(record) == (records.DONE, "")
   assert by_seed(folder)[1]["seconds"] == before
 
 
@@ -153,15 +154,9 @@ def test_what_fails_is_tried_once_more_apart_and_its_time_counts(
   assert trainer.processes == [[0, 1, 2, 5], [1]]
   found = by_seed(folder)
   assert found[0]["status"] == found[5]["status"] == records.DONE
-  assert (found[1]["status"], found[1]["reason"]) == (
-    records.FAILED,
-    "it diverged",
-  )
+  assert ended(found[1]) == (records.FAILED, "it diverged")
   assert found[1]["seconds"] > 0.1
-  assert (found[2]["status"], found[2]["reason"]) == (
-    records.FAILED,
-    "no such data",
-  )
+  assert ended(found[2]) == (records.FAILED, "no such data")
   out = capsys.readouterr().out
   assert out.count("failed: it diverged") == 2
   assert out.count("failed: no such data") == out.count("tried again") == 1
@@ -188,10 +183,7 @@ def test_what_a_process_that_ends_leaves_is_made_apart(
   launched(small("0,3,5"), folder)
   found = by_seed(folder)
   assert found[0]["status"] == found[5]["status"] == records.DONE
-  assert (found[3]["status"], found[3]["reason"]) == (
-    records.FAILED,
-    "exit code -9: no message",
-  )
+  assert ended(found[3]) == (records.FAILED, "exit code -9: no message")
   out = capsys.readouterr().out
   # In the group and twice by itself, and the innocent one once in the group.
   assert out.count("failed: exit code -9") == 4

@@ -190,28 +190,14 @@ def test_maps_of_every_attention():
   ("slot", "name"),
   [
     ("cross", "linformer"),
-    *(
-      pytest.param(*both, marks=pytest.mark.thorough)
-      for both in (
-        ("cross", "linear"),
-        ("cross", "differential"),
-        ("encoder", "nystrom"),
-        ("encoder", "lsh"),
-        ("encoder", "performer"),
-      )
-    ),
+    pytest.param("encoder", "performer", marks=pytest.mark.thorough),
   ],
 )
 def test_other_mechanisms_serve(slot, name):
   """Every parameter has a finite gradient, and most are not zero."""
   changes = {f"{slot}_attention": tiny.attention(name)}
-  if slot == "encoder":
-    changes |= {"num_latents": 8, "query_features": None}
-    changes |= {"value_features": None}
-  if name == "differential":
-    with pytest.raises(ValueError, match="head_dim: expected an even one"):
-      create(dataclasses.replace(CONFIG, **changes))
-    changes |= {"query_features": 12, "output_query_features": 16}
+  if slot == "encoder":  # Values as wide as queries.
+    changes |= {"query_features": None, "value_features": None}
   model = create(dataclasses.replace(CONFIG, **changes))
   batch = some_ids(12)
   variables = tiny.variables_of(model, batch)

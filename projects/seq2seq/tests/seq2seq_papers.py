@@ -34,23 +34,27 @@ def softmax(x):
   return np.exp(x) / np.exp(x).sum()
 
 
+def readings(cell, encoder, words, state):
+  """States after each word, in both directions."""
+  found = []
+  for name, order in (("forward_0", words), ("backward_0", words[::-1])):
+    states = [state]
+    for x in order:
+      states.append(cell(encoder[name], x, states[-1]))
+    found.append(states[1:])
+  return found
+
+
 def bahdanau(p, source, inputs):
   """Appendix A of the paper for one sentence, in loops and float64."""
   table, decoder = p["target_embedding"]["embedding"], p["decoder"]
   scale = table.shape[1] ** 0.5
-  readings = []
-  for name, words in (("forward_0", source), ("backward_0", source[::-1])):
-    h, states = np.zeros(table.shape[1] // 2), []
-    for word in words:
-      h = gru(p["encoder"][name], scale * table[word], h)
-      states.append(h)
-    readings.append(states)
-  annotations = [
-    np.concatenate(h) for h in zip(readings[0], readings[1][::-1], strict=True)
-  ]
+  start = np.zeros(table.shape[1] // 2)
+  forward, backward = readings(gru, p["encoder"], scale * table[source], start)
+  annotations = np.concatenate([forward, backward[::-1]], axis=1)
   initial, attention = decoder["initial_0"], decoder["cross_attention"]
   attention = {name: k[0] for name, k in attention["attention"].items()}
-  s = np.tanh(readings[1][-1] @ initial["kernel"] + initial["bias"])
+  s = np.tanh(backward[-1] @ initial["kernel"] + initial["bias"])
   logits, alignments = [], []
   for word in inputs:
     e = scale * table[word]
@@ -76,18 +80,11 @@ def luong(p, source, inputs):
   """Section 3 of the paper, 'general', for one sentence."""
   table, decoder = p["target_embedding"]["embedding"], p["decoder"]
   scale = table.shape[1] ** 0.5
-  readings, last = [], []
-  for name, words in (("forward_0", source), ("backward_0", source[::-1])):
-    state, states = np.zeros((2, table.shape[1] // 2)), []
-    for word in words:
-      state = lstm(p["encoder"][name], scale * table[word], state)
-      states.append(state[1])
-    readings.append(states)
-    last.append(state)
-  annotations = [
-    np.concatenate(h) for h in zip(readings[0], readings[1][::-1], strict=True)
-  ]
-  state, fed = np.concatenate(last, axis=1), np.zeros(table.shape[1])
+  start = np.zeros((2, table.shape[1] // 2))
+  forward, backward = readings(lstm, p["encoder"], scale * table[source], start)
+  annotations = np.concatenate([forward, backward[::-1]], axis=2)[:, 1]
+  state = np.concatenate([forward[-1], backward[-1]], axis=1)
+  fed = np.zeros(table.shape[1])
   kernel = decoder["cross_attention"]["attention"]["kernel"][0]
   logits, alignments = [], []
   for word in inputs:
