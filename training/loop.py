@@ -81,15 +81,16 @@ def run(
       return finished
     checkpoints = Checkpoints(workdir)
     stack.callback(checkpoints.close)
-    restored = checkpoints.restore(parallel.placed_shapes(experiment.shapes))
+    shapes = parallel.placed_shapes(experiment.shapes)
+    restored = checkpoints.restore(shapes)
     state, record = restored or (None, {})
     if config.mesh.sequence > 1:
       # Whether a mechanism can serve parts of these lengths shows in the trace.
       try:
-        _lower_step(experiment, parallel, 0)
+        _lower_step(experiment, parallel, shapes, 0)
       except ValueError as error:
         raise ConfigError(f"config.mesh.sequence: {one_line(error)}") from error
-    state = _place_state(experiment, parallel, state)
+    state = _place_state(experiment, parallel, shapes, state)
     first = int(state.step)
     writer = MetricsWriter(workdir, first, cluster.is_first(), config.log)
     stack.callback(writer.close)
@@ -128,9 +129,12 @@ def run(
 
 
 def _place_state(
-  experiment: Experiment, parallel: Parallel, restored: TrainState | None
+  experiment: Experiment,
+  parallel: Parallel,
+  shapes: TrainState,
+  restored: TrainState | None,
 ) -> TrainState:
-  """The state to begin with, on the devices.
+  """The state to begin with, on the devices, of placed shapes.
 
   Meanwhile the step is compiled on another thread: without that the first step ends
   12 % later. What fails there, as data that cannot be read, fails again where the
@@ -140,22 +144,21 @@ def _place_state(
   with ThreadPoolExecutor(max_workers=1) as background:
     if first < experiment.config.train.num_steps:
       background.submit(
-        lambda: _lower_step(experiment, parallel, first).compile()
+        lambda: _lower_step(experiment, parallel, shapes, first).compile()
       )
     if restored is not None:
       return parallel.place_state(restored)
     if experiment.draw is None:
       return parallel.place_state(experiment.init())
-    shardings = parallel.shardings(experiment.shapes)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     draw = jax.jit(experiment.draw, out_shardings=shardings)
     return draw(experiment.config.train.seed)
 
 
 def _lower_step(
-  experiment: Experiment, parallel: Parallel, step: int
+  experiment: Experiment, parallel: Parallel, shapes: TrainState, step: int
 ) -> jax.stages.Lowered:
-  """The traced update of a step."""
-  shapes = parallel.placed_shapes(experiment.shapes)
+  """The traced update of a step, for a state of placed shapes."""
   batch = _read(experiment, parallel, step)
   return parallel.train.lower(experiment.numbers, shapes, batch, np.int32(0))
 
