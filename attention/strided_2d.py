@@ -76,10 +76,15 @@ def strided_2d_attention(
     mask = mask[..., chosen]
   if key_segment_ids is not None:
     key_segment_ids = key_segment_ids[:, chosen]
+  key, value = (
+    # So that gradients need no sums, which half precision would round.
+    x.at[:, chosen].get(unique_indices=True, indices_are_sorted=True)
+    for x in (key, value)
+  )
   return flash_attention(
     query,
-    key[:, chosen],
-    value[:, chosen],
+    key,
+    value,
     mask=mask,
     scale=scale,
     query_segment_ids=query_segment_ids,

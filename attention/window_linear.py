@@ -179,6 +179,8 @@ def _step(count, window, params, state, xs):
   place = jnp.arange(window + size)
   if count > 1:
     places = size * jnp.arange(count)[:, None] + place[None, :]
+    # A key is in several windows, and its gradient is the sum over them.
+    key, value = key.astype(jnp.float32), value.astype(jnp.float32)
     key, value, keep = (x[:, places.reshape(-1)] for x in (key, value, keep))
   identity = FeatureMap(lambda x: x, head_dim)
   key, value = key_rows(identity, (key, value, keep), count)
