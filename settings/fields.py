@@ -63,7 +63,8 @@ def fault(
     typed: the leaves that it was made of; None where Python made it.
   """
   if not isinstance(error, ValidationError):
-    return str(error) if isinstance(error, ConfigError) else f"{path}.{error}"
+    is_whole = isinstance(error, ConfigError) or not path
+    return str(error) if is_whole else f"{path}.{error}"
   first = first_fault(error)
   if typed is None:
     typed = {} if path else dict.fromkeys(first["loc"][:1])
