@@ -50,7 +50,7 @@ $(DEVICES)/.installed:
 	python3.12 -m venv $(DEVICES)
 	$(DEVICES)/bin/python -m pip install --quiet jax==0.11.2 libtpu \
 	  jax-cuda12-plugin==0.11.2 jax-cuda12-pjrt==0.11.2 nvidia-cuda-nvcc-cu12 \
-	  jaxtyping numpy absl-py
+	  ".[lab]"
 	@touch $@
 
 compiled: $(DEVICES)/.installed
