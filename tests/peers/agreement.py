@@ -1,0 +1,109 @@
+"""What our functions and definitions give for the vectors of peers, and how far off."""
+
+import functools
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import attention
+from attention import definitions
+from attention.definitions import recurrent
+from tests.peers.vectors import Arrays, Case
+
+QKV = ("query", "key", "value")
+
+
+def ours(case: Case, given: Arrays) -> dict[str, Any]:
+  """Results of the function, or of a mechanism's `gates` and `apply`, by name."""
+  function = getattr(attention, case.function)
+  if case.function not in attention.ATTENTIONS:
+    found = function(**given, **case.fixed, **case.options)
+    return named(case, found)
+  options, call = call_of(case)
+  mechanism = function(**options)
+  params, rest = split(given)
+  variables = {"params": params}
+  if "inputs" in rest:
+    gates = mechanism.gates(variables, rest.pop("inputs"))
+    rest |= gates
+  qkv = [rest.pop(name) for name in QKV]
+  out = mechanism.apply(variables, *qkv, **rest, **call)
+  return named(case, out)
+
+
+def defined(case: Case) -> dict[str, Any]:
+  """Results of the definition."""
+  if case.function not in attention.ATTENTIONS:
+    function = getattr(definitions, case.function)
+    options = {x: y for x, y in case.options.items() if x != "return_lse"}
+    found = function(**case.given, **case.fixed, **options)
+    if "return_lse" in case.options:
+      found = (found,)
+    return named(case, found)
+  if hasattr(recurrent, case.function):
+    module = recurrent
+  else:
+    module = importlib.import_module(f"attention.definitions.{case.function}")
+  params, rest = split(case.given)
+  options, call = call_of(case)
+  function = getattr(module, case.function)
+  return named(
+    case, function(**rest, **params, **case.fixed, **options, **call)
+  )
+
+
+def call_of(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Options of a factory, and those of a call of its record."""
+  call = {"is_causal": True}
+  options = {x: y for x, y in case.options.items() if x not in ("scale",)}
+  call |= {x: y for x, y in case.options.items() if x == "scale"}
+  return options, call
+
+
+def split(given: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Variables of a mechanism, and the other arguments."""
+  params = {
+    name.removeprefix("params/"): x
+    for name, x in given.items()
+    if name.startswith("params/")
+  }
+  return params, {x: y for x, y in given.items() if not x.startswith("params/")}
+
+
+def named(case: Case, found: Any) -> dict[str, Any]:
+  """Results by the names under which the peer's are kept; the first is `out`."""
+  found = found if isinstance(found, tuple) else (found,)
+  return dict(zip(case.result, found, strict=False))
+
+
+def with_gradients(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Results, and gradients of Σ result · cotangent."""
+
+  @jax.jit
+  @functools.partial(jax.grad, has_aux=True)
+  def run(given):
+    results = ours(case, given)
+    total = sum(jnp.sum(x * case.cotangent[n]) for n, x in results.items())
+    return total, results
+
+  gradients, results = run({n: jnp.asarray(x) for n, x in case.given.items()})
+  return results, gradients
+
+
+def difference(found: Any, expected: np.ndarray) -> float:
+  """The largest, as a share of the largest value; NaN is infinitely far."""
+  assert np.shape(found) == expected.shape, (np.shape(found), expected.shape)
+  away = np.abs(np.asarray(found, np.float64) - expected).max()
+  return float(np.nan_to_num(away, nan=np.inf) / np.abs(expected).max())
+
+
+def differences(found: Arrays, expected: Arrays) -> dict[str, float]:
+  """`difference` of each array; nothing is left out."""
+  assert found.keys() >= expected.keys(), (found.keys(), expected.keys())
+  # A gradient of nothing but zeros has no size of its own.
+  return {
+    name: difference(found[name], x) for name, x in expected.items() if x.any()
+  }

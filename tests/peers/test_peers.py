@@ -1,0 +1,76 @@
+"""Functions and definitions give what other people's programs give.
+
+The vectors are in this folder, with the scripts that made them.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+import attention
+from tests.peers import agreement, vectors
+
+CASES = list(vectors.read())
+
+_AT_0 = (
+  "the gradient of log(1 + e^x) at 0 is 0, because JAX's of |x| is 1 there"
+)
+
+FAULTS = {"sticks_at_0": _AT_0, "sticks_current_at_0": _AT_0}
+"""What is wrong with a function of ours, by case."""
+
+
+def parameters(cases, faults=()):
+  """Cases as parameters of a test, those of known faults marked."""
+  marks = {
+    name: pytest.mark.xfail(strict=True, reason=faults[name]) for name in faults
+  }
+  return [
+    pytest.param(case, id=repr(case), marks=marks.get(case.name, ()))
+    for case in cases
+  ]
+
+
+def assert_close(found, expected, share):
+  away = agreement.differences(found, expected)
+  assert max(away.values()) < share, away
+
+
+@pytest.mark.parametrize("case", parameters(CASES, FAULTS))
+def test_functions_have_the_results_and_gradients_of_peers(case):
+  results, gradients = agreement.with_gradients(case)
+  assert_close(results, case.result, 2e-5)
+  assert_close(gradients, case.gradient, 1e-4)
+
+
+@pytest.mark.parametrize("case", parameters(x for x in CASES if x.definition))
+def test_definitions_have_the_results_of_peers(case):
+  found = agreement.defined(case)
+  expected = {name: x for name, x in case.result.items() if name in found}
+  assert_close(found, expected, 2e-5)
+
+
+@pytest.mark.parametrize(
+  "case", parameters(x for x in CASES if "initial_state" in x.given)
+)
+def test_a_call_goes_on_from_a_state(case):
+  """13 positions, and the others from the state that these leave."""
+  function = jax.jit(
+    getattr(attention, case.function), static_argnames="return_state"
+  )
+  state, outs = case.given["initial_state"], []
+  for begin, end in ((0, 13), (13, case.given["query"].shape[1])):
+    given = {
+      name: x if name == "regularizer" else x[:, begin:end]
+      for name, x in case.given.items()
+    }
+    given["initial_state"] = state
+    out, state = function(**given, **case.options)
+    outs.append(out)
+  found = {"out": np.concatenate(outs, axis=1), "state": state}
+  assert_close(found, case.result, 2e-5)
+
+
+def test_cases_have_names_of_their_own():
+  names = [case.name for case in CASES]
+  assert len(set(names)) == len(names)

@@ -1,0 +1,231 @@
+"""Vectors that other programs computed: how scripts make them and tests read them.
+
+A file `<peer>.npz` has the cases of one peer. A case is a call of one of our functions
+or mechanisms: its arguments under our names and in our layouts, with what the peer gave
+for them: the arrays
+
+    given/<argument>      floating point; gradients are by these
+    fixed/<argument>      masks, indices, segment ids
+    result/<name>         out, and state or lse where the peer returns one
+    cotangent/<name>      of each result
+    gradient/<argument>   of Σ result · cotangent
+
+An argument `params/<name>` is a trainable variable of a mechanism. A file has the
+numbers of all arrays one after the other, for the sake of its size: multiples of 1/16,
+as which arguments are drawn, as integers, and the others, of which `BITS` are kept,
+as bytes, first the highest of each number. `index` is JSON: the peer's name, version
+and date, the facts of each case, and shape and dtype of each array.
+
+Scripts run in the environments of the peers, so this file needs NumPy alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import datetime
+import json
+import pathlib
+from typing import Any, NamedTuple
+import zlib
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+
+FOLDERS = ("given", "fixed", "result", "cotangent", "gradient")
+
+BITS = {"gradient": 16}
+"""Bits of a number's 24 that are kept; of other arrays all are."""
+
+Arrays = Mapping[str, np.ndarray]
+Call = Callable[..., Mapping[str, Any]]
+
+
+class Case(NamedTuple):
+  """One call, and what a peer gave for it."""
+
+  name: str
+  peer: str
+  version: str
+  date: str
+  witness: str
+  """The peer's function."""
+  mechanism: str
+  function: str
+  """The name in `attention` of a function, or of a factory with `apply`."""
+  options: dict[str, Any]
+  definition: bool
+  """Whether `attention.definitions` has it as well."""
+  given: Arrays
+  fixed: Arrays
+  result: Arrays
+  cotangent: Arrays
+  gradient: Arrays
+
+  def __repr__(self) -> str:
+    return f"{self.mechanism}-{self.peer}-{self.name}"
+
+
+class Draw:
+  """Random arrays that depend on the name of a case alone."""
+
+  def __init__(self, name: str):
+    self._draw = np.random.RandomState(zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+  def normal(self, *shape: int, scale: float = 1.0) -> np.ndarray:
+    """Normal numbers, rounded to multiples of 1/16."""
+    return sixteenths(scale * self._draw.standard_normal(shape))
+
+  def uniform(self, low: float, high: float, *shape: int) -> np.ndarray:
+    """Numbers between two others, rounded to multiples of 1/16."""
+    return sixteenths(self._draw.uniform(low, high, shape))
+
+  def decays(self, *shape: int) -> np.ndarray:
+    """Log decays `[B, T, …]` near 0, but −30 at two positions of the last head."""
+    x = -np.abs(self.normal(*shape, scale=0.4))
+    x[:, (shape[1] // 3, shape[1] - 5), -1] = -30.0
+    return x
+
+  def integers(self, low: int, high: int, *shape: int) -> np.ndarray:
+    """Integers from `low` to `high` − 1."""
+    return self._draw.randint(low, high, shape).astype(np.int32)
+
+
+def sixteenths(x: np.ndarray) -> np.ndarray:
+  """The nearest multiples of 1/16."""
+  return (np.round(np.asarray(x) * 16) / 16).astype(np.float32)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+  """Vectors of length about 1."""
+  return sixteenths(x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6))
+
+
+def torch_results(
+  call: Call, given: Arrays, fixed: Arrays, draw: Draw
+) -> tuple[Arrays, Arrays, Arrays]:
+  """Results of a function of torch tensors, cotangents and gradients."""
+  import torch
+
+  tensors = {n: torch.tensor(x, requires_grad=True) for n, x in given.items()}
+  others = {n: torch.tensor(x) for n, x in fixed.items()}
+  results = dict(call(**tensors, **others))
+  cotangents = {n: draw.normal(*x.shape) for n, x in results.items()}
+  total = sum(
+    (x * torch.tensor(cotangents[n])).sum() for n, x in results.items()
+  )
+  found = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
+  gradients = {
+    n: np.zeros_like(given[n]) if x is None else x.numpy()
+    for n, x in zip(tensors, found, strict=True)
+  }
+  return (
+    {n: x.detach().numpy() for n, x in results.items()},
+    cotangents,
+    gradients,
+  )
+
+
+def jax_results(
+  call: Call, given: Arrays, fixed: Arrays, draw: Draw
+) -> tuple[Arrays, Arrays, Arrays]:
+  """Results of a function of JAX arrays, cotangents and gradients."""
+  import jax
+
+  results, pullback = jax.vjp(lambda x: dict(call(**x, **fixed)), dict(given))
+  cotangents = {n: draw.normal(*x.shape) for n, x in results.items()}
+  (gradients,) = pullback(cotangents)
+  return results, cotangents, gradients
+
+
+class Vectors:
+  """The cases of one peer, which are written together."""
+
+  def __init__(self, peer: str, version: str, differentiate=torch_results):
+    today = datetime.date.today().isoformat()
+    self._index: dict[str, Any] = {"peer": peer, "version": version}
+    self._index |= {"date": today, "cases": {}}
+    self._whole: list[np.ndarray] = []
+    self._floats: list[np.ndarray] = []
+    self._differentiate = differentiate
+
+  def add(
+    self,
+    name: str,
+    call: Call,
+    *,
+    witness: str,
+    mechanism: str,
+    function: str,
+    given: Arrays,
+    fixed: Arrays | None = None,
+    options: Mapping[str, Any] | None = None,
+    definition: bool = True,
+  ) -> Arrays:
+    """Adds a case: `call(**given, **fixed)` are results of the peer, by name."""
+    assert name not in self._index["cases"], name
+    given = {n: np.asarray(x, np.float32) for n, x in given.items()}
+    fixed = {n: np.asarray(x) for n, x in (fixed or {}).items()}
+    draw = Draw(f"{name} cotangent")
+    results, *rest = self._differentiate(call, given, fixed, draw)
+    folders = dict(zip(FOLDERS, (given, fixed, results, *rest), strict=True))
+    arrays = {}
+    for folder, members in folders.items():
+      for key, x in members.items():
+        x = np.asarray(x)
+        assert x.dtype != np.float64, (name, folder, key)
+        assert np.isfinite(x).all(), (name, folder, key)
+        whole = np.array_equal(np.round(x * 16), x * 16) and abs(x).max() < 2000
+        if whole:
+          self._whole.append((x * 16).astype(np.int16).ravel())
+        else:
+          self._floats.append(shortened(x, BITS.get(folder, 24)).ravel())
+        shape = ",".join(map(str, x.shape))
+        arrays[f"{folder}/{key}"] = f"{x.dtype} {shape} {int(whole)}"
+    self._index["cases"][name] = {
+      "witness": witness,
+      "mechanism": mechanism,
+      "function": function,
+      "options": dict(options or {}),
+      "definition": definition,
+      "arrays": arrays,
+    }
+    return results
+
+  def write(self) -> None:
+    """Writes `<peer>.npz` beside this file."""
+    path = HERE / f"{self._index['peer']}.npz"
+    floats = np.concatenate(self._floats).astype("<f4")
+    np.savez_compressed(
+      path,
+      index=np.array(json.dumps(self._index)),
+      whole=np.concatenate(self._whole),
+      floats=floats.view(np.uint8).reshape(-1, 4)[:, ::-1].T,
+    )
+    count = len(self._index["cases"])
+    print(path.name, count, "cases", path.stat().st_size // 1024, "KiB")
+
+
+def shortened(x: np.ndarray, bits: int) -> np.ndarray:
+  """Numbers rounded to `bits` bits."""
+  fraction, exponent = np.frexp(x.astype(np.float64))
+  rounded = np.round(fraction * 2.0**bits) / 2.0**bits
+  return np.ldexp(rounded, exponent).astype(np.float32)
+
+
+def read() -> Iterator[Case]:
+  """Every case of every file."""
+  for path in sorted(HERE.glob("*.npz")):
+    with np.load(path) as file:
+      index, whole = json.loads(str(file["index"])), file["whole"]
+      numbers = np.ascontiguousarray(file["floats"].T[:, ::-1]).view("<f4")
+    stores = [numbers.ravel(), whole / np.float32(16)]
+    cases = index.pop("cases")
+    for name, facts in cases.items():
+      folders = {folder: {} for folder in FOLDERS}
+      for key, words in facts.pop("arrays").items():
+        dtype, shape, store = words.split(" ")
+        shape = [int(size) for size in shape.split(",") if size]
+        size = int(np.prod(shape, dtype=int))
+        x, stores[int(store)] = np.split(stores[int(store)], [size])
+        folder, argument = key.split("/", 1)
+        folders[folder][argument] = x.reshape(shape).astype(dtype)
+      yield Case(name=name, **index, **facts, **folders)
