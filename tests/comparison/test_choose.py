@@ -89,6 +89,17 @@ def test_seeds_of_their_own_choose_and_the_others_run_what_is_chosen(
   assert reported(folder) == {(0.003, ())}
 
 
+def test_of_three_points_two_go_on(folder, trainer):
+  trainer.loss = by_rate
+  run_lib.run(compared(halving={"rungs": (0.5,)}), folder)
+  to_the_end = {
+    rate
+    for (rate, seed), ends in calls(trainer).items()
+    if seed >= 10_000 and "end" in ends
+  }
+  assert to_the_end == {0.001, 0.003}
+
+
 def test_a_failed_point_is_behind_all_others_at_the_end(folder, trainer):
   trainer.loss = by_rate
   run_lib.run(compared("0.1,0.05"), folder)

@@ -208,4 +208,11 @@ MUTANTS = (
     _STATISTICS,
     "the seeds that are reported choose",
   ),
+  Mutant(
+    "comparison/choose.py",
+    "half = math.ceil(len(ranked) / 2)",
+    "half = len(ranked) // 2",
+    _STATISTICS,
+    "of three points one goes on",
+  ),
 )
