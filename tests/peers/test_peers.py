@@ -62,7 +62,7 @@ def test_a_call_goes_on_from_a_state(case):
   for begin, end in ((0, 13), (13, case.given["query"].shape[1])):
     given = {
       name: x if name == "regularizer" else x[:, begin:end]
-      for name, x in case.given.items()
+      for name, x in (case.given | case.fixed).items()
     }
     given["initial_state"] = state
     out, state = function(**given, **case.options)
