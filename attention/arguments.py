@@ -5,10 +5,9 @@ compiled program and raises while the program is traced. Every message names the
 argument, what was expected and what came.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 import math
-import types
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +42,6 @@ _KINDS: Mapping[Any, tuple[Any, str]] = {
   ),
 }
 """jaxtyping's kind -> its dtypes, in code and in words."""
-
-
-def union_members(annotation: Any) -> tuple[Any, ...]:
-  """The types of a union, without None."""
-  if get_origin(annotation) not in (types.UnionType, Union):
-    return (annotation,)
-  return tuple(x for x in get_args(annotation) if x is not type(None))
 
 
 def check_call(
@@ -355,14 +347,14 @@ def check_flag(name: str, value: bool) -> None:
     raise ValueError(f"{name}: expected True or False, got {value!r}")
 
 
-def check_choice(name: str, value: Any, choices: Any) -> None:
-  """Raises ValueError for none of a `Literal`, or of `Literal[…] | None`."""
-  (literal,) = union_members(choices)
-  may_be_none = literal is not choices
-  if value not in get_args(literal) and not (value is None and may_be_none):
-    known = ", ".join(get_args(literal))
+def check_choice(
+  name: str, value: Any, known: Sequence[str], may_be_none: bool
+) -> None:
+  """Raises ValueError for none of some words."""
+  if value not in known and not (value is None and may_be_none):
     raise ValueError(
-      f"{name}: expected {'None or ' * may_be_none}one of {known}, got {value!r}"
+      f"{name}: expected {'None or ' * may_be_none}one of {', '.join(known)}, "
+      f"got {value!r}"
     )
 
 

@@ -182,7 +182,7 @@ def feature_mechanism(
   own: Callable[[plug.Variables], dict[str, Any]],
   *,
   init: Callable[[Array, plug.Dims], plug.Variables],
-  projected: Callable[..., tuple[Array, Array]] = lambda _, *qk, keep: qk,
+  projected: Callable[..., tuple[Array, Array]] | None = None,
   sizes: plug.Sizes | None = None,
 ) -> plug.Attention:
   """The record of a mechanism whose cache is a state.
@@ -194,23 +194,28 @@ def feature_mechanism(
     own: `variables -> options` of `function` that the record has.
     init: of the record.
     projected: `(variables, query, key, *, keep) -> (query, key)`, before features;
-      `keep [B, S]` says which keys a mask leaves, None all.
+      `keep [B, S]` says which keys a mask leaves, None all. None changes neither.
     sizes: of the record.
   """
+  whole = arguments.applied(name, function, own)
 
-  def apply(variables, query, key, value, axis_name=None, **call):
-    # A wrong option is refused even where variables are missing.
-    call = arguments.accepted_options(name, function, call)
-    options = own(variables)
-    call = arguments.accepted_options(name, function, call, own=options)
+  def apply(variables, query, key, value, **call):
+    if projected is None:
+      return whole(variables, query, key, value, **call)
     arguments.check_qkv(query, key, value)
     keep = visible_keys(call.get("mask"), query, key)
     qk = projected(variables, query, key, keep=keep)
-    if axis_name is None:
-      out = function(*qk, value, **options, **call)
-    else:
-      phi = mapped(variables, query, call.pop("scale", None))
-      out = attend(phi, *qk, value, axis_name=axis_name, **call)
+    return whole(variables, *qk, value, **call).astype(query.dtype)
+
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    arguments.check_qkv(query, key, value)
+    call = arguments.accepted_options(name, function, call, own=own(variables))
+    qk = query, key
+    if projected is not None:
+      keep = visible_keys(call.get("mask"), query, key)
+      qk = projected(variables, query, key, keep=keep)
+    phi = mapped(variables, query, call.pop("scale", None))
+    out = attend(phi, *qk, value, axis_name=axis_name, **call)
     return out.astype(query.dtype)
 
   def mapped(variables, x, scale):
@@ -223,15 +228,18 @@ def feature_mechanism(
 
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    _, key = projected(variables, query, key, keep=keep)
+    if projected is not None:
+      _, key = projected(variables, query, key, keep=keep)
     phi = mapped(variables, key, scale)
     return state_after(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
     lengths = jnp.ones(len(key), jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
-    queries, _ = projected(variables, query, key, keep=None)
-    out = read_all(mapped(variables, query, scale), state, queries)
+    phi, queries = mapped(variables, query, scale), query
+    if projected is not None:
+      queries, _ = projected(variables, query, key, keep=None)
+    out = read_all(phi, state, queries)
     return out.astype(query.dtype), state
 
   return plug.Attention(
@@ -240,7 +248,7 @@ def feature_mechanism(
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply,
+    apply_sharded=apply_sharded,
     supports=frozenset(
       {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
     ),
@@ -278,11 +286,9 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     return {"params": identity_kernels(dims)} if is_trained else {}
 
   def projected(variables, query, key, *, keep):
-    if is_trained:
-      params = variables["params"]
-      query = project_heads(params["query_kernel"], query)
-      key = project_heads(params["key_kernel"], key, keep)
-    return query, key
+    params = variables["params"]
+    query = project_heads(params["query_kernel"], query)
+    return query, project_heads(params["key_kernel"], key, keep)
 
   return feature_mechanism(
     "linear",
@@ -290,5 +296,5 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     _feature_map,
     own=lambda variables: {"feature_map": feature_map},
     init=init,
-    projected=projected,
+    projected=projected if is_trained else None,
   )

@@ -318,6 +318,7 @@ def applied(
     try:
       given = own(variables)
     except KeyError as error:
+      accepted_options(name, function, call)  # A wrong option is told first.
       raise ValueError(
         f"variables: {name} needs what its init makes; {error} is missing"
       ) from error

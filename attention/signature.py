@@ -4,7 +4,16 @@ from collections.abc import Callable, Mapping
 import functools
 import inspect
 import re
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+import types
+from typing import (
+  Any,
+  Literal,
+  ParamSpec,
+  TypeVar,
+  Union,
+  get_args,
+  get_origin,
+)
 
 import jax
 import jax.numpy as jnp
@@ -173,19 +182,32 @@ def _by_annotation(
   """The annotations of arrays, and the checks of all else, by name or type."""
   arrays, checks = {}, dict(arguments.CHECKS)
   for option, parameter in parameters.items():
-    allowed = arguments.union_members(parameter.annotation)
+    allowed = _union_members(parameter.annotation)
     if allowed in TYPES:
       checks[option] = TYPES[allowed]
     elif get_origin(allowed[0]) is Literal:
-      checks[option] = lambda name, value, *_, choices=parameter.annotation: (
-        arguments.check_choice(name, value, choices)
-      )
+      checks[option] = _among(allowed[0], parameter.annotation)
     elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
       (arrays[option],) = allowed
       letters = arguments.TABLES.get(option)
       if letters and arrays[option].dim_str != letters:
         del checks[option]  # Of another form.
   return arrays, checks
+
+
+def _union_members(annotation: Any) -> tuple[Any, ...]:
+  """The types of a union, without None."""
+  if get_origin(annotation) not in (types.UnionType, Union):
+    return (annotation,)
+  return tuple(x for x in get_args(annotation) if x is not type(None))
+
+
+def _among(literal: Any, annotation: Any) -> arguments.Check:
+  """The check of a `Literal`, or of `Literal[…] | None`."""
+  words, may_be_none = get_args(literal), literal is not annotation
+  return lambda name, value, *_: arguments.check_choice(
+    name, value, words, may_be_none
+  )
 
 
 def promoted(*arrays: Array) -> list[Array]:
