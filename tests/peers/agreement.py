@@ -20,16 +20,16 @@ def ours(case: Case, given: Arrays) -> dict[str, Any]:
   """Results of the function, or of a mechanism's `gates` and `apply`, by name."""
   function = getattr(attention, case.function)
   if case.function not in attention.ATTENTIONS:
-    found = function(**given, **case.fixed, **case.options)
+    found = function(**joined(given), **case.fixed, **made(case.options))
     return named(case, found)
-  options, call = call_of(case)
-  mechanism = function(**options)
+  mechanism = function(**case.options)
   params, rest = split(given)
   variables = {"params": params}
   if "inputs" in rest:
     gates = mechanism.gates(variables, rest.pop("inputs"))
     rest |= gates
   qkv = [rest.pop(name) for name in QKV]
+  call = {"is_causal": True, **case.call}
   out = mechanism.apply(variables, *qkv, **rest, **call)
   return named(case, out)
 
@@ -39,7 +39,7 @@ def defined(case: Case) -> dict[str, Any]:
   if case.function not in attention.ATTENTIONS:
     function = getattr(definitions, case.function)
     options = {x: y for x, y in case.options.items() if x != "return_lse"}
-    found = function(**case.given, **case.fixed, **options)
+    found = function(**joined(case.given), **case.fixed, **made(options))
     if "return_lse" in case.options:
       found = (found,)
     return named(case, found)
@@ -48,19 +48,31 @@ def defined(case: Case) -> dict[str, Any]:
   else:
     module = importlib.import_module(f"attention.definitions.{case.function}")
   params, rest = split(case.given)
-  options, call = call_of(case)
   function = getattr(module, case.function)
-  return named(
-    case, function(**rest, **params, **case.fixed, **options, **call)
-  )
+  options = {**case.fixed, **case.options, **case.call}
+  return named(case, function(**rest, **params, **options))
 
 
-def call_of(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Options of a factory, and those of a call of its record."""
-  call = {"is_causal": True}
-  options = {x: y for x, y in case.options.items() if x not in ("scale",)}
-  call |= {x: y for x, y in case.options.items() if x == "scale"}
-  return options, call
+def made(options: dict[str, Any]) -> dict[str, Any]:
+  """Options, those that name a function replaced by what it returns."""
+
+  def of(value):
+    if isinstance(value, dict) and "rope_type" not in value:
+      ((name, arguments),) = value.items()
+      return getattr(attention, name)(*arguments)
+    return tuple(value) if isinstance(value, list) else value
+
+  return {name: of(value) for name, value in options.items()}
+
+
+def joined(given: Arrays) -> dict[str, Any]:
+  """Arguments; `name/0`, `name/1`, … are one of several arrays."""
+  rest = {name: x for name, x in given.items() if "/" not in name}
+  for name, x in given.items():
+    if "/" in name:
+      name = name.partition("/")[0]
+      rest[name] = (*rest.get(name, ()), x)
+  return rest
 
 
 def split(given: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -52,6 +52,9 @@ class Case(NamedTuple):
   function: str
   """The name in `attention` of a function, or of a factory with `apply`."""
   options: dict[str, Any]
+  """Of the function or the factory."""
+  call: dict[str, Any]
+  """Options of a call of the factory's mechanism."""
   definition: bool
   """Whether `attention.definitions` has it as well."""
   given: Arrays
@@ -150,7 +153,7 @@ class Vectors:
   def add(
     self,
     name: str,
-    call: Call,
+    peer: Call,
     *,
     witness: str,
     mechanism: str,
@@ -158,14 +161,15 @@ class Vectors:
     given: Arrays,
     fixed: Arrays | None = None,
     options: Mapping[str, Any] | None = None,
+    call: Mapping[str, Any] | None = None,
     definition: bool = True,
   ) -> Arrays:
-    """Adds a case: `call(**given, **fixed)` are results of the peer, by name."""
+    """Adds a case: `peer(**given, **fixed)` are its results, by name."""
     assert name not in self._index["cases"], name
     given = {n: np.asarray(x, np.float32) for n, x in given.items()}
     fixed = {n: np.asarray(x) for n, x in (fixed or {}).items()}
     draw = Draw(f"{name} cotangent")
-    results, *rest = self._differentiate(call, given, fixed, draw)
+    results, *rest = self._differentiate(peer, given, fixed, draw)
     folders = dict(zip(FOLDERS, (given, fixed, results, *rest), strict=True))
     arrays = {}
     for folder, members in folders.items():
@@ -185,6 +189,7 @@ class Vectors:
       "mechanism": mechanism,
       "function": function,
       "options": dict(options or {}),
+      "call": dict(call or {}),
       "definition": definition,
       "arrays": arrays,
     }
