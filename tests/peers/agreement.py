@@ -88,7 +88,8 @@ def split(given: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
 def named(case: Case, found: Any) -> dict[str, Any]:
   """Results by the names under which the peer's are kept; the first is `out`."""
   found = found if isinstance(found, tuple) else (found,)
-  return dict(zip(case.result, found, strict=False))
+  names = sorted(case.result, key=lambda name: name != "out")
+  return dict(zip(names, found, strict=False))
 
 
 def with_gradients(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:

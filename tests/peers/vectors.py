@@ -19,7 +19,7 @@ and date, the facts of each case, and shape and dtype of each array.
 Scripts run in the environments of the peers, so this file needs NumPy alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import datetime
 import json
 import pathlib
@@ -102,8 +102,16 @@ def unit(x: np.ndarray) -> np.ndarray:
   return sixteenths(x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6))
 
 
+def cotangents_of(
+  results: Mapping[str, Any], draw: Draw, constant: Sequence[str]
+) -> dict[str, np.ndarray]:
+  """A cotangent of each result; 0 for those without gradients."""
+  drawn = {n: draw.normal(*x.shape) for n, x in results.items()}
+  return {n: 0 * x if n in constant else x for n, x in drawn.items()}
+
+
 def torch_results(
-  call: Call, given: Arrays, fixed: Arrays, draw: Draw
+  call: Call, given: Arrays, fixed: Arrays, draw: Draw, constant: Sequence[str]
 ) -> tuple[Arrays, Arrays, Arrays]:
   """Results of a function of torch tensors, cotangents and gradients."""
   import torch
@@ -111,7 +119,7 @@ def torch_results(
   tensors = {n: torch.tensor(x, requires_grad=True) for n, x in given.items()}
   others = {n: torch.tensor(x) for n, x in fixed.items()}
   results = dict(call(**tensors, **others))
-  cotangents = {n: draw.normal(*x.shape) for n, x in results.items()}
+  cotangents = cotangents_of(results, draw, constant)
   total = sum(
     (x * torch.tensor(cotangents[n])).sum() for n, x in results.items()
   )
@@ -128,13 +136,13 @@ def torch_results(
 
 
 def jax_results(
-  call: Call, given: Arrays, fixed: Arrays, draw: Draw
+  call: Call, given: Arrays, fixed: Arrays, draw: Draw, constant: Sequence[str]
 ) -> tuple[Arrays, Arrays, Arrays]:
   """Results of a function of JAX arrays, cotangents and gradients."""
   import jax
 
   results, pullback = jax.vjp(lambda x: dict(call(**x, **fixed)), dict(given))
-  cotangents = {n: draw.normal(*x.shape) for n, x in results.items()}
+  cotangents = cotangents_of(results, draw, constant)
   (gradients,) = pullback(cotangents)
   return results, cotangents, gradients
 
@@ -163,13 +171,17 @@ class Vectors:
     options: Mapping[str, Any] | None = None,
     call: Mapping[str, Any] | None = None,
     definition: bool = True,
+    constant: Sequence[str] = (),
   ) -> Arrays:
-    """Adds a case: `peer(**given, **fixed)` are its results, by name."""
+    """Adds a case: `peer(**given, **fixed)` are its results, by name.
+
+    It has no gradients through the results named by `constant`.
+    """
     assert name not in self._index["cases"], name
     given = {n: np.asarray(x, np.float32) for n, x in given.items()}
     fixed = {n: np.asarray(x) for n, x in (fixed or {}).items()}
     draw = Draw(f"{name} cotangent")
-    results, *rest = self._differentiate(peer, given, fixed, draw)
+    results, *rest = self._differentiate(peer, given, fixed, draw, constant)
     folders = dict(zip(FOLDERS, (given, fixed, results, *rest), strict=True))
     arrays = {}
     for folder, members in folders.items():
