@@ -102,6 +102,5 @@ def test_the_laboratory_names_what_it_imports():
     "PIL": "pillow",
     "pydantic_core": "pydantic",  # Its other half, which it pins.
     "sklearn": "scikit_learn",
-    "pydantic_core": "pydantic",  # Which brings its own version of it.
   }
   assert {spelt.get(name, name) for name in others} <= known
