@@ -110,13 +110,11 @@ def difference(found: Any, expected: np.ndarray) -> float:
   """The largest, as a share of the largest value; NaN is infinitely far."""
   assert np.shape(found) == expected.shape, (np.shape(found), expected.shape)
   away = np.abs(np.asarray(found, np.float64) - expected).max()
-  return float(np.nan_to_num(away, nan=np.inf) / np.abs(expected).max())
+  # Where all is 0, nothing but 0 is right.
+  return float(np.nan_to_num(away, nan=np.inf) / (np.abs(expected).max() or 1))
 
 
 def differences(found: Arrays, expected: Arrays) -> dict[str, float]:
   """`difference` of each array; nothing is left out."""
   assert found.keys() >= expected.keys(), (found.keys(), expected.keys())
-  # A gradient of nothing but zeros has no size of its own.
-  return {
-    name: difference(found[name], x) for name, x in expected.items() if x.any()
-  }
+  return {name: difference(found[name], x) for name, x in expected.items()}

@@ -9,83 +9,27 @@ The functions are those of fla/ops/*/naive.py, to which its tests hold its kerne
 are loaded by their paths, since `import fla` needs triton.
 """
 
-import importlib.util
-import itertools
-import pathlib
 import sys
 import types
 from typing import Any
 
+from fla_delta import delta
+from fla_naive import (
+  CUTS,
+  SEGMENT_IDS,
+  H,
+  N,
+  T,
+  V,
+  heads_first,
+  peer,
+  results,
+  segmented,
+)
 import numpy as np
 import torch
 from torch.nn import functional
 from vectors import Draw, Vectors, unit
-
-OPS = pathlib.Path(importlib.util.find_spec("fla").origin).parent / "ops"
-T, N, H, V = 29, 2, 4, 3
-CUTS = (0, 5, 17, T)
-"""Where segments begin; a peer without segments is called for each."""
-
-
-def peer(name: str) -> Any:
-  """The module fla/ops/`name`/naive.py."""
-  path = OPS / name / "naive.py"
-  spec = importlib.util.spec_from_file_location(name.replace("/", "_"), path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-def heads_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
-  """`[B, T, N, …]` as `[B, N, T, …]`, and back."""
-  return [x.transpose(1, 2) for x in tensors]
-
-
-def segmented(call):
-  """`call` for each segment on its own, with no state at the start."""
-
-  def run(segment_ids=None, **given):
-    del segment_ids
-    parts = [
-      call(**{n: x[:, a:b] for n, x in given.items()})["out"]
-      for a, b in itertools.pairwise(CUTS)
-    ]
-    return {"out": torch.cat(parts, 1)}
-
-  return run
-
-
-SEGMENT_IDS = np.searchsorted(CUTS, np.arange(T), side="right")[None] - 1
-
-
-def qkv(
-  draw: Draw, length=T, heads=N, kv_heads=None, value=V
-) -> dict[str, Any]:
-  """Query, key and value."""
-  kv_heads = kv_heads or heads
-  return {
-    "query": draw.normal(1, length, heads, H),
-    "key": draw.normal(1, length, kv_heads, H),
-    "value": draw.normal(1, length, kv_heads, value),
-  }
-
-
-def delta_inputs(draw: Draw, channels: bool | None = None) -> dict[str, Any]:
-  """As `qkv`, with keys of length 1, rates, decays and a first state."""
-  x = qkv(draw)
-  x["query"], x["key"] = unit(x["query"]), unit(x["key"])
-  # Keys that repeat are replaced.
-  x["key"][:, 20:24] = x["key"][:, 20:21]
-  x["beta"] = draw.uniform(0, 1, 1, T, N)
-  if channels is not None:
-    x["log_decay"] = draw.decays(1, T, N, *([H] if channels else []))
-  x["initial_state"] = draw.normal(1, N, H, V)
-  return x
-
-
-def results(pair) -> dict[str, torch.Tensor]:
-  """The results of a function that returns (out, state)."""
-  return {"out": pair[0], "state": pair[1]}
 
 
 def linear(file: Vectors) -> None:
@@ -102,7 +46,7 @@ def linear(file: Vectors) -> None:
     witness="naive_retention",
     mechanism="retention",
     function="retention",
-    given=qkv(Draw("retention"), heads=3),
+    given=Draw("retention").qkv(heads=3),
   )
   normalised = peer("linear_attn").naive_recurrent_linear_attn
 
@@ -116,7 +60,7 @@ def linear(file: Vectors) -> None:
     witness="naive_recurrent_linear_attn",
     mechanism="linear",
     function="linear_attention",
-    given=qkv(Draw("linear")),
+    given=Draw("linear").qkv(),
     options={"is_causal": True},
   )
   simple, gla = peer("simple_gla"), peer("gla").naive_recurrent_gla
@@ -145,7 +89,7 @@ def linear(file: Vectors) -> None:
     ("channel_decays", channels, "naive_recurrent_gla", "gated_linear", [H]),
   ):
     draw = Draw(name)
-    given = qkv(draw) | {
+    given = draw.qkv() | {
       "log_decay": draw.decays(1, T, N, *last),
       "initial_state": draw.normal(1, N, H, V),
     }
@@ -160,175 +104,6 @@ def linear(file: Vectors) -> None:
     given=given,
     fixed={"segment_ids": SEGMENT_IDS},
     **rule,
-  )
-
-
-def delta(file: Vectors) -> None:
-  """The delta rule and its gates."""
-  rule = {"function": "delta_rule_attention"}
-  rule["options"] = {"return_state": True}
-  plain, gated = peer("delta_rule"), peer("gated_delta_rule")
-  kda, gdn2, comba = peer("kda"), peer("gdn2"), peer("comba")
-
-  def call(query, key, value, beta, initial_state):
-    given = heads_first(query, key, value, beta)
-    out, state = plain.delta_rule_recurrence(*given, initial_state)
-    return {"out": out.transpose(1, 2), "state": state}
-
-  file.add(
-    "delta",
-    call,
-    witness="delta_rule_recurrence",
-    mechanism="delta",
-    given=delta_inputs(Draw("delta")),
-    **rule,
-  )
-
-  def recurrent(query, key, value, beta, log_decay, initial_state):
-    given = query, key, value, beta, log_decay, None, initial_state, True
-    return results(gated.naive_recurrent_gated_delta_rule(*given))
-
-  def chunks(query, key, value, beta, log_decay, initial_state):
-    given = query, key, value, log_decay, beta, 16, None, initial_state, True
-    return results(gated.naive_chunk_gated_delta_rule(*given))
-
-  def channels(query, key, value, beta, log_decay, initial_state):
-    given = query, key, value, log_decay, beta, None, initial_state, True
-    return results(kda.naive_recurrent_kda(*given))
-
-  def channel_chunks(query, key, value, beta, log_decay, initial_state):
-    given = query, key, value, log_decay, beta, None, initial_state, True
-    return results(kda.naive_chunk_kda(*given, chunk_size=T))
-
-  for name, function, witness, mechanism in (
-    ("recurrent", recurrent, "naive_recurrent_gated_delta_rule", "gated_delta"),
-    ("chunks", chunks, "naive_chunk_gated_delta_rule", "gated_delta"),
-    ("channels", channels, "naive_recurrent_kda", "kimi_delta"),
-    ("channel_chunks", channel_chunks, "naive_chunk_kda", "kimi_delta"),
-  ):
-    given = delta_inputs(Draw(name), channels=mechanism == "kimi_delta")
-    if function == channel_chunks:
-      # Its quotients of decays are not for −30 within a chunk.
-      given["log_decay"] = np.maximum(given["log_decay"], -2.0)
-    facts = {"witness": witness, "mechanism": mechanism, **rule}
-    file.add(name, function, given=given, **facts)
-
-  def without_state(query, key, value, beta, log_decay):
-    given = query, key, value, log_decay, beta
-    return {"out": kda.naive_recurrent_kda(*given)[0]}
-
-  given = delta_inputs(Draw("segments"), channels=True)
-  del given["initial_state"]
-  file.add(
-    "segments",
-    segmented(without_state),
-    witness="naive_recurrent_kda, each segment",
-    mechanism="kimi_delta",
-    function="delta_rule_attention",
-    given=given,
-    fixed={"segment_ids": SEGMENT_IDS},
-  )
-  for name in ("recurrent", "chunk"):
-    draw = Draw(f"gates_{name}")
-    given = delta_inputs(draw, channels=True)
-    del given["beta"]
-    given["erase_gate"] = draw.uniform(0, 1, 1, T, N, H)
-    given["write_gate"] = draw.uniform(0, 1, 1, T, N, V)
-    if name == "chunk":
-      given["log_decay"] = np.maximum(given["log_decay"], -2.0)
-    function = getattr(gdn2, f"naive_{name}_gdn2")
-
-    def call(
-      query,
-      key,
-      value,
-      log_decay,
-      erase_gate,
-      write_gate,
-      initial_state,
-      function=function,
-    ):
-      gates = log_decay, erase_gate, write_gate
-      return results(
-        function(query, key, value, *gates, None, initial_state, True)
-      )
-
-    file.add(
-      f"gates_{name}",
-      call,
-      witness=function.__name__,
-      mechanism="gated_delta_2",
-      given=given,
-      **rule,
-    )
-  comba_cases(file, comba, rule)
-
-
-def comba_cases(file: Vectors, comba: Any, rule: dict[str, Any]) -> None:
-  """Comba, as a rule and with its gates.
-
-  `naive_recurrent_comba` decays the state before it erases: that is neither the rule of
-  the peer's kernels nor the paper's (arXiv:2506.02475, equation 9), so the witness is
-  `naive_chunk_comba`. The peer's layer differs from the paper in two things, which are
-  not made here: it subtracts d·p from the query, not d·k, and it brings queries and p
-  to length 1 after that, with which the factor of p is lost.
-  """
-
-  def call(query, key, value, erase_key, beta, log_decay, initial_state):
-    return results(
-      comba.naive_chunk_comba(
-        q=query,
-        k=key,
-        v=value,
-        p=erase_key,
-        beta=beta,
-        g=log_decay,
-        initial_state=initial_state,
-        output_final_state=True,
-      )
-    )
-
-  draw = Draw("comba_rule")
-  given = delta_inputs(draw, channels=False)
-  given["erase_key"] = 0.5 * given["key"]
-  facts = {"witness": "naive_chunk_comba", "mechanism": "comba"}
-  file.add("comba_rule", call, given=given, **facts, **rule)
-
-  def with_gates(query, key, value, inputs, **params):
-    p = {name.removeprefix("params/"): x for name, x in params.items()}
-    key = functional.normalize(key, dim=-1)
-    step = functional.softplus(inputs @ p["step_kernel"] + p["step_bias"])
-    out = comba.naive_chunk_comba(
-      q=functional.normalize(query, dim=-1) - p["correction"][:, None] * key,
-      k=key,
-      v=value,
-      p=torch.sigmoid(p["feedback"])[:, None] * key,
-      beta=torch.sigmoid(inputs @ p["rate_kernel"]),
-      g=-torch.exp(p["log_rate"]) * step,
-    )[0]
-    return {"out": out}
-
-  draw = Draw("comba_gates")
-  inputs, kernel = draw.normal(1, T, 6), draw.normal(6, N, scale=0.5)
-  # The second head decays at two positions alone, by about e⁻³⁰.
-  inputs[..., 5], kernel[:, 1] = 0.0, [0, 0, 0, 0, 0, 8]
-  inputs[:, (12, 25), 5] = 1.1875
-  params = {
-    "rate_kernel": draw.normal(6, N),
-    "step_kernel": kernel,
-    "step_bias": np.array([-2.0, -9.0], np.float32),
-    "log_rate": np.array([-1.0, 3.4375], np.float32),
-    "feedback": np.array([-0.5, 1.25], np.float32),
-    "correction": np.array([0.0625, 0.6875], np.float32),
-  }
-  file.add(
-    "comba_gates",
-    with_gates,
-    function="comba",
-    given=qkv(draw)
-    | {"inputs": inputs}
-    | {f"params/{name}": x for name, x in params.items()},
-    **facts,
   )
 
 
@@ -376,7 +151,7 @@ def other_states(file: Vectors) -> None:
     return {"out": out.transpose(1, 2), "state": state}
 
   draw = Draw("dplr")
-  given = qkv(draw)
+  given = draw.qkv()
   removed = unit(draw.normal(1, T, N, H))
   given |= {
     "log_decay": draw.decays(1, T, N, H),
@@ -401,7 +176,7 @@ def other_states(file: Vectors) -> None:
     return {"out": out, "state": torch.cat([kk, kv], -1)}
 
   draw = Draw("mesa")
-  given = qkv(draw, value=H)
+  given = draw.qkv(value=H)
   given["query"], given["key"] = unit(given["query"]), unit(given["key"])
   half = draw.normal(1, N, H, H, scale=0.5)
   given |= {
@@ -427,7 +202,7 @@ def other_states(file: Vectors) -> None:
     return {"out": levels(query, key, value, log_decay, level_scales, None)}
 
   draw = Draw("levels")
-  given = qkv(draw) | {
+  given = draw.qkv() | {
     "log_decay": draw.decays(1, T, N),
     "level_scales": draw.uniform(0, 2, 1, T, N, 6),
   }
@@ -445,21 +220,20 @@ def softmax(file: Vectors) -> None:
   """Sinks, windows, forget gates, PaTH, sticks, DSA and NSA."""
   attend = peer("attn").naive_parallel_attn
   draw = Draw("sinks")
-  given = qkv(draw, heads=4, kv_heads=2) | {"sinks": draw.normal(4, scale=2.0)}
+  given = draw.qkv(heads=4, kv_heads=2) | {"sinks": draw.normal(4, scale=2.0)}
 
   def call(query, key, value, sinks):
     return {"out": attend(query, key, value, sink_bias=sinks)[0]}
 
-  for mechanism in ("dense", "flash"):
-    file.add(
-      f"sinks_{mechanism}",
-      call,
-      witness="naive_parallel_attn, sinks",
-      mechanism=mechanism,
-      function=f"{mechanism}_attention",
-      given=given,
-      options={"is_causal": True},
-    )
+  file.add(
+    "sinks",
+    call,
+    witness="naive_parallel_attn, sinks",
+    mechanism="dense",
+    function="dense_attention",
+    given=given,
+    options={"is_causal": True},
+  )
 
   def call(query, key, value, sinks, log_forget):
     options = {"window_size": 9, "g": log_forget, "sink_bias": sinks}
@@ -479,21 +253,20 @@ def softmax(file: Vectors) -> None:
   def call(query, key, value, log_forget):
     return {"out": forget(query, key, value, log_forget)}
 
-  given = qkv(draw, heads=4, kv_heads=2)
+  given = draw.qkv(heads=4, kv_heads=2)
   given |= {"log_forget": draw.decays(1, T, 4)}
-  for mechanism in ("dense", "flash"):
-    file.add(
-      f"forget_{mechanism}",
-      call,
-      witness="naive_forgetting_attn",
-      mechanism=mechanism,
-      function=f"{mechanism}_attention",
-      given=given,
-      options={"is_causal": True},
-    )
+  file.add(
+    "forget",
+    call,
+    witness="naive_forgetting_attn",
+    mechanism="dense",
+    function="dense_attention",
+    given=given,
+    options={"is_causal": True},
+  )
   path = peer("path_attn").naive_path_attn
   draw = Draw("path")
-  given = qkv(draw, heads=4, kv_heads=2) | {
+  given = draw.qkv(heads=4, kv_heads=2) | {
     "householder": unit(draw.normal(1, T, 2, H)),
     "beta": draw.uniform(0, 2, 1, T, 2),
   }
@@ -519,7 +292,7 @@ def softmax(file: Vectors) -> None:
   sticks = peer("stickbreaking_attn").naive_stickbreaking_attn
   # One score of the first draws is 0, none of the second.
   for seed, at_0 in ((0, True), (5, False)):
-    given = qkv(Draw(f"sticks {seed}"), heads=4, kv_heads=2)
+    given = Draw(f"sticks {seed}").qkv(heads=4, kv_heads=2)
     query = given["query"].reshape(T, 2, 2, H)
     scores = np.einsum("tkgh,skh->kgts", query, given["key"][0])
     assert at_0 == np.any(np.tril(scores == 0)), seed
@@ -569,7 +342,7 @@ def selected(file: Vectors, attend: Any) -> None:
       witness="naive_dsa",
       mechanism="dsa",
       function="dsa_attention",
-      given=qkv(draw, heads=4, kv_heads=2) | index,
+      given=draw.qkv(heads=4, kv_heads=2) | index,
       fixed=fixed,
       options={"top_k": 7},
     )
@@ -607,7 +380,7 @@ def selected(file: Vectors, attend: Any) -> None:
     witness="naive_nsa_compression, _topk and _selection",
     mechanism="nsa",
     function="nsa_attention",
-    given=qkv(draw, heads=4, kv_heads=2)
+    given=draw.qkv(heads=4, kv_heads=2)
     | {"branch_gates": draw.uniform(0, 1, 1, T, 4, 3)},
     fixed={"key_weights": even, "value_weights": even},
     options={"stride": size, "block_size": size, "num_blocks": 4, "window": 9},

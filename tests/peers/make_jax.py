@@ -21,63 +21,62 @@ def main() -> None:
   version = f"jax {jax.__version__}, flax {flax.__version__}"
   file = Vectors("jax", version, jax_results)
   attend = jax.nn.dot_product_attention
-  for mechanism in ("dense", "flash"):
-    draw = Draw("jax")
-    given = {
-      "query": draw.normal(1, T, 4, H),
-      "key": draw.normal(1, S, 2, H),
-      "value": draw.normal(1, S, 2, H),
-    }
-    facts = {"mechanism": mechanism, "function": f"{mechanism}_attention"}
+  draw = Draw("jax")
+  given = {
+    "query": draw.normal(1, T, 4, H),
+    "key": draw.normal(1, S, 2, H),
+    "value": draw.normal(1, S, 2, H),
+  }
+  facts = {"mechanism": "dense", "function": "dense_attention"}
 
-    def call(query, key, value, bias, mask):
-      return {"out": attend(query, key, value, bias, mask)}
+  def call(query, key, value, bias, mask):
+    return {"out": attend(query, key, value, bias, mask)}
 
-    file.add(
-      f"jax_bias_{mechanism}",
-      call,
-      witness="jax.nn.dot_product_attention, bias and mask",
-      given=given | {"bias": draw.normal(1, 4, T, S)},
-      fixed={"mask": draw.uniform(0, 1, 1, 4, T, S) < 0.5},
-      **facts,
+  file.add(
+    "jax_bias",
+    call,
+    witness="jax.nn.dot_product_attention, bias and mask",
+    given=given | {"bias": draw.normal(1, 4, T, S)},
+    fixed={"mask": draw.uniform(0, 1, 1, 4, T, S) < 0.5},
+    **facts,
+  )
+
+  def call(query, key, value):
+    options = {"is_causal": True, "return_residual": True}
+    out, lse = attend(query, key, value, **options)
+    return {"out": out, "lse": lse}
+
+  square = {name: x[:, :T] for name, x in given.items()}
+  file.add(
+    "jax_lse",
+    call,
+    witness="jax.nn.dot_product_attention, causal, residuals",
+    given=square,
+    options={"is_causal": True, "return_lse": True},
+    constant=["lse"],
+    **facts,
+  )
+
+  def call(query, key, value, query_segment_ids, key_segment_ids):
+    # Its mask is that of packed examples.
+    mask = nnx.make_attention_mask(
+      query_segment_ids, key_segment_ids, jnp.equal
     )
-
-    def call(query, key, value):
-      options = {"is_causal": True, "return_residual": True}
-      out, lse = attend(query, key, value, **options)
-      return {"out": out, "lse": lse}
-
-    square = {name: x[:, :T] for name, x in given.items()}
-    file.add(
-      f"jax_lse_{mechanism}",
-      call,
-      witness="jax.nn.dot_product_attention, causal, residuals",
-      given=square,
-      options={"is_causal": True, "return_lse": True},
-      constant=["lse"],
-      **facts,
+    key, value = (jnp.repeat(x, 2, axis=2) for x in (key, value))
+    out = nnx.dot_product_attention(
+      query, key, value, mask=mask.astype(bool), deterministic=True
     )
+    return {"out": out}
 
-    def call(query, key, value, query_segment_ids, key_segment_ids):
-      # Its mask is that of packed examples.
-      mask = nnx.make_attention_mask(
-        query_segment_ids, key_segment_ids, jnp.equal
-      )
-      key, value = (jnp.repeat(x, 2, axis=2) for x in (key, value))
-      out = nnx.dot_product_attention(
-        query, key, value, mask=mask.astype(bool), deterministic=True
-      )
-      return {"out": out}
-
-    ids = np.arange(S, dtype=np.int32)[None] // 11
-    file.add(
-      f"flax_segments_{mechanism}",
-      call,
-      witness="flax.nnx.dot_product_attention, a mask of segments",
-      given=given,
-      fixed={"query_segment_ids": ids[:, :T], "key_segment_ids": ids},
-      **facts,
-    )
+  ids = np.arange(S, dtype=np.int32)[None] // 11
+  file.add(
+    "flax_segments",
+    call,
+    witness="flax.nnx.dot_product_attention, a mask of segments",
+    given=given,
+    fixed={"query_segment_ids": ids[:, :T], "key_segment_ids": ids},
+    **facts,
+  )
   for name, window in (("both", (5, 2)), ("left", (6, 0))):
 
     def call(query, key, value, window=window):

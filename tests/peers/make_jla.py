@@ -7,8 +7,6 @@
 They run position by position, or form all T×S pairs. Segments are its `segment_ids`.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jla.layers import ssm
@@ -19,6 +17,7 @@ from jla.ops import path_attention, reference, sparse_attention
 from jla.ops.log_linear import log_linear_simple_gla_reference
 from jla.ops.moba import moba_attention
 from jla.ops.rwkv7 import rwkv7
+from jla_gates import gates
 import numpy as np
 from vectors import Draw, Vectors, jax_results, unit
 
@@ -26,16 +25,6 @@ T, N, H, V, F = 29, 2, 4, 3, 6
 SEGMENT_IDS = np.searchsorted((5, 17), np.arange(T), side="right")[None]
 SEGMENT_IDS = SEGMENT_IDS.astype(np.int32)
 BOTH_IDS = {f"{x}_segment_ids": SEGMENT_IDS for x in ("query", "key")}
-
-
-def qkv(draw: Draw, heads=N, kv_heads=None, value=V) -> dict[str, Any]:
-  """Query, key and value."""
-  kv_heads = kv_heads or heads
-  return {
-    "query": draw.normal(1, T, heads, H),
-    "key": draw.normal(1, T, kv_heads, H),
-    "value": draw.normal(1, T, kv_heads, value),
-  }
 
 
 def recurrences(file: Vectors) -> None:
@@ -51,7 +40,7 @@ def recurrences(file: Vectors) -> None:
     ("gated_delta_2", "gdn2", "delta_rule", True, erase_write),
   ):
     draw = Draw(f"jla {mechanism}")
-    given = qkv(draw)
+    given = draw.qkv()
     if others:
       given["query"], given["key"] = unit(given["query"]), unit(given["key"])
     widths = {"beta": (), "erase_gate": (H,), "write_gate": (V,)}
@@ -129,7 +118,7 @@ def recurrences(file: Vectors) -> None:
       witness="lightning_decay_rates, simple_gla",
       mechanism="lightning",
       function="lightning",
-      given=qkv(Draw("jla lightning")),
+      given=Draw("jla lightning").qkv(),
       options={"depth": depth},
     )
 
@@ -143,7 +132,7 @@ def gated(file: Vectors) -> None:
     "log_rate": draw.normal(N),
     "skip": draw.normal(N),
   }
-  given = qkv(draw) | {"inputs": draw.normal(1, T, F)}
+  given = draw.qkv() | {"inputs": draw.normal(1, T, F)}
 
   def call(query, key, value, inputs, **params):
     p = {x.removeprefix("params/"): y for x, y in params.items()}
@@ -207,7 +196,7 @@ def gated(file: Vectors) -> None:
     witness="log_linear_simple_gla_reference",
     mechanism="log_linear",
     function="log_linear_attention",
-    given=qkv(draw)
+    given=draw.qkv()
     | {
       "log_decay": draw.decays(1, T, N),
       "level_scales": draw.uniform(0, 2, 1, T, N, 6),
@@ -215,7 +204,7 @@ def gated(file: Vectors) -> None:
     fixed={"segment_ids": SEGMENT_IDS},
   )
   draw = Draw("jla mamba3")
-  given = qkv(draw) | {"inputs": draw.normal(1, T, F)}
+  given = draw.qkv() | {"inputs": draw.normal(1, T, F)}
   params = {
     "step_kernel": draw.normal(F, N, scale=0.5),
     "step_bias": draw.normal(N),
@@ -252,7 +241,7 @@ def gated(file: Vectors) -> None:
   )
   draw = Draw("jla rwkv7")
   removed = unit(draw.normal(1, T, N, H))
-  given = qkv(draw) | {
+  given = draw.qkv() | {
     "log_decay": draw.decays(1, T, N, H),
     "removal": -removed,
     "replacement": removed * draw.uniform(0, 1, 1, T, N, H),
@@ -285,20 +274,18 @@ def softmax(file: Vectors) -> None:
     return {"out": sink_attention(query, key, value, mask, sinks, scale=None)}
 
   mask = np.random.RandomState(0).rand(1, 4, T, T) < 0.5
-  for mechanism in ("dense", "flash"):
-    file.add(
-      f"jla_sinks_{mechanism}",
-      call,
-      witness="sink_attention, a mask of pairs",
-      mechanism=mechanism,
-      function=f"{mechanism}_attention",
-      given=qkv(draw, **grouped, value=H) | {"sinks": draw.normal(4)},
-      fixed={"mask": mask},
-    )
-  given = qkv(draw, **grouped) | {"log_forget": draw.decays(1, T, 4)}
+  file.add(
+    "jla_sinks",
+    call,
+    witness="sink_attention, a mask of pairs",
+    mechanism="dense",
+    function="dense_attention",
+    given=draw.qkv(**grouped, value=H) | {"sinks": draw.normal(4)},
+    fixed={"mask": mask},
+  )
+  given = draw.qkv(**grouped) | {"log_forget": draw.decays(1, T, 4)}
   for mechanism, window in (
     ("dense", None),
-    ("flash", None),
     ("sliding_window", 6),
   ):
 
@@ -319,7 +306,7 @@ def softmax(file: Vectors) -> None:
       options={"is_causal": True} | ({"window": 5} if window else {}),
     )
   draw = Draw("jla path")
-  given = qkv(draw, **grouped) | {
+  given = draw.qkv(**grouped) | {
     "householder": unit(draw.normal(1, T, 2, H)),
     "beta": draw.uniform(0, 2, 1, T, 2),
     "log_forget": draw.decays(1, T, 4),
@@ -352,7 +339,7 @@ def softmax(file: Vectors) -> None:
     witness="moba_attention",
     mechanism="moba",
     function="moba_attention",
-    given=qkv(Draw("jla moba"), **grouped, value=H),
+    given=Draw("jla moba").qkv(**grouped, value=H),
     options=options,
   )
   draw, size = Draw("jla nsa"), 4
@@ -370,7 +357,7 @@ def softmax(file: Vectors) -> None:
     witness="sparse_attention.nsa",
     mechanism="nsa",
     function="nsa_attention",
-    given=qkv(draw, **grouped)
+    given=draw.qkv(**grouped)
     | {"branch_gates": draw.uniform(0, 1, 1, T, 4, 3)},
     fixed={"key_weights": even, "value_weights": even},
     options={"stride": size, "block_size": size, "num_blocks": 4, "window": 9},
@@ -390,7 +377,7 @@ def softmax(file: Vectors) -> None:
     witness="dsa_index_scores, dsa_select and dsa",
     mechanism="dsa",
     function="dsa_attention",
-    given=qkv(draw, **grouped)
+    given=draw.qkv(**grouped)
     | {
       "index_query": draw.normal(1, T, 3, 6),
       "index_key": draw.normal(1, T, 6),
@@ -405,7 +392,7 @@ def main() -> None:
   """Writes the file."""
   jax.config.update("jax_default_matmul_precision", "highest")
   file = Vectors("jla", "jax-linear-attention 0.1.0", jax_results)
-  for add in (recurrences, gated, softmax):
+  for add in (recurrences, gated, gates, softmax):
     add(file)
   file.write()
 

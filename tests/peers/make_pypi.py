@@ -11,11 +11,11 @@
 """
 
 import sys
-from typing import Any
 from unittest import mock
 
 import keras
 from linformer.linformer import LinformerSelfAttention
+from modules import Given, swapped
 from nystrom_attention import NystromAttention
 from performer_pytorch import performer_pytorch as performer
 import torch
@@ -23,33 +23,6 @@ from torch import nn
 from vectors import Draw, Vectors
 
 T, N, H, V = 29, 2, 4, 3
-
-
-class Given(nn.Module):
-  """Returns a tensor, whatever its input."""
-
-  def __init__(self, tensor: torch.Tensor):
-    super().__init__()
-    self.tensor = tensor
-
-  def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-    """The tensor."""
-    del inputs
-    return self.tensor
-
-
-def qkv(draw: Draw, length=T, heads=N, value=V) -> dict[str, Any]:
-  """Query, key and value."""
-  return {
-    "query": draw.normal(1, length, heads, H),
-    "key": draw.normal(1, length, heads, H),
-    "value": draw.normal(1, length, heads, value),
-  }
-
-
-def swapped(*tensors: torch.Tensor) -> list[torch.Tensor]:
-  """`[B, T, N, H]` as `[B, N, T, H]`."""
-  return [x.transpose(1, 2) for x in tensors]
 
 
 def low_rank(file: Vectors) -> None:
@@ -78,7 +51,7 @@ def low_rank(file: Vectors) -> None:
       witness=f"linformer 0.2.3, {length} of 33 positions",
       mechanism="linformer",
       function="linformer_attention",
-      given=qkv(draw, length=length, value=H) | projections,
+      given=draw.qkv(length=length, value=H) | projections,
     )
 
   def landmarks(query, key, value):
@@ -96,7 +69,7 @@ def low_rank(file: Vectors) -> None:
     witness="nystrom-attention 0.0.14",
     mechanism="nystrom",
     function="nystrom_attention",
-    given=qkv(Draw("nystrom"), length=35, value=H),
+    given=Draw("nystrom").qkv(length=35, value=H),
     options={"num_landmarks": 7, "shared_start": True},
   )
 
@@ -105,7 +78,7 @@ def features(file: Vectors) -> None:
   """Performer, without the epsilon that its package adds to exponentials."""
   draw = Draw("performer")
   projection = draw.normal(11, H)
-  given = qkv(draw)
+  given = draw.qkv()
 
   def call(query, key, value, projection, kernel, causal):
     query, key, value = swapped(query, key, value)
@@ -194,7 +167,7 @@ def hashes(file: Vectors) -> None:
 def translation(file: Vectors) -> None:
   """Keras's additive and multiplicative attention, a head at a time."""
   draw = Draw("keras")
-  given = qkv(draw)
+  given = draw.qkv()
 
   def heads(attend, query, key, value, is_causal):
     outs = [

@@ -8,55 +8,18 @@ Where a class computes queries, keys and values from its inputs, its projections
 replaced by modules that return those of a case.
 """
 
-import importlib
 import types
-from typing import Any
 
+from modules import Given, swapped
 import numpy as np
 import torch
 from torch import nn
 import transformers
+from transformers_sparse import modeling, sparse
 from vectors import Draw, Vectors, unit
 
 T, N, H, V = 29, 2, 4, 3
 CAUSAL = torch.full((T, T), torch.finfo(torch.float32).min).triu(1)[None, None]
-
-
-def modeling(name: str) -> Any:
-  """The module transformers.models.`name`.modeling_`name`."""
-  path = f"transformers.models.{name}.modeling_{name}"
-  return importlib.import_module(path)
-
-
-class Given(nn.Module):
-  """Returns a tensor, whatever its input."""
-
-  def __init__(self, tensor: torch.Tensor):
-    super().__init__()
-    self.tensor = tensor
-
-  def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-    """The tensor."""
-    del inputs
-    # Some classes write to it.
-    return self.tensor.clone()
-
-
-def qkv(
-  draw: Draw, length=T, heads=N, kv_heads=None, value=V
-) -> dict[str, Any]:
-  """Query, key and value."""
-  kv_heads = kv_heads or heads
-  return {
-    "query": draw.normal(1, length, heads, H),
-    "key": draw.normal(1, length, kv_heads, H),
-    "value": draw.normal(1, length, kv_heads, value),
-  }
-
-
-def swapped(*tensors: torch.Tensor) -> list[torch.Tensor]:
-  """`[B, T, N, H]` as `[B, N, T, H]`."""
-  return [x.transpose(1, 2) for x in tensors]
 
 
 def softmax(file: Vectors) -> None:
@@ -78,27 +41,26 @@ def softmax(file: Vectors) -> None:
 
   draw = Draw("hf sinks")
   capped = {"logits_soft_cap": 2.0}
-  for mechanism in ("dense", "flash"):
-    facts = {
-      "mechanism": mechanism,
-      "function": f"{mechanism}_attention",
-    }
-    file.add(
-      f"hf_sinks_{mechanism}",
-      sinks,
-      witness="gpt_oss eager_attention_forward",
-      given=qkv(draw, **grouped) | {"sinks": draw.normal(4)},
-      options={"is_causal": True},
-      **facts,
-    )
-    file.add(
-      f"hf_cap_{mechanism}",
-      cap,
-      witness="gemma2 eager_attention_forward, a bias after the cap",
-      given=qkv(draw, **grouped) | {"bias": draw.normal(1, 4, T, T)},
-      options=capped,
-      **facts,
-    )
+  facts = {
+    "mechanism": "dense",
+    "function": "dense_attention",
+  }
+  file.add(
+    "hf_sinks",
+    sinks,
+    witness="gpt_oss eager_attention_forward",
+    given=draw.qkv(**grouped) | {"sinks": draw.normal(4)},
+    options={"is_causal": True},
+    **facts,
+  )
+  file.add(
+    "hf_cap",
+    cap,
+    witness="gemma2 eager_attention_forward, a bias after the cap",
+    given=draw.qkv(**grouped) | {"bias": draw.normal(1, 4, T, T)},
+    options=capped,
+    **facts,
+  )
 
   def alibi(query, key, value):
     bloom = modeling("bloom")
@@ -109,17 +71,16 @@ def softmax(file: Vectors) -> None:
     logits = given[0] @ key.transpose(2, 3) * H**-0.5 + bias[None] + CAUSAL
     return {"out": (logits.softmax(-1) @ value).transpose(1, 2)}
 
-  for mechanism in ("dense", "flash"):
-    file.add(
-      f"hf_alibi_{mechanism}",
-      alibi,
-      witness="bloom build_alibi_tensor",
-      mechanism=mechanism,
-      function=f"{mechanism}_attention",
-      # Six heads, which are no power of two.
-      given=qkv(Draw("hf alibi"), heads=6, kv_heads=3),
-      options={"relative_bias": {"alibi_bias": [6, T]}, "is_causal": True},
-    )
+  file.add(
+    "hf_alibi",
+    alibi,
+    witness="bloom build_alibi_tensor",
+    mechanism="dense",
+    function="dense_attention",
+    # Six heads, which are no power of two.
+    given=Draw("hf alibi").qkv(heads=6, kv_heads=3),
+    options={"relative_bias": {"alibi_bias": [6, T]}, "is_causal": True},
+  )
   differential(file)
   latent(file)
 
@@ -173,7 +134,7 @@ def differential(file: Vectors) -> None:
     return run(query, key, value, prepare)
 
   draw = Draw("hf differential")
-  given = qkv(draw, heads=4, kv_heads=2, value=H)
+  given = draw.qkv(heads=4, kv_heads=2, value=H)
   facts = {"witness": "DiffLlamaAttention", "mechanism": "differential"}
   file.add(
     "hf_differential",
@@ -329,7 +290,7 @@ def recurrences(file: Vectors) -> None:
   }
   for name, function in recurrent.items():
     draw, channels = Draw(name), "kimi" in name
-    given = qkv(draw)
+    given = draw.qkv()
     given["query"], given["key"] = unit(given["query"]), unit(given["key"])
     given |= {
       "beta": draw.uniform(0, 1, 1, T, N),
@@ -378,269 +339,9 @@ def recurrences(file: Vectors) -> None:
     witness="MiniMaxLightningAttention",
     mechanism="lightning",
     function="lightning",
-    given=qkv(Draw("hf lightning"), heads=4, value=H),
+    given=Draw("hf lightning").qkv(heads=4, value=H),
     options={"depth": 2 / (4 + 1e-5)},
     call={"scale": 1.0},
-  )
-
-
-def sparse(file: Vectors) -> None:
-  """Longformer, BigBird, Nyströmformer, Swin and CvT."""
-  longformer = modeling("longformer")
-  length, window = 30, 5
-  config = transformers.LongformerConfig(
-    hidden_size=N * H,
-    num_attention_heads=N,
-    attention_window=[2 * window],
-    attention_probs_dropout_prob=0.0,
-  )
-  names = "query", "key", "value"
-
-  def call(query, key, value, global_indices=None, **global_qkv):
-    module = longformer.LongformerSelfAttention(config, 0).eval()
-
-    def flat(x):
-      return Given(x.flatten(2).transpose(0, 1))
-
-    for name, x in zip(names, (query, key, value), strict=True):
-      setattr(module, name, flat(x))
-    mask = query.new_zeros(1, length)
-    if global_indices is not None:
-      places = global_indices[0].long()
-      mask[:, places] = 10000.0
-      # Without projections of their own, global tokens have those of all.
-      for i, x in enumerate((query, key, value)):
-        x = global_qkv.get(f"global_qkv/{i}", x)
-        x = x[:, places] if i == 0 else x
-        setattr(module, f"{names[i]}_global", flat(x))
-    out = module(
-      query.new_zeros(1, length, N * H),
-      attention_mask=mask,
-      is_index_masked=mask < 0,
-      is_index_global_attn=mask > 0,
-      is_global_attn=global_indices is not None,
-    )[0]
-    return {"out": out.unflatten(2, (N, H))}
-
-  draw = Draw("hf longformer")
-  given = qkv(draw, length=length, value=H)
-  ids = {"global_indices": np.array([[2, 17]], np.int32)}
-  others = qkv(draw, length=length, value=H).values()
-  both = given | {f"global_qkv/{i}": x for i, x in enumerate(others)}
-  for name, arrays, fixed in (
-    ("hf_window", given, {}),
-    ("hf_global", given, ids),
-    ("hf_global_projections", both, ids),
-  ):
-    file.add(
-      name,
-      call,
-      witness="LongformerSelfAttention",
-      mechanism="sliding_window",
-      function="sliding_window_attention",
-      given=arrays,
-      fixed=fixed,
-      options={"window": window},
-    )
-  bigbird(file)
-  nystrom(file)
-  grids(file)
-  strides(file)
-
-
-def bigbird(file: Vectors) -> None:
-  """BigBird's blocks, with the random blocks that it draws."""
-  module = modeling("big_bird")
-  size, blocks = 3, 11
-  config = transformers.BigBirdConfig(
-    hidden_size=N * H,
-    num_attention_heads=N,
-    block_size=size,
-    num_random_blocks=2,
-    attention_probs_dropout_prob=0.0,
-  )
-  # In evaluation all of them are block 0.
-  attention = module.BigBirdBlockSparseAttention(config, seed=3).train()
-  draw_blocks = attention._bigbird_block_rand_mask_with_head
-  drawn = []
-
-  def kept(*args, **options):
-    drawn.append(draw_blocks(*args, **options))
-    return drawn[-1]
-
-  attention._bigbird_block_rand_mask_with_head = kept
-
-  def call(query, key, value, random_blocks=None):
-    del random_blocks
-    for name, x in (("query", query), ("key", key), ("value", value)):
-      setattr(attention, name, Given(x.flatten(2)))
-    ones = torch.ones(1, size * blocks)
-    make = module.BigBirdModel.create_masks_for_block_sparse_attn
-    blocked, band, rows, columns = make(ones, size)
-    hidden = query.new_zeros(1, size * blocks, N * H)
-    masks = band, rows, columns, blocked, blocked
-    return {"out": attention(hidden, *masks)[0].unflatten(2, (N, H))}
-
-  given = qkv(Draw("hf bigbird"), length=size * blocks, value=H)
-  call(**{name: torch.tensor(x) for name, x in given.items()})
-  random_blocks = np.stack(drawn[0]).astype(np.int32)
-  print("random blocks", random_blocks[0].tolist())
-  file.add(
-    "hf_bigbird",
-    call,
-    witness="BigBirdBlockSparseAttention, training",
-    mechanism="bigbird",
-    function="bigbird_attention",
-    given=given,
-    fixed={"random_blocks": random_blocks},
-    options={"block_size": size},
-  )
-
-
-def nystrom(file: Vectors) -> None:
-  """Nyströmformer's attention, with its two starts and its convolution."""
-  module = modeling("nystromformer")
-  length, landmarks = 35, 7
-
-  def run(query, key, value, start, kernel=None):
-    config = transformers.NystromformerConfig(
-      hidden_size=N * H,
-      num_attention_heads=N,
-      num_landmarks=landmarks,
-      segment_means_seq_len=length,
-      conv_kernel_size=5,
-    )
-    attention = module.NystromformerSelfAttention(config).eval()
-    attention.init_option = start
-    for name, x in (("query", query), ("key", key), ("value", value)):
-      setattr(attention, name, Given(x.flatten(2)))
-    if kernel is None:
-      attention.conv_kernel_size = None
-    else:
-      del attention.conv.weight
-      attention.conv.weight = kernel.T[:, None, :, None]
-    out = attention(query.new_zeros(1, length, N * H))[0]
-    return {"out": out.unflatten(2, (N, H))}
-
-  draw = Draw("hf nystrom")
-  given = qkv(draw, length=length, value=H)
-  witness = "NystromformerSelfAttention"
-  for shared in (False, True):
-    start = "original" if shared else "exact"
-    file.add(
-      f"hf_nystrom_{start}",
-      lambda query, key, value, start=start: run(query, key, value, start),
-      witness=f"{witness}, the {start} start",
-      mechanism="nystrom",
-      function="nystrom_attention",
-      given=given,
-      options={"num_landmarks": landmarks, "shared_start": shared},
-    )
-  options = {"num_landmarks": landmarks, "shared_start": True}
-  file.add(
-    "hf_nystrom_convolution",
-    lambda query, key, value, **params: run(
-      query, key, value, "original", params["params/conv_kernel"]
-    ),
-    witness=f"{witness}, with its convolution",
-    mechanism="nystrom",
-    function="nystrom",
-    given=given | {"params/conv_kernel": draw.normal(5, N)},
-    options=options | {"conv_kernel_size": 5},
-    call={"is_causal": False},
-    definition=False,
-  )
-
-
-def grids(file: Vectors) -> None:
-  """Swin's windows, shifted and not."""
-  swin = modeling("swin")
-  size, grid = 3, (6, 6)
-  config = transformers.SwinConfig(
-    window_size=size, attn_implementation="eager"
-  )
-
-  def call(query, key, value, relative_bias, shift):
-    layer = swin.SwinLayer(config, N * H, grid, N, shift_size=shift)
-    attention = layer.attention.eval()
-
-    def windows(x):
-      x = layer.cyclic_shift(x.reshape(1, *grid, N * H))
-      return swin.window_partition(x, size).flatten(1, 2)
-
-    names = "q_proj", "k_proj", "v_proj"
-    for name, x in zip(names, (query, key, value), strict=True):
-      setattr(attention, name, Given(windows(x)))
-    attention.o_proj = nn.Identity()
-    table = attention.relative_position_bias
-    del table.relative_position_bias_table
-    table.relative_position_bias_table = relative_bias
-    mask = layer.get_attn_mask(*grid, torch.float32, "cpu")
-    out = attention(windows(torch.zeros_like(query)), mask)[0]
-    out = out.unflatten(1, (size, size))
-    out = swin.window_reverse(out, size, *grid)
-    out = layer.cyclic_shift(out, reverse=True)
-    return {"out": out.reshape(1, -1, N, H)}
-
-  draw = Draw("hf swin")
-  given = qkv(draw, length=grid[0] * grid[1], value=H)
-  given["relative_bias"] = draw.normal((2 * size - 1) ** 2, N)
-  for shift in (0, 1):
-    file.add(
-      f"hf_swin_{shift}",
-      lambda shift=shift, **given: call(shift=shift, **given),
-      witness=f"SwinAttention, shifted by {shift}",
-      mechanism="window_2d",
-      function="window_2d_attention",
-      given=given,
-      options={
-        "grid": grid,
-        "window": size,
-        "shift": shift,
-        "hidden_logit": -100.0,
-      },
-    )
-
-
-def strides(file: Vectors) -> None:
-  """CvT, whose keys and values are every second row and column."""
-  cvt = modeling("cvt")
-  rows, columns = 4, 7
-
-  def call(query, key, value):
-    width = N * H
-    attention = cvt.CvtSelfAttention(
-      *(N, 3 * width, 1, 0, 0, 1, 2, "dw_bn", False, 0.0)
-    ).eval()
-    for name in ("query", "key", "value"):
-      projection = getattr(attention, f"convolution_projection_{name}")
-      nn.init.ones_(projection.convolution_projection.convolution.weight)
-      projection.convolution_projection.normalization = nn.Identity()
-
-    class Part(nn.Module):
-      def __init__(self, first):
-        super().__init__()
-        self.first = first
-
-      def forward(self, x):
-        return x[..., self.first * width : (self.first + 1) * width]
-
-    attention.projection_query = Part(0)
-    attention.projection_key, attention.projection_value = Part(1), Part(2)
-    # CvT divides by the root of its whole width.
-    attention.embed_dim, attention.scale = width, H**-0.5
-    joined = torch.cat([x.flatten(2) for x in (query, key, value)], -1)
-    out = attention(joined, rows, columns)
-    return {"out": out.unflatten(2, (N, H))}
-
-  file.add(
-    "hf_cvt",
-    call,
-    witness="CvtSelfAttention, with a class token",
-    mechanism="strided_2d",
-    function="strided_2d_attention",
-    given=qkv(Draw("hf cvt"), length=1 + rows * columns, value=H),
-    options={"grid": (rows, columns), "stride": 2},
   )
 
 

@@ -3,11 +3,15 @@
 The vectors are in this folder, with the scripts that made them.
 """
 
+import pathlib
+import re
+
 import jax
 import numpy as np
 import pytest
 
 import attention
+from docs import agreement as page
 from tests.peers import agreement, vectors
 
 CASES = list(vectors.read())
@@ -74,3 +78,17 @@ def test_a_call_goes_on_from_a_state(case):
 def test_cases_have_names_of_their_own():
   names = [case.name for case in CASES]
   assert len(set(names)) == len(names)
+
+
+def test_the_page_has_a_row_for_each_mechanism_and_peer():
+  """What is measured is compared above."""
+  text = page.PAGE.read_text("utf-8")
+  assert page.page_rows(text) == [page.facts(row) for row in page.rows()]
+
+
+def test_mechanisms_without_a_witness_are_marked():
+  """In the opening table of docs/mechanisms.md, as *definition only*."""
+  witnessed = {case.mechanism for case in CASES}
+  mechanisms = pathlib.Path("docs/mechanisms.md").read_text("utf-8")
+  marked = re.findall(r"^\| \[`(\w+)`\].*\*definition only\*", mechanisms, re.M)
+  assert set(marked) == set(attention.ATTENTIONS) - witnessed

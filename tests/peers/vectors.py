@@ -32,7 +32,7 @@ HERE = pathlib.Path(__file__).parent
 
 FOLDERS = ("given", "fixed", "result", "cotangent", "gradient")
 
-BITS = {"gradient": 16}
+BITS = {"gradient": 18}
 """Bits of a number's 24 that are kept; of other arrays all are."""
 
 Arrays = Mapping[str, np.ndarray]
@@ -87,9 +87,16 @@ class Draw:
     x[:, (shape[1] // 3, shape[1] - 5), -1] = -30.0
     return x
 
-  def integers(self, low: int, high: int, *shape: int) -> np.ndarray:
-    """Integers from `low` to `high` − 1."""
-    return self._draw.randint(low, high, shape).astype(np.int32)
+  def qkv(
+    self, length: int = 29, heads: int = 2, kv_heads: int | None = None, value=3
+  ) -> dict[str, np.ndarray]:
+    """Queries and keys of width 4, and values of width `value`."""
+    kv_heads = kv_heads or heads
+    return {
+      "query": self.normal(1, length, heads, 4),
+      "key": self.normal(1, length, kv_heads, 4),
+      "value": self.normal(1, length, kv_heads, value),
+    }
 
 
 def sixteenths(x: np.ndarray) -> np.ndarray:
@@ -229,7 +236,7 @@ def shortened(x: np.ndarray, bits: int) -> np.ndarray:
 
 
 def read() -> Iterator[Case]:
-  """Every case of every file."""
+  """Every case of every file; those of `dense` are for `flash` as well."""
   for path in sorted(HERE.glob("*.npz")):
     with np.load(path) as file:
       index, whole = json.loads(str(file["index"])), file["whole"]
@@ -237,7 +244,7 @@ def read() -> Iterator[Case]:
     stores = [numbers.ravel(), whole / np.float32(16)]
     cases = index.pop("cases")
     for name, facts in cases.items():
-      folders = {folder: {} for folder in FOLDERS}
+      folders: dict[str, Any] = {folder: {} for folder in FOLDERS}
       for key, words in facts.pop("arrays").items():
         dtype, shape, store = words.split(" ")
         shape = [int(size) for size in shape.split(",") if size]
@@ -245,4 +252,10 @@ def read() -> Iterator[Case]:
         x, stores[int(store)] = np.split(stores[int(store)], [size])
         folder, argument = key.split("/", 1)
         folders[folder][argument] = x.reshape(shape).astype(dtype)
-      yield Case(name=name, **index, **facts, **folders)
+      case = Case(name=name, **index, **facts, **folders)
+      yield case
+      if case.mechanism == "dense":
+        # They have the same arguments.
+        yield case._replace(
+          name=f"{name}_flash", mechanism="flash", function="flash_attention"
+        )

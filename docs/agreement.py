@@ -1,0 +1,175 @@
+"""How far functions and definitions are from other people's programs, as a page.
+
+python -m docs.agreement        writes docs/agreement.md, in two minutes
+"""
+
+from collections.abc import Mapping
+import pathlib
+from typing import NamedTuple
+
+from attention.registry import ATTENTIONS
+from tests.peers import agreement, vectors
+from tests.peers.vectors import Case
+import training  # noqa: F401 - switches off a faulty fusion of XLA
+
+PAGE = pathlib.Path(__file__).with_suffix(".md")
+
+_HEADINGS = (
+  *("mechanism", "witness", "compared"),
+  *("results", "gradients", "definition", "made"),
+)
+_MEASURED = slice(3, 6)
+"""The columns that only the arrays tell."""
+
+_REPOSITORIES = {
+  "fla": "https://github.com/fla-org/flash-linear-attention",
+  "jla": "https://pypi.org/project/jax-linear-attention",
+  "ejkernel": "https://pypi.org/project/ejkernel",
+  "mamba3_jax": "https://pypi.org/project/mamba3-jax",
+  "transformers": "https://github.com/huggingface/transformers",
+  "transformers_4": "https://github.com/huggingface/transformers",
+  "jax": "https://github.com/jax-ml/jax",
+}
+
+_TEXT = """# Agreement
+
+Results of other people's programs, to which tests hold the functions and the definitions: [tests/peers](../tests/peers) has their arguments, results, gradients and states, and the scripts that made them. *results*, *gradients* and *definition* are the largest differences, as shares of the largest value of an array; tests allow 2e-5, and 1e-4 for gradients. Peers compute in float32, definitions in float64. `python -m docs.agreement` writes this page.
+
+"""
+
+_DISAGREEMENTS = """
+## Where peers disagree
+
+With each other, or with the paper. The vectors are those of the rule that this project follows.
+
+| | who does what | here |
+| --- | --- | --- |
+| `comba` | `naive_recurrent_comba` of fla decays the state before it erases; its chunked form, its kernels and equation 9 of the paper erase from the state before the decay | as the paper |
+| `comba` | the layer of fla subtracts d·p from the query, and brings p to length 1, with which σ(a) is lost; the paper subtracts d·k | as the paper |
+| `path` | fla and jla multiply the sums of forget gates by the scale; the paper adds them as they are | as the paper |
+| `kimi_delta` | ejkernel has a decay for each head; the paper, fla, jla and transformers for each channel | as the paper |
+| `mamba3` | in the authors' code, jla and mamba3-jax, the rate is 1 + x for x ≥ 0 and 1 / (1 − x) for x < 0; mamba3-ssm has softplus | softplus |
+| `lightning` | the rates of fla are (8 n / N)(1 − l / L) for head n of N, from 0; those of transformers and jla 2^(−8(n+1)/N)(1 − l / (L − 1) + 10⁻⁵). transformers does not divide by √H | geometric, with the scale of a call |
+| `logits_soft_cap` | transformers adds a bias after the cap, tokamax before it | after |
+| `return_lse` | `jax.nn.dot_product_attention` stops the gradient of its log-sum-exp | with its gradient |
+| `moba`, `dsa`, `nsa` | among equal scores `torch.topk`, and so fla and the authors of MoBA, take any; `jax.lax.top_k`, and so jla, the earlier key or block | the earlier |
+| `nsa` | fla averages keys in a block; the paper has an MLP for them | a weighted sum, which the vectors set to the mean |
+| `lsh` | transformers, and reformer-pytorch unless told otherwise, let a query see keys of other buckets in its chunks, and count a pair once for each round that finds it; the paper counts it once | as the paper |
+| `performer` | performer-pytorch adds 10⁻⁴ to exponentials, the paper nothing; it does not divide by √M before a relu | as the paper, and divided by √M |
+| `nystrom` | the authors' code and packages begin the iteration with the largest norm of a batch; the paper with that of one matrix | both, by `shared_start` |
+| `differential` | heads n and n + N of DiffLlama are the halves of one head; in the paper, they are neighbours | neighbours |
+| `window_2d` | Swin's code adds −100 to the logits of pairs that only the roll joins | hidden, or −100 by `hidden_logit` |
+| `strided_2d` | CvT divides logits by the root of the width of all heads, its paper by that of one | of one, or `scale` |
+| `sliding_window` | a window of w is w keys on each side here and in `jax.nn`, w / 2 in Longformer, and the last w with the query's own in fla and jla | on each side |
+"""
+
+
+class Row(NamedTuple):
+  """Cases of a mechanism that one peer is the witness of."""
+
+  mechanism: str
+  cases: list[Case]
+
+  @property
+  def witness(self) -> str:
+    """The peer, its version and its functions."""
+    first = self.cases[0]
+    names = "; ".join(dict.fromkeys(case.witness for case in self.cases))
+    if first.peer in _REPOSITORIES:
+      return f"[{first.version}]({_REPOSITORIES[first.peer]}): {names}"
+    return names
+
+  @property
+  def compared(self) -> str:
+    """What the vectors have."""
+    found = dict.fromkeys(x for case in self.cases for x in case.result)
+    words = ["results" if "out" in found else ""]
+    words += [x for x in found if x != "out"]
+    words.append("gradients")
+    if any(_grouped(case) for case in self.cases):
+      words.append("grouped heads")
+    fixed = {name for case in self.cases for name in case.fixed}
+    if any("segment_ids" in name for name in fixed):
+      words.append("segments")
+    if "mask" in fixed:
+      words.append("masks")
+    lowest = min(_lowest_decay(case) for case in self.cases)
+    if lowest < 0:
+      words.append(f"decays to e^{lowest:.0f}".replace("-", "−"))
+    return ", ".join(words)
+
+  @property
+  def date(self) -> str:
+    """The day on which the vectors were made."""
+    return max(case.date for case in self.cases)
+
+
+def _grouped(case: Case) -> bool:
+  heads = [case.given[x].shape[-2] for x in ("query", "key") if x in case.given]
+  return len(set(heads)) > 1
+
+
+def _lowest_decay(case: Case) -> float:
+  names = "log_decay", "log_forget"
+  return min((case.given[x].min() for x in names if x in case.given), default=0)
+
+
+def rows() -> list[Row]:
+  """A row for each mechanism and peer, in the order of `ATTENTIONS`."""
+  by_row: dict[tuple[str, str], list[Case]] = {}
+  for case in vectors.read():
+    by_row.setdefault((case.mechanism, case.peer), []).append(case)
+  order = [*ATTENTIONS, "positions"]
+  found = [Row(mechanism, cases) for (mechanism, _), cases in by_row.items()]
+  return sorted(found, key=lambda row: order.index(row.mechanism))
+
+
+def facts(row: Row) -> list[str]:
+  """The cells of a row, with nothing in those that are measured."""
+  return [
+    *(f"`{row.mechanism}`", row.witness, row.compared),
+    *("", "", "", row.date),
+  ]
+
+
+def measured(row: Row) -> list[str]:
+  """The largest differences of results, gradients and definitions of a row."""
+  worst: dict[str, float] = dict.fromkeys(("out", "grad", "def"), 0.0)
+
+  def add(name: str, away: Mapping[str, float]) -> None:
+    worst[name] = max(worst[name], *away.values())
+
+  for case in row.cases:
+    results, gradients = agreement.with_gradients(case)
+    add("out", agreement.differences(results, case.result))
+    add("grad", agreement.differences(gradients, case.gradient))
+    if case.definition:
+      found = agreement.defined(case)
+      expected = {x: y for x, y in case.result.items() if x in found}
+      add("def", agreement.differences(found, expected))
+  return [f"{x:.0e}" if x else "" for x in worst.values()]
+
+
+def page_rows(text: str) -> list[list[str]]:
+  """The cells of the first table of a page, with nothing where it is measured."""
+  table = text.partition("| --- |")[2].partition("\n\n")[0].splitlines()[1:]
+  cells = [line.strip("|").split("|") for line in table]
+  found = [[cell.strip() for cell in line] for line in cells]
+  for line in found:
+    line[_MEASURED] = ["", "", ""]
+  return found
+
+
+def main() -> None:
+  """Writes the page."""
+  lines = [list(_HEADINGS), ["---"] * len(_HEADINGS)]
+  for row in rows():
+    cells = facts(row)
+    cells[_MEASURED] = measured(row)
+    lines.append(cells)
+  table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+  PAGE.write_text(_TEXT + table + _DISAGREEMENTS, encoding="utf-8")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,49 @@
+"""The naive references of flash-linear-attention, and inputs of make_fla.py."""
+
+import importlib.util
+import itertools
+import pathlib
+from typing import Any
+
+import numpy as np
+import torch
+
+OPS = pathlib.Path(importlib.util.find_spec("fla").origin).parent / "ops"
+T, N, H, V = 29, 2, 4, 3
+CUTS = (0, 5, 17, T)
+"""Where segments begin; a peer without segments is called for each."""
+
+SEGMENT_IDS = np.searchsorted(CUTS, np.arange(T), side="right")[None] - 1
+
+
+def peer(name: str) -> Any:
+  """The module fla/ops/`name`/naive.py."""
+  path = OPS / name / "naive.py"
+  spec = importlib.util.spec_from_file_location(name.replace("/", "_"), path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def heads_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
+  """`[B, T, N, …]` as `[B, N, T, …]`, and back."""
+  return [x.transpose(1, 2) for x in tensors]
+
+
+def segmented(call):
+  """`call` for each segment on its own, with no state at the start."""
+
+  def run(segment_ids=None, **given):
+    del segment_ids
+    parts = [
+      call(**{n: x[:, a:b] for n, x in given.items()})["out"]
+      for a, b in itertools.pairwise(CUTS)
+    ]
+    return {"out": torch.cat(parts, 1)}
+
+  return run
+
+
+def results(pair) -> dict[str, torch.Tensor]:
+  """The results of a function that returns (out, state)."""
+  return {"out": pair[0], "state": pair[1]}
