@@ -78,6 +78,7 @@ def _is_of(item, name):
   parameters = getattr(item, "callspec", None)
   values = parameters.params.values() if parameters else ()
   named = {str(getattr(value, "name", value)) for value in values}
+  named |= {getattr(value, "mechanism", None) for value in values}
   return item.path.stem == f"test_{name}" or name in named
 
 

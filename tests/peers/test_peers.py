@@ -3,7 +3,6 @@
 The vectors are in this folder, with the scripts that made them.
 """
 
-import pathlib
 import re
 
 import jax
@@ -89,6 +88,6 @@ def test_the_page_has_a_row_for_each_mechanism_and_peer():
 def test_mechanisms_without_a_witness_are_marked():
   """In the opening table of docs/mechanisms.md, as *definition only*."""
   witnessed = {case.mechanism for case in CASES}
-  mechanisms = pathlib.Path("docs/mechanisms.md").read_text("utf-8")
+  mechanisms = page.PAGE.with_name("mechanisms.md").read_text("utf-8")
   marked = re.findall(r"^\| \[`(\w+)`\].*\*definition only\*", mechanisms, re.M)
   assert set(marked) == set(attention.ATTENTIONS) - witnessed
