@@ -26,6 +26,7 @@ _REPOSITORIES = {
   "jla": "https://pypi.org/project/jax-linear-attention",
   "ejkernel": "https://pypi.org/project/ejkernel",
   "mamba3_jax": "https://pypi.org/project/mamba3-jax",
+  "torch": "https://github.com/pytorch/pytorch",
   "transformers": "https://github.com/huggingface/transformers",
   "transformers_4": "https://github.com/huggingface/transformers",
   "jax": "https://github.com/jax-ml/jax",
@@ -51,7 +52,7 @@ With each other, or with the paper. The vectors are those of the rule that this 
 | `mamba3` | in the authors' code, jla and mamba3-jax, the rate is 1 + x for x ≥ 0 and 1 / (1 − x) for x < 0; mamba3-ssm has softplus | softplus |
 | `lightning` | the rates of fla are (8 n / N)(1 − l / L) for head n of N, from 0; those of transformers and jla 2^(−8(n+1)/N)(1 − l / (L − 1) + 10⁻⁵). transformers does not divide by √H | geometric, with the scale of a call |
 | `logits_soft_cap` | transformers adds a bias after the cap, tokamax before it | after |
-| `return_lse` | `jax.nn.dot_product_attention` stops the gradient of its log-sum-exp | with its gradient |
+| `return_lse` | `jax.nn.dot_product_attention` stops the gradient of its log-sum-exp, `flex_attention` does not | with its gradient |
 | `moba`, `dsa`, `nsa` | among equal scores `torch.topk`, and so fla and the authors of MoBA, take any; `jax.lax.top_k`, and so jla, the earlier key or block | the earlier |
 | `nsa` | fla averages keys in a block; the paper has an MLP for them | a weighted sum, which the vectors set to the mean |
 | `lsh` | transformers, and reformer-pytorch unless told otherwise, let a query see keys of other buckets in its chunks, and count a pair once for each round that finds it; the paper counts it once | as the paper |
