@@ -148,7 +148,8 @@ def _broken(
   x = scale * query_dot("bkqh,bkdh->bkqd", query, key)
   if shown is not None:
     x = jnp.where(shown, x, _HIDDEN)
-  near = jnp.log1p(jnp.exp(-jnp.abs(x)))
+  # Not −|x|, whose derivative at 0 is −1: softplus(0) and log β have slopes of ½.
+  near = jnp.log1p(jnp.exp(jnp.minimum(x, -x)))
   breaks = jnp.maximum(x, 0.0) + near  # softplus(x) = −log(1 − β)
   later = _later_sums(breaks)
   weights = jnp.exp(jnp.minimum(x, 0.0) - near - later - spent)

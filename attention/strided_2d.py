@@ -3,6 +3,7 @@
 This module chooses the keys; the rest is `flash_attention`.
 """
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
@@ -78,7 +79,9 @@ def strided_2d_attention(
     key_segment_ids = key_segment_ids[:, chosen]
   key, value = (
     # So that gradients need no sums, which half precision would round.
-    x.at[:, chosen].get(unique_indices=True, indices_are_sorted=True)
+    jnp.asarray(x)
+    .at[:, chosen]
+    .get(unique_indices=True, indices_are_sorted=True)
     for x in (key, value)
   )
   return flash_attention(

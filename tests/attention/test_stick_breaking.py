@@ -100,6 +100,6 @@ def test_what_does_not_fit_is_told(unchecked):
       ("is_causal: expected True, got False;", {"is_causal": False}),
       ("mask: expected a key mask", {"mask": np.ones((2, 1, 9, 9), bool)}),
       ("attend_current: expected True or False, got 1", {"attend_current": 1}),
-      ("bias: stick_breaking_attention has no such option;", {"bias": 0.0}),
+      ("bias: stick_breaking_attention has no such option;", {"bias": 1.0}),
     ),
   )

@@ -15,23 +15,10 @@ from tests.peers import agreement, vectors
 
 CASES = list(vectors.read())
 
-_AT_0 = (
-  "the gradient of log(1 + e^x) at 0 is 0, because JAX's of |x| is 1 there"
-)
 
-FAULTS = {"sticks_at_0": _AT_0, "sticks_current_at_0": _AT_0}
-"""What is wrong with a function of ours, by case."""
-
-
-def parameters(cases, faults=()):
-  """Cases as parameters of a test, those of known faults marked."""
-  marks = {
-    name: pytest.mark.xfail(strict=True, reason=faults[name]) for name in faults
-  }
-  return [
-    pytest.param(case, id=repr(case), marks=marks.get(case.name, ()))
-    for case in cases
-  ]
+def parameters(cases):
+  """Cases as parameters of a test."""
+  return [pytest.param(case, id=repr(case)) for case in cases]
 
 
 def assert_close(found, expected, share):
@@ -39,7 +26,7 @@ def assert_close(found, expected, share):
   assert max(away.values()) < share, away
 
 
-@pytest.mark.parametrize("case", parameters(CASES, FAULTS))
+@pytest.mark.parametrize("case", parameters(CASES))
 def test_functions_have_the_results_and_gradients_of_peers(case):
   results, gradients = agreement.with_gradients(case)
   assert_close(results, case.result, 2e-5)
