@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.registry import ATTENTIONS
 from attention.testing.calls import (
   LONG_CAUSAL,
   Case,
@@ -197,7 +198,9 @@ def bfloat16(mechanism: Mechanism) -> None:
     )
     flags = {"is_causal": True} if is_causal else {}
     wanted = mechanism.define(variables, arrays, **call, **flags)
-    # Keys that are made of inputs have the dtype of these.
+    # Keys that are made of inputs have the dtype of these, and what someone else
+    # computes before a function here, such as a norm, may have that of its array.
+    is_free = "own_keys" in mechanism.supports
+    is_free |= mechanism.factory not in ATTENTIONS.values()
     wide = 1e-5 if out.dtype == jnp.float32 else 2**-8
-    tolerance = 2e-2 if "own_keys" in mechanism.supports else wide
-    assert_close(out, wanted, tolerance, name)
+    assert_close(out, wanted, 2e-2 if is_free else wide, name)
