@@ -137,9 +137,9 @@ def lowers(name, is_causal, where):
   with platform.tracing_for(where):
     text = program.lower(lowering_platforms=(target,)).as_text()
   assert "stablehlo" in text
-  # A barrier is for XLA on a CPU, and for decays, which may be constants: a compiler
-  # for GPUs would compute those of all pairs itself, for minutes.
-  assert ("optimization_barrier" in text) == (name in RECURRENT)
+  # Decays may be constants: without a barrier a compiler for GPUs would compute those
+  # of all pairs itself, for minutes.
+  assert "optimization_barrier" in text or name not in RECURRENT
 
 
 @last_directions([x for x in LARGE if ATTENTIONS[x]().cost != "quadratic"])
