@@ -95,7 +95,7 @@ def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
   for option, given in others.items():
     if given is not None:
       return f"cannot take {option}"
-  if visible.left is not None and query.shape[1] != key.shape[1]:
+  if _has_window(visible) and query.shape[1] != key.shape[1]:
     # tokamax counts the window of query t from key t of an array of S; cuDNN
     # refuses T > S, and where it puts the window of T < S is not documented.
     return (
@@ -114,6 +114,11 @@ def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
 def _mask(visible: Visible) -> Bool[Array, "#B #N #T #S"] | None:
   """The one mask of a call that a kernel can serve."""
   return visible.masks[0] if visible.masks else None
+
+
+def _has_window(visible: Visible) -> bool:
+  """Whether a call has sides other than those of a causal one."""
+  return visible.left is not None or visible.right not in (None, 0)
 
 
 def _cudnn_obstacle(query, key, value, visible) -> str:
@@ -137,10 +142,10 @@ def _cudnn_obstacle(query, key, value, visible) -> str:
       f"takes heads of a multiple of 8 features, at most {widest}, got "
       f"{head_dim}"
     )
-  left, right = visible.left, visible.right
-  if left is not None and right != 0:
-    return f"takes windows to the left only, got (left, right) = {left, right}"
-  if left is not None and visible.masks:
+  if _has_window(visible) and visible.right != 0:
+    sides = visible.left, visible.right
+    return f"takes windows to the left only, got (left, right) = {sides}"
+  if _has_window(visible) and visible.masks:
     return "cannot take mask with a window"  # It would be a bias.
   return ""
 
@@ -172,7 +177,7 @@ def _call(kernel, query, key, value, visible, logits):
   length, source = query.shape[1], key.shape[1]
   is_causal = visible.right == 0
   options: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
-  if visible.left is not None:
+  if _has_window(visible):
     sides = visible.left, visible.right
     options["local_window_size"] = tuple(
       source if side is None else min(side, source) for side in sides

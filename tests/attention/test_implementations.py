@@ -19,6 +19,7 @@ import pytest
 from attention import flash_attention, platform, sliding_window_attention
 from attention.sliding_window import sliding_window
 from attention.testing import Case
+from attention.visible import window
 from tests.attention.calls import assert_equal, pulled
 
 FLASH = flash_attention
@@ -186,6 +187,15 @@ def test_flash_on_cudnn(monkeypatch, length, names):
   assert len(calls) == 1
   # Without a mask of its own a call gets none, which would be T×S.
   assert (calls[0]["mask"] is None) == (not {*names} - {"causal"})
+
+
+@pytest.mark.parametrize("sides", [(None, 3), (3, None), (3, 0), (None, 0)])
+def test_sides_of_a_visible_are_not_lost(monkeypatch, sides):
+  calls = emulate(monkeypatch, "gpu")
+  qkv, _ = draw(Case(), "bfloat16")
+  attend = functools.partial(FLASH, visible=window(*sides))
+  equals_xla(attend, None, qkv, 2e-2)
+  assert len(calls) == (sides[1] == 0)  # cuDNN takes none to the right.
 
 
 @pytest.mark.parametrize(
