@@ -75,3 +75,23 @@ def rows_at(
 ) -> Shaped[Array, "B G *F"]:
   """Rows of `x` at other positions in every example."""
   return jax.vmap(lambda rows, i: rows[i])(x, index)
+
+
+def head_rows(
+  x: Shaped[Array, "B T K *F"], index: Int[Array, "B N G C"]
+) -> Shaped[Array, "B N G C *F"]:
+  """Rows of head n, read from head n // (N/K) of x; zeros for index T.
+
+  A row may be read several times. In half precision, the sum of its gradients would
+  be rounded at each of them.
+  """
+  dtype = x.dtype
+  if jnp.issubdtype(dtype, jnp.floating):
+    x = x.astype(jnp.promote_types(dtype, jnp.float32))
+
+  def read(x, index):
+    return x.at[index].get(mode="fill", fill_value=0)
+
+  by_kv_head = index.reshape(len(x), x.shape[2], -1)
+  rows = jax.vmap(jax.vmap(read, (1, 0)))(x, by_kv_head)
+  return rows.reshape(*index.shape, *x.shape[3:]).astype(dtype)

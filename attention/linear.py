@@ -198,24 +198,23 @@ def feature_mechanism(
     sizes: of the record.
   """
   whole = arguments.applied(name, function, own)
+  project: Any = projected or (lambda variables, *qk, keep: qk)
 
   def apply(variables, query, key, value, **call):
     if projected is None:
       return whole(variables, query, key, value, **call)
     arguments.check_qkv(query, key, value)
     keep = visible_keys(call.get("mask"), query, key)
-    qk = projected(variables, query, key, keep=keep)
+    qk = project(variables, query, key, keep=keep)
     return whole(variables, *qk, value, **call).astype(query.dtype)
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
     call = arguments.accepted_options(name, function, call, own=own(variables))
-    qk = query, key
-    if projected is not None:
-      keep = visible_keys(call.get("mask"), query, key)
-      qk = projected(variables, query, key, keep=keep)
+    keep = visible_keys(call.get("mask"), query, key)
+    queries, keys = project(variables, query, key, keep=keep)
     phi = mapped(variables, query, call.pop("scale", None))
-    out = attend(phi, *qk, value, axis_name=axis_name, **call)
+    out = attend(phi, queries, keys, value, axis_name=axis_name, **call)
     return out.astype(query.dtype)
 
   def mapped(variables, x, scale):
@@ -228,18 +227,15 @@ def feature_mechanism(
 
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    if projected is not None:
-      _, key = projected(variables, query, key, keep=keep)
+    _, key = project(variables, query, key, keep=keep)
     phi = mapped(variables, key, scale)
     return state_after(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
     lengths = jnp.ones(len(key), jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
-    phi, queries = mapped(variables, query, scale), query
-    if projected is not None:
-      queries, _ = projected(variables, query, key, keep=None)
-    out = read_all(phi, state, queries)
+    queries, _ = project(variables, query, key, keep=None)
+    out = read_all(mapped(variables, query, scale), state, queries)
     return out.astype(query.dtype), state
 
   return plug.Attention(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, dropout, layout, loop, platform, plug
 from attention.cache import of_prompt
@@ -187,7 +187,8 @@ def _attend_round(
   index = jnp.pad(order, padding, constant_values=length)
   index = index.reshape(batch, num_heads, steps, at_once, chunk_size)
   chunks = [
-    jax.vmap(partial(_head_rows, x))(jnp.moveaxis(index, 2, 0)) for x in tokens
+    jax.vmap(partial(layout.head_rows, x))(jnp.moveaxis(index, 2, 0))
+    for x in tokens
   ]
   numbers = jnp.arange(steps * at_once).reshape(steps, at_once)
   others = ~jnp.eye(chunk_size, 2 * chunk_size, chunk_size, dtype=bool)
@@ -237,26 +238,6 @@ def _attend_round(
     jax.vmap(jax.vmap(unsorted, (1, 0)), (1, 0))(x, place) for x in results
   )
   return out, lse
-
-
-def _head_rows(
-  x: Shaped[Array, "B T K *F"], index: Int[Array, "B N G C"]
-) -> Shaped[Array, "B N G C *F"]:
-  """Rows of head n, read from head n // (N/K) of x; zeros for index T.
-
-  A row may be read several times. In half precision, the sum of its gradients would
-  be rounded at each of them.
-  """
-  dtype = x.dtype
-  if jnp.issubdtype(dtype, jnp.floating):
-    x = x.astype(jnp.promote_types(dtype, jnp.float32))
-
-  def read(x, index):
-    return x.at[index].get(mode="fill", fill_value=0)
-
-  by_kv_head = index.reshape(len(x), x.shape[2], -1)
-  rows = jax.vmap(jax.vmap(read, (1, 0)))(x, by_kv_head)
-  return rows.reshape(*index.shape, *x.shape[3:]).astype(dtype)
 
 
 def _sorted(

@@ -166,13 +166,13 @@ def sliding_window_attention(
     )
   right = 0 if is_causal else right
   longest = max(query.shape[1], key.shape[1])
-  near = Visible(left=min(left, longest), right=min(right, longest))
+  near = visible & Visible(left=min(left, longest), right=min(right, longest))
   out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
-    visible & near,
+    near,
     logits,
     dilation=None if max(dilations) == 1 else dilation,
     global_indices=global_indices,
@@ -188,7 +188,7 @@ def sliding_window_attention(
     "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
   }
   if is_plain:
-    out, lse = attend(query, key, value, visible & near, logits, **options)
+    out, lse = attend(query, key, value, near, logits, **options)
   else:
     out, lse = windows.attend_to_union(
       query,
