@@ -15,18 +15,15 @@ import weakref
 import numpy as np
 import PIL.Image
 
+from settings.leaves import flatten
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def flags(leaves, place="--config"):
-  """Leaves of a config as they are typed; those of a section are a mapping."""
-  found = []
-  for name, value in leaves.items():
-    if isinstance(value, dict):
-      found += flags(value, f"{place}.{name}")
-    else:
-      found.append(f"{place}.{name}={value}")
-  return found
+def flags(config):
+  """Leaves of a config, and of its sections, as they are typed."""
+  leaves = flatten(config)
+  return [f"--config.{name}={value}" for name, value in leaves.items()]
 
 
 SMALL = {"num_layers": 1, "num_heads": 2, "features": 8, "mlp_features": 8}

@@ -43,7 +43,7 @@ def run(tmp_path_factory, text):
     folder,
     "gato",
     model=TINY,
-    task=SMALL | {"path": text},
+    task=SMALL | {"path": str(text)},
     num_steps=30,
     batch_size=16,
     log_every=10,

@@ -304,7 +304,7 @@ def test_the_characters_of_a_run_are_its_vocabulary(tmp_path):
   commands.trained(
     run,
     "text",
-    task={"path": text, "context": 16, "eval_batches": 1},
+    task={"path": str(text), "context": 16, "eval_batches": 1},
     num_steps=2,
     batch_size=8,
     model=sizes,
