@@ -210,6 +210,22 @@ def sequence_accuracy(
   return jnp.stack([exact.sum(), rows.sum()]).astype(jnp.float32)
 
 
+def last_accuracy(
+  logits: jax.Array, targets: jax.Array, weights: jax.Array
+) -> jax.Array:
+  """[rows whose last weighted token is right, rows with any weight].
+
+  Of a task that asks for an answer at every prefix it is the answer for the whole
+  sequence, where `token_accuracy` is a mean over all shorter ones too.
+  """
+  counted = weights > 0
+  rows = jnp.any(counted, axis=-1)
+  last = counted.shape[-1] - 1 - jnp.argmax(counted[:, ::-1], axis=-1)
+  right = jnp.argmax(logits, axis=-1) == targets
+  hits = jnp.take_along_axis(right, last[:, None], axis=-1)[:, 0] & rows
+  return jnp.stack([hits.sum(), rows.sum()]).astype(jnp.float32)
+
+
 def divide(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
   """Metric name → sum / count, leaving out what was never counted."""
   return {

@@ -35,6 +35,11 @@ def test_accuracies_are_sums_and_counts():
   # The wrong third token of row 0 has no weight; row 2 is padding.
   np.testing.assert_array_equal(token, [4, 5])
   np.testing.assert_array_equal(sequence, [1, 2])
+  # Row 0 is right at its last weighted place, row 1 too, though not before it.
+  last = base.last_accuracy(logits, targets, weights)
+  np.testing.assert_array_equal(last, [2, 2])
+  wrong = base.last_accuracy(logits, targets.at[1, 2].set(3), weights)
+  np.testing.assert_array_equal(wrong, [1, 2])
 
 
 def test_divide_leaves_out_what_was_not_counted():

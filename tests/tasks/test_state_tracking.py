@@ -36,6 +36,31 @@ def test_every_permutation_is_drawn_alike():
     np.testing.assert_allclose(shares, 1 / 6, atol=0.01)
 
 
+@pytest.mark.parametrize("split", ["test", "length_20"])
+def test_what_is_lost_half_way_is_not_hidden_by_the_prefixes(split):
+  # Right up to half of the length, and the next symbol beyond: 0 of the last
+  # positions, where a mean over prefixes says 1 / 2.
+  task = make("state_tracking", letters=2)
+  totals = {}
+  for batch in task.eval_batches(split):
+    half = np.arange(batch["targets"].shape[1]) >= batch["targets"].shape[1] / 2
+    answers = np.where(half, 7 - batch["targets"], batch["targets"])
+    answers[:2] = batch["targets"][:2]
+    logits = np.eye(8, dtype=np.float32)[answers]
+    for name, pair in task.metric_sums(logits, batch).items():
+      totals[name] = totals.get(name, 0) + np.asarray(pair)
+  count = totals["last_accuracy"][1]
+  assert count == totals["sequence_accuracy"][1]
+  whole = totals["last_accuracy"][0]
+  values = task.summarize(totals)
+  assert values == {
+    "accuracy": pytest.approx((1 + whole / count) / 2),
+    "sequence_accuracy": pytest.approx(whole / count),
+    "last_accuracy": pytest.approx(whole / count),
+  }
+  assert 0 < whole / count < 1
+
+
 def test_config_refuses():
   assert_refused(
     StateTrackingConfig,

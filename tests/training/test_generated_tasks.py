@@ -13,6 +13,12 @@ METRICS = {
   "recall": {"loss", "accuracy", "sequence_accuracy"},
   "induction": {"loss", "accuracy"},
   "selective_copy": {"loss", "accuracy", "sequence_accuracy"},
+  "state_tracking": {
+    "loss",
+    "accuracy",
+    "sequence_accuracy",
+    "last_accuracy",
+  },
   "listops": {"loss", "accuracy"},
   "pathfinder": {"loss", "accuracy"},
   "needle": {
