@@ -10,6 +10,7 @@ adds its share, however the leaf is cut.
 
 from collections.abc import Mapping
 import hashlib
+import operator
 import pathlib
 import re
 import sys
@@ -21,6 +22,8 @@ import orbax.checkpoint as ocp
 
 from settings.errors import ConfigError
 from training import cluster
+from training.best import is_lower_better
+from training.config import TrainConfig
 from training.state import TrainState
 
 _KEEP = 3
@@ -109,22 +112,48 @@ def newest_step(workdir: pathlib.Path) -> int:
 
 
 class Checkpoints:
-  """The checkpoints of one run; the newest three are kept.
+  """The checkpoints of one run; the newest three are kept, and the best.
 
   Saving goes on in the background; `close` waits for it. A save that a kill
   interrupts leaves no trace, as Orbax commits by renaming.
+
+  Args:
+    workdir: of the run.
+    read_only: nothing is saved.
+    best_metric: the one that says which checkpoint is kept as the best; '' keeps
+      none.
   """
 
-  def __init__(self, workdir: pathlib.Path, read_only: bool = False):
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    read_only: bool = False,
+    best_metric: str = "",
+  ):
+    self._best_metric = best_metric
+    kept = _keep_best(best_metric) if best_metric else {"max_to_keep": _KEEP}
     self._manager = ocp.CheckpointManager(
       (workdir / "checkpoints").absolute(),
       options=ocp.CheckpointManagerOptions(
-        max_to_keep=_KEEP, create=not read_only, read_only=read_only
+        create=not read_only, read_only=read_only, **kept
       ),
       item_names=("state", "record"),
     )
 
-  def save(self, state: TrainState, record: Mapping[str, Any]) -> None:
+  @classmethod
+  def of(
+    cls, workdir: pathlib.Path, config: TrainConfig, read_only: bool = False
+  ) -> "Checkpoints":
+    """Those that a config asks for."""
+    is_best = config.checkpoint_keep == "best"
+    return cls(workdir, read_only, config.best_metric if is_best else "")
+
+  def save(
+    self,
+    state: TrainState,
+    record: Mapping[str, Any],
+    best: float | None = None,
+  ) -> None:
     """Saves `state` under its step, together with `record`.
 
     Steps from there on that are already on disk, which `restore` has found
@@ -134,6 +163,7 @@ class Checkpoints:
       state: what to save, of several processes the part of each; may be donated
         as soon as this returns.
       record: JSON-ready values to have back on restore.
+      best: the metric, where it is better than that of any before.
     """
     # On a CPU arrays may share memory that is donated afterwards.
     fields = _fields(jax.tree.map(_copy, state))
@@ -147,11 +177,12 @@ class Checkpoints:
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(fields), record=ocp.args.JsonSave(entry)
       ),
+      metrics=None if best is None else {self._best_metric: best},
       force=True,
     )
 
   def restore(
-    self, like: TrainState, step: int | None = None
+    self, like: TrainState, step: int | None = None, best: bool = False
   ) -> tuple[TrainState, Mapping[str, Any]] | None:
     """Restores a step, by default the newest that is intact.
 
@@ -161,6 +192,7 @@ class Checkpoints:
       like: structure, shapes and dtypes to expect; its values are not read. Of
         several processes it says where each leaf will lie (its sharding).
       step: of a checkpoint.
+      best: the best one comes before the newest, where it was kept.
 
     Returns:
       state and its record; None without any checkpoint. Leaves are NumPy, of
@@ -170,7 +202,10 @@ class Checkpoints:
       ConfigError: there are checkpoints, and not one of them is intact; or none of
         `step`.
     """
+    self._manager.wait_until_finished()
     steps = sorted(self._manager.all_steps(), reverse=True)
+    if best and self._best_metric:
+      steps.sort(key=self._manager.best_step().__ne__)
     if step is not None and step not in steps:
       raise ConfigError(f"step: expected one of {sorted(steps)}, got {step!r}")
     steps = steps if step is None else [step]
@@ -233,6 +268,23 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def _keep_best(metric: str) -> dict[str, Any]:
+  """Options of Orbax that keep the newest, to go on from, and the best."""
+  options = {
+    "best_fn": operator.itemgetter(metric),
+    "best_mode": "min" if is_lower_better(metric) else "max",
+  }
+  policies = ocp.checkpoint_managers
+  best = policies.BestN(
+    n=1,
+    get_metric_fn=options["best_fn"],
+    reverse=options["best_mode"] == "min",
+    keep_checkpoints_without_metrics=False,
+  )
+  both = policies.AnyPreservationPolicy([policies.LatestN(_KEEP), best])
+  return options | {"preservation_policy": both}
 
 
 def _copy(leaf: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import re
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
@@ -14,6 +15,7 @@ from settings.fields import (
   Positive,
   Rate,
   Whole32,
+  check_unread,
   rest,
 )
 from training.mesh import DATA, MeshConfig
@@ -38,6 +40,8 @@ class OptimizerConfig:
     clip_norm: largest global gradient norm; None does not clip.
     accumulate_steps: micro-batches that one batch is split into.
     label_smoothing: share of each target spread over the whole vocabulary.
+    ema_decay: of a running mean of the parameters, which evaluation and generation
+      then use, as 0.999; 0 uses the parameters.
     options: any other leaf is an argument of the optimiser, as `ns_steps` of Muon.
   """
 
@@ -53,6 +57,7 @@ class OptimizerConfig:
   clip_norm: Positive | None = None
   accumulate_steps: Count = 1
   label_smoothing: Rate = 0.0
+  ema_decay: Rate = 0.0
   options: Mapping[str, Any] = dataclasses.field(
     default_factory=dict, hash=False
   )
@@ -86,9 +91,16 @@ class TrainConfig:
     seed: parameters, data order and dropout follow from it.
     eval_every: steps between evaluations.
     checkpoint_every: steps between checkpoints.
+    checkpoint_keep: 'newest' keeps the last three; 'best' also the one of the best
+      evaluation, which is what the run ends with and what is read from then on.
+    best_metric: of the first held-out split; it says which evaluation is best.
+    patience: evaluations without a gain in `best_metric` after which the run ends;
+      0 goes on to the last step.
     log_every: steps between lines in `metrics.jsonl`.
     redraw_every: steps between new draws of what the model draws and does not
       train: random features, rotations, blocks; 0 keeps the first.
+    profile_steps: 'FIRST:LAST' records what devices and host do from the end of
+      the one step to the end of the other, in the folder `profile` of the run.
     parallel: how devices are driven; the numbers are the same.
     decode_method: how held-out examples are decoded at the end.
     mesh: how many devices lie along each axis; 'pmap' has 'data' alone.
@@ -101,8 +113,12 @@ class TrainConfig:
   seed: Whole32 = 0
   eval_every: Count32 = 1000
   checkpoint_every: Count32 = 1000
+  checkpoint_keep: Literal["newest", "best"] = "newest"
+  best_metric: str = "loss"
+  patience: Whole32 = 0
   log_every: Count32 = 100
   redraw_every: Whole32 = 0
+  profile_steps: str = ""
   parallel: Literal["jit", "pmap"] = "jit"
   decode_method: Literal["greedy", "beam"] = "greedy"
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
@@ -111,7 +127,37 @@ class TrainConfig:
     default_factory=OptimizerConfig
   )
 
+  @property
+  def asks_best(self) -> bool:
+    """Whether it matters which evaluation is the best."""
+    return self.checkpoint_keep == "best" or self.patience > 0
+
+  @property
+  def profiled(self) -> range:
+    """The steps, from 0, that are recorded."""
+    first, _, last = self.profile_steps.partition(":")
+    return range(int(first or 0), int(last or 0))
+
   def __post_init__(self):
+    if not self.asks_best:
+      check_unread(
+        self, ("best_metric",), "checkpoint_keep='newest' and patience=0"
+      )
+    elif self.eval_every >= self.num_steps:
+      raise ValueError(
+        f"eval_every: checkpoint_keep={self.checkpoint_keep!r} and "
+        f"patience={self.patience} compare evaluations; expected fewer than "
+        f"num_steps={self.num_steps}, got {self.eval_every}"
+      )
+    is_range = re.fullmatch(r"(\d+:\d+)?", self.profile_steps, re.ASCII)
+    if not is_range or (
+      self.profile_steps
+      and not 0 <= self.profiled.start < self.profiled.stop <= self.num_steps
+    ):
+      raise ValueError(
+        "profile_steps: expected FIRST:LAST, as 10:15, with FIRST below LAST and "
+        f"LAST at most num_steps={self.num_steps}, got {self.profile_steps!r}"
+      )
     if self.batch_size % self.optimizer.accumulate_steps:
       raise ValueError(
         f"batch_size: {self.batch_size} rows do not split into "

@@ -13,7 +13,7 @@ from settings.errors import ConfigError
 import tasks
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
-from training.workdir import final_metrics
+from training.workdir import last_step
 
 _BATCH_SIZE = 64
 _ROUND_TO = 16
@@ -24,23 +24,23 @@ def restore_variables(
 ) -> Mapping[str, Any]:
   """Variables of a checkpoint, by default of the newest intact one.
 
-  If a run has finished and that is not its last, one line on standard error says so.
+  Where the run keeps its best, that is the default. If a run has finished and that is not its last, one line on standard error says so.
 
   Raises:
     ConfigError: there is none, or none of this step.
   """
-  restored = None
+  train, restored = experiment.config.train, None
   if (workdir / "checkpoints").is_dir():
-    checkpoints = Checkpoints(workdir, read_only=True)
+    checkpoints = Checkpoints.of(workdir, train, read_only=True)
     try:
-      restored = checkpoints.restore(experiment.shapes, step)
+      restored = checkpoints.restore(experiment.shapes, step, best=True)
     finally:
       checkpoints.close()
   if restored is None:
     raise ConfigError(f"workdir: no checkpoint in {workdir}; train it first")
-  state, last = restored[0], experiment.config.train.num_steps
-  has_finished = final_metrics(workdir, experiment.config) is not None
-  if step is None and has_finished and int(state.step) < last:
+  state, last = restored[0], last_step(workdir, experiment.config)
+  is_best = train.checkpoint_keep == "best"
+  if step is None and not is_best and int(state.step) < last:
     print(
       f"{workdir}: the checkpoint of step {last}, with which this run finished, is "
       f"gone; the variables are those of step {int(state.step)}",

@@ -15,15 +15,17 @@ from settings.errors import ConfigError, RunError, one_line
 import tasks
 from training import attention_maps, claimed, cluster, evaluate
 from training import parallel as parallel_lib
+from training.best import BestEvaluation
 from training.checkpoint import Checkpoints, newest_step
 from training.experiment import Experiment
 from training.loss_meter import LossMeter
 from training.metrics import MetricsWriter, Progress, format_values
 from training.parallel import Parallel
 from training.prefetch import prefetch
+from training.profile import Profile
 from training.signals import Interrupted, Signals
 from training.state import TrainState
-from training.workdir import final_metrics
+from training.workdir import STOPPED, final_metrics
 
 Results = dict[str, dict[str, Any]]
 """Split → metric name → value."""
@@ -57,7 +59,7 @@ def run(
     KeyboardInterrupt: SIGINT asked to stop this run alone, with everything saved.
     RunError: data cannot be read, a loss or gradient is not finite, or a held-out
       loss is not, or is far beyond that of guessing.
-    ConfigError: no checkpoint is intact.
+    ConfigError: no checkpoint is intact, or no evaluation has `best_metric`.
   """
   if signals is None:
     with Signals() as signals:
@@ -79,11 +81,14 @@ def run(
     finished = final_metrics(workdir, experiment.config)
     if cluster.any_of(finished is not None):
       return finished
-    checkpoints = Checkpoints(workdir)
+    if config.asks_best:
+      evaluate.check_metric(experiment, config.best_metric)
+    checkpoints = Checkpoints.of(workdir, config)
     stack.callback(checkpoints.close)
     shapes = parallel.placed_shapes(experiment.shapes)
     restored = checkpoints.restore(shapes)
     state, record = restored or (None, {})
+    best = BestEvaluation(config, record.get("best", {}))
     if config.mesh.sequence > 1:
       # Whether a mechanism can serve parts of these lengths shows in the trace.
       try:
@@ -98,6 +103,10 @@ def run(
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 
+    # Of several processes the first one's is enough.
+    profiled = config.profiled if cluster.is_first() else range(0)
+    profile = Profile(profiled, workdir, first)
+    stack.callback(profile.close)
     meter = LossMeter(
       record.get("meter", (0.0, 0.0)), record.get("seconds", 0.0), workdir
     )
@@ -107,6 +116,8 @@ def run(
         parallel,
         state,
         meter,
+        best,
+        profile,
         checkpoints,
         writer,
         signals,
@@ -114,7 +125,14 @@ def run(
       )
       if state is None:
         return None
+      profile.close(state)
       signals.interrupt = True
+      last = int(state.step)
+      if config.checkpoint_keep == "best":
+        del state  # There may be no room for two.
+        restored = checkpoints.restore(shapes, best=True)
+        assert restored is not None
+        state = parallel.place_state(restored[0])
       results = _finish(experiment, parallel, state, meter, workdir)
     except Interrupted:
       print(stopped_at(config.num_steps))
@@ -124,7 +142,15 @@ def run(
       cluster.end_lost(error)
     finally:
       signals.interrupt = False
-    writer.write(config.num_steps, results, meter.seconds)
+    for values in results.values():
+      if config.checkpoint_keep == "best":
+        values["checkpoint"] = f"of step {int(state.step)}, the best"
+      if best.has_ended:
+        values[STOPPED] = (
+          f"at step {last}: no gain in {config.best_metric} in "
+          f"{config.patience} evaluations"
+        )
+    writer.write(last, results, meter.seconds)
     return results
 
 
@@ -174,6 +200,8 @@ def _train(
   parallel: Parallel,
   state: TrainState,
   meter: LossMeter,
+  best: BestEvaluation,
+  profile: Profile,
   checkpoints: Checkpoints,
   writer: MetricsWriter,
   signals: Signals,
@@ -182,6 +210,8 @@ def _train(
   """All steps; returns the last state, or None where it stopped before."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
+  if best.has_ended:
+    return state
   if stop_at <= first < last:
     print(stopped_at(first))
     return None
@@ -201,9 +231,10 @@ def _train(
     contextlib.closing(prefetch(load, first, last)) as batches,
   ):
     for step, batch in enumerate(batches, first):
-      state, metrics = parallel.train(
-        experiment.numbers, state, batch, np.int32(step)
-      )
+      with profile.step(step, state):
+        state, metrics = parallel.train(
+          experiment.numbers, state, batch, np.int32(step)
+        )
       signals.abandon = ""
       meter.add(step, metrics)
       done = step + 1
@@ -211,6 +242,7 @@ def _train(
       log = done % config.log_every == 0 or done == last
       evaluation = done % config.eval_every == 0 or done == stop_at
       evaluation &= done < last
+      is_best = False
       save = done % config.checkpoint_every == 0 or done == last
       stop = signals.stop is not None or done == stop_at
       if cluster.are_several():
@@ -230,12 +262,28 @@ def _train(
         values = _evaluate(task, parallel, state, meter, split)
         writer.write(done, {split: values}, meter.seconds)
         progress.say(f"step {done}  {split}  {format_values(values)}")
-      if save or stop:
-        checkpoints.save(state, {"meter": meter.sums, "seconds": meter.seconds})
+        # What --stop_at adds is no evaluation of the run itself.
+        if config.asks_best and done % config.eval_every == 0:
+          is_best = best.add(done, values)
+      elif done == last and config.checkpoint_keep == "best":
+        # What is written of the last step is of the best one.
+        values = _evaluate(task, parallel, state, meter, task.eval_splits[0])
+        is_best = best.add(done, values)
+      is_best &= config.checkpoint_keep == "best"
+      if save or stop or is_best or best.has_ended:
+        record = {"meter": meter.sums, "seconds": meter.seconds}
+        if config.asks_best:
+          record["best"] = best.record
+        checkpoints.save(state, record, best.value if is_best else None)
+      if best.has_ended:
+        progress.say(
+          f"step {done}  no gain in {best.evaluations_since} evaluations"
+        )
+        return state
       if stop and done < last:
         print(stopped_at(done))
         return None
-      if evaluation or save:
+      if evaluation or save or is_best:
         meter.skip_clock()
   return state
 

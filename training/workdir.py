@@ -18,12 +18,16 @@ from training.mesh import AXES
 CONFIG = "config.json"
 SLOTS = "slots"
 XLA_FLAGS = "xla_flags"
+STOPPED = "stopped"
+"""Name in the final metrics of a run that `patience` has ended: where and why."""
+
 # When a run is looked at and saved, and which devices compute what: its parameters
 # do not follow from these, but for rounding.
 _MAY_CHANGE = (
   "log_every",
   "eval_every",
   "checkpoint_every",
+  "profile_steps",
   "model.remat",
   "log.tensorboard",
   "log.wandb",
@@ -31,6 +35,13 @@ _MAY_CHANGE = (
   *(f"mesh.{axis}" for axis in AXES),
 )
 
+_NEW = (
+  ("", "checkpoint_keep", "newest"),
+  ("", "best_metric", "loss"),
+  ("", "patience", 0),
+  ("optimizer", "ema_decay", 0.0),
+  ("task", "column", ""),
+)
 _CHOICES = ("_attention", "_attention.name")
 _UNSET = "not set"
 
@@ -39,7 +50,13 @@ def default(config_file: str, config: ExperimentConfig) -> Path:
   """`runs/<config file>-<mechanism>-<digest of the config>`."""
   attention, *_ = next(iter(config.model.attentions.values()))
   mapping = config.to_mapping()
-  mapping.pop("log")  # No number follows from it.
+  for leaf in ("log", "profile_steps"):  # No number follows from them.
+    mapping.pop(leaf)
+  # So that a run which was begun before these leaves has its folder still.
+  for section, leaf, unset in _NEW:
+    leaves = mapping[section] if section else mapping
+    if leaves.get(leaf) == unset:
+      leaves.pop(leaf)
   text = json.dumps(mapping, sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   stem = Path(config_file.partition(":")[0]).stem
@@ -193,14 +210,22 @@ def final_metrics(
   records = [
     {name: value for name, value in record.items() if name != "seconds"}
     for record in metrics.read(workdir)
-    if record["step"] == config.train.num_steps and record["split"] != "train"
+    if (record["step"] == config.train.num_steps or STOPPED in record)
+    and record["split"] != "train"
   ]
   return {record.pop("split"): record for record in records} or None
 
 
+def last_step(workdir: Path, config: ExperimentConfig) -> int:
+  """The step that a finished run ended at; 0 if there is more to do."""
+  results = final_metrics(workdir, config) or {}
+  return max((values["step"] for values in results.values()), default=0)
+
+
 def had_finished(workdir: Path, config: ExperimentConfig) -> str:
   """What is said of a run that is asked for again."""
-  last, newest = config.train.num_steps, newest_step(workdir)
+  last = last_step(workdir, config) or config.train.num_steps
+  newest = newest_step(workdir)
   lost = ""
   if newest < last:
     there = f"the newest is of step {newest}" if newest else "there is none"
@@ -231,6 +256,7 @@ _CONTENTS = {
   CONFIG: "every leaf of the config",
   metrics.FILE: "one object a line: step, split, seconds, name → value",
   "tensorboard": "the same for TensorBoard",
+  "profile": "a trace of some steps, for TensorBoard and Perfetto",
   "samples.txt": "held-out examples and what the model makes of them",
   "sentences.json": "counts that BLEU is made of, for each sentence",
   "attention.png": "what the mechanism's last layer attends to",

@@ -15,6 +15,7 @@ from settings.errors import ConfigError
 from tests.training.tiny import make_functions
 from training import checkpoint, inference, metrics, workdir
 from training.checkpoint import Checkpoints, digests
+from training.config import TrainConfig
 
 
 def save(workdir, *steps):
@@ -65,7 +66,7 @@ def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, capsys, has_finished):
   split = "validation" if has_finished else "train"
   record = {"step": 3, "split": split, "seconds": 1.0, "loss": 1.0}
   (tmp_path / metrics.FILE).write_text(json.dumps(record) + "\n")
-  train = types.SimpleNamespace(num_steps=3)
+  train = TrainConfig(num_steps=3, batch_size=1)
   config: Any = types.SimpleNamespace(train=train)
   run: Any = types.SimpleNamespace(shapes=like, config=config)
   inference.restore_variables(run, tmp_path)

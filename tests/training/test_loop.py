@@ -9,53 +9,9 @@ import numpy as np
 import pytest
 
 from settings.errors import RunError
-from tests.training.tiny import CLASSES, make_batch, make_functions, numbers
+from tests.training.fake_task import FakeTask, emptied, newest, records
+from tests.training.tiny import CLASSES
 from training import evaluate, loop, metrics
-from training.checkpoint import Checkpoints, digests
-from training.config import TrainConfig
-
-
-class FakeTask:
-  """Batches that follow from the step, two splits, one decoded example."""
-
-  eval_splits = ("validation", "test")
-
-  def __init__(self, **faults):
-    self.faults = faults
-    self.asked = []
-    self.target_vocab_size = faults.get("classes", CLASSES)
-
-  def train_batch(self, step):
-    self.asked.append(step)
-    if step == self.faults.get("unreadable"):
-      raise RuntimeError("hash mismatch\nin shard 3")
-    batch = make_batch(seed=step)
-    if step == self.faults.get("infinite"):
-      batch["weights"][-1] = np.inf
-    if step == self.faults.get("stop"):
-      signal.raise_signal(signal.SIGTERM)
-    return batch
-
-  def eval_batches(self, split):
-    yield make_batch(seed=1000)
-    if "evaluation" in self.faults:
-      raise OSError("disk gone")
-    yield make_batch(seed=1001)
-
-  def summarize(self, sums):
-    found = {name: total / count for name, (total, count) in sums.items()}
-    return found | self.faults.get("measured", {})
-
-  def decode_batches(self, split):
-    inputs = {"source": np.ones((2, 3), np.int32)}
-    yield types.SimpleNamespace(inputs=inputs, references=["a"], max_length=3)
-
-  def decode(self, ids):
-    return " ".join(map(str, ids))
-
-  def score(self, hypotheses, references):
-    assert len(hypotheses) == len(references) == 1
-    return {"exact_match": 0.0, "signature": "s"}
 
 
 class Translation(FakeTask):
@@ -73,72 +29,6 @@ class Translation(FakeTask):
   def sentence_statistics(self, hypotheses, references):
     pairs = zip(hypotheses, references, strict=True)
     return [[len(h.split()), len(r)] for h, r in pairs]
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-  """Runs the loop on a fake task and returns its results."""
-  monkeypatch.setattr(
-    loop.attention_maps, "draw_attention", lambda *unused: None
-  )
-
-  def run(task, stop_at=None, **leaves):
-    config = TrainConfig(
-      **{
-        "num_steps": 7,
-        "batch_size": 16,
-        "log_every": 2,
-        "eval_every": 3,
-        "checkpoint_every": 3,
-        **leaves,
-      }
-    )
-    functions, state = make_functions(dropout=True)
-    experiment = types.SimpleNamespace(
-      config=types.SimpleNamespace(train=config),
-      task=task,
-      model=None,
-      functions=functions,
-      numbers=numbers(),
-      init=lambda: state,
-      draw=None,
-      shapes=state,
-      generate=lambda variables, inputs, **unused: types.SimpleNamespace(
-        tokens=np.ones((2, 3), np.int32)
-      ),
-    )
-    return loop.run(experiment, tmp_path, stop_at)
-
-  return run
-
-
-def newest(workdir):
-  """Step of the newest checkpoint, and the digests of its leaves."""
-  _, state = make_functions(dropout=True)
-  checkpoints = Checkpoints(workdir, read_only=True)
-  state, _ = checkpoints.restore(state)
-  checkpoints.close()
-  return int(state.step), digests(state._asdict())
-
-
-def records(workdir):
-  """Lines of metrics.jsonl without what depends on the clock."""
-  return [
-    {
-      k: v
-      for k, v in record.items()
-      if k not in ("tokens_per_second", "seconds")
-    }
-    for record in metrics.read(workdir)
-  ]
-
-
-def emptied(workdir):
-  """What a run has left there, before it is taken away."""
-  left = newest(workdir), records(workdir)
-  for path in sorted(workdir.rglob("*"), reverse=True):
-    path.rmdir() if path.is_dir() else path.unlink()
-  return left
 
 
 def test_a_run_that_another_process_has_ended_is_left_alone(run, tmp_path):

@@ -1,0 +1,143 @@
+"""The best evaluation: kept, waited for, and counted across a restart."""
+
+import pathlib
+
+import pytest
+
+from settings.errors import ConfigError
+from tests.training.fake_task import FakeTask, emptied, newest, records
+from tests.training.tiny import make_functions
+from training import profile
+from training.checkpoint import Checkpoints
+from training.config import TrainConfig
+
+OFTEN = {"num_steps": 8, "eval_every": 1, "checkpoint_every": 4}
+
+
+class Valley(FakeTask):
+  """Its `valley_loss` is 0 at one loss and grows on both sides of it."""
+
+  def __init__(self, lowest, **faults):
+    super().__init__(**faults)
+    self.lowest = lowest
+
+  def summarize(self, sums):
+    values = super().summarize(sums)
+    return values | {"valley_loss": abs(values["loss"] - self.lowest)}
+
+
+@pytest.fixture
+def lowest(run, tmp_path):
+  """The held-out loss after three steps."""
+  run(FakeTask(), **OFTEN)
+  _, lines = emptied(tmp_path)
+  losses = {
+    line["step"]: line["loss"] for line in lines if line["split"] != "train"
+  }
+  assert len({*losses.values()}) == 8
+  return losses[3]
+
+
+def kept(workdir):
+  return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir())
+
+
+def best(workdir, metric):
+  """Step of the checkpoint that is read by default."""
+  checkpoints = Checkpoints(workdir, read_only=True, best_metric=metric)
+  state, _ = checkpoints.restore(make_functions(dropout=True)[1], best=True)
+  checkpoints.close()
+  return int(state.step)
+
+
+def test_the_best_checkpoint_stays_and_is_what_the_run_ends_with(
+  run, lowest, tmp_path
+):
+  asked = {"checkpoint_keep": "best", "best_metric": "valley_loss", **OFTEN}
+  results = run(Valley(lowest), **asked)
+  assert results["test"]["checkpoint"] == "of step 3, the best"
+  assert results["validation"]["valley_loss"] == 0
+  assert records(tmp_path)[-1]["step"] == 8
+  # The last one goes on where the run is given more steps.
+  assert kept(tmp_path) == [3, 4, 8]
+  assert (best(tmp_path, "valley_loss"), best(tmp_path, "")) == (3, 8)
+  run(Valley(lowest), **asked | {"num_steps": 9})
+  assert kept(tmp_path) == [3, 4, 8, 9]
+  assert newest(tmp_path)[0] == 9
+
+
+def test_a_metric_that_grows_is_best_where_it_is_largest(run, tmp_path):
+  task = FakeTask(measured={"bleu": 1.0})
+  results = run(task, checkpoint_keep="best", best_metric="bleu", **OFTEN)
+  # Equal ones are no gain.
+  assert results["validation"]["checkpoint"] == "of step 1, the best"
+  assert best(tmp_path, "bleu") == 1
+
+
+@pytest.mark.parametrize("parallel", ["jit", "pmap"])
+@pytest.mark.parametrize("keep", ["newest", "best"])
+def test_patience_counts_on_after_a_kill(run, lowest, tmp_path, parallel, keep):
+  asked = {
+    **{"patience": 3, "best_metric": "valley_loss", "parallel": parallel},
+    **{"checkpoint_keep": keep, **OFTEN},
+  }
+  results = run(Valley(lowest), **asked)
+  told = "at step 6: no gain in valley_loss in 3 evaluations"
+  assert results["validation"]["stopped"] == told
+  assert ("checkpoint" in results["validation"]) == (keep == "best")
+  expected, lines = emptied(tmp_path)
+  assert expected[0] == 6
+  # Of the evaluations that count, those after 3, two come before the stop.
+  assert run(Valley(lowest), stop_at=5, **asked) is None
+  assert run(Valley(lowest), **asked) == results
+  assert (newest(tmp_path), records(tmp_path)) == (expected, lines)
+  # It has ended, and is left alone.
+  task = Valley(lowest)
+  assert run(task, **asked).keys() == results.keys()
+  assert task.asked == []
+
+
+def test_what_stop_at_evaluates_does_not_count(run, lowest, tmp_path):
+  asked = {"patience": 1, "best_metric": "valley_loss", **OFTEN}
+  asked["eval_every"] = 3
+  expected = run(Valley(lowest), **asked)
+  emptied(tmp_path)
+  assert run(Valley(lowest), stop_at=4, **asked) is None
+  assert run(Valley(lowest), **asked) == expected
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({"checkpoint_keep": "best"}, "eval_every: checkpoint_keep='best'"),
+    ({"patience": 2}, "expected fewer than num_steps=8, got 8"),
+    ({"best_metric": "bleu"}, "best_metric: expected the default, 'loss'"),
+    ({"profile_steps": "5:5"}, "profile_steps: expected FIRST:LAST, as 10:15"),
+    ({"profile_steps": "5:9"}, "LAST at most num_steps=8, got '5:9'"),
+    ({"profile_steps": "five"}, "got 'five'"),
+  ],
+)
+def test_what_cannot_be_honoured_is_told(leaves, message):
+  with pytest.raises(ValueError, match=message):
+    TrainConfig(num_steps=8, batch_size=1, eval_every=8, **leaves)
+
+
+def test_a_metric_that_no_evaluation_has_is_told_before_a_step(run, tmp_path):
+  task = FakeTask()
+  with pytest.raises(ConfigError, match="one of accuracy, loss, which"):
+    run(task, checkpoint_keep="best", best_metric="bleu", **OFTEN)
+  assert task.asked == []
+
+
+def test_a_profile_is_written(run, tmp_path, capsys):
+  run(FakeTask(), profile_steps="2:4", stop_at=5, **OFTEN)
+  traces = {path.suffix for path in (tmp_path / "profile").rglob("*.*")}
+  assert {".gz", ".pb"} <= traces
+  for path in sorted((tmp_path / profile.FOLDER).rglob("*"), reverse=True):
+    path.rmdir() if path.is_dir() else path.unlink()
+  pathlib.Path(tmp_path / "profile").rmdir()
+  capsys.readouterr()
+  run(FakeTask(), profile_steps="2:4", **OFTEN)
+  told = "profile_steps=2:4: these steps were done before; the run goes on from"
+  assert told in capsys.readouterr().out
+  assert not (tmp_path / "profile").exists()

@@ -1,0 +1,48 @@
+"""The best evaluation of a run, and when there were enough that were not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from training.config import TrainConfig
+
+
+class BestEvaluation:
+  """Which evaluation was the best so far, and how many came after it.
+
+  Args:
+    config: of the run; it names the metric and the patience.
+    record: what a checkpoint kept of it, so that a run which is killed counts on
+      from there; empty at the start.
+  """
+
+  def __init__(self, config: TrainConfig, record: Mapping[str, Any]):
+    self._metric, self._patience = config.best_metric, config.patience
+    self.value: float | None = record.get("value")
+    self.step: int = record.get("step", 0)
+    self.evaluations_since: int = record.get("evaluations_since", 0)
+
+  @property
+  def record(self) -> dict[str, Any]:
+    """What a checkpoint keeps."""
+    names = "value", "step", "evaluations_since"
+    return {name: getattr(self, name) for name in names}
+
+  def add(self, step: int, values: Mapping[str, Any]) -> bool:
+    """Takes an evaluation; returns whether it is better than all before."""
+    value = values[self._metric]
+    sign = -1 if is_lower_better(self._metric) else 1
+    if self.value is None or sign * value > sign * self.value:
+      self.value, self.step, self.evaluations_since = value, step, 0
+      return True
+    self.evaluations_since += 1
+    return False
+
+  @property
+  def has_ended(self) -> bool:
+    """Whether the run has waited long enough for a gain."""
+    return 0 < self._patience <= self.evaluations_since
+
+
+def is_lower_better(metric: str) -> bool:
+  """True of losses, errors and perplexities."""
+  return metric.endswith(("loss", "error_rate", "perplexity", "character"))
