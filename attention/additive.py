@@ -166,7 +166,7 @@ class _Scores(Scores):
     pairs = hidden.reshape(*hidden.shape[:2], -1, hidden.shape[4])
     kernel = self.score_kernel
     # Repeated for every example, so that the factors share a batch axis.
-    kernel = jnp.broadcast_to(kernel, (len(pairs), *kernel.shape))
+    kernel = jnp.broadcast_to(kernel, (pairs.shape[0], *kernel.shape))
     x = jnp.einsum("bnxa,bna->bnx", pairs, kernel)
     return x.reshape(*query.shape[:3], -1)
 

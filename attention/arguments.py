@@ -107,6 +107,11 @@ def _check_sizes(
     )
   known = dict(sizes)
   for letter, size in zip(letters, shape, strict=True):
+    if letter != "B" and jax.export.is_symbolic_dim(size):
+      raise ValueError(
+        f"{name}: expected a number for {letter}, got {size}; only the batch may be "
+        "a symbol, so export a program for each length"
+      )
     if sizes.setdefault(letter, size) != size:
       wanted = ", ".join(str(known.get(x, x)) for x in letters)
       # A key "B T K H" is one of the sequence that the queries are of.

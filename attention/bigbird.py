@@ -317,7 +317,7 @@ def _collected(
 
   start = match_varying((x, take(x)), (x, rank))
   (_, taken), _ = jax.lax.scan(step, start, jnp.arange(1, size))
-  return taken.reshape(len(x), -1, *x.shape[3:])
+  return taken.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def bigbird_random_blocks(

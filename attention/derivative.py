@@ -55,7 +55,11 @@ def with_backward(
     # Not the vectors themselves: what the operation keeps must not be traced.
     dtypes = [vectors[i].dtype for i in floats]
     y_floats = _floats(y_leaves)
-    still = [np.zeros(leaf.shape, jax.dtypes.float0) for leaf in y_leaves]
+    # Of the others alone, since a batch may be a symbol, which NumPy does not know.
+    still: list[Any] = [
+      None if i in y_floats else np.zeros(leaf.shape, jax.dtypes.float0)
+      for i, leaf in enumerate(y_leaves)
+    ]
     kept, kept_tree = jax.tree.flatten((x, saved))
 
     def jvp(kept, vectors):

@@ -242,7 +242,7 @@ def rows(x, kv_heads, count=1):
 def unrows(x):
   """Undoes `rows`."""
   x = x.transpose(0, 3, 4, 1, 2, 5)
-  return x.reshape(len(x), x.shape[1] * x.shape[2], -1, x.shape[5])
+  return x.reshape(x.shape[0], x.shape[1] * x.shape[2], -1, x.shape[5])
 
 
 def key_rows(phi, keys, count=1):
@@ -316,7 +316,7 @@ def attend(
   if is_part:
     state = state_before(phi, keys, length, axis_name)
   else:
-    state = empty(len(key), key.shape[2], phi, value.shape[3])
+    state = empty(key.shape[0], key.shape[2], phi, value.shape[3])
   size = chunk_size(length, block_size)
   count = chunks_per_step(query, size, phi.size + 2 * query.shape[3])
   step, size = functools.partial(_causal_step, count), count * size

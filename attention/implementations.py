@@ -190,7 +190,9 @@ def _call(kernel, query, key, value, visible, logits):
   if kernel == "cudnn":
     if source % 2 and not hidden and mask is None and bias is None:
       # Cheaper than a mask, which would become a bias.
-      options["key_value_seq_lengths"] = jnp.full(len(key), source, jnp.int32)
+      options["key_value_seq_lengths"] = jnp.full(
+        key.shape[0], source, jnp.int32
+      )
       hidden = True
     # Its backward takes even lengths only.
     arrays = _padded(*arrays, hidden, multiple=2)

@@ -30,7 +30,7 @@ def query_dot(
 
   `spec` is 'bkqh,bkdh->bkqd' or 'bkqd,bkdv->bkqv', Q = J·C rows of one key head.
   """
-  grouped = x.reshape(len(x), y.shape[1], -1, x.shape[3])
+  grouped = x.reshape(x.shape[0], y.shape[1], -1, x.shape[3])
   product = jnp.einsum(spec, grouped, y, preferred_element_type=dtype)
   return product.reshape(*x.shape[:3], -1)
 
@@ -39,7 +39,7 @@ def key_dot(
   x: Float[Array, "B N C D"], y: Float[Array, "B N C H"], kv_heads: int
 ) -> Float[Array, "B K D H"]:
   """Σ x_c ⊗ y_c over C rows of the query heads of each key head, in float32."""
-  x, y = (z.reshape(len(z), kv_heads, -1, z.shape[3]) for z in (x, y))
+  x, y = (z.reshape(z.shape[0], kv_heads, -1, z.shape[3]) for z in (x, y))
   # In this order XLA:CPU takes its fast kernel.
   product = dot("bkhq,bkqd->bkhd", jnp.swapaxes(y, 2, 3), x)
   return jnp.swapaxes(product, 2, 3)
@@ -92,6 +92,6 @@ def head_rows(
   def read(x, index):
     return x.at[index].get(mode="fill", fill_value=0)
 
-  by_kv_head = index.reshape(len(x), x.shape[2], -1)
+  by_kv_head = index.reshape(x.shape[0], x.shape[2], -1)
   rows = jax.vmap(jax.vmap(read, (1, 0)))(x, by_kv_head)
   return rows.reshape(*index.shape, *x.shape[3:]).astype(dtype)

@@ -232,7 +232,7 @@ def feature_mechanism(
     return state_after(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
-    lengths = jnp.ones(len(key), jnp.int32)
+    lengths = jnp.ones(key.shape[0], jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
     queries, _ = project(variables, query, key, keep=None)
     out = read_all(mapped(variables, query, scale), state, queries)

@@ -122,7 +122,7 @@ def _mixtures(
 
   def mixed(rows, x):
     # With one E for each example, both gradients are plain products as well.
-    rows = jnp.broadcast_to(rows, (len(x), *rows.shape))
+    rows = jnp.broadcast_to(rows, (x.shape[0], *rows.shape))
     return jnp.einsum(
       "bsr,bsf->brf", rows, x, preferred_element_type=jnp.float32
     )

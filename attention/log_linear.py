@@ -156,7 +156,9 @@ def _step(count, params, sums, inputs):
   """`count` chunks `[B, N, G, C, ·]`; each begins with the state after the last."""
   del params
   ends, positions, *arrays = inputs
-  ends, positions = (x.reshape(len(x), 1, count, -1) for x in (ends, positions))
+  ends, positions = (
+    x.reshape(x.shape[0], 1, count, -1) for x in (ends, positions)
+  )
   query, key, value, log_decay, scales = recurrence.chunks(arrays, count)
   most = scales.shape[-1] - 1
   level = functools.partial(_level, most)

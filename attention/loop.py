@@ -79,7 +79,7 @@ def attend(
   """
   visible, logits = visible or Visible(), logits or Logits()
   grid = grid_of(query, value, visible, block, dropout_rate)
-  shape = (len(query), query.shape[2], grid.rows, grid.width)
+  shape = (query.shape[0], query.shape[2], grid.rows, grid.width)
   query, scores, fixed = logits.scores(query, visible, shape)
   arrays = query, visible.readable(key), visible.readable(value), scores
   constants = Constants(visible.traced(shape), fixed, dropout_rng)
@@ -322,7 +322,7 @@ class Grid(NamedTuple):
       x = jnp.where(self._is_new(i), x, old)
     if self.at_once == 1:
       return jnp.swapaxes(x, 1, 2)
-    x = x.reshape(len(x), self.at_once, self.rows, *x.shape[2:])
+    x = x.reshape(x.shape[0], self.at_once, self.rows, *x.shape[2:])
     return x.transpose(1, 0, 3, 2, 4)
 
   def put(
@@ -333,7 +333,7 @@ class Grid(NamedTuple):
       rows = jnp.swapaxes(rows, 1, 2)
     else:
       rows = rows.transpose(1, 0, 3, 2, 4)
-      rows = rows.reshape(len(x), self.size, *x.shape[2:])
+      rows = rows.reshape(x.shape[0], self.size, *x.shape[2:])
     if self.is_ragged:
       rows = jnp.where(self._is_new(i), rows, cut(x, self.start(i), self.size))
     return put(x, rows, self.start(i))

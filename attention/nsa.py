@@ -174,8 +174,8 @@ def _compressed(key, value, keep, weights, stride):
   def mixed(x, weights):
     """Σ_j w_j x_{i·d+j}, some strides of a block after the others."""
     x = padded(x[:, :length], max(length - x.shape[1], 0)).astype(jnp.float32)
-    units = x.reshape(len(x), -1, stride, *x.shape[2:])
-    parts = weights.reshape(len(weights), -1, stride)
+    units = x.reshape(x.shape[0], -1, stride, *x.shape[2:])
+    parts = weights.reshape(weights.shape[0], -1, stride)
     mixed = [
       layout.dot("kd,bmdkh->bmkh", parts[:, r], units[:, r : r + count])
       for r in range(parts.shape[1])

@@ -133,7 +133,7 @@ def _attend(
     "such a mask",
   )
   scale = arguments.softmax_scale(scale, query.shape[-1])
-  tokens = jnp.ones((len(query), length), bool) if keep is None else keep
+  tokens = jnp.ones((query.shape[0], length), bool) if keep is None else keep
   # A token belongs to a run by its rank among those of all devices.
   rank = jnp.cumsum(tokens, axis=1) - 1
   total = jnp.sum(tokens, axis=1, keepdims=True)
@@ -157,13 +157,13 @@ def _attend(
   def means(x):
     """Means in float32 over the tokens of each run; zeros for one without."""
     if keep is None and axis_name is None and length % count == 0:
-      x = x.reshape(len(x), count, -1, *x.shape[2:])
+      x = x.reshape(x.shape[0], count, -1, *x.shape[2:])
       return jnp.mean(x, axis=2, dtype=jnp.float32)
     x = jnp.where(tokens[..., None, None], x, 0).astype(jnp.float32)
     flat = x.reshape(*x.shape[:2], -1)
     sums = jnp.einsum("BTL,BTF->BLF", members, flat, precision=_EXACT)
     sums = _summed(sums, axis_name) / jnp.maximum(sizes, 1)[..., None]
-    return sums.reshape(len(x), count, *x.shape[2:])
+    return sums.reshape(x.shape[0], count, *x.shape[2:])
 
   queries, keys = scale * means(query), means(key)
   keys = jnp.repeat(keys, query.shape[2] // key.shape[2], axis=2)

@@ -25,6 +25,10 @@ and one for several has a plan for each:
 
     jax.export.export(jax.jit(platform.portable(f)), platforms=("cpu", "cuda", "tpu"))
 
+A batch of `jax.export` that is a symbol is planned for the largest one that its scope
+allows, `symbolic_shape("b", constraints=["b <= 64"])`, and as on a CPU, a tile after
+the other, where it allows any.
+
 How the numbers were found is in benchmarks/README.md, "What made it fast".
 """
 
@@ -125,12 +129,29 @@ def profile() -> Profile:
   return CPU if name() == "cpu" else ACCELERATOR
 
 
+def _affordable(num_bytes: int) -> int:
+  """How many things of so many bytes the budget allows; any number may be a symbol."""
+  if jax.export.is_symbolic_dim(num_bytes):
+    num_bytes = next(x for x in _POWERS if _is_at_most(num_bytes, x))
+  return profile().tile_bytes // num_bytes
+
+
+_POWERS = [2**i for i in range(65)]
+
+
+def _is_at_most(size: Any, bound: int) -> bool:
+  try:
+    return bound == _POWERS[-1] or size <= bound
+  except jax.errors.InconclusiveDimensionOperation:
+    return False
+
+
 def tiles_at_once(tile_bytes: int, count: int) -> int:
   """How many of `count` tiles of so many bytes each are one step.
 
   As many as the budget allows, and then as few as the same number of steps needs.
   """
-  most = max(profile().tile_bytes // tile_bytes, 1)
+  most = max(_affordable(tile_bytes), 1)
   return -(-count // -(-count // most))
 
 
@@ -140,7 +161,7 @@ def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
   At least `least`; None is `LEAST_ROWS`.
   """
   least = LEAST_ROWS if least is None else least
-  return min(max(profile().tile_bytes // row_bytes, least), length)
+  return min(max(_affordable(row_bytes), least), length)
 
 
 def block(
@@ -162,7 +183,7 @@ def block(
     Both doubled as often as the budget allows, and then evened out: as small as the
     same number of blocks allows, in multiples of 16 for vectors and matrix units.
   """
-  most = profile().tile_bytes // pair_bytes
+  most = _affordable(pair_bytes)
   while 4 * rows * width <= most:
     rows, width = 2 * rows, 2 * width
   sizes = []

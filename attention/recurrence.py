@@ -257,7 +257,7 @@ def repeated_writes(
   writes = key.shape[2]
 
   def flat(x):
-    return x.reshape(len(x), -1, *x.shape[3:])
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
 
   def placed(x, index):
     """`x` at one of R positions, and 0 at the others."""
@@ -358,7 +358,7 @@ def chunks(arrays: Any, count: int) -> Any:
   """Arrays `[B, G·C, N, D]` as `[B, N, G, C, D]` with G = `count`."""
 
   def rows(x):
-    x = x.reshape(len(x), count, -1, *x.shape[2:])
+    x = x.reshape(x.shape[0], count, -1, *x.shape[2:])
     return x.transpose(0, 3, 1, 2, 4)
 
   return jax.tree.map(rows, arrays)
@@ -367,7 +367,7 @@ def chunks(arrays: Any, count: int) -> Any:
 def unchunked(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
   """Undoes `chunks` on one array."""
   x = x.transpose(0, 2, 3, 1, 4)
-  return x.reshape(len(x), -1, *x.shape[3:])
+  return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def _shifted(x, distance):

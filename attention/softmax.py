@@ -120,7 +120,7 @@ def split_blocks(arrays: Any, size: int) -> Any:
 
   def split(x):
     x = padded(x, -x.shape[1] % size)
-    return x.reshape(len(x), -1, size, *x.shape[2:])
+    return x.reshape(x.shape[0], -1, size, *x.shape[2:])
 
   return jax.tree.map(split, arrays)
 
@@ -134,7 +134,7 @@ def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
   length = jax.tree.leaves(rows)[0].shape[1]
   chunks = split_blocks(rows, min(size, length))
   return jax.tree.map(
-    lambda x: x.reshape(len(x), -1, *x.shape[3:])[:, :length],
+    lambda x: x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length],
     block_map(function, 1, chunks),
   )
 
@@ -144,7 +144,7 @@ def join_blocks(
 ) -> Shaped[Array, "B T N *H"]:
   """Undoes `split_blocks` on blocks with their heads first."""
   x = jnp.swapaxes(x, 2, 3)
-  return x.reshape(len(x), -1, *x.shape[3:])[:, :length]
+  return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
 def padded(x: Array, *more: int) -> Array:

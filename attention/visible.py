@@ -142,7 +142,7 @@ class Visible:
     those of the positions, and these, `[B, X]`.
     """
     (query_rows, query_positions), (key_rows, key_positions) = queries, keys
-    batch, bands = len(key_positions), ()
+    batch, bands = key_positions.shape[0], ()
     if self.left is not None or self.right is not None:
       left, right = (
         _FARTHEST if side is None else side for side in (self.left, self.right)

@@ -187,22 +187,22 @@ class Grid(NamedTuple):
     """`x` in G windows of C = w² places; places without a position get zeros."""
     w, (down, across) = self.window, self.windows
     x = padded(x, self.rows * self.columns - self.length)
-    x = x.reshape(len(x), self.rows, self.columns, *x.shape[2:])
+    x = x.reshape(x.shape[0], self.rows, self.columns, *x.shape[2:])
     x = padded(x, down * w - self.rows, across * w - self.columns)
     x = jnp.roll(x, (-self.shift, -self.shift), (1, 2))
-    x = x.reshape(len(x), down, w, across, w, *x.shape[3:]).swapaxes(2, 3)
-    return x.reshape(len(x), down * across, w * w, *x.shape[5:])
+    x = x.reshape(x.shape[0], down, w, across, w, *x.shape[3:]).swapaxes(2, 3)
+    return x.reshape(x.shape[0], down * across, w * w, *x.shape[5:])
 
   def from_windows(
     self, x: Shaped[Array, "B G C *F"]
   ) -> Shaped[Array, "B T *F"]:
     """Undoes `to_windows`."""
     w, (down, across) = self.window, self.windows
-    x = x.reshape(len(x), down, across, w, w, *x.shape[3:]).swapaxes(2, 3)
-    x = x.reshape(len(x), down * w, across * w, *x.shape[5:])
+    x = x.reshape(x.shape[0], down, across, w, w, *x.shape[3:]).swapaxes(2, 3)
+    x = x.reshape(x.shape[0], down * w, across * w, *x.shape[5:])
     x = jnp.roll(x, (self.shift, self.shift), (1, 2))
     x = x[:, : self.rows, : self.columns]
-    return x.reshape(len(x), -1, *x.shape[3:])[:, : self.length]
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, : self.length]
 
   def regions(self) -> Int[Array, "1 T"] | None:
     """A number for each position: those that only the roll joins have others."""

@@ -122,7 +122,9 @@ def _params(query, query_kernel, key_kernel, mix, scale):
 
 def _no_keys(keys, window):
   """Hidden keys where none were before."""
-  return tuple(jnp.zeros((len(x), window, *x.shape[2:]), x.dtype) for x in keys)
+  return tuple(
+    jnp.zeros((x.shape[0], window, *x.shape[2:]), x.dtype) for x in keys
+  )
 
 
 def _attend(params, query, keys, window, block_size=None, axis_name=None):
@@ -134,11 +136,14 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   """
   batch, length, _, head_dim = query.shape
   kv_heads, value_dim = keys[1].shape[2:]
+  # As numbers, because a state of booleans has no derivative where B is a symbol.
+  keys = *keys[:2], keys[2].astype(jnp.float32)
   phi = _features(head_dim)
   is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
   if is_part:
     reached = [sharded.with_halo(x, window, 0, axis_name) for x in keys]
     left = [x[:, :length] for x in reached]
+    left[2] = left[2] > 0
     left[0] = project_heads(params[1], left[0], left[2])
     far = state_before(phi, left, length, axis_name)
     near = tuple(x[:, :window] for x in reached)
@@ -167,11 +172,11 @@ def _step(count, window, params, state, xs):
   _, length, _, head_dim = query.shape
   kv_heads, size = keys[0].shape[2], length // count
   near, far = (_no_keys(keys, window), None) if state is None else state
-  key, value, keep = keys = [
-    jnp.concatenate(x, axis=1) for x in zip(near, keys, strict=True)
-  ]
+  keys = [jnp.concatenate(x, axis=1) for x in zip(near, keys, strict=True)]
+  key, value, keep = *keys[:2], keys[2] > 0
   # Keys that leave the window.
-  phi, left = _features(head_dim), [x[:, :length] for x in keys]
+  left = [x[:, :length] for x in (key, value, keep)]
+  phi = _features(head_dim)
   left[0] = project_heads(key_kernel, left[0], left[2])
   queries = rows(project_heads(query_kernel, query), kv_heads, count)
   far, sums = chunk_sums(False, far, phi(queries), key_rows(phi, left, count))
@@ -291,9 +296,10 @@ def window_linear(window: int = 64) -> plug.Attention:
   def decode(variables, cache, query, key, value, *, scale=None):
     size = cache.key.shape[1]
     is_set = jnp.arange(size)[None] >= size - cache.index[:, None]
+    is_set = is_set.astype(jnp.float32)
     state = (cache.key, cache.value, is_set), cache.far
     key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
-    xs = query, key, value, jnp.ones((len(key), 1), bool)
+    xs = query, key, value, jnp.ones((key.shape[0], 1))
     params = _params(query, **variables["params"], scale=scale)
     ((keys, values, _), far), out = _step(1, size, params, state, xs)
     return out, WindowLinearCache(keys, values, cache.index + 1, far)

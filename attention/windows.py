@@ -71,14 +71,16 @@ def attend_to_window(
   masks = [mask[:, 0, 0] for mask in visible.masks]
   if source_length % dilation:
     masks.append(jnp.ones((1, source_length), bool))
-  masks = [jnp.broadcast_to(x, (len(x), source_length)) for x in masks]
+  masks = [jnp.broadcast_to(x, (x.shape[0], source_length)) for x in masks]
   rngs = None if rng is None else dropout.split(rng, dilation)
   classes = jax.tree.map(
     partial(split_blocks, size=dilation),
     (query, key, value, masks, visible.segments),
   )
   run: Any = jax.vmap(attend_to_class, (*[2] * 5, 0), 2)
-  out, lse = (x.reshape(len(x), -1, *x.shape[3:]) for x in run(*classes, rngs))
+  out, lse = (
+    x.reshape(x.shape[0], -1, *x.shape[3:]) for x in run(*classes, rngs)
+  )
   return out[:, :length], lse[:, :length]
 
 
@@ -300,7 +302,7 @@ def check_globals(
   is_integer = jnp.issubdtype(global_indices.dtype, jnp.integer)
   if (
     global_indices.ndim != 2
-    or len(global_indices) != len(query)
+    or global_indices.shape[0] != query.shape[0]
     or not is_integer
   ):
     raise ValueError(

@@ -54,7 +54,7 @@ class ShortConvolution(nn.Module):
     """
     if mask is not None and mask.shape[1:3] == (1, 1):
       x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
-    return self._sum(x, self._nothing(len(x), x.dtype), segment_ids)
+    return self._sum(x, self._nothing(x.shape[0], x.dtype), segment_ids)
 
   def start(self, batch: int) -> None:
     """Puts positions of zeros in 'cache'."""
