@@ -262,7 +262,9 @@ class Checkpoints:
     number, params, opt_state = (
       fields.pop(name) for name in ("step", "params", "opt_state")
     )
-    return TrainState(number, params, fields, opt_state), entry["record"]
+    ema = fields.pop("ema", None)
+    state = TrainState(number, params, fields, opt_state, ema)
+    return state, entry["record"]
 
   def close(self) -> None:
     """Waits until everything is written."""
@@ -301,7 +303,7 @@ def _template(leaf: Any) -> Any:
 
 def _fields(state: TrainState) -> dict[str, Any]:
   """What is on disk, each collection beside the others."""
-  fields = state._asdict()
+  fields = {k: x for k, x in state._asdict().items() if x is not None}
   return fields | fields.pop("collections")
 
 

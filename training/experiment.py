@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from attention import registry
 import models
@@ -118,9 +119,16 @@ def create(
     _check_generates(config, task)
   schedule = train.optimizer, train.num_steps
   optimizer = optimizer_lib.make_optimizer(*schedule)
+  has_ema = train.optimizer.ema_decay > 0
+  if has_ema and jnp.finfo(config.model.param_dtype).bits < 32:
+    raise ConfigError(
+      "config.optimizer.ema_decay: a mean of parameters with fewer than 32 bits "
+      "does not move; expected config.model.param_dtype='float32' beside it, got "
+      f"{config.model.param_dtype!r}"
+    )
   with _refusals(config):
     model = models.create(config.model, **_sizes(config, task))
-    init = functools.partial(_init_state, model, optimizer)
+    init = functools.partial(_init_state, model, optimizer, has_ema)
     shapes = jax.eval_shape(init, train.seed)
   if not restore:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
@@ -128,7 +136,9 @@ def create(
   draw, start = init, functools.partial(jax.jit(init), train.seed)
   if config.weights and not restore:
     draw = None
-    start = functools.partial(_published_state, config, model, optimizer)
+    start = functools.partial(
+      _published_state, config, model, optimizer, has_ema
+    )
   constants = shapes.collections["constants"]
   if train.redraw_every and not jax.tree.leaves(constants):
     raise ConfigError(
@@ -145,6 +155,7 @@ def create(
     label_smoothing=train.optimizer.label_smoothing,
     accumulate_steps=train.optimizer.accumulate_steps,
     redraw_every=train.redraw_every,
+    ema_decay=train.optimizer.ema_decay,
     # Compiled, this draws constants alone: nothing else is asked for.
     draw_constants=lambda key: models.initialize(model, key, model.example())[
       "constants"
@@ -266,17 +277,17 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
     ) from error
 
 
-def _init_state(model, optimizer, seed) -> TrainState:
+def _init_state(model, optimizer, has_ema, seed) -> TrainState:
   variables = models.initialize(model, jax.random.key(seed), model.example())
-  return TrainState.first(variables, optimizer)
+  return TrainState.first(variables, optimizer, has_ema)
 
 
-def _published_state(config, model, optimizer) -> TrainState:
+def _published_state(config, model, optimizer, has_ema) -> TrainState:
   """The state of a run that starts from published weights."""
   opened = load.open_folder(Path(config.weights))
   key = jax.random.key(config.train.seed)
   variables = load.read_variables(opened, model, key)
-  return TrainState.first(variables, optimizer)
+  return TrainState.first(variables, optimizer, has_ema)
 
 
 def _own_functions(config, task, model, shapes) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class StepFunctions(NamedTuple):
     label_smoothing: in what is minimised, never in what is reported.
     accumulate_steps: micro-batches of one step.
     redraw_every: steps between new constants; 0 keeps the first.
+    ema_decay: of the running mean of parameters, in a state that has one.
     draw_constants: `key -> constants`, needed where `redraw_every` > 0.
     forward_and_state: `(variables, batch, dropout_rng) -> (logits, collections)`
       of a model that replaces collections while it is trained, as with batch norm
@@ -92,6 +93,7 @@ class StepFunctions(NamedTuple):
   label_smoothing: float = 0.0
   accumulate_steps: int = 1
   redraw_every: int = 0
+  ema_decay: float = 0.0
   draw_constants: Callable[[Array], Any] | None = None
   forward_and_state: Callable[..., tuple[Array, Any]] | None = None
   loss: Callable[..., tuple[Array, Array, Array]] = cross_entropy
@@ -206,12 +208,11 @@ def train_step(
   updates, opt_state = functions.optimizer(learning_rate).update(
     gradient, state.opt_state, state.params
   )
-  updated = TrainState(
-    step=state.step + 1,
-    params=cast(Any, optax.apply_updates(state.params, updates)),
-    collections=collections,
-    opt_state=opt_state,
-  )
+  params = cast(Any, optax.apply_updates(state.params, updates))
+  ema = state.ema
+  if ema is not None:
+    ema = optax.incremental_update(params, ema, 1 - functions.ema_decay)
+  updated = TrainState(state.step + 1, params, collections, opt_state, ema)
   finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
   valid = finite & (state.step == step)
   new_state = jax.tree.map(

@@ -28,7 +28,8 @@ def run(tmp_path, monkeypatch):
         **leaves,
       }
     )
-    functions, state = make_functions(dropout=True)
+    ema_decay = config.optimizer.ema_decay
+    functions, state = make_functions(dropout=True, ema_decay=ema_decay)
     experiment = types.SimpleNamespace(
       config=types.SimpleNamespace(train=config),
       task=task,

@@ -53,9 +53,9 @@ class FakeTask:
     return {"exact_match": 0.0, "signature": "s"}
 
 
-def newest(workdir):
+def newest(workdir, **options):
   """Step of the newest checkpoint, and the digests of its leaves."""
-  _, state = make_functions(dropout=True)
+  _, state = make_functions(dropout=True, **options)
   checkpoints = Checkpoints(workdir, read_only=True)
   state, _ = checkpoints.restore(state)
   checkpoints.close()

@@ -100,11 +100,8 @@ def make_functions(dropout=False, num_steps=10, **options):
     schedule=functools.partial(optimizer_lib.make_schedule, config, num_steps),
     label_smoothing=config.label_smoothing,
     accumulate_steps=config.accumulate_steps,
+    ema_decay=config.ema_decay,
   )
-  state = TrainState(
-    step=jnp.zeros((), jnp.int32),
-    params=params,
-    collections={"constants": {"mix": mix}},
-    opt_state=optimizer.init(params),
-  )
+  variables = {"params": params, "constants": {"mix": mix}}
+  state = TrainState.first(variables, optimizer, config.ema_decay > 0)
   return functions, state

@@ -1,0 +1,99 @@
+"""A running mean of the parameters: what it is, where it lies, who reads it."""
+
+import jax
+import numpy as np
+import pytest
+
+from settings.errors import ConfigError
+from tests.training.fake_task import FakeTask, newest
+from tests.training.tiny import config, make_batch, make_functions, numbers
+from training import evaluate, experiment, mesh, parallel, step
+from training.checkpoint import digests
+from training.config import OptimizerConfig
+
+DECAY = 0.75
+
+
+def after(count, **options):
+  """The states after each of some steps."""
+  functions, state = make_functions(**options)
+  states = [state]
+  for number in range(count):
+    state, _ = step.train_step(
+      functions, numbers(), state, make_batch(number), np.int32(number)
+    )
+    states.append(state)
+  return states
+
+
+def test_the_mean_is_that_of_the_parameters_so_far():
+  """m ← d m + (1 − d) p by hand, from m = p; the parameters stay what they are."""
+  states, others = after(3, ema_decay=DECAY), after(3)
+  assert [*map(digests, (x.params for x in states))] == [
+    *map(digests, (x.params for x in others))
+  ]
+  assert others[-1].ema is None
+  mean = np.asarray(states[0].params["kernel"], np.float64)
+  for state in states[1:]:
+    new = np.asarray(state.params["kernel"], np.float64)
+    mean = DECAY * mean + (1 - DECAY) * new
+    np.testing.assert_allclose(state.ema["kernel"], mean, rtol=1e-6)
+  assert abs(mean - new).max() > 1e-4
+  assert states[-1].variables["params"] is states[-1].ema
+
+
+def test_evaluation_reads_the_mean():
+  functions, _ = make_functions(ema_decay=DECAY)
+  state = after(2, ema_decay=DECAY)[-1]
+  run = parallel.make(functions, "jit")
+  losses = [
+    evaluate.evaluate(run, {**state.variables, "params": x}, FakeTask(), "test")
+    for x in (state.ema, state.params)
+  ]
+  assert losses[0]["loss"] != losses[1]["loss"]
+  found = evaluate.evaluate(run, state.variables, FakeTask(), "test")
+  assert found == losses[0]
+
+
+@pytest.mark.parametrize("kind", ["jit", "pmap"])
+def test_a_run_goes_on_with_its_mean(run, tmp_path, kind):
+  """Killed and started again, it ends with the same numbers."""
+  asked = {"parallel": kind, "optimizer": OptimizerConfig(ema_decay=DECAY)}
+  results = run(FakeTask(), **asked)
+  expected = newest(tmp_path, ema_decay=DECAY)
+  assert "['ema']['kernel']" in expected[1]
+  for path in sorted(tmp_path.rglob("*"), reverse=True):
+    path.rmdir() if path.is_dir() else path.unlink()
+  assert run(FakeTask(), stop_at=4, **asked) is None
+  assert run(FakeTask(), **asked) == results
+  assert newest(tmp_path, ema_decay=DECAY) == expected
+
+
+def test_the_mean_lies_as_the_parameters_do():
+  run = experiment.create(
+    config(
+      "decoder", {"name": "recall"}, optimizer={"ema_decay": DECAY}, num_steps=1
+    )
+  )
+  laid = parallel.make(
+    run.functions, "jit", mesh.MeshConfig(data=2, fsdp=2, tensor=2)
+  ).shardings(run.shapes)
+  specs = [
+    [leaf.spec for leaf in jax.tree.leaves(tree)]
+    for tree in (laid.ema, laid.params)
+  ]
+  assert specs[0] == specs[1]
+  assert {name for spec in specs[0] for name in spec} >= {"fsdp", "tensor"}
+
+
+def test_a_mean_that_would_not_move_is_refused():
+  narrow = config(
+    "decoder",
+    {"name": "recall"},
+    {"param_dtype": "bfloat16"},
+    optimizer={"ema_decay": DECAY},
+  )
+  with pytest.raises(
+    ConfigError, match=r"ema_decay: .*'float32' beside it, got"
+  ):
+    experiment.create(narrow)
