@@ -2,8 +2,10 @@
 
 Every point is trained with seeds that only choose. At each rung, a share of the
 steps, the worse half of the points is stopped, by the mean loss over these seeds on
-the first held-out split; of those that are left the best at the end is chosen. Where
-that has the lowest or highest value of a leaf, one value beyond it competes as well.
+the first held-out split; of those that are left the best at the end is chosen. Of a
+task that is all or nothing that is the one that most seeds solve, and of those the
+one of the lowest loss. Where it has the lowest or highest value of a leaf, one value
+beyond it competes as well.
 
 Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
 """
@@ -13,13 +15,34 @@ import dataclasses
 import math
 from pathlib import Path
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
-from comparison import plan, records
+from comparison import criterion, plan, records
 from comparison.config import Comparison
 from comparison.launch import launch
 from comparison.plan import Run, grouped
 from settings.errors import ConfigError
+
+
+class Standing(NamedTuple):
+  """What a point of the grid reached; the lowest is the best."""
+
+  unsolved: int  # Seeds that have not solved their task.
+  loss: float  # Their mean; infinite where one of them failed.
+
+
+def warning(runs: Sequence[Run], comparison: Comparison) -> str:
+  """Says where halving may stop a point that solves its task later; else empty."""
+  tasks = sorted({run.task for run in runs if run.solved_at is not None})
+  rungs = comparison.halving.rungs
+  if not tasks or not rungs or not comparison.choosing_seeds:
+    return ""
+  return (
+    f"warning: {', '.join(tasks)}: all or nothing, and halving.rungs="
+    f"{','.join(f'{x:g}' for x in rungs)} stops points by a loss that says little "
+    "before a task is solved; a point that solves it later may be lost. "
+    '--config.halving.rungs="()" --config.halving.seeds=4 trains all to the end'
+  )
 
 
 def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
@@ -47,20 +70,26 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   for share in comparison.halving.rungs:
     candidates = _better_half(candidates, workdir, comparison, share)
   launch(candidates, workdir, comparison)
-  loss, best = _ranked(candidates, workdir)[0]
+  standing, best = _ranked(candidates, workdir)[0]
   values_by_leaf = {
     leaf: set(values) for leaf, values in comparison.grid_values.items()
   }
   # Where no point could be trained, none beyond can be.
-  for run in _outer_points(best[0], comparison) if loss < math.inf else ():
+  is_trained = standing < (len(best), math.inf)
+  for run in _outer_points(best[0], comparison) if is_trained else ():
     new = [run.with_seed(x, choosing=True) for x in comparison.choosing_seeds]
     records.plan(workdir, new)
     launch(new, workdir, comparison)
     candidates += new
     for leaf, value in run.grid.items():
       values_by_leaf[leaf].add(value)
-  _, (chosen, *_) = _ranked(candidates, workdir)[0]
+  standing, (chosen, *others) = _ranked(candidates, workdir)[0]
   point = ", ".join(f"{leaf}={value}" for leaf, value in chosen.grid.items())
+  seeds = 1 + len(others)
+  if chosen.solved_at is not None:
+    point += (
+      f", solved by {seeds - standing.unsolved} of {seeds} choosing seeds"
+    )
   print(f"{chosen.row}: chosen {point}", flush=True)
   edge = [
     x for x in values_by_leaf if chosen.grid[x] in _ends(values_by_leaf[x])
@@ -119,11 +148,9 @@ def _better_half(
   launch(runs, workdir, comparison, share)
   ranked = _ranked(runs, workdir, share)
   half = math.ceil(len(ranked) / 2)
-  for loss, point in ranked[half:]:
-    reason = (
-      f"loss {loss:.4g} after {share:.3g} of the steps, where "
-      f"{ranked[half - 1][0]:.4g} went on"
-    )
+  last = ranked[half - 1][0].loss
+  for (_, loss), point in ranked[half:]:
+    reason = f"loss {loss:.4g} after {share:.3g} of the steps, where {last:.4g} went on"
     for run in point:
       if records.status(workdir, run) == records.STOPPED:
         stopped = {"status": records.STOPPED_EARLY, "reason": reason}
@@ -135,10 +162,11 @@ def _better_half(
 
 def _ranked(
   runs: Sequence[Run], workdir: Path, share: float | None = None
-) -> list[tuple[float, list[Run]]]:
-  """Mean loss of each point and its runs, the best first; failed ones are infinite.
+) -> list[tuple[Standing, list[Run]]]:
+  """Each point and its runs, the best first; a loss is infinite where one failed.
 
-  The loss is that after a share of the steps, or at the end.
+  After a share of the steps the mean loss decides. At the end it is the number of
+  seeds that solved the task, and of as many the mean loss.
   """
 
   def loss(run: Run) -> float:
@@ -146,10 +174,22 @@ def _ranked(
     if share is not None:
       value = records.loss_at(workdir, run, share)
     elif records.status(workdir, run) == records.DONE:
-      value = list(records.losses(workdir, run).values())[-1]
+      value = _last(run, workdir)["loss"]
     return value if value is not None and math.isfinite(value) else math.inf
 
-  points = grouped(runs, "family")
-  means = [statistics.fmean(map(loss, point)) for point in points]
-  ranked = zip(means, points, strict=True)
-  return sorted(ranked, key=lambda mean_and_point: mean_and_point[0])
+  def is_solved(run: Run) -> bool:
+    if share is not None or records.status(workdir, run) != records.DONE:
+      return False
+    return criterion.is_solved(_last(run, workdir), run.solved_at)
+
+  ranked = []
+  for point in grouped(runs, "family"):
+    unsolved = len(point) - sum(map(is_solved, point))
+    mean = statistics.fmean(map(loss, point))
+    ranked.append((Standing(unsolved, mean), point))
+  return sorted(ranked, key=lambda standing_and_point: standing_and_point[0])
+
+
+def _last(run: Run, workdir: Path) -> dict[str, Any]:
+  """The last evaluation of a run on the first held-out split."""
+  return list(records.evaluations(workdir, run).values())[-1]

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 import pandas as pd
 
-from comparison import frame
+from comparison import criterion, frame
 from comparison.plan import TWIN
 from comparison.style import MUTED, Style
-from comparison.summary import COSTS, is_counted
+from comparison.summary import COSTS, common, is_counted
 from comparison.task import Task
 from settings.typed import literal
 
@@ -63,9 +63,9 @@ def seeds(task: Task, styles: Styles) -> Any | None:
     )  # fmt: skip
   if counted:
     axes.axvline(first["solved_at"], color=MUTED, linestyle=":")
-  axes.set_yticks(range(len(rows)), list(rows["row"]))
+  axes.set_yticks(range(len(rows)), list(rows["name"]))
   axes.set_ylim(len(rows) - 0.5, -0.5)
-  upper = frame.upper_bound(first["metric"])
+  upper = criterion.upper_bound(first["metric"])
   if math.isfinite(upper) and first["best"] > upper / 2:
     axes.set_xlim(0, upper)
   axes.set_xlabel(
@@ -100,7 +100,7 @@ def learning_curves(
     runs = task.runs_of(row).dropna(subset=[task.metric])["run"]
     points = curves[curves["run"].isin(runs)]
     series += [
-      Line(row["row"], row["attention"], list(run["step"]), list(run["value"]))
+      Line(row["name"], row["attention"], list(run["step"]), list(run["value"]))
       for _, run in points.groupby("run", sort=False)
     ]
   title = f"{task.name}: {quantity}, {split} split"
@@ -110,9 +110,10 @@ def learning_curves(
 def lengths(task: Task, styles: Styles) -> Any | None:
   """Quality at other lengths than the trained one, a line a seed."""
   table = task.at_lengths
+  names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
   series = [
     Line(
-      str(name),
+      names[name],
       points["attention"].iloc[0],
       list(points["ratio"]),
       list(points["value"]),
@@ -165,7 +166,9 @@ def capacity(task: Task, styles: Styles) -> Any | None:
   rows = task.ended[task.ended["cache_bytes"].notna()]
   series = []
   twins = rows["width"].eq("dense").map({True: TWIN, False: ""})
-  keys = [rows["attention"], rows["across"].map(_words), twins]
+  shared = common(task.summary)
+  kinds = [_words(across, shared) for across in rows["across"]]
+  keys = [rows["attention"], pd.Series(kinds, rows.index, dtype=str), twins]
   for (attention, kind, twin), group in rows.groupby(keys, sort=False):
     group = group.sort_values("cache_bytes")
     if group["cache_bytes"].nunique() < 2:
@@ -228,7 +231,8 @@ def lines(
   """Lines with their names at their ends, or a panel each where they are many.
 
   More than eight names are small multiples, a panel a mechanism, with the mean of
-  every name in grey behind it; rows of one mechanism are fainter one by one.
+  every name in grey behind it; rows of one mechanism are fainter one by one, as a
+  legend below all panels says.
 
   Args:
     series: the lines; those of one name belong together, as seeds do.
@@ -262,27 +266,24 @@ def lines(
       axes.set_visible(False)
     for axes in panels[max(len(groups) - 4, 0) : len(groups)]:
       axes.tick_params(labelbottom=True)
+      axes.set_xlabel(x_label)
   means = [_mean(series, name) for name in names]
+  # Rows of one mechanism have its colour, and are told apart by its strength.
+  kinds = list(dict.fromkeys(map(_kind, series)))
+  strengths = {x: 1 - 0.7 * n / len(kinds) for n, x in enumerate(sorted(kinds))}
   for axes, (key, group) in zip(panels, groups.items(), strict=False):
     if key:
       axes.set_title(shortened(key))
       for line in means:
         axes.plot(line.x, line.y, color="#dcdcdc", linewidth=0.6, zorder=1)
-    # Rows of one mechanism have its colour, and are told apart by its strength.
-    panel_names = sorted({line.name for line in group}) if key else names
-    for place, name in enumerate(panel_names):
-      for line in (line for line in group if line.name == name):
-        style = styles[line.attention]
-        axes.plot(
-          line.x, line.y, color=style.color, linestyle=style.linestyle,
-          marker=style.marker, markevery=[len(line.x) - 1],
-          linewidth=1.0 if key else 1.2, label=name.removeprefix(f"{key}, "),
-          alpha=1 - 0.7 * place / len(panel_names) if key else 1.0,
-        )  # fmt: skip
-    if key and len(panel_names) > 1:
-      handles, labels = axes.get_legend_handles_labels()
-      entries = dict(zip(labels, handles, strict=True))
-      axes.legend(entries.values(), entries, fontsize=5)
+    for line in group:
+      style = styles[line.attention]
+      axes.plot(
+        line.x, line.y, color=style.color, linestyle=style.linestyle,
+        marker=style.marker, markevery=[len(line.x) - 1],
+        linewidth=1.0 if key else 1.2,
+        alpha=strengths[_kind(line)] if key else 1.0,
+      )  # fmt: skip
     if x_log:
       _logarithmic_ticks(axes, [x for line in series for x in line.x])
     if y_log:
@@ -293,10 +294,21 @@ def lines(
     _name_ends(panels[0], series, styles)
     panels[0].set(xlabel=x_label, ylabel=y_label)
   else:
-    figure.supxlabel(x_label, fontsize=8.5)
     figure.supylabel(y_label, fontsize=8.5)
+    handles = [
+      Line2D([], [], color="black", alpha=alpha, label=kind)
+      for kind, alpha in strengths.items()
+      if kind
+    ]
+    if handles and groups.keys() != set(names):
+      figure.legend(handles=handles, loc="outside lower center", ncols=3)
   figure.suptitle(title)
   return figure
+
+
+def _kind(line: Line) -> str:
+  """What tells a line from others of its mechanism: 'features=16'."""
+  return line.name.removeprefix(line.attention).removeprefix(", ")
 
 
 def _figure(size: tuple[float, float]) -> Any:
@@ -391,10 +403,11 @@ def _mean(series: Sequence[Line], name: str) -> Line:
   return Line(name, attention, places, values)
 
 
-def _words(across: str) -> str:
-  """The parts of a point of `across` that have other values than numbers."""
+def _words(across: str, shared: Sequence[str]) -> str:
+  """The parts of a point of `across`, but for shared ones, that are no numbers."""
   values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
-  return ", ".join(x for x in values if not frame.is_number(values[x]))
+  words = (x for x in values if not frame.is_number(values[x]))
+  return ", ".join(x for x in words if x not in shared)
 
 
 def shortened(name: str) -> str:

@@ -8,19 +8,9 @@ from typing import Any
 import pandas as pd
 
 from attention import ATTENTIONS
+from comparison.criterion import headline
 from comparison.plan import label, point, short
 from comparison.records import Record
-
-HEADLINES = (
-  "bleu",
-  "exact_match",
-  "accuracy",
-  "error_rate",
-  "bits_per_character",
-  "token_accuracy",
-  "loss",
-)
-"""Metrics that a task is judged by: the first that its last evaluation has."""
 
 _RUN = (
   *("task", "attention", "width", "seed", "status", "choosing"),
@@ -109,25 +99,6 @@ def is_number(value: Any) -> bool:
   """Whether it can be averaged: no text, no truth value, not infinite."""
   is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
   return is_real and math.isfinite(value)
-
-
-def is_lower_better(metric: str) -> bool:
-  """True of losses, errors and perplexities."""
-  return metric.endswith(("loss", "error_rate", "perplexity", "character"))
-
-
-def upper_bound(metric: str) -> float:
-  """The most that a metric can be; none can be below 0."""
-  if metric == "bleu":
-    return 100.0
-  is_share = "accuracy" in metric or metric == "exact_match"
-  return 1.0 if is_share else math.inf
-
-
-def headline(names: Iterable[str]) -> str | None:
-  """The metric that decides among those of these names; None without any."""
-  metrics = set(names)
-  return next((name for name in HEADLINES if name in metrics), None)
 
 
 def splits(record: Record) -> tuple[str, str]:

@@ -25,11 +25,10 @@ def of_task(task: Task) -> tuple[Any | None, str]:
   for record in task.records:
     if sketch := record.get("measured", {}).get("map"):
       sketches.setdefault(label(record), sketch)
-  names = list(task.summary["row"])
-  maps = {name: sketches[name] for name in names if name in sketches}
-  missing_names = ", ".join(
-    f"`{name}`" for name in names if name not in sketches
-  )
+  rows = zip(task.summary["row"], task.summary["name"], strict=True)
+  names = {name: sketches.get(row) for row, name in rows}
+  maps = {name: sketch for name, sketch in names.items() if sketch}
+  missing_names = ", ".join(f"`{name}`" for name in names if name not in maps)
   note = ""
   if maps and missing_names:
     note = (
@@ -73,7 +72,12 @@ def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
     axes.tick_params(axis="x", rotation=90)
   for axes in list(panels.flat)[len(maps) :]:
     axes.set_visible(False)
-  bar = figure.colorbar(image, ax=panels, shrink=0.6, aspect=30, pad=0.01)
+  bar = figure.colorbar(
+    image, ax=panels, shrink=1 if rows == 1 else 0.6, aspect=30, pad=0.01
+  )
+  # Equally apart on the scale of square roots, where whole tenths would overlap.
+  ticks = [norm.vmax * (n / 4) ** 2 for n in range(5)]
+  bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
   bar.set_label("weight, mean over heads")
   figure.supxlabel(first["key_axis"], fontsize=8.5)
   figure.supylabel(first["query_axis"], fontsize=8.5)

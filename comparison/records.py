@@ -189,22 +189,21 @@ def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
   return lines or metrics.read(home(workdir, run))
 
 
-def losses(workdir: Path, run: Run) -> dict[int, float]:
-  """Step -> loss on the first held-out split, as far as a run is."""
+def evaluations(workdir: Path, run: Run) -> dict[int, dict[str, Any]]:
+  """Step -> metrics on the first held-out split, as far as a run is."""
   lines = [x for x in history(workdir, run) if x["split"] != "train"]
   return {
-    line["step"]: line["loss"]
-    for line in lines
-    if line["split"] == lines[0]["split"]
+    line["step"]: line for line in lines if line["split"] == lines[0]["split"]
   }
 
 
 def loss_at(workdir: Path, run: Run, share: float) -> float | None:
-  """`losses` after a share of the steps; None where a run is not there yet."""
+  """Held-out loss after a share of the steps; None where a run is not there yet."""
   count = steps(workdir, run)
   if count is None:
     return None
-  return losses(workdir, run).get(step_at(count, share))
+  line = evaluations(workdir, run).get(step_at(count, share))
+  return None if line is None else line["loss"]
 
 
 def step_at(count: int, share: float) -> int:

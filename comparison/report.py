@@ -7,7 +7,17 @@ from typing import Any
 
 import pandas as pd
 
-from comparison import figures, frame, maps, page, records, style, tables
+from comparison import (
+  figures,
+  frame,
+  maps,
+  page,
+  records,
+  remarks,
+  status,
+  style,
+  tables,
+)
 from comparison import summary as summary_lib
 from comparison.page import Picture, Section, anchor
 from comparison.records import Record
@@ -29,8 +39,8 @@ READING = (
   "The first column is the metric that decides, on the last held-out split; rows are "
   "sorted by it. Behind a mean is its 95 % interval over seeds (Student's t; on the "
   "logit scale for a metric with two bounds). Where a task is all or nothing, rows "
-  "are counted instead: 'solved 5 of 8' seeds, with Wilson's interval of the share; "
-  f"the means are in summary.csv. {tables.TIED} marks the first row and those that "
+  "are counted instead: 'solved 5 of 8' seeds, with Wilson's interval of the share, "
+  f"beside the mean and the best seed. {tables.TIED} marks the first row and those that "
   "cannot be told from it at 5 %: Student's t paired by seed, of counts Fisher's "
   "exact test, in both cases with Holm's correction over the rows of the table. Three "
   "seeds tell few rows apart, and of counts none: 3 of 3 against 0 of 3 is p = 0.1."
@@ -63,7 +73,10 @@ def write(workdir: Path) -> str:
     for name, task in tasks.items()
   ]
   sections = [
-    Section("What was found", findings or [summary_lib.NOTHING_FOUND]),
+    Section(
+      "What was found",
+      [*status.missing(workdir), *(findings or [summary_lib.NOTHING_FOUND])],
+    ),
     Section("How to read this", [*_setup(workdir, run_records), READING]),
   ]
   references = records.references(workdir)
@@ -159,8 +172,9 @@ def _parts(task: Task, styles: figures.Styles) -> list[Any]:
     return Picture(f"{kind}-{anchor(task.name)}", figure, caption)
 
   map_figure, map_note = maps.of_task(task)
-  parts = [
+  parts: list[Any] = [
     ("Quality", tables.quality(task.summary)),
+    remarks.row_model(task) or None,
     picture("seeds", figures.seeds(task, styles), "Every seed is a dot."),
     picture(
       "curves",
@@ -169,6 +183,7 @@ def _parts(task: Task, styles: figures.Styles) -> list[Any]:
     ),
     ("Paired over sentences", tables.bleu(task)),
     ("Other lengths", tables.lengths(task)),
+    ("Whole sequences at other lengths", tables.whole_sequences(task)),
     picture(
       "lengths",
       figures.lengths(task, styles),
@@ -190,30 +205,10 @@ def _parts(task: Task, styles: figures.Styles) -> list[Any]:
     ),
   ]
   # What a part shows is its second field; some tasks have nothing to show there.
-  parts = [part for part in parts if part[1] is not None]
-  notes = _notes(task.summary) + [map_note] * bool(map_note)
+  parts = [part for part in parts if part is not None and part[1] is not None]
+  notes = [*remarks.doubts(task), *remarks.notes(task)]
+  notes += [map_note] * bool(map_note)
   return [*parts, notes] if notes else parts
-
-
-def _notes(summary: pd.DataFrame) -> list[str]:
-  """What is to be known of single rows, alike ones together."""
-  rows: dict[str, list[str]] = {}
-  for _, row in summary.iterrows():
-    for note in (row["notes"] or "").splitlines():
-      rows.setdefault(note, []).append(row["row"])
-    width, dense = row["feed_forward"], row["dense_feed_forward"]
-    if width < dense / 2 and row["width"] != "dense":
-      note = f"a feed-forward layer of {width:.0f}, dense has {dense:.0f}"
-      rows.setdefault(note, []).append(row["row"])
-    deviation = row["parameters"] / row["dense_parameters"] - 1
-    if abs(deviation) > 0.02 and row["width"] != "dense":
-      rows.setdefault(f"{100 * deviation:+.0f} % parameters", []).append(
-        row["row"]
-      )
-  return [
-    f"{', '.join(f'`{name}`' for name in names)}: {note}"
-    for note, names in rows.items()
-  ]
 
 
 def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:

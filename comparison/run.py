@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from comparison import config, plan, records
-from comparison.choose import choose
+from comparison import choose, config, plan, records
 from comparison.config import Comparison
 from comparison.launch import launch
 
@@ -41,6 +40,8 @@ def run(
   records.refer(folder, comparison.references)
   for line in plan.twins(runs):
     print(line)
+  if line := choose.warning(runs, comparison):
+    print(line)
   first, step = shard
   rows = plan.grouped(runs, "row")[first - 1 :: step]
   print(f"{folder}: {len(rows)} rows", flush=True)
@@ -52,7 +53,7 @@ def run(
     return
   for number, row in enumerate(rows, 1):
     print(f"[row {number}/{len(rows)}] {row[0].row}", flush=True)
-    chosen = choose(row, folder, comparison)
+    chosen = choose.choose(row, folder, comparison)
     reported = [chosen.with_seed(seed, choosing=False) for seed in seeds]
     records.plan(folder, reported)
     launch(reported, folder, comparison, after=after)

@@ -93,6 +93,48 @@ def p_of_means(
   return 1.0 if math.isnan(p) else p
 
 
+class RowModel(NamedTuple):
+  """All rows of a table against the first, by one pooled variance.
+
+  Attributes:
+    p_values: of the other rows, with Holm's correction.
+    degrees: of freedom of the residuals.
+    p_variances: of the rows' residuals having one variance; where it is small, the
+      pooled one is too large for some rows and too small for others.
+  """
+
+  p_values: list[float]
+  degrees: int
+  p_variances: float
+
+
+def row_model(values: np.ndarray) -> RowModel:
+  """The model y_rs = row_r + seed_s + error, with one variance of the errors.
+
+  Two-way analysis of variance without interaction. A row has a share in the
+  variance of all, so that few seeds of many rows tell more apart than by pairs:
+
+    t = (mean_r − mean_1) / √(2 σ² / S),  σ² = Σ residuals² / ((R − 1)(S − 1))
+
+  The variances are compared by Bartlett's test of the residuals: Levene's of three
+  seeds a row finds nothing, as one of three deviations from a median is 0.
+
+  Args:
+    values: [R, S], the first row first; two rows and two seeds at least.
+  """
+  rows, seeds = values.shape
+  means = values.mean(axis=1)
+  residuals = values - means[:, None] - values.mean(axis=0) + means.mean()
+  degrees = (rows - 1) * (seeds - 1)
+  variance = (residuals**2).sum() / degrees
+  differences = means[1:] - means[0]
+  with np.errstate(divide="ignore", invalid="ignore"):  # Of rows all alike.
+    t = np.nan_to_num(np.abs(differences) / math.sqrt(2 * variance / seeds))
+    p_variances = float(stats.bartlett(*residuals).pvalue)
+  p_values = holm((2 * stats.t.sf(t, degrees)).tolist())
+  return RowModel(p_values, degrees, p_variances)
+
+
 def p_of_counts(
   solved: int, seeds: int, others: int, other_seeds: int
 ) -> float:

@@ -71,6 +71,25 @@ def text(workdir: Path) -> str:
   return "\n".join(lines)
 
 
+def missing(workdir: Path) -> list[str]:
+  """A line on how many runs there are, where some are still to be made."""
+  run_records = records.by_identity(workdir)
+  states = [
+    run_records.get(name, {}).get("status", _WAITING)
+    for name in _plan(workdir, run_records)
+  ]
+  open_count = sum(x in (_WAITING, records.STOPPED) for x in states)
+  if not open_count:
+    return []
+  failed = states.count(records.FAILED)
+  done = len(states) - open_count - failed
+  more = f", {failed} failed" if failed else ""
+  return [
+    f"{done} of {len(states)} runs done{more}; what follows may change with the "
+    "others."
+  ]
+
+
 def _plan(
   workdir: Path, run_records: Mapping[str, records.Record]
 ) -> dict[str, dict[str, Any]]:

@@ -1,14 +1,14 @@
 """A row a mechanism: what its seeds found, and whether that is the best of its task."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from comparison import frame, records, statistics
+from comparison import criterion, records, statistics
 from comparison.usage import BUSY_CORES
 
 DIFFERENT = 0.05
@@ -64,10 +64,11 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     runs: of `frame.runs`.
 
   Returns:
-    Columns `task`, `row`, `attention`, `across`, `width`, `grid` and `at_edge`;
-    `split`, `metric`; `seeds` that ended, of `planned` ones; `solved`, the
-    seeds at `solved_at` or above, of `trials`, which are those that ended or
-    failed, where the task is counted; `mean`, `low`,
+    Columns `task`, `row`, `name`, which is the row without what all rows of the
+    task share, `attention`, `across`, `width`, `grid` and `at_edge`; `split`,
+    `metric`; `seeds` that ended, of `planned` ones; `solved_at` of a task that is
+    all or nothing; `solved`, the seeds at it or above, of `trials`, which are those
+    that ended or failed, where any seed is; `mean`, `low`,
     `high`, `worst`, `best` of the metric; `p` against the best row, Holm over
     the rows of the task; `is_best`, and `is_tied`, which cannot be told from it;
     means of all metrics and of `COSTS`, a time only of runs that had the machine
@@ -91,11 +92,19 @@ def finding(summary: pd.DataFrame) -> str:
   if ended.empty:
     return NOTHING_FOUND
   best, others = ended.iloc[0], len(ended) - 1
+  if not others:
+    reached = number(best["mean"])
+    if is_counted(ended):
+      reached = f"{best['solved']:.0f} of {best['trials']:.0f} seeds solved it"
+    return (
+      f"`{best['name']}` alone has ended, with {best['metric']} on the "
+      f"{best['split']} split: {reached}."
+    )
   if is_counted(ended):
     alike = (
       ended[["solved", "trials"]].eq(best[["solved", "trials"]]).all(axis=1)
     )
-    names = _names(ended[alike])
+    names = enumeration(list(ended[alike]["name"]))
     unsolved = int((ended["solved"] == 0).sum())
     text = (
       f"{names} solved {best['solved']:.0f} of {best['trials']:.0f} seeds "
@@ -104,21 +113,19 @@ def finding(summary: pd.DataFrame) -> str:
     )
   else:
     text = (
-      f"`{best['row']}` has the best {best['metric']} on the {best['split']} "
+      f"`{best['name']}` has the best {best['metric']} on the {best['split']} "
       f"split, {number(best['mean'])}"
     )
-  if not others:
-    return text + "."
   if best["seeds"] < 2:
     return text + "; one seed tells no two rows apart."
-  tied = int(ended["is_tied"].sum() - 1)
-  rows = "The other row" if others == 1 else f"All {others} other rows"
-  if 0 < tied < others:
-    rows = f"{tied} of the {others} other rows"
-  return (
-    f"{text}. {rows} {'cannot' if tied else 'can'} be told from "
-    f"{'the first' if is_counted(ended) else 'it'} (5 %, Holm)."
-  )
+  told = others - int(ended["is_tied"].sum() - 1)
+  if others == 1:
+    rows = f"The other row {'can' if told else 'cannot'}"
+  else:
+    count = {others: "All", 0: "None"}.get(told, told)
+    rows = f"{count} of the {others} other rows can"
+  first = "the first" if is_counted(ended) else "it"
+  return f"{text}. {rows} be told from {first} (5 %, Holm)."
 
 
 def number(value: float) -> str:
@@ -133,18 +140,26 @@ def number(value: float) -> str:
   return f"{value:.3f}"
 
 
-def _names(rows: pd.DataFrame) -> str:
-  names = [f"`{name}`" for name in rows["row"]]
-  if len(names) > 4:
-    return f"{len(names)} rows, {', '.join(names[:3])} among them,"
-  return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+def common(summary: pd.DataFrame) -> list[str]:
+  """The values of `across` that all rows of a task have: 'features=64'."""
+  points = [point.split(", ") for point in summary["across"]]
+  first = [part for part in points[0] if part] if len(points) > 1 else []
+  return [part for part in first if all(part in point for point in points)]
+
+
+def enumeration(names: Sequence[str], most: int = 4) -> str:
+  """'`a`, `b` and `c`'; of more than `most` the first ones, and how many others."""
+  texts = [f"`{name}`" for name in names]
+  if len(texts) > most:
+    texts = [*texts[: most - 1], f"{len(texts) - most + 1} other rows"]
+  return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def _task(runs: pd.DataFrame) -> pd.DataFrame:
   ended = runs[~runs["choosing"] & (runs["split"] != "")]
   columns = [str(c) for c in runs]
   metrics = [c for c in columns if _is_metric(c) and ended[c].notna().any()]
-  metric = frame.headline(metrics)
+  metric = criterion.headline(_common_metrics(ended, metrics))
   summary = pd.DataFrame(
     [
       _row(group, metric, metrics)
@@ -152,6 +167,11 @@ def _task(runs: pd.DataFrame) -> pd.DataFrame:
       if not group["choosing"].all()
     ]
   )
+  shared = common(summary)
+  summary["name"] = [
+    ", ".join(part for part in row.split(", ") if part not in shared)
+    for row in summary["row"]
+  ]
   if metric is not None:
     summary = _significance(
       _ranked(summary, metric, runs["solved_at"].astype(float).max())
@@ -159,18 +179,28 @@ def _task(runs: pd.DataFrame) -> pd.DataFrame:
   return summary.drop(columns="values", errors="ignore")
 
 
+def _common_metrics(ended: pd.DataFrame, metrics: list[str]) -> list[str]:
+  """Without the last position where older runs of the table do not have it."""
+  if criterion.LAST not in metrics or "accuracy" not in metrics:
+    return metrics
+  older = ended["accuracy"].notna() & ended[criterion.LAST].isna()
+  return [m for m in metrics if m != criterion.LAST or not older.any()]
+
+
 def _ranked(
   summary: pd.DataFrame, metric: str, threshold: float | None
 ) -> pd.DataFrame:
   """Rows by the share of solved seeds, where some are, and by their mean."""
   # A threshold is of the metric that the task is meant to be judged by, a share.
-  lower = frame.is_lower_better(metric)
+  lower = criterion.is_lower_better(metric)
   solved = [
     sum(x >= threshold for x in values.values()) if values else np.nan
     for values in summary["values"]
   ]
-  if not lower and np.nansum(solved) > 0:
-    summary["solved_at"], summary["solved"] = threshold, solved
+  if not lower:
+    summary["solved_at"] = threshold
+    if np.nansum(solved) > 0:
+      summary["solved"] = solved
   mean = summary["mean"] * (1 if lower else -1)
   share = -(summary["solved"] / summary["trials"].clip(lower=1)).astype(float)
   order = np.lexsort([mean.fillna(np.inf), share.fillna(np.inf)])
@@ -194,10 +224,10 @@ def _row(
   cases = _numbers(ended["test_rows"]) if "test_rows" in ended else ()
   low, high = statistics.mean_interval(
     list(values.values()),
-    frame.upper_bound(metric or ""),
+    criterion.upper_bound(metric or ""),
     int(max(cases)) if len(cases) else None,
   )
-  lower = frame.is_lower_better(metric or "")
+  lower = criterion.is_lower_better(metric or "")
   ordered = sorted(values.values(), reverse=not lower) or [math.nan]
   names = ("task", "row", "attention", "across", "width", "grid")
   row = {
@@ -268,13 +298,17 @@ def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
     grid: group for grid, group in points.items() if not group["choosing"].all()
   }
 
-  def preference(grid: Any) -> tuple[float, float]:
+  is_lower_better = criterion.is_lower_better(metric or "")
+
+  def preference(grid: Any) -> tuple[float, float, float]:
     group = candidates[grid]
     choosing = group[group["choosing"]] if group["choosing"].any() else group
     ended = (choosing["split"] != "").mean()
-    mean = _mean(choosing, "choosing_quality")
-    sign = -1 if frame.is_lower_better(metric or "") else 1
-    return float(ended), -math.inf if math.isnan(mean) else sign * mean
+    quality = _numbers(choosing["choosing_quality"], drop=False)
+    solved = (quality >= _numbers(choosing["solved_at"], drop=False)).mean()
+    mean = float(quality.mean())
+    rank = -math.inf if math.isnan(mean) else -mean if is_lower_better else mean
+    return float(ended), 0.0 if is_lower_better else float(solved), rank
 
   return candidates[max(candidates, key=preference)], len(points)
 
@@ -300,7 +334,7 @@ def _significance(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_metric(name: str) -> bool:
-  return name in frame.HEADLINES or name.endswith(
+  return name in criterion.HEADLINES or name.endswith(
     ("_loss", "_accuracy", "perplexity", "per_character", "return")
   )
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from comparison import frame, statistics
+from comparison import criterion, frame, remarks, statistics
 from comparison import summary as summary_lib
 from comparison.summary import COSTS, number
 from comparison.task import Task
@@ -18,6 +18,7 @@ TIED = "≈"
 """Stands behind rows that cannot be told from the best one."""
 
 NOTHING = "–"
+_WHOLE = "sequence_accuracy"
 
 
 class Cell(NamedTuple):
@@ -60,13 +61,14 @@ def quality(summary: pd.DataFrame) -> Table:
     _deciding(summary): [result(row) for row in rows],
     "seeds": [Cell(f"{r['seeds']}/{r['planned']}", r["seeds"]) for r in rows],
   }
-  others = ["approximation_error"]
-  if not summary_lib.is_counted(summary):
-    decides = summary.iloc[0]["metric"]
-    headlines = [name for name in frame.HEADLINES if name in summary]
-    others = [*(name for name in headlines if name != decides), *others]
-  for name in others:
-    if summary[name].notna().any():
+  decides = summary.iloc[0]["metric"]
+  others = [name for name in criterion.HEADLINES if name in summary]
+  if summary["solved_at"].notna().any():  # All or nothing.
+    others = ["best", _WHOLE, "accuracy"]
+    if summary_lib.is_counted(summary):
+      others.insert(0, "mean")
+  for name in (*others, "approximation_error"):
+    if name != decides and name in summary and summary[name].notna().any():
       title = name.replace("_", " ")
       columns[title] = [Cell(number(x), x) for x in summary[name]]
   points = [
@@ -80,19 +82,24 @@ def quality(summary: pd.DataFrame) -> Table:
       )
       for point, edge in zip(points, summary["at_edge"], strict=True)
     ]
-  for name in ("slots", "options"):
+  names = ["slots", "options"]
+  if all(row["slots"] in ("", row["attention"]) for row in rows):
+    names.remove("slots")
+  for name in names:
     columns[name] = [Cell(x or NOTHING, x or "") for x in summary[name]]
   columns["parameters"] = [_cost(row, "parameters") for row in rows]
   columns["feed-forward"] = [
     Cell(NOTHING if math.isnan(x) else f"{x:,.0f}", x)
     for x in summary["feed_forward"]
   ]
-  legend = ""
+  legend = remarks.older_metric(summary)
   if any(summary["at_edge"]):
-    legend = (
-      "(edge): a value at the end of its grid, where a wider one may do better."
-    )
-  return _table(summary, columns, keep=2, legend=legend)
+    edge = "a value at the end of its grid, where a wider one may do better."
+    legend = f"{legend} (edge): {edge}".strip()
+  table = _table(columns, keep=2, legend=legend)
+  parts = [part.partition("=") for part in summary_lib.common(summary)]
+  shared = {leaf.replace("_", " "): value for leaf, _, value in parts}
+  return table._replace(shared=shared | table.shared)
 
 
 def cost(summary: pd.DataFrame) -> Table | None:
@@ -116,22 +123,42 @@ def cost(summary: pd.DataFrame) -> Table | None:
       f"alone: other programs used more than {BUSY_CORES} cores while they "
       "were taken. `compare.py measure` takes them again."
     )
-  return _table(ended, columns, keep=2, legend=legend)
+  return _table(columns, keep=2, legend=legend)
 
 
-def lengths(task: Task) -> Table | None:
-  """Quality at each length, the mean of the seeds and the worst to the best."""
-  table = task.at_lengths
+def lengths(task: Task, metric: str | None = None) -> Table | None:
+  """Quality at each length, the mean of the seeds and the worst to the best.
+
+  Args:
+    task: of one length, or of several.
+    metric: by default the one that decides.
+
+  Returns:
+    None for a task of one length, and for one without the metric.
+  """
+  metric = metric or task.metric
+  table = task.metric_at_lengths(metric)
   if table.empty:
     return None
   rows = task.summary[task.summary["row"].isin(table["row"])]
+  limit = math.nan
+  if summary_lib.is_counted(task.summary):
+    limit = task.summary["solved_at"].max()
   columns = {"mechanism": _names(rows)}
   for length, points in table.groupby("length"):
     columns[f"at {length}"] = [
-      _spread(points[points["row"] == name]["value"]) for name in rows["row"]
+      _spread(points[points["row"] == name]["value"], limit)
+      for name in rows["row"]
     ]
-  legend = f"{task.metric}: mean over seeds (worst to best seed)."
-  return _table(rows, columns, keep=len(columns), legend=legend)
+  legend = f"{metric}: mean over seeds (worst to best seed)."
+  if not math.isnan(limit):
+    legend = f"Seeds at {limit:g} or above; {legend}"
+  return _table(columns, keep=len(columns), legend=legend)
+
+
+def whole_sequences(task: Task) -> Table | None:
+  """`lengths` of sequences without a wrong answer; None where that decides."""
+  return lengths(task, _WHOLE) if task.metric != _WHOLE else None
 
 
 def bleu(task: Task) -> Table | None:
@@ -182,9 +209,10 @@ def result(row: Any, brief: bool = False) -> Cell:
   if not math.isnan(row["solved"]):
     solved, seeds = int(row["solved"]), int(row["trials"])
     low, high = statistics.wilson(solved, seeds)
-    ends = "" if brief else f" [{low:.2f}, {high:.2f}]"
+    # Of one seed it would say that nothing is known.
+    ends = "" if brief or seeds < 2 else f" [{low:.2f}, {high:.2f}]"
     worse = (
-      -row["mean"] if frame.is_lower_better(row["metric"]) else row["mean"]
+      -row["mean"] if criterion.is_lower_better(row["metric"]) else row["mean"]
     )
     return Cell(
       f"{solved} of {seeds}{ends}{mark}", solved / seeds + 1e-6 * worse
@@ -199,19 +227,7 @@ def result(row: Any, brief: bool = False) -> Cell:
 
 def _names(summary: pd.DataFrame) -> list[Cell]:
   """Names of rows, without what all of them have in common."""
-  common = _common(summary)
-  names = [
-    ", ".join(part for part in row.split(", ") if part not in common)
-    for row in summary["row"]
-  ]
-  return [Cell(name, name) for name in names]
-
-
-def _common(summary: pd.DataFrame) -> list[str]:
-  """The values of `across` that all rows have."""
-  points = [point.split(", ") for point in summary["across"]]
-  first = [part for part in points[0] if part] if len(points) > 1 else []
-  return [part for part in first if all(part in point for point in points)]
+  return [Cell(name, name) for name in summary["name"]]
 
 
 def _deciding(summary: pd.DataFrame) -> str:
@@ -236,13 +252,15 @@ def _grid_cell(value: str, at_edge: bool) -> Cell:
   return Cell(text, float(value) if is_number else value)
 
 
-def _spread(values: pd.Series) -> Cell:
-  """'0.8 (0.7–0.9)': the mean, and the ends where they differ."""
+def _spread(values: pd.Series, limit: float) -> Cell:
+  """'3 of 8; 0.8 (0.7–0.9)': seeds at the limit, mean, and ends where they differ."""
   if values.empty:
     return Cell(NOTHING)
   worst, best = number(values.min()), number(values.max())
   ends = f" ({worst}–{best})" if worst != best else ""
-  return Cell(number(values.mean()) + ends, values.mean())
+  solved = f"{(values >= limit).sum()} of {len(values)}; "
+  text = ("" if math.isnan(limit) else solved) + number(values.mean()) + ends
+  return Cell(text, values.mean())
 
 
 def _sentences(task: Task, row: Any) -> dict[int, np.ndarray]:
@@ -273,15 +291,13 @@ def _difference(
 
 
 def _table(
-  summary: pd.DataFrame,
   columns: Mapping[str, list[Cell]],
   keep: int,
   legend: str = "",
 ) -> Table:
   """Leaves out columns behind the first that say nothing or the same of all rows."""
   selection: dict[str, list[Cell]] = {}
-  parts = [part.partition("=") for part in _common(summary)]
-  shared = {leaf.replace("_", " "): value for leaf, _, value in parts}
+  shared: dict[str, str] = {}
   for place, (title, cells) in enumerate(columns.items()):
     texts = {cell.text for cell in cells}
     if place < keep or len(texts) > 1:

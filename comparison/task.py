@@ -62,12 +62,16 @@ class Task:
 
   @functools.cached_property
   def at_lengths(self) -> pd.DataFrame:
-    """The deciding metric of each seed at each length, at the end of training.
+    """The metric that decides at each length: `metric_at_lengths` of it."""
+    return self.metric_at_lengths(self.metric)
+
+  def metric_at_lengths(self, metric: str) -> pd.DataFrame:
+    """A metric of each seed at each length, at the end of training.
 
     Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
     `value`; empty for a task of one length.
     """
-    curves = self.curves[self.curves["metric"] == self.metric]
+    curves = self.curves[self.curves["metric"] == metric]
     last = curves.groupby(["run", "split"])["value"].last()
     values_by_run = {
       run: dict(values.droplevel("run")) for run, values in last.groupby("run")

@@ -39,6 +39,7 @@ class StateTrackingConfig:
   """
 
   solved_at: ClassVar[float] = 0.95
+  answers_prefixes: ClassVar[bool] = True
 
   letters: Annotated[int, Interval(ge=2, le=_MOST)] = 3
   length: Count = 32

@@ -93,7 +93,9 @@ def test_all_or_nothing_is_counted():
   assert found.loc["linear", "p"] == pytest.approx(2 * 2 / 12870)
   shown = tables.quality(found.reset_index()).frame()
   assert shown.iloc[1, 1] == "5 of 8 [0.31, 0.86] ≈"
-  assert list(shown.columns) == ["mechanism", "solved (accuracy ≥ 0.95)"]
+  columns = ["mechanism", "solved (accuracy ≥ 0.95)", "mean", "best"]
+  assert list(shown.columns) == columns
+  assert list(shown.iloc[1, 2:]) == ["0.713", "1.000"]
   assert finding(records) == (
     "`dense` solved 8 of 8 seeds (accuracy of 0.95 or more on the test split); 1 of "
     "3 rows solved none. 1 of the 2 other rows cannot be told from the first (5 %, "
