@@ -22,6 +22,7 @@ class Trainer:
 
   Attributes:
     loss: (run, step) -> loss on the first held-out split; may raise.
+    metrics: (run, step) -> other metrics there.
     calls: (run, where it was to stop), as they came.
     measured: identities, as they came.
     died: why the process ends after it has done all; empty where it does not.
@@ -29,6 +30,7 @@ class Trainer:
 
   def __init__(self, monkeypatch):
     self.loss = lambda run, step: 1.0
+    self.metrics = lambda run, step: {}
     self.calls, self.measured, self.processes, self.died = [], [], [], ""
     monkeypatch.setattr(worker, "run", self.process)
     monkeypatch.setattr(worker, "begin", self.begin)
@@ -65,6 +67,7 @@ class Trainer:
     with (home / "metrics.jsonl").open("a") as file:
       for split in splits:
         line = {"step": step, "split": split, "seconds": 1.0, "loss": loss}
+        line |= self.metrics(run, step)
         file.write(json.dumps(line) + "\n")
     return None if stop_at else {}
 

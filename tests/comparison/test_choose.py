@@ -89,6 +89,43 @@ def test_seeds_of_their_own_choose_and_the_others_run_what_is_chosen(
   assert reported(folder) == {(0.003, ())}
 
 
+def test_the_point_that_most_seeds_solve_is_chosen_and_of_as_many_the_lowest_loss(
+  folder, trainer, capsys
+):
+  """0.003 is solved by three of four seeds, with one that has a great loss."""
+  solving = {1e-3: 1, 3e-3: 3, 1e-2: 3}
+
+  def is_solved(run):
+    return run.seed - 10_000 < solving.get(run.leaves[RATE], 0)
+
+  def loss(run, step):
+    return run.leaves[RATE] + (0.0 if is_solved(run) else 3.0)
+
+  trainer.loss = lambda run, step: (
+    0.5 if run.leaves[RATE] == 1e-3 else loss(run, step)
+  )
+  trainer.metrics = lambda run, step: {"accuracy": 0.97 * is_solved(run)}
+  run_lib.run(compared(halving={"seeds": 4}), folder)
+  assert reported(folder) == {(0.003, ())}
+  said = "chosen optimizer.learning_rate=0.003, solved by 3 of 4 choosing seeds"
+  assert said in capsys.readouterr().out
+
+
+def test_halving_is_warned_of_where_a_task_is_all_or_nothing(
+  folder, trainer, capsys
+):
+  run_lib.run(compared("1e-3,3e-3", halving={"rungs": (0.5,)}), folder)
+  out = capsys.readouterr().out
+  assert out.startswith(
+    "warning: duplicate: all or nothing, and halving.rungs=0.5"
+  )
+  assert out.index("warning") < out.index("duplicate, dense")
+  degree = compared(tasks="listops", halving={"rungs": (0.5,)})
+  assert not choose.warning(plan.plan(degree), degree)
+  whole = compared()
+  assert not choose.warning(plan.plan(whole), whole)
+
+
 def test_of_three_points_two_go_on(folder, trainer):
   trainer.loss = by_rate
   run_lib.run(compared(halving={"rungs": (0.5,)}), folder)

@@ -138,6 +138,73 @@ def test_equal_rows_are_told_apart_in_one_table_of_twenty():
   assert wrong / 200 <= 0.08
 
 
+def test_a_model_of_row_and_seed_is_that_of_statsmodels():
+  """statsmodels 0.15.0: `ols("y ~ C(row) + C(seed)")`, `multipletests(…, "holm")`."""
+  values = np.array(
+    [
+      [2.391, 2.395, 2.387, 2.382],
+      [2.400, 2.413, 2.406, 2.373],
+      [2.432, 2.426, 2.416, 2.399],
+      [2.453, 2.486, 2.428, 2.410],
+      [2.383, 2.430, 2.381, 2.381],
+    ]
+  )
+  found = statistics.row_model(values)
+  expected = [0.7186125805, 0.0308293997, 0.00038479359, 0.7186125805]
+  np.testing.assert_allclose(found.p_values, expected, rtol=1e-6)
+  assert found.degrees == 12
+
+
+@pytest.mark.parametrize(("rows", "seeds"), [(3, 3), (10, 3), (10, 5), (28, 3)])
+def test_equal_rows_are_told_apart_in_one_model_of_twenty(rows, seeds):
+  """A seed adds the same to all rows, and what is said of variances holds too."""
+  generator = np.random.default_rng(0)
+  wrong = warned = 0
+  for _ in range(500):
+    seed_effects = 3 * generator.normal(size=seeds)
+    found = statistics.row_model(
+      generator.normal(size=(rows, seeds)) + seed_effects
+    )
+    wrong += min(found.p_values) < 0.05
+    warned += found.p_variances < 0.05
+  assert wrong / 500 <= 0.05
+  assert warned / 500 <= 0.05
+
+
+def test_a_model_of_ten_rows_finds_what_pairs_of_three_seeds_miss():
+  """The first is four standard deviations above nine others: all nine are told."""
+  generator = np.random.default_rng(0)
+  by_model = by_pairs = 0
+  for _ in range(100):
+    values = generator.normal(size=(10, 3)) + generator.normal(size=3)
+    values[0] += 4
+    by_model += max(statistics.row_model(values).p_values) < 0.05
+    first, *others = (dict(enumerate(row)) for row in values)
+    p = [statistics.p_of_means(row, first) for row in others]
+    by_pairs += max(statistics.holm(p)) < 0.05
+  assert by_model >= 90
+  assert by_pairs <= 10
+
+
+def test_variances_that_differ_are_found():
+  """Half of the rows vary five times as much, so that their pooled t misleads."""
+  generator = np.random.default_rng(0)
+  spread = np.repeat([1.0, 5.0], 5)[:, None]
+  found = [
+    statistics.row_model(spread * generator.normal(size=(10, 8))).p_variances
+    for _ in range(100)
+  ]
+  assert np.mean(np.array(found) < 0.05) >= 0.9
+
+
+def test_rows_that_are_alike_in_all_seeds_have_a_model():
+  same = statistics.row_model(np.ones((3, 2)))
+  assert same.p_values == [1.0, 1.0]
+  assert not same.p_variances < 0.05
+  shifted = statistics.row_model(np.array([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]))
+  assert shifted.p_values == pytest.approx([1.0, 0.0])
+
+
 WORDS = [f"w{i}" for i in range(40)]
 
 

@@ -98,9 +98,63 @@ def test_all_or_nothing_is_counted():
   assert list(shown.iloc[1, 2:]) == ["0.713", "1.000"]
   assert finding(records) == (
     "`dense` solved 8 of 8 seeds (accuracy of 0.95 or more on the test split); 1 of "
-    "3 rows solved none. 1 of the 2 other rows cannot be told from the first (5 %, "
+    "3 rows solved none. 1 of the 2 other rows can be told from the first (5 %, "
     "Holm)."
   )
+
+
+def prefixes(attention, whole, **record):
+  """Runs of a task of prefixes: all but the last position of a seed is right."""
+  found = runs(attention, [0.97] * len(whole), task="state_tracking", **record)
+  for one, last in zip(found, whole, strict=True):
+    one["final"] |= {"last_accuracy": last, "sequence_accuracy": last / 2}
+  return found
+
+
+def test_the_last_position_decides_and_older_records_are_said_to_lack_it():
+  new = prefixes("delta", [1, 0.5, 1, 0.5], solved_at=0.95)
+  new += prefixes("dense", [0.5] * 4, solved_at=0.95)
+  found = summary_lib.summarize(frame.runs(new))
+  table = tables.quality(found)
+  shown = table.frame()
+  title = "solved (last_accuracy ≥ 0.95)"
+  columns = ["mechanism", title, "mean", "best", "sequence accuracy"]
+  assert list(shown.columns) == columns
+  assert list(shown.iloc[0, 1:]) == [
+    "2 of 4 [0.15, 0.85] ≈",
+    "0.750",
+    "1.000",
+    "0.375",
+  ]
+  assert table.shared["accuracy"] == "0.970"
+  assert not table.legend
+  for record in new[4:]:
+    del record["final"]["last_accuracy"]
+  older = summary_lib.summarize(frame.runs(new))
+  assert set(older["metric"]) == {"accuracy"}
+  assert tables.quality(older).legend.startswith(
+    "`accuracy` is a mean over all prefixes here"
+  )
+  # Recall has no prefixes.
+  recall = summary_lib.summarize(frame.runs(runs("dense", [0.5])))
+  assert not tables.quality(recall).legend
+
+
+def test_lengths_are_counted_and_of_whole_sequences_too():
+  found = made_up.across()
+  for record in found:
+    record["solved_at"] = 0.55
+    for line in record.get("history", ()):
+      line["sequence_accuracy"] = line["accuracy"] / 2
+  one = task.by_task(found)["recall"]
+  name = "dense, features=64, short_convolution=True"
+  shown = tables.lengths(one).frame().set_index("mechanism").loc[name]
+  # 0.964 and 0.984 at the trained length, 0.6 times that at 256.
+  assert shown["at 64"] == "2 of 2; 0.974 (0.964–0.984)"
+  assert shown["at 256"] == "2 of 2; 0.584 (0.578–0.590)"
+  whole = tables.whole_sequences(one).frame().set_index("mechanism").loc[name]
+  assert whole["at 64"] == "0 of 2; 0.487 (0.482–0.492)"
+  assert tables.lengths(one, "bleu") is None
 
 
 def test_what_was_not_tested_is_not_told_apart():
@@ -111,6 +165,44 @@ def test_what_was_not_tested_is_not_told_apart():
   )
   found = summarize([*records, run("linear", 0, 0.1)])
   assert list(found["is_tied"]) == [True, False, True]
+
+
+def test_nothing_is_concluded_from_one_row():
+  waiting = run("delta", 0, 0.0, status="stopped", final={}, history=[])
+  records = [*runs("dense", [0.9, 0.92]), waiting]
+  assert finding(records) == (
+    "`dense` alone has ended, with accuracy on the test split: 0.910."
+  )
+  solved = runs("dense", [1, 0.2], solved_at=0.95)
+  assert finding(solved).endswith("1 of 2 seeds solved it.")
+
+
+def test_many_rows_are_named_by_the_first():
+  names = "abcdef"
+  records = [x for n in names for x in runs(n, [1] * 3, solved_at=0.95)]
+  assert finding(records).startswith(
+    "`a`, `b`, `c` and 3 other rows solved 3 of 3 seeds"
+  )
+  assert finding(records).endswith(
+    "None of the 5 other rows can be told from the first (5 %, Holm)."
+  )
+
+
+def test_what_all_rows_share_is_not_in_their_names():
+  shared = {"model.short_convolution": True}
+  records = runs("dense", [0.5], across={**shared, "model.features": 16})
+  records += runs("dense", [0.4], across={**shared, "model.features": 32})
+  table = tables.quality(summary_lib.summarize(frame.runs(records)))
+  assert list(table.frame()["mechanism"]) == [
+    "dense, features=16",
+    "dense, features=32",
+  ]
+  assert table.shared["short convolution"] == "True"
+
+
+def test_one_seed_has_no_interval():
+  (row,) = summarize([run("dense", 0, 1.0, solved_at=0.95)]).to_dict("records")
+  assert tables.result(row).text == "1 of 1 ≈"
 
 
 def test_rows_that_solved_as_many_of_more_seeds_are_not_named_beside_the_best():
