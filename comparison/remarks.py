@@ -82,15 +82,23 @@ def notes(task: Task) -> list[str]:
 
 
 def doubts(task: Task) -> list[str]:
-  """Where the choice of a point of the grid may have missed a better one."""
-  names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
+  """Where the choice of a point may have missed one that solves the task.
+
+  Points that halving stopped are told of rows that not all seeds of the report solve.
+  """
+  summary = task.summary
+  if summary["solved_at"].isna().all():
+    return []
+  names = dict(zip(summary["row"], summary["name"], strict=True))
+  unsolved = set(summary["row"][~(summary["solved"] >= summary["trials"])])
   stopped: dict[str, list[str]] = {}
   chosen: dict[str, list[bool]] = {}
-  points = dict(zip(task.summary["row"], task.summary["grid"], strict=True))
+  points = dict(zip(summary["row"], summary["grid"], strict=True))
   for record in task.records:
     row, grid = label(record), point(record.get("grid", {}))
-    if record["status"] == records.STOPPED_EARLY and _falls(record):
-      stopped.setdefault(names.get(row, row), []).append(grid)
+    is_stopped = record["status"] == records.STOPPED_EARLY
+    if is_stopped and row in unsolved and _falls(record):
+      stopped.setdefault(names[row], []).append(grid)
     is_done = record["status"] == records.DONE
     if is_done and record.get("choosing") and grid == points.get(row):
       line = _last(record)
