@@ -91,10 +91,12 @@ def _run() -> Path:
   # With pandas and SciPy it takes two seconds to import.
   from comparison import report
 
-  comparison = config.parse(mapping, config_flag.typed(_CONFIG))
+  typed = config_flag.typed(_CONFIG)
+  comparison = config.parse(mapping, typed)
   folder = config.default_workdir(file, comparison)
   if _WORKDIR.value is not None:
     folder = Path(_WORKDIR.value)
+  comparison = config.paced(comparison, records.shared(folder), typed)
   run.run(comparison, folder, shard, report.meanwhile(folder))
   return folder
 

@@ -268,6 +268,7 @@ def compare(
   name = config if isinstance(config, str) else "comparison"
   default = config_lib.default_workdir(name, parsed)
   folder = default if workdir is None else Path(workdir)
+  parsed = config_lib.paced(parsed, records_lib.shared(folder), leaves)
   run_lib.run(parsed, folder, after=report.meanwhile(folder))
   report.write(folder)
   return load_comparison(folder)

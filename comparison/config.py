@@ -348,6 +348,39 @@ def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
   return dataclasses.replace(comparison, per_task=per_task)
 
 
+def paced(
+  comparison: Comparison, recorded: Leaves, typed: Iterable[str] = ()
+) -> Comparison:
+  """A comparison whose runs are evaluated as often as those of its folder.
+
+  No parameter depends on it, so a folder goes on when a config evaluates oftener
+  than the one that it was made with.
+
+  Args:
+    comparison: to continue.
+    recorded: what all runs of the folder share; empty of a new one.
+    typed: leaves that the command line has set; where `eval_every` is one of them,
+      nothing changes.
+  """
+  name = "eval_every"
+  if not recorded or any(leaf.rpartition(".")[2] == name for leaf in typed):
+    return comparison
+
+  def of_folder(leaves: Mapping[str, Any], prefix: str = "") -> Leaves:
+    others = {k: x for k, x in flatten(leaves).items() if k != name}
+    every = recorded.get(prefix + name)
+    return others if every is None else others | {name: every}
+
+  return dataclasses.replace(
+    comparison,
+    overrides=of_folder(comparison.overrides),
+    per_task={
+      task: of_folder(leaves, f"per_task.{task}.")
+      for task, leaves in comparison.per_task.items()
+    },
+  )
+
+
 def shared(comparison: Comparison) -> dict[str, Any]:
   """What all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)

@@ -45,6 +45,11 @@ def check(workdir: Path, shared: Mapping[str, Any]) -> None:
   claimed.check(workdir, COMPARISON, shared, "comparison", "config.")
 
 
+def shared(workdir: Path) -> dict[str, Any]:
+  """What all runs of a comparison share; empty where there is none."""
+  return claimed.parsed(workdir / COMPARISON) or {}
+
+
 def claim(workdir: Path, shared: Mapping[str, Any]) -> None:
   """Makes `workdir` that of this comparison, after `check`."""
   check(workdir, shared)

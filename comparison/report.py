@@ -213,7 +213,7 @@ def _parts(task: Task, styles: figures.Styles) -> list[Any]:
 
 def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
   """What all runs share, and how the shown point of a grid was chosen."""
-  shared: Mapping[str, Any] = claimed.parsed(workdir / records.COMPARISON) or {}
+  shared = records.shared(workdir)
   parts = []
   if shared.get("match_parameters"):
     parts.append(

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from comparison import measurements, plan, records, run, worker
+from comparison import config, measurements, plan, records, run, worker
 from comparison.launch import launch
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
@@ -65,6 +65,23 @@ def test_runs_are_kept_and_not_made_again(folder, trainer, capsys):
   path.write_text(path.read_text()[:50])
   assert records.read(folder)[1] == [path.name]
   assert records.status(folder, runs[0]) is None
+
+
+def test_a_folder_goes_on_when_its_config_evaluates_oftener(folder, trainer):
+  per_task = {"recall": {"eval_every": 6}}
+  old = small("0", tasks="duplicate,recall", eval_every=12, per_task=per_task)
+  run.run(old, folder)
+  made = len(trainer.calls)
+  new = small("0", tasks="duplicate,recall", eval_every=3)
+  recorded = records.shared(folder)
+  with pytest.raises(ConfigError, match=r"config\.eval_every is 12 there and 3"):
+    run.run(config.paced(new, recorded, ["eval_every"]), folder)
+  new = small("0,1", tasks="duplicate,recall", eval_every=3, per_task=per_task)
+  run.run(config.paced(new, recorded), folder)
+  assert {one.seed for one, _ in trainer.calls[made:]} == {1}
+  every = {one.task: one.leaves["eval_every"] for one, _ in trainer.calls}
+  assert every == {"duplicate": 12, "recall": 6}
+  assert config.paced(new, {}) is new
 
 
 def test_a_row_has_one_mechanism(folder, trainer):
