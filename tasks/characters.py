@@ -1,4 +1,4 @@
-"""Vocabularies that need no training: characters of a text, bytes of UTF-8."""
+"""Vocabularies that need no training: characters, bytes of UTF-8, ids as such."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -202,3 +202,55 @@ class Bytes(Units):
     value = self._byte(token_id)
     text = value.decode("ascii", errors="backslashreplace").translate(PRINTABLE)
     return text if text.isprintable() else f"\\x{value[0]:02x}"
+
+
+class Ids(Units):
+  """Ids whose text is not known: each stands for itself, as a number.
+
+  Special tokens come behind them.
+  """
+
+  FILE = "ids.json"
+  unit = "ids"
+
+  def __init__(self, count: int, extra: Sequence[str] = ()):
+    """Takes ids from 0 to `count` − 1, and the names of special tokens."""
+    names = dict(enumerate([*OWN, *extra], count))
+    super().__init__(names, count, extra)
+    self._count = count
+
+  def encode_text(self, text: str) -> np.ndarray:
+    """Ids that are written with spaces between, int32."""
+    return np.array(self._spell(text), np.int32)
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Ids with spaces between, up to EOS."""
+    special, ids = self.special, [int(i) for i in ids]
+    if special.eos in ids:
+      ids = ids[: ids.index(special.eos)]
+    unread = special.pad, special.bos
+    return " ".join(self.labels([i for i in ids if i not in unread]))
+
+  def content(self) -> bytes:
+    """How many there are."""
+    return json.dumps(self._count).encode()
+
+  @classmethod
+  def read(cls, content: bytes, extra: Sequence[str], file: str) -> Self:
+    """Reads the `ids.json` that a run wrote, or raises DataError."""
+    try:
+      return cls(int(json.loads(content)), extra)
+    except (TypeError, ValueError) as error:
+      raise DataError(f"task.tokenizer: {file} is no number of ids") from error
+
+  def _spell(self, text: str) -> list[int]:
+    for word in text.split():
+      if not word.isdecimal() or int(word) >= self._count:
+        raise ValueError(
+          f"expected ids from 0 to {self._count - 1} with spaces between, got "
+          f"{word!r}"
+        )
+    return [*map(int, text.split())]
+
+  def _label(self, token_id: int) -> str:
+    return str(token_id)

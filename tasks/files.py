@@ -7,6 +7,7 @@ import hashlib
 import logging
 import pathlib
 import re
+from typing import IO
 import zlib
 
 from tasks.base import DataError, vocabulary_path
@@ -15,6 +16,8 @@ Pairs = list[tuple[str, str]]
 
 DATA = "data.sha256"
 """What a run keeps of its data, beside its vocabulary."""
+
+_BLOCK = 2**20
 
 _VALIDATION = ("val", "valid", "validation")
 
@@ -56,9 +59,24 @@ def noted() -> Iterator[dict[str, str]]:
 def note(name: str, content: bytes) -> None:
   """What a run read, for `noted`."""
   if _notes:
-    digest = hashlib.sha256(content).hexdigest()
-    for notes in _notes:
-      notes[name] = digest
+    _keep_note(name, hashlib.sha256(content).hexdigest())
+
+
+def note_file(path: pathlib.Path) -> str:
+  """The digest of a file, unpacked, of which a run reads a part at a time."""
+  with opened(path) as file:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+  _keep_note(_name(path), digest)
+  return digest
+
+
+def _keep_note(name: str, digest: str) -> None:
+  for notes in _notes:
+    notes[name] = digest
+
+
+def _name(path: pathlib.Path) -> str:
+  return "/".join(path.parts[-2:])
 
 
 def check_data(workdir: pathlib.Path, notes: dict[str, str]) -> bytes:
@@ -86,33 +104,54 @@ def check_data(workdir: pathlib.Path, notes: dict[str, str]) -> bytes:
   return "".join(lines).encode()
 
 
-def read_bytes(path: pathlib.Path) -> bytes:
-  """Reads a file, unpacking `.gz`; DataError where that cannot be done."""
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[IO[bytes]]:
+  """A file as bytes, `.gz` unpacked; DataError where that cannot be done."""
   try:
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-      content = gzip.decompress(content)
-    note("/".join(path.parts[-2:]), content)
-    return content
+    is_packed = path.suffix == ".gz"
+    with gzip.open(path) if is_packed else path.open("rb") as file:
+      yield file
   except (gzip.BadGzipFile, EOFError, zlib.error) as error:
     raise DataError(f"{path}: damaged gzip file ({error})") from error
   except OSError as error:
     raise DataError(f"{path}: {error.strerror}") from error
 
 
+def read_bytes(path: pathlib.Path) -> bytes:
+  """Reads a file, unpacking `.gz`; DataError where that cannot be done."""
+  with opened(path) as file:
+    content = file.read()
+  note(_name(path), content)
+  return content
+
+
+def text_blocks(path: pathlib.Path) -> Iterator[str]:
+  r"""UTF-8 with "\n" for line ends, lines of about a megabyte at a time.
+
+  Raises:
+    DataError: it cannot be read; a faulty line is named.
+  """
+  with opened(path) as file:
+    line, encoding = 1, "utf-8-sig"
+    while lines := file.readlines(_BLOCK):
+      data = b"".join(lines)
+      try:
+        # A byte order mark is not a part of the first sentence.
+        yield data.decode(encoding).replace("\r\n", "\n")
+      except UnicodeDecodeError as error:
+        # Counted in `error.object`, which lacks the mark where there was one.
+        line += error.object.count(b"\n", 0, error.start)
+        byte = error.object[error.start]
+        raise DataError(
+          f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8"
+        ) from error
+      line, encoding = line + len(lines), "utf-8"
+
+
 def read_text(path: pathlib.Path) -> str:
   r"""Reads UTF-8 with "\n" for line ends; DataError names a faulty line."""
-  data = read_bytes(path)
-  try:
-    # A byte order mark is not a part of the first sentence.
-    return data.decode("utf-8-sig").replace("\r\n", "\n")
-  except UnicodeDecodeError as error:
-    # Counted in `error.object`, which lacks the mark where there was one.
-    line = error.object.count(b"\n", 0, error.start) + 1
-    byte = error.object[error.start]
-    raise DataError(
-      f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8"
-    ) from error
+  note_file(path)
+  return "".join(text_blocks(path))
 
 
 def read_lines(path: pathlib.Path) -> list[str]:

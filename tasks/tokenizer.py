@@ -4,7 +4,7 @@ Byte-level byte-pair encoding (Radford et al. 2019; Sennrich et al. 2016) is
 trained here; any other `tokenizer.json` is used as it is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -70,7 +70,7 @@ class Tokenizer:
       np.array(
         self._library.encode(part, add_special_tokens=False).ids, np.int32
       )
-      for part in _parts(text)
+      for part in parts([text])
     ]
     self._library.encode_special_tokens = False
     return np.concatenate(ids) if ids else np.zeros(0, np.int32)
@@ -118,7 +118,7 @@ class Tokenizer:
 
 
 def train_tokenizer(
-  text: str, size: int, extra: Sequence[str] = ()
+  text: str | Iterable[str], size: int, extra: Sequence[str] = ()
 ) -> Tokenizer:
   """Trains byte-level byte-pair encoding: the same bytes for the same text.
 
@@ -126,7 +126,7 @@ def train_tokenizer(
   joined of them.
 
   Args:
-    text: what is trained.
+    text: what is trained, whole or in blocks.
     size: number of ids.
     extra: names of further special tokens.
 
@@ -150,14 +150,18 @@ def train_tokenizer(
   library: Any = tokenizers.Tokenizer(models.BPE())
   library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   library.decoder = decoders.ByteLevel()
-  trainer = trainers.BpeTrainer(
+  if isinstance(text, str):
     # No text has more pairs than bytes; the library reserves memory for all.
-    vocab_size=min(size, least + len(text.encode())),
+    most, text = least + len(text.encode()), [text]
+  else:
+    most = size
+  trainer = trainers.BpeTrainer(
+    vocab_size=min(size, most),
     special_tokens=special,
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
   )
-  library.train_from_iterator(_parts(text), trainer)
+  library.train_from_iterator(parts(text), trainer)
   if library.get_vocab_size() < size:
     raise DataError(
       f"task.vocab_size: expected at most {library.get_vocab_size()} subwords, "
@@ -166,11 +170,17 @@ def train_tokenizer(
   return Tokenizer(library.to_str().encode())
 
 
-def _parts(text: str) -> Iterator[str]:
-  """A text in parts of about a megabyte, each but the last ending a line."""
-  start = 0
-  while start < len(text):
-    end = text.find("\n", start + _PART)
-    stop = len(text) if end < 0 else end + 1
-    yield text[start:stop]
-    start = stop
+def parts(blocks: Iterable[str]) -> Iterator[str]:
+  """A text in parts of about a megabyte, each but the last ending a line.
+
+  They do not depend on the blocks that the text comes in.
+  """
+  text = ""
+  for block in blocks:
+    text, start = text + block, 0
+    while (end := text.find("\n", start + _PART)) >= 0:
+      yield text[start : end + 1]
+      start = end + 1
+    text = text[start:]
+  if text:
+    yield text

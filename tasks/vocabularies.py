@@ -5,22 +5,27 @@ special tokens; and `tokenizer`, a file that `find` finds, or its folder, in pla
 the other two, or ''.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import pathlib
 import types
 from typing import Any, Literal
 
 from tasks import base
 from tasks.base import DataError
-from tasks.characters import Bytes, Characters
+from tasks.characters import Bytes, Characters, Ids
 from tasks.files import read_bytes, typed_path
 from tasks.tokenizer import Tokenizer, train_tokenizer
 
-Vocabulary = Characters | Bytes | Tokenizer
+Vocabulary = Characters | Bytes | Ids | Tokenizer
 Kind = Literal["characters", "bytes", "subwords"]
 
 _KINDS: Mapping[str, type[Vocabulary]] = types.MappingProxyType(
-  {"subwords": Tokenizer, "characters": Characters, "bytes": Bytes}
+  {
+    "subwords": Tokenizer,
+    "characters": Characters,
+    "bytes": Bytes,
+    "ids": Ids,
+  }
 )
 
 
@@ -28,7 +33,7 @@ def open_vocabulary(
   config: Any,
   extra: Sequence[str],
   text: str,
-  training_text: str,
+  training_text: str | Iterable[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:
   """Makes or opens a vocabulary; that of a run must be the same.
@@ -37,7 +42,7 @@ def open_vocabulary(
     config: which one.
     extra: special tokens of a vocabulary that is made here.
     text: all of it, for its characters.
-    training_text: what subwords are trained on.
+    training_text: what subwords are trained on, whole or in blocks.
     workdir: of a run, or None.
 
   Raises:
@@ -52,6 +57,8 @@ def open_vocabulary(
     vocabulary = train_tokenizer(training_text, config.vocab_size, extra)
   elif config.vocabulary == "bytes":
     vocabulary = Bytes(extra)
+  elif config.vocabulary == "ids":
+    vocabulary = Ids(config.vocab_size, extra)
   else:
     vocabulary = Characters(sorted(set(text)), extra)
   base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())

@@ -1,4 +1,4 @@
-"""Training on one text file: what is predicted follows from `model.kind`.
+"""Training on a text: what is predicted follows from `model.kind`.
 
 A decoder predicts every token from those before it, an encoder predicts tokens
 that were masked (BERT), and an encoder-decoder spans that were cut out (T5).
@@ -10,11 +10,11 @@ import types
 
 from tasks import base, vocabularies
 from tasks.base import DataError
-from tasks.files import existing_file, read_text
+from tasks.text import source, stored
 from tasks.text.causal import CausalText
 from tasks.text.masking import MaskedText
 from tasks.text.span_corruption import SpanText
-from tasks.text.task import Parts, TextConfig, TextTask
+from tasks.text.task import TextConfig, TextTask
 
 OBJECTIVES: Mapping[str, type[TextTask]] = types.MappingProxyType(
   {
@@ -36,7 +36,7 @@ def make(
   restore: bool = False,
   also: str = "",
 ) -> TextTask:
-  """Reads the file, and makes or opens its vocabulary; see `TaskEntry`.
+  """Reads the files, and makes or opens its vocabulary; see `TaskEntry`.
 
   The kind of the model decides what is predicted. `also` is further text that the
   vocabulary is made from.
@@ -47,18 +47,11 @@ def make(
   if restore:
     vocabulary = vocabularies.restore_vocabulary(config, extra, workdir)
     return objective(config, vocabulary, None, **sizes)
-  path = existing_file(config.path)
-  text = read_text(path)
-  if not text:
+  paths = source.find(config.path)
+  path = paths[0] if len(paths) == 1 else config.path
+  if not any(file.stat().st_size for file in paths):
     raise DataError(f"{path}: the file is empty")
-  boundary = int(len(text) * 0.9)  # As nanoGPT's `prepare.py` cuts.
-  vocabulary = vocabularies.open_vocabulary(
-    config, extra, text + also, text[:boundary] + also, workdir
-  )
-  parts = Parts(
-    vocabulary.encode_text(text[:boundary]),
-    vocabulary.encode_text(text[boundary:]),
-  )
+  vocabulary, parts = stored.read(config, paths, extra, also, workdir)
   task = objective(config, vocabulary, parts, **sizes)
   if len(parts.train) <= task.piece:
     raise DataError(

@@ -8,6 +8,7 @@ import numpy as np
 
 from tasks import base
 from tasks.base import Batch, DecodeBatch
+from tasks.characters import Ids
 from tasks.text.ngrams import Pairs
 from tasks.text.task import NUM_SAMPLES, TextConfig, TextTask
 
@@ -40,10 +41,11 @@ class CausalText(TextTask):
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text in order, each token predicted exactly once."""
     text = self._held_out(split)
-    padded = np.pad(text, (0, self.piece))
     for starts in self._starts(len(text) - 1):
       counts = np.minimum(len(text) - 1 - starts, self.piece)
-      windows = padded[starts[:, None] + np.arange(self.piece + 1)]
+      places = starts[:, None] + np.arange(self.piece + 1)
+      # What is behind the end is cleared with what has no weight.
+      windows = text[np.minimum(places, len(text) - 1)]
       yield base.pad_rows(_batch(windows, counts), self._batch_size)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
@@ -55,7 +57,7 @@ class CausalText(TextTask):
     if places < 1:
       return
     starts = np.arange(count) * places
-    rows = text[starts[:, None] + np.arange(context)]
+    rows = np.asarray(text[starts[:, None] + np.arange(context)], np.int32)
     prompt = rows[base.repeat_rows(count, self._batch_size), :half]
     inputs = {
       "prompt": prompt,
@@ -69,7 +71,7 @@ class CausalText(TextTask):
   ) -> dict[str, float]:
     """Adds bits per character of the text that the predicted tokens make."""
     metrics = super().summarize(sums)
-    if "loss" in metrics:
+    if "loss" in metrics and not isinstance(self._vocabulary, Ids):
       bits = metrics["loss"] / math.log(2)
       metrics["bits_per_character"] = bits / self._characters_per_token
     return metrics
@@ -100,6 +102,7 @@ class CausalText(TextTask):
 def _batch(windows: np.ndarray, counts: np.ndarray) -> Batch:
   """Windows [B, T + 1] of which the first `counts` + 1 columns are text."""
   inside = np.arange(windows.shape[1] - 1) < counts[:, None]
+  windows = np.asarray(windows, np.int32)
   return {
     "inputs": windows[:, :-1] * inside,
     "targets": windows[:, 1:] * inside,

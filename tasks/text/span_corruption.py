@@ -231,8 +231,9 @@ class SpanText(TextTask):
 
   def _training_pairs(self) -> Pairs:
     """Targets of the training text, so often that each token is in about one."""
-    count = len(self._train) // self.piece
-    pieces = self._train[: count * self.piece].reshape(count, self.piece)
+    text = self._counted
+    count = len(text) // self.piece
+    pieces = text[: count * self.piece].reshape(count, self.piece)
     rng = np.random.default_rng(0)
     parts = []
     for _ in range(round(self._sizes.text / self._sizes.noise)):

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 import functools
 import pathlib
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 import numpy as np
@@ -14,10 +14,14 @@ from settings.fields import STRICT, Count, Whole, check
 from tasks import base, vocabularies
 from tasks.base import Batch
 from tasks.text.ngrams import Pairs, ngram_losses
+from tasks.text.stored import Parts
 from tasks.vocabularies import Vocabulary
 
 NUM_SAMPLES = 4
 """Places of the held-out text that are decoded at the end of a run."""
+
+_MOST_COUNTED = 2**24
+"""Tokens of a text on disk that `baselines` are counted on."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -25,12 +29,15 @@ class TextConfig:
   """Which text, in which tokens, in pieces of which length.
 
   Attributes:
-    path: a UTF-8 file; its first 90 % are trained, the rest is held out.
+    path: a file, a pattern such as 'data/*.txt', or files with commas between; the
+      first 90 % are trained, the rest is held out. Plain UTF-8, or by its suffix
+      .jsonl, .csv, .parquet, and .npy or .bin of ids.
+    column: of a file that has columns or keys; '' is 'text'.
     context: tokens that the model reads: T of a decoder, S of an encoder.
     eval_batches: batches of one evaluation; 0 takes the whole held-out text.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
-      text.
-    vocab_size: subwords, special tokens included.
+      text; 'ids' of a file of ids.
+    vocab_size: subwords, special tokens included, or 'ids' without them.
     tokenizer: a `tokenizer.json`, the `characters.json` of a run, or a folder
       that has one of them; used as it is, in place of `vocabulary` and
       `vocab_size`.
@@ -40,9 +47,10 @@ class TextConfig:
   """
 
   path: str = ""
+  column: str = ""
   context: Annotated[int, Ge(2)] = 256
   eval_batches: Whole = 0
-  vocabulary: vocabularies.Kind = "characters"
+  vocabulary: vocabularies.Kind | Literal["ids"] = "characters"
   vocab_size: Count = 1024
   tokenizer: str = ""
   # Beyond it hardly anything is left to predict from.
@@ -51,18 +59,6 @@ class TextConfig:
 
   def __post_init__(self):
     check(self, "path", bool(self.path), "a text file")
-
-
-class Parts(NamedTuple):
-  """The two parts of a text, as int32 ids.
-
-  Attributes:
-    train: the first 90 %.
-    validation: the rest.
-  """
-
-  train: np.ndarray
-  validation: np.ndarray
 
 
 class TextTask(base.Task):
@@ -123,7 +119,7 @@ class TextTask(base.Task):
     """Pieces [1, n] of the held-out text, each drawn from its place alone."""
     rows = [
       example(
-        text[None, start : start + self.piece],
+        np.asarray(text[None, start : start + self.piece], np.int32),
         # A step of training has no third number.
         np.random.default_rng((0, int(start), 1)),
       )
@@ -136,7 +132,14 @@ class TextTask(base.Task):
 
   def _training_pairs(self) -> Pairs:
     """What `baselines` are counted on."""
-    return Pairs.of(self._train)
+    return Pairs.of(self._counted)
+
+  @property
+  def _counted(self) -> np.ndarray:
+    """The training text, int32; of one on disk no more than memory has room for."""
+    is_mapped = isinstance(self._train, np.memmap)
+    text = self._train[:_MOST_COUNTED] if is_mapped else self._train
+    return np.asarray(text, np.int32)
 
   @abc.abstractmethod
   def _predicted(self, batch: Batch) -> Pairs:
@@ -204,7 +207,8 @@ class TextTask(base.Task):
     starts = rng.integers(len(self._train) - length + 1, size=self._batch_size)
     if rows is not None:
       starts = starts[rows]
-    return self._train[starts[:, None] + np.arange(length)]
+    windows = self._train[starts[:, None] + np.arange(length)]
+    return np.asarray(windows, np.int32)
 
   def _starts(self, stop: int) -> list[np.ndarray]:
     """Where the pieces before `stop` begin, a batch at a time."""

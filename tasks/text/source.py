@@ -1,0 +1,215 @@
+"""The files that a text is read from: plain, with columns, or ids that are there."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+import csv
+import glob
+import importlib
+import io
+import json
+import os
+import pathlib
+import types
+from typing import Any
+
+import numpy as np
+
+from settings.errors import one_line
+from tasks import files
+from tasks.base import DataError
+
+_DEFAULT_COLUMN = "text"
+
+_CSV_BLOCK = 2**24
+"""Bytes that pyarrow reads at a time, which a row has to fit in."""
+
+_ROWS = 256
+"""Rows of a Parquet file that are read at a time."""
+
+IDS = types.MappingProxyType({".npy": "", ".bin": "uint16"})
+"""Suffix of a file of ids -> their type, where the file does not say it."""
+
+
+def find(path: str) -> list[pathlib.Path]:
+  """The files of `task.path`: one, a pattern such as 'data/*.txt', or a list.
+
+  Files of a pattern are in the order of their names.
+
+  Raises:
+    DataError: there is none, or some are text and some are ids.
+  """
+  # A comma or a bracket may be a part of a name.
+  if os.path.exists(files.typed_path(path)):
+    return [files.existing_file(path)]
+  found = []
+  for part in filter(None, map(str.strip, path.split(","))):
+    matches = sorted(glob.glob(str(files.typed_path(part)), recursive=True))
+    if not matches and glob.has_magic(part):
+      raise DataError(f"{part}: no file has such a name (task.path)")
+    found += map(files.existing_file, matches or [part])
+  if len({has_ids([file]) for file in found}) > 1:
+    raise DataError(
+      f"{path}: expected files of text or files of ids, got both (task.path)"
+    )
+  return found
+
+
+def has_ids(paths: Sequence[pathlib.Path]) -> bool:
+  """Whether files have ids in place of text."""
+  return paths[0].suffix in IDS
+
+
+def read_ids(path: pathlib.Path) -> np.ndarray:
+  """Ids of a file, memory-mapped: `.npy`, or 16 bits each in `.bin` (nanoGPT).
+
+  Raises:
+    DataError: they are none.
+  """
+  try:
+    if dtype := IDS[path.suffix]:
+      ids = np.memmap(path, dtype, mode="r")
+    else:
+      ids = np.load(path, mmap_mode="r", allow_pickle=False)
+  except (OSError, ValueError) as error:
+    raise DataError(f"{path}: {one_line(error)}") from error
+  if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+    raise DataError(
+      f"{path}: expected ids, integers along one axis, got {ids.dtype} of shape "
+      f"{ids.shape}"
+    )
+  return ids
+
+
+def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
+  """The text of files, about a megabyte at a time, or a row.
+
+  Each row of a column is followed by a line end, and so is a file that does not
+  end in one and is not the last.
+
+  Args:
+    paths: `.jsonl` and `.csv`, plain or `.gz`, `.parquet`, or any plain text.
+    column: of what has columns; '' is 'text'.
+
+  Raises:
+    DataError: what is wrong with a file, in one line.
+  """
+  for number, path in enumerate(paths):
+    read = _READERS.get(_suffix(path))
+    if read is None and column:
+      raise DataError(
+        f"task.column: {path} is plain text, which has no columns; expected "
+        f"none, got {column!r}"
+      )
+    blocks = (
+      files.text_blocks(path)
+      if read is None
+      else _rows(read, path, column or _DEFAULT_COLUMN)
+    )
+    block = ""
+    for block in blocks:
+      yield block
+    if number < len(paths) - 1 and not block.endswith("\n"):
+      yield "\n"
+
+
+def _suffix(path: pathlib.Path) -> str:
+  return pathlib.Path(path.name.removesuffix(".gz")).suffix
+
+
+def _rows(
+  read: Callable[[pathlib.Path, str], Iterable[Any]],
+  path: pathlib.Path,
+  column: str,
+) -> Iterator[str]:
+  """The text of each row of a column, and a line end."""
+  for number, text in enumerate(read(path, column), 1):
+    if not isinstance(text, str):
+      raise DataError(
+        f"{path}, row {number}: expected text in {column!r} (task.column), got "
+        f"{text!r:.60}"
+      )
+    yield text + "\n"
+
+
+def _check_column(place: Any, column: str, names: Sequence[str]) -> None:
+  if column not in names:
+    raise DataError(
+      f"{place}: expected task.column among {', '.join(names) or 'no names'}, got "
+      f"{column!r}"
+    )
+
+
+def _json_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
+  with files.opened(path) as file:
+    for number, line in enumerate(file, 1):
+      try:
+        row = json.loads(line) if line.strip() else None
+      except ValueError as error:
+        raise DataError(
+          f"{path}, line {number}: not JSON ({one_line(error)})"
+        ) from error
+      if row is not None:
+        names = [*row] if isinstance(row, dict) else []
+        _check_column(f"{path}, line {number}", column, names)
+        yield row[column]
+
+
+def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
+  pyarrow = _pyarrow(path, "csv")
+  with files.opened(path) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
+    header = next(csv.reader(text), ())
+  _check_column(path, column, header)
+  with files.opened(path) as file, _faults_of(path):
+    batches = pyarrow.open_csv(
+      file,
+      pyarrow.ReadOptions(block_size=_CSV_BLOCK),
+      pyarrow.ParseOptions(newlines_in_values=True),
+      pyarrow.ConvertOptions(
+        include_columns=[column], column_types={column: "string"}
+      ),
+    )
+    yield from _values(batches)
+
+
+def _parquet_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
+  pyarrow = _pyarrow(path, "parquet")
+  with (
+    _faults_of(path),
+    pyarrow.ParquetFile(path, memory_map=True) as file,
+  ):
+    _check_column(path, column, file.schema_arrow.names)
+    # A group of rows is read at a time.
+    yield from _values(file.iter_batches(_ROWS, columns=[column]))
+
+
+def _values(batches: Iterable[Any]) -> Iterator[Any]:
+  """Those of the one column that batches of pyarrow have."""
+  for batch in batches:
+    yield from batch.column(0).to_pylist()
+
+
+def _pyarrow(path: pathlib.Path, module: str) -> Any:
+  """A module of pyarrow, which a plain text does without."""
+  try:
+    return importlib.import_module(f"pyarrow.{module}")
+  except ImportError:
+    raise DataError(
+      f"{path}: needs a package that is missing; pip install pyarrow"
+    ) from None
+
+
+@contextlib.contextmanager
+def _faults_of(path: pathlib.Path) -> Iterator[None]:
+  """What pyarrow finds in a file, in one line."""
+  error_type = importlib.import_module("pyarrow").ArrowException
+  try:
+    yield
+  except error_type as error:
+    raise DataError(f"{path}: {one_line(error)}") from error
+
+
+_READERS: Mapping[str, Callable[[pathlib.Path, str], Iterable[Any]]] = (
+  types.MappingProxyType(
+    {".jsonl": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
+  )
+)

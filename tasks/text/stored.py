@@ -1,0 +1,188 @@
+"""A text as ids: in memory where it fits, else on disk and memory-mapped."""
+
+from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import itertools
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks import base, cache, files, tokenizer, vocabularies
+from tasks.base import DataError
+from tasks.text import source
+from tasks.vocabularies import Vocabulary
+
+_IN_MEMORY = 2**28
+"""Bytes of files that are read as a whole."""
+
+_CHUNK = 2**24
+"""Ids that are looked at together."""
+
+_PARTS = ("train", "validation")
+
+
+class Parts(NamedTuple):
+  """The two parts of a text, as ids.
+
+  Attributes:
+    train: the first 90 %.
+    validation: the rest.
+  """
+
+  train: np.ndarray
+  validation: np.ndarray
+
+
+def boundary(length: int) -> int:
+  """Where the held-out part begins, as nanoGPT's `prepare.py` cuts."""
+  return int(length * 0.9)
+
+
+def read(
+  config: Any,
+  paths: Sequence[pathlib.Path],
+  extra: Sequence[str],
+  also: str,
+  workdir: pathlib.Path | None,
+) -> tuple[Vocabulary, Parts]:
+  """The vocabulary and the ids of files.
+
+  Args:
+    config: a `TextConfig`.
+    paths: as `source.find` finds them.
+    extra: special tokens of a vocabulary that is made here.
+    also: further text that it is made from.
+    workdir: of a run, whose vocabulary must be the same.
+
+  Raises:
+    DataError: what is wrong with a file, in one line.
+  """
+  digests = [files.note_file(path) for path in paths]
+  if source.has_ids(paths):
+    return _of_ids(config, paths, digests, extra, workdir)
+  if config.vocabulary == "ids" and not config.tokenizer:
+    raise DataError(
+      f"task.vocabulary: {paths[0]} has text; expected 'characters', 'bytes' or "
+      "'subwords', or a file of ids, .npy or .bin, got 'ids'"
+    )
+  if sum(path.stat().st_size for path in paths) > _IN_MEMORY:
+    return _on_disk(config, paths, digests, extra, also, workdir)
+  text = "".join(source.text_blocks(paths, config.column))
+  cut = boundary(len(text))
+  vocabulary = vocabularies.open_vocabulary(
+    config, extra, text + also, text[:cut] + also, workdir
+  )
+  return vocabulary, Parts(
+    vocabulary.encode_text(text[:cut]), vocabulary.encode_text(text[cut:])
+  )
+
+
+def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
+  """Ids that are there already, with the vocabulary that they are ids of."""
+  if not config.tokenizer and config.vocabulary != "ids":
+    raise DataError(
+      f"task.vocabulary: {paths[0]} has ids, whose text is not known; expected "
+      "task.tokenizer=FOLDER of a tokenizer.json, or 'ids' with "
+      f"task.vocab_size, got {config.vocabulary!r}"
+    )
+  if config.column:
+    raise DataError(
+      f"task.column: {paths[0]} has ids and no columns; expected none, got "
+      f"{config.column!r}"
+    )
+  vocabulary = vocabularies.open_vocabulary(config, extra, "", "", workdir)
+  leaf, count = "task.tokenizer", vocabulary.size
+  if not config.tokenizer:
+    leaf, count = "task.vocab_size", config.vocab_size
+  mapped = [source.read_ids(path) for path in paths]
+  for path, ids in zip(paths, mapped, strict=True):
+    for start in range(0, len(ids), _CHUNK):
+      chunk = ids[start : start + _CHUNK]
+      if chunk.min() < 0 or chunk.max() >= count:
+        raise DataError(
+          f"{path}: expected ids from 0 to {count - 1}, which {leaf} has, got "
+          f"{chunk.min()} to {chunk.max()}"
+        )
+  ids = mapped[0]
+  if len(mapped) > 1:
+    dtype = np.result_type(*mapped)
+
+    def write(scratch: pathlib.Path) -> pathlib.Path:
+      return _write(scratch / "ids", mapped, dtype)
+
+    place = cache.folder("texts") / _key("ids", digests)
+    ids = np.memmap(cache.prepare(place, write), dtype, mode="r")
+  cut = boundary(len(ids))
+  return vocabulary, Parts(ids[:cut], ids[cut:])
+
+
+def _on_disk(
+  config, paths, digests, extra, also, workdir
+) -> tuple[Vocabulary, Parts]:
+  """Reads a text as a stream, once for each vocabulary; ids stay in the cache."""
+
+  def blocks() -> Iterator[str]:
+    return source.text_blocks(paths, config.column)
+
+  def write(scratch: pathlib.Path) -> pathlib.Path:
+    folder = scratch / "text"
+    folder.mkdir()
+    length, characters = 0, {*also}
+    for block in blocks():
+      length += len(block)
+      characters.update(block)
+    cut = boundary(length)
+    training = itertools.chain(_between(blocks(), 0, cut), [also])
+    vocabulary = vocabularies.open_vocabulary(
+      config, extra, "".join(characters), training, None
+    )
+    (folder / vocabulary.FILE).write_bytes(vocabulary.content())
+    for name, start, stop in zip(_PARTS, (0, cut), (cut, length), strict=True):
+      text = tokenizer.parts(_between(blocks(), start, stop))
+      ids = map(vocabulary.encode_text, text)
+      _write(folder / name, ids, _dtype(vocabulary))
+    return folder
+
+  given = ""
+  if config.tokenizer:
+    opened = vocabularies.open_file(config.tokenizer, extra)
+    given = hashlib.sha256(opened.content()).hexdigest()
+  made = config.column, config.vocabulary, config.vocab_size, given, extra, also
+  place = cache.folder("texts") / _key(*made, digests)
+  folder = cache.prepare(place, write)
+  vocabulary = vocabularies.open_file(str(folder), extra)
+  base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())
+  train, validation = (
+    np.memmap(folder / name, _dtype(vocabulary), mode="r") for name in _PARTS
+  )
+  return vocabulary, Parts(train, validation)
+
+
+def _key(*content: Any) -> str:
+  """A name in the cache. Raise the number when the ids of a text change."""
+  return hashlib.sha256(repr((1, *content)).encode()).hexdigest()[:16]
+
+
+def _dtype(vocabulary: Vocabulary) -> type[np.integer]:
+  return np.uint16 if vocabulary.size <= 2**16 else np.int32
+
+
+def _write(
+  path: pathlib.Path, parts: Iterable[np.ndarray], dtype: Any
+) -> pathlib.Path:
+  with path.open("wb") as file:
+    for ids in parts:
+      for start in range(0, len(ids), _CHUNK):
+        ids[start : start + _CHUNK].astype(dtype).tofile(file)
+  return path
+
+
+def _between(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
+  """The characters of a text from one place to another."""
+  place = 0
+  for block in blocks:
+    yield block[max(start - place, 0) : max(stop - place, 0)]
+    place += len(block)
+    if place >= stop:
+      return

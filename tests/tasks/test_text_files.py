@@ -1,0 +1,232 @@
+"""A text in many kinds of files is the text of one plain file."""
+
+import csv
+import gzip
+import json
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+import pytest
+
+import tasks
+from tasks import cache, files, tokenizer
+from tasks.text import source, stored
+from tests.tasks.text_cases import TEXT, make
+
+ROWS = TEXT.removesuffix("\n").split("\n")
+KINDS = ("decoder", "encoder", "encoder_decoder")
+
+
+def write(folder, name, rows=ROWS, column="text"):
+  """A file of rows, as its name says, which other programs' libraries write."""
+  path = folder / name
+  table = {"number": range(len(rows)), column: rows}
+  columns = [*table.values()]
+  if ".jsonl" in name:
+    lines = (
+      dict(zip(table, row, strict=True)) for row in zip(*columns, strict=True)
+    )
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if ".gz" in name else content)
+  elif ".csv" in name:
+    with path.open("w", newline="", encoding="utf-8") as file:
+      csv.writer(file).writerows([[*table], *zip(*columns, strict=True)])
+  elif ".parquet" in name:
+    table = {k: [*values] for k, values in table.items()}
+    parquet.write_table(pyarrow.table(table), path, row_group_size=7)
+  else:
+    path.write_text("\n".join(rows), encoding="utf-8")
+  return path
+
+
+def same(found, wanted):
+  """The same batches, trained and held out."""
+  for batches in zip(
+    [found.train_batch(3), *found.eval_batches("validation")],
+    [wanted.train_batch(3), *wanted.eval_batches("validation")],
+    strict=True,
+  ):
+    for name in batches[1]:
+      assert batches[0][name].dtype == batches[1][name].dtype
+      np.testing.assert_array_equal(*(batch[name] for batch in batches))
+  assert found.baselines == wanted.baselines
+
+
+@pytest.fixture
+def plain(tmp_path):
+  (tmp_path / "plain").write_text(TEXT, encoding="utf-8")
+  return tmp_path / "plain"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  ("name", "column"),
+  [
+    ("a.jsonl", "text"),
+    ("a.jsonl.gz", "body"),
+    ("a.csv", "body"),
+    ("a.parquet", "text"),
+  ],
+)
+def test_a_column_is_the_text_of_its_rows(plain, tmp_path, kind, name, column):
+  path = write(tmp_path, name, column=column)
+  leaf = {} if column == "text" else {"column": column}
+  same(make(path, kind, **leaf), make(plain, kind))
+
+
+def test_files_come_in_the_order_of_a_list_or_of_their_names(plain, tmp_path):
+  thirds = ROWS[:50], ROWS[50:90], ROWS[90:]
+  names = "1.txt", "2.jsonl", "3.parquet"
+  parts = [write(tmp_path, *x) for x in zip(names, thirds, strict=True)]
+  with pytest.raises(
+    tasks.DataError, match=r"1\.txt is plain text, which has no"
+  ):
+    make(",".join(map(str, parts)), "decoder", column="text")
+  wanted = make(plain, "decoder")
+  same(make(", ".join(map(str, parts)), "decoder"), wanted)
+  with files.noted() as notes:
+    same(make(tmp_path / "[123].*", "decoder"), wanted)
+  assert [*notes] == [f"{tmp_path.name}/{name}" for name in names]
+  # What has a comma in its name is one file.
+  one = tmp_path / "a,b.txt"
+  one.write_bytes(plain.read_bytes())
+  same(make(one, "decoder"), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  "made",
+  [{}, {"vocabulary": "bytes"}, {"vocabulary": "subwords", "vocab_size": 380}],
+)
+def test_a_text_that_does_not_fit_has_the_same_ids(
+  plain, tmp_path, monkeypatch, kind, made
+):
+  monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+  monkeypatch.setattr(tokenizer, "_PART", 500)
+  wanted = make(plain, kind, **made)
+  monkeypatch.setattr(stored, "_IN_MEMORY", 100)
+  monkeypatch.setattr(files, "_BLOCK", 200)
+  found = make(plain, kind, **made)
+  assert isinstance(found._train, np.memmap)
+  same(found, wanted)
+  assert found.decode(found._train) == wanted.decode(wanted._train)
+  # Once for a text and a vocabulary.
+  blocks = []
+  monkeypatch.setattr(source, "text_blocks", lambda *x: blocks.append(x) or ())
+  same(make(plain, kind, **made), wanted)
+  assert not blocks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  ("name", "dtype"), [("a.npy", "int64"), ("a.bin", "u2")]
+)
+def test_ids_that_are_there_are_those_of_a_tokenizer(
+  plain, tmp_path, kind, name, dtype
+):
+  wanted = make(plain, kind, vocabulary="bytes")
+  wanted.save(tmp_path / "run")
+  ids = np.concatenate([wanted._train, wanted._validation]).astype(dtype)
+  save = np.save if ".npy" in name else lambda path, x: x.tofile(path)
+  save(tmp_path / name, ids)
+  # Where 90 % of the ids end is not where 90 % of the characters do.
+  cut = int(0.9 * len(ids))
+  found = make(tmp_path / name, kind, tokenizer=str(tmp_path / "run"))
+  assert (len(found._train), found._train.dtype) == (cut, dtype)
+  batch = found.train_batch(0)
+  assert batch["targets"].dtype == np.int32
+  assert found.decode(found._train) == wanted.decode(ids[:cut])
+  assert min(found.baselines.values()) > 0
+  parts = [tmp_path / f"{i}-{name}" for i in range(2)]
+  for path, part in zip(parts, (ids[:70], ids[70:]), strict=True):
+    save(path, part)
+  joined = make(f"{parts[0]},{parts[1]}", kind, tokenizer=str(tmp_path / "run"))
+  same(joined, found)
+
+
+def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
+  ids = np.arange(400, dtype=np.uint16) % 30
+  np.save(tmp_path / "a.npy", ids)
+  task = make(tmp_path / "a.npy", "decoder", vocabulary="ids", vocab_size=30)
+  batch = task.train_batch(0)
+  np.testing.assert_array_equal(batch["targets"], (batch["inputs"] + 1) % 30)
+  assert task.target_vocab_size == 33
+  assert task.decode(task.encode("7 29 0")) == "7 29 0"
+  assert task.decode([7, task.eos_id, 8]) == "7"
+  assert "bits_per_character" not in task.summarize({"loss": (1.0, 1.0)})
+  with pytest.raises(ValueError, match=r"ids from 0 to 29 with spaces .* '30'"):
+    task.encode("30")
+  task.save(tmp_path / "run")
+  again = make(
+    "-", "decoder", vocabulary="ids", workdir=tmp_path / "run", restore=True
+  )
+  assert again.labels([3, again.eos_id]) == ["3", "<eos>"]
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "message"),
+  [
+    (
+      "a.jsonl",
+      {"column": "b"},
+      r"line 1: expected task.column among number, te",
+    ),
+    (
+      "a.csv",
+      {"column": "b"},
+      "a.csv: expected task.column among number, text",
+    ),
+    (
+      "a.parquet",
+      {"column": "b"},
+      "a.parquet: expected task.column among numb",
+    ),
+    (
+      "a.parquet",
+      {"column": "number"},
+      "row 1: expected text in 'number' .* 0",
+    ),
+    (
+      "a.jsonl",
+      {"vocabulary": "ids"},
+      "a.jsonl has text; expected 'characters'",
+    ),
+    ("a.npy", {}, "a.npy has ids, .* or 'ids' with task.vocab_size, got 'char"),
+    (
+      "a.npy",
+      {"vocabulary": "ids", "vocab_size": 9},
+      "ids from 0 to 8, which task.vocab_size has, got 5 to 9",
+    ),
+    ("a.npy", {"vocabulary": "ids", "column": "b"}, "task.column: .* got 'b'"),
+    ("f.npy", {"vocabulary": "ids"}, "integers along one axis, got float64"),
+    ("odd.bin", {"vocabulary": "ids"}, "odd.bin: .*multiple"),
+    ("bad.jsonl", {}, "bad.jsonl, line 2: not JSON"),
+    ("bad.parquet", {}, "bad.parquet: .*Parquet"),
+    ("bad.csv", {}, "bad.csv: .*(columns|UTF8|UTF-8)"),
+    ("*.nothing", {}, "no file has such a name"),
+    ("a.npy,a.csv", {}, "expected files of text or files of ids, got both"),
+  ],
+)
+def test_a_fault_is_one_line(tmp_path, name, options, message):
+  for one in ("a.jsonl", "a.csv", "a.parquet"):
+    write(tmp_path, one)
+  np.save(tmp_path / "a.npy", np.arange(5, 10))
+  np.save(tmp_path / "f.npy", np.ones(9))
+  (tmp_path / "odd.bin").write_bytes(b"abc")
+  (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text"')
+  (tmp_path / "bad.parquet").write_bytes(b"PAR1 and more PAR0")
+  (tmp_path / "bad.csv").write_bytes(b"text,b\n1,2\n1,2,3\n")
+  path = ",".join(str(tmp_path / one) for one in name.split(","))
+  with pytest.raises(tasks.DataError, match=message) as info:
+    make(path, "decoder", **options)
+  assert "\n" not in str(info.value)
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+  path = write(tmp_path, "a.parquet")
+  monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+  with pytest.raises(
+    tasks.DataError, match=r"a\.parquet: .*pip install pyarrow"
+  ):
+    make(path, "decoder")
