@@ -134,10 +134,10 @@ class Comparison:
     check(self, "seeds", are_low, f"whole numbers below {FIRST_CHOOSING_SEED}")
     self._check_budget()
     self._check_points()
-    if self.halving != Halving() and not self.choosing_seeds:
+    if self.halving.rungs and not self.choosing_seeds:
       raise ValueError(
-        "halving: it chooses among points of a grid; expected a grid of two "
-        "points at least"
+        "halving.rungs: they stop points of a grid; expected a grid of two points "
+        f"at least, or (), got {self.halving.rungs}"
       )
 
   @property

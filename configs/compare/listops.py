@@ -23,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
     "nystrom,additive,multiplicative,differential,latent",
     num_steps=2000,
     batch_size=32,
-    eval_every=500,
+    eval_every=250,
     checkpoint_every=2000,
     references={
       "listops": {

@@ -24,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
   config = listops.get_config()
   config.tasks = "paper/listops"
   config.num_steps = config.checkpoint_every = 800
-  config.eval_every = 400
+  config.eval_every = 200
   config.batch_size = 16
   config.task = {
     "min_length": 128,

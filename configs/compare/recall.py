@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     "lsh,additive,multiplicative,retention,gated_linear,mamba2,delta,"
     "gated_delta,kimi_delta,differential,latent",
     num_steps=800,
-    eval_every=800,
+    eval_every=80,
     across={"model": {"short_convolution": (False, True)}},
     model={"num_heads": 1, "features": 64, "mlp_features": 128},
     optimizer={"learning_rate": 3e-3},

@@ -19,7 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.attention = (
     "dense,sliding_window,window_linear,linear,mamba2,delta,gated_delta"
   )
-  config.num_steps = config.eval_every = 2400
+  config.num_steps, config.eval_every = 2400, 120
   config.checkpoint_every = 1200
   config.across.model.features = (64,)
   config.across.model.short_convolution = (False, True)

@@ -1,8 +1,7 @@
 """Compares which mechanisms follow permutations, and how far beyond training.
 
     python compare.py --config=configs/compare/state_tracking.py \
-      --config.task.letters=2 --config.num_steps=600 --config.eval_every=600 \
-      --workdir=/tmp/parity
+      --config.task.letters=2 --config.num_steps=600 --workdir=/tmp/parity
     python compare.py --config=configs/compare/state_tracking.py --workdir=/tmp/states
     python compare.py --config=configs/compare/state_tracking.py \
       --config.task.letters=5 --workdir=/tmp/s5
@@ -29,7 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
     "stick_breaking,path",
     seeds=experiments.EIGHT,
     num_steps=2000,
-    eval_every=2000,
+    eval_every=100,
     variants={
       "delta2": {"name": "delta", "max_rate": 2.0},
       "gated_delta2": {"name": "gated_delta", "max_rate": 2.0},
