@@ -10,6 +10,7 @@ are written here; what is printed is for a person.
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
+import io
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 from comparison import measurements, plan, records, usage
@@ -46,6 +48,9 @@ _STOPPING = (
 )
 
 _MEASURING = "stopped while it was measured; run it again to continue"
+
+_QUIET_SECONDS = 10.0
+"""A run that trains says where it is as often, at most."""
 
 _PLACE = ("step", "split", "seconds")
 """Names in the final evaluation that say when it was made; the others are metrics."""
@@ -117,13 +122,32 @@ def main() -> None:
 
   process.keep_freed()
   process.keep_programs()
-  # A run says a lot that nobody reads here.
+  # A run says a lot that nobody reads here, but for its `Steps`.
   with (
     Path(os.devnull).open("w") as sink,
     contextlib.redirect_stdout(sink),
     Signals() as signals,
   ):
     work(request, signals, say)
+
+
+class Steps(io.TextIOBase):
+  """What is printed of a run's steps, with the time left, now and then.
+
+  Args:
+    say: takes a line.
+  """
+
+  def __init__(self, say: Callable[[str], None]):
+    self._say, self._due = say, time.monotonic() + _QUIET_SECONDS
+
+  def write(self, text: str) -> int:
+    """Passes a line of `training.metrics.Progress` on where one is due."""
+    is_step = text.startswith("step ") and text.endswith(" left")
+    if is_step and time.monotonic() >= self._due:
+      self._say(text)
+      self._due = time.monotonic() + _QUIET_SECONDS
+    return len(text)
 
 
 def work(request: Mapping[str, Any], signals: Signals, say: Say) -> None:
@@ -166,7 +190,10 @@ def train(
       stop_at = None if share is None else records.step_at(steps, share)
       meter = usage.Meter()  # To time a step is not to train.
       trial = begin(run.of_steps(steps), home, first)
-      if trial and loop.run(trial, home, stop_at, signals) is None:
+      spoken = Steps(functools.partial(say, run.identity))
+      with contextlib.redirect_stdout(spoken):
+        results = loop.run(trial, home, stop_at, signals) if trial else {}
+      if results is None:
         status = records.STOPPED
         reason = "stopped; the same command continues it"
     except ValueError as error:  # Another try would end alike.

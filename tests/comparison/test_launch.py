@@ -1,5 +1,6 @@
 """Which processes a comparison starts, and what is kept of them."""
 
+import contextlib
 import signal
 import time
 
@@ -9,7 +10,7 @@ from comparison import config, measurements, plan, records, run, worker
 from comparison.launch import launch
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
-from training import step
+from training import metrics, step
 from training.signals import Signals
 
 
@@ -74,7 +75,9 @@ def test_a_folder_goes_on_when_its_config_evaluates_oftener(folder, trainer):
   made = len(trainer.calls)
   new = small("0", tasks="duplicate,recall", eval_every=3)
   recorded = records.shared(folder)
-  with pytest.raises(ConfigError, match=r"config\.eval_every is 12 there and 3"):
+  with pytest.raises(
+    ConfigError, match=r"config\.eval_every is 12 there and 3"
+  ):
     run.run(config.paced(new, recorded, ["eval_every"]), folder)
   new = small("0,1", tasks="duplicate,recall", eval_every=3, per_task=per_task)
   run.run(config.paced(new, recorded), folder)
@@ -297,6 +300,22 @@ if asked['say'] == 'abandoned':
 
 
 @pytest.mark.thorough
+def test_a_run_says_now_and_then_where_it_is(monkeypatch, capsys):
+  clock = iter((0.0, 5.0, 10.0, 12.0, 20.0))
+  monkeypatch.setattr(worker.time, "monotonic", lambda: next(clock))
+  said = []
+  spoken = worker.Steps(said.append)
+  progress = metrics.Progress(0, 1000)
+  with contextlib.redirect_stdout(spoken):
+    print("continues from the checkpoint of step 50")
+    for step in (100, 200, 300):
+      progress.update(step, {"loss": 2.5}, 0.5 * step)
+    progress.say("step 300  validation  loss 2.4000")
+  # The first is after ten seconds; the next is due ten seconds after it.
+  assert said == ["step 200/1000  loss 2.5000  0:06:40 left"]
+  assert not capsys.readouterr().out
+
+
 def test_runs_share_a_program_and_no_fault(tmp_path, monkeypatch):
   """Real ones: the second diverges, and the third has the first one's program."""
   leaves = {
