@@ -105,7 +105,7 @@ class Run:
     return inference.restore_variables(self.experiment, self.folder, step)
 
   def attention_maps(self, text: str, target: str | None = None) -> Any:
-    """What every layer and head attends to in a text: a figure.
+    """What every layer and head attends to in a text: a figure for a cell.
 
     Args:
       text: what the model reads: a source, or the prompt of a decoder alone.
@@ -115,7 +115,7 @@ class Run:
     variables = self.variables()
     example = make_example(self.experiment, variables, text, target)
     maps = attention_maps.named_maps(self.model, variables, self.task, example)
-    return attention_maps.figure(list(maps.values()))
+    return attention_maps.overview(list(maps.values()))
 
   def generate(self, lines: Sequence[str], **options: Any) -> list[str]:
     """One output a line.

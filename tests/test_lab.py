@@ -44,6 +44,9 @@ def test_variables_are_those_of_a_step(run):
 def test_attention_is_a_figure_of_matplotlib(run):
   figure = run.attention_maps("3 1 4 1", "3 1 4 1")
   assert len(figure.subfigs) == 1  # The decoder's.
+  width, height = figure.get_size_inches()
+  assert width <= 9
+  assert height <= 3
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ _READABLE_TOKENS = 24
 _PART_OF_A_LONG_ROW = 12
 _INCHES_PER_LABEL = 0.22
 _INCHES_UNLABELLED = 6.0
+_CELL_INCHES = 9.0
+_POINTS = (4.0, 7.0)  # Of a readable name, and of one that has room.
 _MAX_PIXELS = 6000
 
 NamedMap = tuple[np.ndarray, list[str], list[str], tuple[str, str]]
@@ -195,7 +197,29 @@ def figure(maps: Sequence[AttentionMap]) -> Any:
     len(maps), 1, squeeze=False, height_ratios=heights, hspace=0.05
   )
   for part, shown in zip(parts.flat, maps, strict=True):
-    _draw_heads(part, shown)
+    _draw_heads(part, shown, _grid(len(shown.weights)))
+  return drawn
+
+
+def overview(maps: Sequence[AttentionMap]) -> Any:
+  """All layers for the cell of a notebook: a row a layer, a panel a head.
+
+  It is at most 9 inches wide. Tokens are named where they have room, and are
+  positions elsewhere.
+
+  Returns:
+    A figure of matplotlib.
+  """
+  # Nothing is drawn before the end of a run.
+  from matplotlib.figure import Figure
+
+  columns = max(len(shown.weights) for shown in maps)
+  side = min(2.0, (_CELL_INCHES - 1.2) / columns)
+  size = (side * columns + 1.2, (side + 0.8) * len(maps))
+  drawn = Figure(size, layout="constrained")
+  parts = drawn.subfigures(len(maps), 1, squeeze=False)
+  for part, shown in zip(parts.flat, maps, strict=True):
+    _draw_heads(part, shown, (1, columns), 0.85 * side)
   return drawn
 
 
@@ -224,12 +248,21 @@ def _size(shown: AttentionMap) -> tuple[float, float]:
   return columns * width, rows * height + 0.5
 
 
-def _draw_heads(figure: Any, shown: AttentionMap) -> None:
-  """Draws one layer, heads in a grid."""
+def _draw_heads(
+  figure: Any,
+  shown: AttentionMap,
+  grid: tuple[int, int],
+  side: float = math.inf,
+) -> None:
+  """Draws one layer, heads in a grid, whose panels have a side of some inches."""
   weights, (x_axis, y_axis) = shown.weights, shown.axes
-  panels = figure.subplots(
-    *_grid(len(weights)), sharex=True, sharey=True, squeeze=False
-  )
+  panels = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False)
+  least, most = _POINTS
+
+  def points(labels: Sequence[str]) -> float:
+    size = min(72 * side / max(len(labels), 1), most)
+    return size if size >= least and len(labels) <= MAX_LABELS else 0.0
+
   top = max(np.abs(weights).max(), 1e-6)  # One scale for all panels.
   signed = weights.min() < -0.01 * top  # Smaller is rounding.
   image = None
@@ -250,14 +283,15 @@ def _draw_heads(figure: Any, shown: AttentionMap) -> None:
       (panel.set_xticks, shown.key_labels, {"rotation": 90}),
       (panel.set_yticks, shown.query_labels, {}),
     ):
-      if len(labels) <= MAX_LABELS:
+      if size := points(labels):
         # A dollar sign would start a formula.
         escaped = [label.replace("$", r"\$") for label in labels]
-        set_ticks(range(len(labels)), escaped, fontsize=7, **options)
+        set_ticks(range(len(labels)), escaped, fontsize=size, **options)
   suffix = ", by position"
-  figure.supxlabel(x_axis + suffix * (weights.shape[2] > MAX_LABELS))
-  figure.supylabel(y_axis + suffix * (weights.shape[1] > MAX_LABELS))
-  figure.suptitle(f"{shown.title}: {shown.mechanism}")
+  small = {} if math.isinf(side) else {"fontsize": 9}
+  figure.supxlabel(x_axis + suffix * (not points(shown.key_labels)), **small)
+  figure.supylabel(y_axis + suffix * (not points(shown.query_labels)), **small)
+  figure.suptitle(f"{shown.title}: {shown.mechanism}", **small)
   figure.colorbar(image, ax=panels, label="attention weight", shrink=0.8)
 
 

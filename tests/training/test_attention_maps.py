@@ -151,6 +151,26 @@ def test_a_long_axis_has_positions_and_a_bounded_picture(
   assert labelled.subfigs[0].get_supxlabel() == "source"
 
 
+def test_an_overview_fits_a_cell_and_names_tokens_that_have_room():
+  few = np.full((4, 8, 8), 1 / 8)
+  many = np.full((12, 40, 40), 1 / 40)
+  figure = attention_maps.overview(
+    [layer(x, ["q"] * len(x[0]), ["k"] * len(x[0])) for x in (few, many)]
+  )
+  width, height = figure.get_size_inches()
+  assert width <= 9
+  assert height <= 6
+  alone = attention_maps.overview([layer(few, ["q"] * 8, ["k"] * 8)])
+  ticks = [t.get_text() for t in alone.axes[0].get_xticklabels()]
+  assert ticks == ["k"] * 8
+  # Panels of twelve heads are too small for forty names.
+  assert figure.subfigs[1].get_supxlabel() == "source, by position"
+  assert [p.get_title() for p in figure.subfigs[0].axes[:5]] == [
+    *(f"head {n}" for n in (1, 2, 3, 4)),
+    "",
+  ]
+
+
 @pytest.mark.parametrize("lowest", [0.0, -1e-5, -0.25])
 def test_weights_below_0_have_a_colour_of_their_own(tmp_path, figures, lowest):
   weights = np.array([[[lowest, 0.5]]])
