@@ -172,9 +172,9 @@ def _attend_to_blocks(
   batch, length, num_heads, head_dim = query.shape
   row_bytes = 4 * batch * num_heads * (block_size + head_dim + keys[1].shape[3])
   count = length // block_size
-  at_once = platform.tiles_at_once(row_bytes * block_size, count)
+  tiles_per_step = platform.tiles_per_step(row_bytes * block_size, count)
 
-  def of_head(query, blocks, rng, key, value):
+  def attend_head(query, blocks, rng, key, value):
     keys = key, value, mask, key_ids
     if axis_name is not None:
       keys = jax.tree.map(
@@ -189,7 +189,7 @@ def _attend_to_blocks(
       length,
       key.shape[1],
       visited=blocks,
-      at_once=at_once,
+      tiles_per_step=tiles_per_step,
     )
     visible = Visible(block_mask=table)
     if keep is not None:
@@ -212,9 +212,9 @@ def _attend_to_blocks(
   heads = key.shape[2], num_heads // key.shape[2]
   rngs = None
   if dropout_rng is not None:
-    rngs = dropout.split(dropout_rng, heads, by_head=True)
-  of_group = jax.vmap(of_head, (2, 0, 0, None, None), 2)
-  results = jax.vmap(of_group, (2, 0, 0, 2, 2), 2)(
+    rngs = dropout.split(dropout_rng, heads, heads_differ=True)
+  attend_group = jax.vmap(attend_head, (2, 0, 0, None, None), 2)
+  results = jax.vmap(attend_group, (2, 0, 0, 2, 2), 2)(
     query.reshape(batch, length, *heads, head_dim),
     blocks.reshape(*heads, *blocks.shape[1:]),
     rngs,

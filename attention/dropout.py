@@ -29,7 +29,7 @@ def is_shared(key: Array | None) -> TypeGuard[Array]:
 
 
 def split(
-  key: Array | None, shape: int | tuple[int, ...], *, by_head: bool = False
+  key: Array | None, shape: int | tuple[int, ...], *, heads_differ: bool = False
 ) -> Array:
   """`jax.random.split`, of which each is shared if `key` is.
 
@@ -39,7 +39,7 @@ def split(
   if not is_shared(key):
     return jax.random.split(key, shape)
   shape = (shape,) if isinstance(shape, int) else shape
-  if by_head:
+  if heads_differ:
     return jnp.broadcast_to(key, (*shape, *SHARED))
   return jax.random.split(key[0, 0], shape).reshape(*shape, *SHARED)
 

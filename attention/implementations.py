@@ -61,10 +61,11 @@ def kernel_output(
   kernel = implementation or "cudnn"
   obstacle = _obstacle(kernel, query, key, value, visible, logits, others)
   if obstacle and implementation:
-    on_tpu = implementation == "tokamax" and platform.name() == "cpu"
+    elsewhere = "use 'xla' or None"
+    if implementation == "tokamax" and platform.name() == "cpu":
+      elsewhere += ", or a TPU"
     raise ValueError(
-      f"implementation: {implementation!r} {obstacle}; use 'xla' or None"
-      + ", or a TPU" * on_tpu
+      f"implementation: {implementation!r} {obstacle}; {elsewhere}"
     )
   if obstacle:
     return None

@@ -256,7 +256,7 @@ def _pairs(grid, constants, query, start, visit):
 
 def _added(grid, constants, totals, parts, starts, visit):
   """Totals with the gradients of keys, values and scores of a step."""
-  if grid.at_once > 1:
+  if grid.tiles_per_step > 1:
     gather = jax.vmap(
       lambda start, totals: _keys(grid, constants, totals, start, visit),
       (0, None),
@@ -281,7 +281,7 @@ class Grid(NamedTuple):
     length: T.
     source_length: S.
     one_visit: whether D keys hold the span of any C queries.
-    at_once: tiles of a step; 1 unless each has one visit.
+    tiles_per_step: tiles of a step; 1 unless each has one visit.
     size: queries of a step.
     steps: how many there are.
     is_ragged: whether the last step moves back, over rows of the step before.
@@ -293,7 +293,7 @@ class Grid(NamedTuple):
   length: int
   source_length: int
   one_visit: bool
-  at_once: int
+  tiles_per_step: int
   size: int
   steps: int
   is_ragged: bool
@@ -306,9 +306,9 @@ class Grid(NamedTuple):
   def starts(self, i: Array) -> Array:
     """The first query of its tile, or of each of its tiles."""
     start = self.start(i)
-    if self.at_once == 1:
+    if self.tiles_per_step == 1:
       return start
-    return start + self.rows * jnp.arange(self.at_once)
+    return start + self.rows * jnp.arange(self.tiles_per_step)
 
   def take(
     self, x: Float[Array, "B T N F"], i: Array, old: float | None = None
@@ -320,16 +320,16 @@ class Grid(NamedTuple):
     x = cut(x, self.start(i), self.size)
     if old is not None and self.is_ragged:
       x = jnp.where(self._is_new(i), x, old)
-    if self.at_once == 1:
+    if self.tiles_per_step == 1:
       return jnp.swapaxes(x, 1, 2)
-    x = x.reshape(x.shape[0], self.at_once, self.rows, *x.shape[2:])
+    x = x.reshape(x.shape[0], self.tiles_per_step, self.rows, *x.shape[2:])
     return x.transpose(1, 0, 3, 2, 4)
 
   def put(
     self, x: Float[Array, "B T N F"], i: Array, rows: Float[Array, "..."]
   ) -> Float[Array, "B T N F"]:
     """`x` with the rows of step i, but those that the step before has had."""
-    if self.at_once == 1:
+    if self.tiles_per_step == 1:
       rows = jnp.swapaxes(rows, 1, 2)
     else:
       rows = rows.transpose(1, 0, 3, 2, 4)
@@ -344,7 +344,7 @@ class Grid(NamedTuple):
 
   def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` of one tile, for the tiles of a step."""
-    return function if self.at_once == 1 else jax.vmap(function)
+    return function if self.tiles_per_step == 1 else jax.vmap(function)
 
   def visits(self, visible: Visible, start: Array) -> Array | int:
     """How many blocks of keys the queries from `start` on take."""
@@ -403,25 +403,25 @@ def grid_of(
     rows, width = rows or chosen[0], width or chosen[1]
   rows, width = min(rows, length), min(width, source_length)
   one_visit |= width == source_length and visible.block_mask is None
-  at_once = 1
+  tiles_per_step = 1
   if visible.block_mask is not None:
-    at_once = visible.block_mask.at_once
+    tiles_per_step = visible.block_mask.tiles_per_step
   elif one_visit and width < source_length:
     tile_bytes = 4 * batch * num_heads * width
     tile_bytes *= rows + head_dim + value.shape[3]
     count = -(-length // rows)
-    at_once = platform.tiles_at_once(tile_bytes, count)
+    tiles_per_step = platform.tiles_per_step(tile_bytes, count)
     if length % rows:
       # One step for all tiles needs an array of a whole number of tiles.
-      at_once = min(at_once, -(-count // 2))
-  size = rows * at_once
+      tiles_per_step = min(tiles_per_step, -(-count // 2))
+  size = rows * tiles_per_step
   return Grid(
     rows=rows,
     width=width,
     length=length,
     source_length=source_length,
     one_visit=one_visit,
-    at_once=at_once,
+    tiles_per_step=tiles_per_step,
     size=size,
     steps=-(-length // size),
     is_ragged=length % size > 0,

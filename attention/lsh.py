@@ -181,16 +181,18 @@ def _attend_round(
   most = max(platform.rows_at_once(row_bytes, length) // chunk_size, 1)
   count = -(-length // chunk_size)
   steps = -(-count // most)
-  at_once = -(-count // steps)
-  rows = at_once * chunk_size  # B and N stay axes of their own, behind steps.
+  chunks_per_step = -(-count // steps)
+  rows = (
+    chunks_per_step * chunk_size
+  )  # B and N stay axes of their own, behind steps.
   padding = ((0, 0), (0, 0), (0, steps * rows - length))
   index = jnp.pad(order, padding, constant_values=length)
-  index = index.reshape(batch, num_heads, steps, at_once, chunk_size)
+  index = index.reshape(batch, num_heads, steps, chunks_per_step, chunk_size)
   chunks = [
     jax.vmap(partial(layout.head_rows, x))(jnp.moveaxis(index, 2, 0))
     for x in tokens
   ]
-  numbers = jnp.arange(steps * at_once).reshape(steps, at_once)
+  numbers = jnp.arange(steps * chunks_per_step).reshape(steps, chunks_per_step)
   others = ~jnp.eye(chunk_size, 2 * chunk_size, chunk_size, dtype=bool)
 
   def is_near(code):

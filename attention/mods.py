@@ -204,7 +204,7 @@ class BlockMask:
       first, filled up with 0.
     counts: how many each has. None is all of a row of `visited`, where a number
       behind that of the last block stands for none.
-    at_once: blocks of queries of a step; 1 where there are `counts`.
+    tiles_per_step: blocks of queries of a step; 1 where there are `counts`.
   """
 
   block_size: tuple[int, int] = dataclasses.field(metadata=_STATIC)
@@ -212,7 +212,7 @@ class BlockMask:
   source_length: int = dataclasses.field(metadata=_STATIC)
   visited: Any
   counts: Any = None
-  at_once: int = dataclasses.field(default=1, metadata=_STATIC)
+  tiles_per_step: int = dataclasses.field(default=1, metadata=_STATIC)
 
   @property
   def share(self) -> float:

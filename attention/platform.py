@@ -146,7 +146,7 @@ def _is_at_most(size: Any, bound: int) -> bool:
     return False
 
 
-def tiles_at_once(tile_bytes: int, count: int) -> int:
+def tiles_per_step(tile_bytes: int, count: int) -> int:
   """How many of `count` tiles of so many bytes each are one step.
 
   As many as the budget allows, and then as few as the same number of steps needs.

@@ -139,17 +139,19 @@ def selected_attention(
   facts = jax.tree.map(
     lambda x: jnp.repeat(x, repeats, axis=1), (places, query_segment_ids)
   )
-  by_head = query.reshape(batch, length, *heads, head_dim)
-  rows = _Rows(by_row(by_head), by_row(blocks), *facts)
+  grouped = query.reshape(batch, length, *heads, head_dim)
+  rows = _Rows(by_row(grouped), by_row(blocks), *facts)
   scale = arguments.softmax_scale(scale, head_dim)
   options = {"is_causal": is_causal, "scale": scale}
   if block_size > _KEYS_PER_HEAD * heads[2]:
     tile_bytes = 4 * batch * _TILE_ROWS * block_size * num_heads // repeats
-    at_once = platform.tiles_at_once(tile_bytes, count)
-    attend = functools.partial(_attend_in_tiles, at_once=at_once, **options)
+    tiles_per_step = platform.tiles_per_step(tile_bytes, count)
+    attend = functools.partial(
+      _attend_in_tiles, tiles_per_step=tiles_per_step, **options
+    )
     # Enough pairs for two full tiles of each block, and all that the budget allows.
     row_bytes = query.nbytes // num_rows * 2 * num_blocks
-    most = platform.tiles_at_once(row_bytes, num_rows)
+    most = platform.tiles_per_step(row_bytes, num_rows)
     most = max(most, 2 * count * _TILE_ROWS // num_blocks)
   else:
     attend = functools.partial(_attend_by_row, **options)
@@ -157,7 +159,7 @@ def selected_attention(
     row_bytes = 4 * batch * kv_heads * row_keys * (head_dim + value.shape[3])
     # The backward of a chunk adds to the gradient of all keys, so a chunk gathers at
     # least as many keys as there are.
-    most = platform.tiles_at_once(row_bytes, num_rows)
+    most = platform.tiles_per_step(row_bytes, num_rows)
     most = max(most, key.shape[1] // row_keys)
   chunk = -(-num_rows // -(-num_rows // max(most, 1)))
   axes = _Rows(1, 1, None, None), _Keys(2, 2, None, None)
@@ -201,7 +203,7 @@ def _attend_by_row(rows, keys, *, is_causal, scale):
   return jax.vmap(attend)(rows)
 
 
-def _attend_in_tiles(rows, keys, *, at_once, is_causal, scale):
+def _attend_in_tiles(rows, keys, *, tiles_per_step, is_causal, scale):
   """Rows that selected the same block read it together."""
   tiles = _tiles(rows.blocks, len(keys.key))
 
@@ -216,7 +218,9 @@ def _attend_in_tiles(rows, keys, *, at_once, is_causal, scale):
   place, ids = jax.tree.map(lambda x: x[tiles.row], (rows.place, rows.ids))
   key, value = _tile_keys((keys.key, keys.value, tiles))
   arrays = query, key, value, tiles.block, place, ids, tiles.is_pair
-  parts = block_map(attend, at_once, *jax.tree.map(lambda x: x[None], arrays))
+  parts = block_map(
+    attend, tiles_per_step, *jax.tree.map(lambda x: x[None], arrays)
+  )
   out, lse = _row_parts((*(x[0] for x in parts), tiles))
   lse = jnp.swapaxes(lse, 1, 2)
   is_part = tiles.is_part[:, None] & (lse > -jnp.inf)

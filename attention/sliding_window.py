@@ -1,8 +1,8 @@
 """Sliding-window attention with global tokens (Beltagy et al., 2020).
 
-The softmax is one call of `attention.loop.attend`, with a window in its `Visible`.
-`windows` has what a window may have besides: dilation, global tokens, and positions
-of other devices. To decode, the last keys are kept in a ring.
+Without dilation and global tokens, the softmax is one call of `attention.loop.attend`
+with a window in its `Visible`; with them, and over positions of other devices,
+`windows` merges several. To decode, the last keys are kept in a ring.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from attention import (
   plug,
   windows,
 )
+from attention import visible as visibility
 from attention.cache import DenseCache, forgotten_after, forgotten_since
 from attention.cache import init_cache as init_dense
 from attention.dense import attend_to_slots
@@ -79,11 +80,11 @@ def sliding_window_attention(
   no gradient. The content of a masked key changes nothing.
 
   Args:
-    key: `[B, S, K, H]`, whose positions are those of the queries from the first on.
+    key: `[B, S, K, H]`; key s and query s are at the same position.
     window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
     dilation: distance of neighbouring keys; one int, or N ints, one per query
-      head. `log_forget`, `score_mod` and `mask_mod` are for windows without dilation
-      and global tokens.
+      head. `log_forget`, `score_mod` and `mask_mod` need a dilation of 1 and no
+      `global_indices`.
     mask: key mask, broadcastable to `[B, 1, 1, S]`.
     relative_bias: `[N, 2L+1]`; entry L + i belongs to the key at distance
       i·dilation, so L = w has one for each key of the window.
@@ -133,9 +134,9 @@ def sliding_window_attention(
     mask_mod=mask_mod,
     visible=visible,
   )
-  for one in visible.masks:
+  for mask in visible.masks:
     instead = "dense attention takes masks that vary"
-    arguments.key_mask(one, query, key, instead)
+    arguments.key_mask(mask, query, key, instead)  # Raises for other masks.
   logits = logits_from_options(
     query,
     key,
@@ -151,8 +152,8 @@ def sliding_window_attention(
   )
   if global_indices is not None or global_qkv is not None:
     windows.check_globals(global_indices, global_qkv, query, key, value, logits)
-  is_plain = global_indices is None and max(dilations) == 1
-  if not is_plain:
+  has_gaps = global_indices is not None or max(dilations) > 1
+  if has_gaps:
     _check_neighbours(
       log_forget=logits.log_forget,
       score_mod=logits.score_mod,
@@ -164,9 +165,7 @@ def sliding_window_attention(
       "logits: expected no bias and no block mask in a window; flash_attention "
       "takes them"
     )
-  right = 0 if is_causal else right
-  longest = max(query.shape[1], key.shape[1])
-  near = visible & Visible(left=min(left, longest), right=min(right, longest))
+  near = visible & visibility.window(left, right)
   out = implementations.kernel_output(
     implementation,
     query,
@@ -187,7 +186,7 @@ def sliding_window_attention(
     "dropout_rate": dropout_rate,
     "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
   }
-  if is_plain:
+  if not has_gaps:
     out, lse = attend(query, key, value, near, logits, **options)
   else:
     out, lse = windows.attend_to_union(
@@ -220,7 +219,7 @@ def _check_neighbours(**options: Any) -> None:
 def _integers(
   name: str, value: int | Sequence[int], low: int, count: int | None = None
 ) -> tuple[int, ...]:
-  """`count` ints: each of `value`, or `value` as often; None is as many as it has.
+  """`value` as a tuple of `count` ints, any number if None; one int is repeated.
 
   Raises:
     ValueError: it has another number of them, or one is below `low`.

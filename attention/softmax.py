@@ -13,9 +13,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
-_LOWEST = float(jnp.finfo(jnp.float32).min)
-"""Stands for −∞, so that differences are numbers in an empty row as well."""
-
 
 def block_attention(
   query: Float[Array, "*A C N H"],
@@ -54,13 +51,7 @@ def block_attention(
   )
   if bias is not None:
     logits += bias
-  if visible is not None:
-    logits = jnp.where(visible, logits, _LOWEST)
-  # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
-  largest = jnp.maximum(jnp.max(logits, -1, keepdims=True), _LOWEST / 2)
-  largest = jax.lax.stop_gradient(largest)
-  weights = jnp.exp(logits - largest)
-  total = jnp.sum(weights, -1, keepdims=True)
+  weights, lse = softmax_and_lse(logits, visible)
   if kept is not None:
     weights *= kept
   out = jnp.einsum(
@@ -69,25 +60,24 @@ def block_attention(
     value,
     preferred_element_type=jnp.float32,
   )
-  is_empty = total == 0.0
-  total = jnp.where(is_empty, 1.0, total)
-  lse = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
 
   def heads_last(x):
     return jnp.moveaxis(x, -2, -4).reshape(*query.shape[:-1], -1)
 
-  return heads_last(out / total).astype(query.dtype), heads_last(lse)[..., 0]
+  return heads_last(out).astype(query.dtype), heads_last(lse[..., None])[..., 0]
 
 
-def block_map(function: Callable[..., Any], at_once: int, *arrays: Any) -> Any:
-  """`function` of each of G blocks, at most `at_once` of them in one step.
+def block_map(
+  function: Callable[..., Any], blocks_per_step: int, *arrays: Any
+) -> Any:
+  """`function` of each of G blocks, at most `blocks_per_step` of them in one step.
 
   A step is made again in the backward, so that memory is that of one step.
 
   Args:
     function: `(*arrays) -> results` of one block. It may read other arrays, whose
       gradients are summed over the steps.
-    at_once: the most blocks in one step.
+    blocks_per_step: the most blocks in one step.
     *arrays: trees of arrays `[X, G, …]`, each with an axis of blocks. Steps of equal
       size may need more blocks than there are; these are zeros.
 
@@ -95,7 +85,7 @@ def block_map(function: Callable[..., Any], at_once: int, *arrays: Any) -> Any:
     The results of all blocks `[X, G, …]`.
   """
   count = jax.tree.leaves(arrays)[0].shape[1]
-  steps = -(-count // at_once)
+  steps = -(-count // blocks_per_step)
   size = -(-count // steps)
 
   def by_step(x):

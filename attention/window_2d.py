@@ -111,14 +111,14 @@ def window_2d_attention(
   scale = arguments.softmax_scale(scale, query.shape[-1])
 
   area, count = places.window**2, math.prod(places.windows)
-  by_head = kv_heads, num_heads // kv_heads
+  head_shape = kv_heads, num_heads // kv_heads
   bias = None
   if relative_bias is not None:
     # A window smaller than that of the table reads the middle of it.
     y, x = jnp.divmod(jnp.arange(area), places.window)
     dy, dx = (z[:, None] - z[None] + window - 1 for z in (y, x))
     bias = relative_bias.astype(jnp.float32)[dy * (2 * window - 1) + dx]
-    bias = jnp.moveaxis(bias, 2, 0).reshape(1, *by_head, area, area)
+    bias = jnp.moveaxis(bias, 2, 0).reshape(1, *head_shape, area, area)
   keep = jnp.ones((1, length), bool) if keep is None else keep
   key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
 
@@ -136,7 +136,7 @@ def window_2d_attention(
         more += 0.0 if bias is None else bias
     if dropout_rate:
       is_shared = dropout.is_shared(dropout_rng)
-      heads = (1, 1, 1) if is_shared else (batch, *by_head)
+      heads = (1, 1, 1) if is_shared else (batch, *head_shape)
       shape = (*heads, area, area)
       kept = dropout.factors(dropout_rng, dropout_rate, shape, number[0])
     return block_attention(

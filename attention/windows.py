@@ -50,7 +50,7 @@ def attend_to_window(
   dilations = tuple(min(dilation, longest) for dilation in dilations)
   if len(set(dilations)) > 1:
     options |= {"sides": sides, "dilations": dilations}
-    return _by_head(query, key, value, visible, logits, rng, **options)
+    return _by_dilation(query, key, value, visible, logits, rng, **options)
   dilation = dilations[0]
   left, right = (dilation * min(side, longest) for side in sides)
   limits: Any = visible & Visible(left=left, right=right)
@@ -84,7 +84,7 @@ def attend_to_window(
   return out[:, :length], lse[:, :length]
 
 
-def _by_head(
+def _by_dilation(
   query, key, value, visible, logits, rng, *, dilations, **options
 ) -> Any:
   """(out, lse) of heads with several dilations.
@@ -100,7 +100,7 @@ def _by_head(
       call.append((kv_head, heads))
   results, order, rngs = [], [], None
   if rng is not None:
-    rngs = dropout.split(rng, len(calls), by_head=True)
+    rngs = dropout.split(rng, len(calls), heads_differ=True)
   for i, ((dilation, _), pairs) in enumerate(calls.items()):
     kv_heads, heads = (np.hstack(x) for x in zip(*pairs, strict=True))
     results.append(

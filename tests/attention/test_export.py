@@ -179,5 +179,5 @@ def test_the_largest_batch_is_planned_for():
   (any_batch,) = jax.export.symbolic_shape("c")
   with platform.tracing_for("gpu"):
     for size, as_number in (batch, 64), (any_batch, 2**64), (3, 3):
-      found = platform.tiles_at_once(2**20 * size, 999)
-      assert found == platform.tiles_at_once(2**20 * as_number, 999)
+      found = platform.tiles_per_step(2**20 * size, 999)
+      assert found == platform.tiles_per_step(2**20 * as_number, 999)
