@@ -9,8 +9,12 @@ transformers read, and generates nothing. Otherwise one line comes out for each
 line that goes in, in the same order; an empty line stays empty, and a line break
 in the output is written as \n. A language model goes on for --max_length tokens,
 however few it reads at a time.
+
+On a terminal each line is answered at once, and a language model goes on from all
+that was written before; Ctrl-D ends.
 """
 
+import contextlib
 import math
 from pathlib import Path
 import shutil
@@ -24,9 +28,10 @@ from absl import flags
 
 import lab
 import models
-from settings.errors import ConfigError
+from settings.errors import ConfigError, one_line
 import tasks
 from training import entry, inference, process, published
+from training.conversation import Conversation
 from training.workdir import check_writable
 
 _WORKDIR = flags.DEFINE_string(
@@ -82,20 +87,40 @@ def main() -> None:
     if _EXPORT.value is not None:
       return _export(run.experiment, folder, Path(_EXPORT.value))
     experiment, variables = run.experiment, run.variables()
-  outputs = inference.generate_lines(
-    experiment,
-    variables,
-    inference.read_lines(sys.stdin.buffer),
-    method=_METHOD.value,
-    beam_size=_BEAM_SIZE.value,
-    length_penalty=_LENGTH_PENALTY.value,
-    temperature=_TEMPERATURE.value,
-    top_k=_TOP_K.value,
-    max_length=_MAX_LENGTH.value,
-    seed=_SEED.value,
-  )
-  for output in outputs:
+  options: dict[str, Any] = {
+    "method": _METHOD.value,
+    "beam_size": _BEAM_SIZE.value,
+    "length_penalty": _LENGTH_PENALTY.value,
+    "temperature": _TEMPERATURE.value,
+    "top_k": _TOP_K.value,
+    "max_length": _MAX_LENGTH.value,
+    "seed": _SEED.value,
+  }
+  if sys.stdin.isatty() and sys.stdout.isatty():
+    return _converse(Conversation(experiment, variables, **options))
+  lines = inference.read_lines(sys.stdin.buffer)
+  for output in inference.generate_lines(
+    experiment, variables, lines, **options
+  ):
     sys.stdout.write(output + "\n")
+
+
+def _converse(conversation: Conversation) -> None:
+  """Answers what is typed, until Ctrl-D; a fault is told and not the end."""
+  with contextlib.suppress(ImportError):  # Not on Windows.
+    import readline  # noqa: F401  # Arrow keys edit a line and bring old ones.
+  while True:
+    try:
+      line = input("> ")
+    except EOFError:
+      print()
+      return
+    if not line.strip():
+      continue
+    try:
+      print(conversation.answer(line), flush=True)
+    except ConfigError as error:
+      print(one_line(error), file=sys.stderr, flush=True)
 
 
 def _export(run: Any, workdir: Path, folder: Path) -> None:

@@ -67,6 +67,7 @@ class Task(Protocol):
     bos_id: what a decoder reads first when there is no prompt.
     eos_id: ends a sequence.
     eval_splits: held-out splits; the first is the one used while training.
+    continues: whether a prompt and what is generated are one text that goes on.
   """
 
   source_vocab_size: int | None = None
@@ -78,6 +79,7 @@ class Task(Protocol):
   bos_id: int = BOS
   eos_id: int = EOS
   eval_splits: tuple[str, ...]
+  continues: bool = False
 
   @property
   def baselines(self) -> Mapping[str, float]:

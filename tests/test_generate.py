@@ -1,5 +1,12 @@
 """`generate.py`: lines in, lines out."""
 
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+
 import pytest
 
 from tests import commands
@@ -70,3 +77,35 @@ def test_a_folder_without_a_run_or_a_checkpoint(workdir, tmp_path):
   told = commands.fault(generate(f"--workdir={tmp_path}"))
   assert "no checkpoint" in told
   assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_on_a_terminal_each_line_is_answered(workdir):
+  """A line that cannot be read is told; the end of input ends."""
+  ours, theirs = pty.openpty()
+  process = subprocess.Popen(
+    [sys.executable, "generate.py", f"--workdir={workdir}"],
+    cwd=commands.ROOT,
+    env=commands.environment(),
+    stdin=theirs,
+    stdout=theirs,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  os.close(theirs)
+  shown = ""
+  try:
+    for typed in ("1 2\n", "9\n", "\n", "3\n", "\x04"):
+      prompts = shown.count("> ")
+      while shown.count("> ") == prompts:
+        assert select.select([ours], [], [], 120)[0], shown
+        shown += os.read(ours, 1000).decode()
+      os.write(ours, typed.encode())
+    error = process.communicate(timeout=60)[1]
+  finally:
+    process.kill()
+    os.close(ours)
+  assert process.returncode == 0
+  assert re.fullmatch(r"line 1: expected symbols 0 to 3.*\n", error)
+  _, out, _ = generate(f"--workdir={workdir}", stdin="1 2\n3\n")
+  for line in out.splitlines():
+    assert f"\n{line}\r\n" in shown

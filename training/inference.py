@@ -71,6 +71,7 @@ def generate_lines(
   *,
   max_length: int | None = None,
   seed: int = 0,
+  batch_size: int = _BATCH_SIZE,
   **options: Any,
 ) -> list[str]:
   """Decodes every line, in batches of lines of like length.
@@ -84,6 +85,7 @@ def generate_lines(
     lines: sources, or prompts for a decoder-only model.
     max_length: most tokens of an output; default what fits the context.
     seed: of sampling.
+    batch_size: lines that are decoded at a time.
     **options: of `models.generate`.
 
   Returns:
@@ -92,13 +94,9 @@ def generate_lines(
   Raises:
     ConfigError: a line that the model cannot read, by its number.
   """
-  task, layout = experiment.task, experiment.config.model.layout
-  if layout == "encoder":
-    raise ConfigError(
-      "config.model.kind: an encoder alone cannot generate; expected a "
-      "kind with a decoder, as 'encoder_decoder' or 'decoder'"
-    )
-  has_source = layout != "decoder"
+  check_decodes(experiment)
+  task = experiment.task
+  has_source = experiment.config.model.layout != "decoder"
   ids = _encode(task, lines, None if has_source else task.max_target_length)
   if not ids:
     return [""] * len(lines)
@@ -121,8 +119,8 @@ def generate_lines(
 
   outputs = dict.fromkeys(range(1, len(lines) + 1), "")
   key = jax.random.key(seed)
-  for start, numbers in _batches(ids, equal=beyond is not None):
-    filled = numbers + numbers[-1:] * (_BATCH_SIZE - len(numbers))
+  for start, numbers in _batches(ids, batch_size, equal=beyond is not None):
+    filled = numbers + numbers[-1:] * (batch_size - len(numbers))
     rows = [ids[number] for number in filled]
     rng = jax.random.fold_in(key, start)
     if beyond is not None:
@@ -148,6 +146,15 @@ def generate_lines(
   return list(outputs.values())
 
 
+def check_decodes(experiment: Experiment) -> None:
+  """Raises ConfigError for a model that cannot generate."""
+  if experiment.config.model.layout == "encoder":
+    raise ConfigError(
+      "config.model.kind: an encoder alone cannot generate; expected a "
+      "kind with a decoder, as 'encoder_decoder' or 'decoder'"
+    )
+
+
 def _encode(
   task: tasks.Task, lines: Sequence[str], limit: int | None
 ) -> dict[int, list[int]]:
@@ -169,7 +176,7 @@ def _encode(
 
 
 def _batches(
-  ids: Mapping[int, Sequence[int]], equal: bool
+  ids: Mapping[int, Sequence[int]], batch_size: int, equal: bool
 ) -> Iterator[tuple[int, list[int]]]:
   """Place and numbers of the lines of each batch, by growing length.
 
@@ -179,7 +186,7 @@ def _batches(
   order = sorted(ids, key=lambda number: len(ids[number]))
   start = 0
   while start < len(order):
-    numbers = order[start : start + _BATCH_SIZE]
+    numbers = order[start : start + batch_size]
     if equal:
       length = len(ids[numbers[0]])
       numbers = [number for number in numbers if len(ids[number]) == length]

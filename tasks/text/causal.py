@@ -21,6 +21,7 @@ class CausalText(TextTask):
   """
 
   objective = "language modelling"
+  continues = True
 
   def __init__(self, config: TextConfig, *args, **options):
     super().__init__(config, *args, **options)
