@@ -2,6 +2,8 @@
 # make compare trains every mechanism on the copy task, at equal parameters
 # make bench   measures time and memory of every mechanism against length
 # make compiled  compiles every mechanism for an H100, without one
+# make describe DESCRIBE="--config=configs/copy.py --target=h100:8"  what a device
+#              of eight would hold and send in a step
 # make lint    sets up .venv, runs lint, type checker and the check of layers
 # make test    the same, and the suite
 # make test-of NAME=delta  all tests of a mechanism; PART=training, of a folder of
@@ -18,7 +20,7 @@ CONFIG ?= configs/copy.py
 WORKDIR ?= runs/copy
 PYTEST := -n auto --no-loadscope-reorder
 
-.PHONY: train compare bench compiled lint test test-of test-all docs docs-check \
+.PHONY: train compare bench compiled describe lint test test-of test-all docs docs-check \
   format setup
 
 setup: $(VENV)/.installed
@@ -54,10 +56,10 @@ $(DEVICES)/.installed:
 	@touch $@
 
 compiled: $(DEVICES)/.installed
-	PATH=$$(echo $(CURDIR)/$(DEVICES)/lib/python*/site-packages/nvidia/cuda_nvcc/bin):$$PATH \
-	  JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v5litepod-4 \
-	  TPU_WORKER_HOSTNAMES=localhost TPU_WORKER_ID=0 \
-	  $(DEVICES)/bin/python -m benchmarks.compiled $(COMPILED)
+	$(DEVICES)/bin/python -m benchmarks.compiled $(COMPILED)
+
+describe: $(DEVICES)/.installed
+	$(DEVICES)/bin/python -m training.describe $(DESCRIBE)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -4,8 +4,8 @@
     make compiled COMPILED="--target=v5e --attention=dsa"
 
 Every mechanism at the sizes of `benchmarks.scaling`, forward and with gradients, its
-causal form where it has one. XLA compiles for a description of the device (an H100's
-is h100.pbtxt), so nothing is timed; what makes a program slow is visible all the same:
+causal form where it has one. XLA compiles for a description of the device
+(`training.target`), so nothing is timed; what makes a program slow is visible all the same:
 
   trips         of the longest loop
   conditionals  branches that are taken while the program runs
@@ -14,22 +14,21 @@ is h100.pbtxt), so nothing is timed; what makes a program slow is visible all th
   window        positions of the widest windowed sum, which is quadratic
   GB, Gop       bytes and operations by XLA's cost analysis, a loop's body counted once;
                 it has none for an H100
-
-Compiling wants Python ≥ 3.12, jax ≥ 0.11 and the plugins of the devices, which the
-project does not need otherwise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import sys
+import time
 from typing import Any
 
 from absl import flags
 
 from training import entry
 
-TARGETS = ("h100", "v5e")
+TARGETS = {"h100": "h100", "v5e": "v5e:2x2"}
+"""Device -> the smallest machine that has it."""
 
-_TARGET = flags.DEFINE_enum("target", "h100", TARGETS, "what to compile for")
+_TARGET = flags.DEFINE_enum("target", "h100", [*TARGETS], "what to compile for")
 _ATTENTION = flags.DEFINE_list("attention", "all", "as of benchmarks.scaling")
 _LENGTH = flags.DEFINE_integer("length", 16384, "T = S", lower_bound=2)
 
@@ -38,9 +37,10 @@ def main() -> None:
   """Prints a row for each program, as it is compiled."""
   import jax
 
-  from benchmarks import hlo, programs, scaling_tables
+  from benchmarks import programs, scaling_tables
+  from training import target
 
-  where = hlo.target(_TARGET.value)
+  where = target.find(TARGETS[_TARGET.value])
   size = programs.Size(batch=2, heads=16, head_dim=64, dtype="bfloat16")
   print(
     f"{_TARGET.value}, jax {jax.__version__}, B, N, H = {size.batch}, {size.heads}, "
@@ -64,24 +64,68 @@ def main() -> None:
 
 
 def _cells(program: Any, where: Any) -> Sequence[str]:
-  from benchmarks import hlo
   from benchmarks.programs import first_line
 
   try:
-    x = hlo.report(program.function, program.arguments, where)
+    x = report(program.function, program.arguments, where)
   except Exception as error:  # A row of the table, not its end.
     return [first_line(error), *[""] * 8]
   return [
-    f"{x.seconds:.0f}",
-    f"{x.temporaries / 2**20:,.0f}",
-    f"{x.trips:,}",
-    str(x.conditionals),
-    f"{x.scatters} ({x.repeated})",
-    str(x.sorts),
-    str(x.window),
-    "–" if x.gigabytes is None else f"{x.gigabytes:.1f}",
-    "–" if x.giga_operations is None else f"{x.giga_operations:,.0f}",
+    f"{x['seconds']:.0f}",
+    f"{x['temporaries'] / 2**20:,.0f}",
+    f"{x['trips']:,}",
+    str(x["conditionals"]),
+    f"{x['scatters']} ({x['repeated']})",
+    str(x["sorts"]),
+    str(x["window"]),
+    "–" if x["bytes"] is None else f"{x['bytes'] / 1e9:.1f}",
+    "–" if x["operations"] is None else f"{x['operations'] / 1e9:,.0f}",
   ]
+
+
+def report(
+  function: Callable[..., Any], arguments: Sequence[Any], where: Any
+) -> Mapping[str, Any]:
+  """Compiles a function of arrays for one device and reads its program.
+
+  Args:
+    function: is traced anew.
+    arguments: pytrees of arrays or of their shapes.
+    where: from `training.target`.
+
+  Returns:
+    seconds of compiling, bytes of temporaries, `hlo.counts`, and 'bytes' and
+    'operations' of XLA's cost analysis or None.
+  """
+  import jax
+  import numpy as np
+
+  from training import hlo, target
+
+  mesh = jax.sharding.Mesh(
+    np.array(where.devices[:1]),
+    ("x",),
+    axis_types=(jax.sharding.AxisType.Explicit,),
+  )
+  one = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one),
+    list(arguments),
+  )
+  start = time.perf_counter()
+  # Pallas wants to know the mesh.
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    jitted = jax.jit(lambda *arrays: function(*arrays))
+    program = target.compiled(jitted, where, *shapes)
+  seconds = time.perf_counter() - start
+  costs = program.cost_analysis() or {}
+  return {
+    "seconds": seconds,
+    "temporaries": program.memory_analysis().temp_size_in_bytes,
+    **hlo.counts(program.as_text()),
+    "bytes": costs.get("bytes accessed"),
+    "operations": costs.get("flops"),
+  }
 
 
 if __name__ == "__main__":

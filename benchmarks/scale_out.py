@@ -165,7 +165,7 @@ def measure(
 
   compiled: Any = jax.jit(function).lower(variables, *arrays).compile()
   return {
-    "flops": flops.count(function, variables, *arrays) / devices,
+    "flops": flops.count(function, variables, *arrays).flops / devices,
     "temporaries": compiled.memory_analysis().temp_size_in_bytes,
     "sent": sum(traffic.sent(compiled.as_text()).values()),
   }

@@ -4,7 +4,7 @@ The data is read, the model made and traced, so that what does not fit is found
 before anything is compiled or written.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 from pathlib import Path
@@ -96,7 +96,10 @@ def sharing(run: Experiment, first: Experiment) -> Experiment:
 
 
 def create(
-  config: ExperimentConfig, workdir: Path | None = None, restore: bool = False
+  config: ExperimentConfig,
+  workdir: Path | None = None,
+  restore: bool = False,
+  here: bool = True,
 ) -> Experiment:
   """Makes the task, the model and the optimiser, and traces them once.
 
@@ -104,18 +107,22 @@ def create(
     config: validated.
     workdir: of the run; nothing is written there.
     restore: take vocabulary and sizes from `workdir` and read no data.
+    here: whether it has to fit into the memory of this machine.
 
   Raises:
     ConfigError: data are missing or wrong, or sizes do not go together.
   """
   train = config.train
-  if not restore:  # What was trained elsewhere may still generate here.
+  # What was trained elsewhere may still generate here.
+  fits = here and not restore
+  if fits:
     symbols = (getattr(config.task, leaf, None) or 0 for leaf in _SYMBOLS)
     memory.check(config, max(symbols))
   task = _make_task(config, workdir, restore)
   lengths = task.max_source_length or 0, task.max_target_length or 0
-  if not restore:
+  if fits:
     memory.check(config, task.target_vocab_size, *lengths)
+  if not restore:
     _check_generates(config, task)
   schedule = train.optimizer, train.num_steps
   optimizer = optimizer_lib.make_optimizer(*schedule)
@@ -130,7 +137,7 @@ def create(
     model = models.create(config.model, **_sizes(config, task))
     init = functools.partial(_init_state, model, optimizer, has_ema)
     shapes = jax.eval_shape(init, train.seed)
-  if not restore:
+  if fits:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     memory.check(config, task.target_vocab_size, *lengths, held=held)
   draw, start = init, functools.partial(jax.jit(init), train.seed)
@@ -182,8 +189,14 @@ def create(
   )
 
 
-def describe(experiment: Experiment) -> str:
-  """What fills each slot, size of the model and of the run, in one line."""
+def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
+  """What fills each slot, size of the model and of the run, in one line.
+
+  Args:
+    experiment: the run.
+    devices: that it is meant for; none is those of JAX.
+  """
+  devices = devices or jax.devices()
   train = experiment.config.train
   model = experiment.config.model
   places = " · ".join(
@@ -197,7 +210,7 @@ def describe(experiment: Experiment) -> str:
   return (
     f"slots {models.slots(model)} ({places}); {params:,} parameters, "
     f"{train.num_steps} steps of {train.batch_size} rows, "
-    f"{jax.device_count()} × {jax.devices()[0].device_kind}{remark}"
+    f"{len(devices)} × {devices[0].device_kind}{remark}"
   )
 
 

@@ -135,7 +135,9 @@ def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
   """How a variable lies on the mesh, by `RULES` and its shape.
 
   'tensor' splits the axis that the first matching rule names, where it divides
-  it; 'fsdp' the largest of the other axes that it divides.
+  it; 'fsdp' the first of the other axes that it divides: a TPU's compiler gives
+  each device its part of a sum of gradients along the first axis alone, and
+  along another the whole.
 
   Args:
     path: names between slashes, such as 'params/decoder_0/mlp/out/kernel'; it
@@ -155,13 +157,13 @@ def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
             entries[axis] = name
         break
   if (fsdp := sizes.get(FSDP, 1)) > 1:
-    fitting = [
+    fitting = (
       axis
       for axis, size in enumerate(shape)
       if entries[axis] is None and size and size % fsdp == 0
-    ]
-    if fitting:
-      entries[max(fitting, key=lambda axis: shape[axis])] = FSDP
+    )
+    if (axis := next(fitting, None)) is not None:
+      entries[axis] = FSDP
   return jax.P(*entries)
 
 

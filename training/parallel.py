@@ -37,6 +37,7 @@ class Parallel:
       call or by `lower`; `state` is donated.
     evaluate: `(variables, batch) -> sums`, likewise.
     shardings: `tree -> where each of its leaves lies`, of a state or shapes of it.
+    batch_shardings: `batch -> where each of its arrays lies`; None of 'pmap'.
     place_batch: puts all rows of a batch, or with `batch_size` a process' own rows of
       so many, where `train` and `evaluate` want them.
   """
@@ -45,17 +46,17 @@ class Parallel:
   train: Any
   evaluate: Any
   shardings: Callable[[Any], Any]
+  batch_shardings: Callable[[Any], Any] | None
   place_batch: Callable[..., Mapping[str, Any]]
 
   def placed_shapes(self, shapes: TrainState) -> TrainState:
     """Shapes that say where they will lie; a call finds only such a program."""
-    return jax.tree.map(
-      lambda leaf, sharding: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding
-      ),
-      shapes,
-      self.shardings(shapes),
-    )
+    return _placed_shapes(shapes, self.shardings(shapes))
+
+  def batch_shapes(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Likewise of a batch, of 'jit'."""
+    assert self.batch_shardings is not None
+    return _placed_shapes(dict(batch), self.batch_shardings(batch))
 
   def place_state(self, state: TrainState) -> TrainState:
     """A copy of a state, each device its part."""
@@ -86,8 +87,15 @@ class Parallel:
     )
 
 
-def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
+def check_mesh(
+  config: TrainConfig, model: models.Config, devices: int | None = None
+) -> MeshConfig:
   """Checks, before anything compiles, that a mesh has these devices and rows.
+
+  Args:
+    config: of the run.
+    model: of the run.
+    devices: how many there are; None is those of JAX.
 
   Returns:
     The mesh, with a number in place of −1.
@@ -96,7 +104,7 @@ def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
     ConfigError: its axes are not the devices, they do not divide the model, or
       `batch_size` is not a multiple of the parts of a batch times micro-batches.
   """
-  devices = jax.device_count()
+  devices = devices or jax.device_count()
   try:
     mesh = mesh_lib.resolve(config.mesh, devices)
     mesh_lib.check_model(mesh, model)
@@ -122,6 +130,7 @@ def make(
   kind: str,
   mesh: MeshConfig = MeshConfig(),  # noqa: B008
   count: int | None = None,
+  devices: tuple[Any, ...] | None = None,
 ) -> Parallel:
   """The programs on all devices; equal arguments have the same ones.
 
@@ -134,16 +143,17 @@ def make(
     kind: 'jit' or 'pmap'.
     mesh: how devices lie.
     count: of devices; None is all.
+    devices: None is those of JAX; 'jit' compiles for others (`training.target`).
   """
-  devices = jax.devices()[:count]
-  sizes = mesh_lib.resolve(mesh, len(devices)).named
+  chosen = (devices or tuple(jax.devices()))[:count]
+  sizes = mesh_lib.resolve(mesh, len(chosen)).named
   axes = (AXIS,) if kind == "pmap" else mesh_lib.AXES
   laid = jax.make_mesh(
     tuple(sizes[axis] for axis in axes),
     axes,
     # Explicit axes, the default, do not go with Linen's Embed.
     axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
-    devices=devices,
+    devices=chosen,
   )
   return (_pmap if kind == "pmap" else _jit)(functions, laid)
 
@@ -167,8 +177,11 @@ def _jit(functions, mesh) -> Parallel:
 
     def call(variables, *arguments):
       if sizes[mesh_lib.FSDP] > 1:
-        variables = jax.lax.with_sharding_constraint(
-          variables, shardings(variables, mesh_lib.without_fsdp)
+        variables = jax.tree.map(
+          _gathered,
+          variables,
+          shardings(variables, mesh_lib.without_fsdp),
+          shardings(variables),
         )
       if sizes[mesh_lib.SEQUENCE] == 1:
         return forward(variables, *arguments)
@@ -201,11 +214,33 @@ def _jit(functions, mesh) -> Parallel:
     splits = positions and positions % sizes[mesh_lib.SEQUENCE] == 0
     return stretches if splits else rows
 
-  def place_batch(batch, batch_size=None):
-    batch = dict(batch)
-    return _put(batch, jax.tree.map(sharding_of, batch), batch_size)
+  def batch_shardings(batch):
+    return jax.tree.map(sharding_of, dict(batch))
 
-  return Parallel(mesh, train, evaluate, shardings, place_batch)
+  def place_batch(batch, batch_size=None):
+    return _put(dict(batch), batch_shardings(batch), batch_size)
+
+  return Parallel(
+    mesh, train, evaluate, shardings, batch_shardings, place_batch
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(variable, whole, part):
+  """A variable as a layer computes with it, its gradient as it is kept.
+
+  The gradient of `with_sharding_constraint` would be whole on every device: twice
+  the bytes between them, and room for all of it.
+  """
+  return jax.lax.with_sharding_constraint(variable, whole)
+
+
+_gathered.defvjp(
+  lambda variable, whole, part: (_gathered(variable, whole, part), None),
+  lambda whole, part, _, gradient: (
+    jax.lax.with_sharding_constraint(gradient, part),
+  ),
+)
 
 
 def _pmap(functions, mesh) -> Parallel:
@@ -239,7 +274,18 @@ def _pmap(functions, mesh) -> Parallel:
     compiled(evaluate, in_axes=(None, 0)),
     # It returns P() of what lies whole; a call with another spec compiles anew.
     functools.partial(mesh_lib.shardings, mesh, change=lambda spec: jax.P()),
+    None,
     place_batch,
+  )
+
+
+def _placed_shapes(shapes: Any, shardings: Any) -> Any:
+  return jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=sharding
+    ),
+    shapes,
+    shardings,
   )
 
 

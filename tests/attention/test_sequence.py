@@ -13,7 +13,7 @@ from attention.plug import directions
 from tests.attention.calls import normal
 from tests.attention.forms import RECURRENT
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
-from training import traffic
+from training import hlo
 
 AXIS = "sequence"
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 8
@@ -347,7 +347,7 @@ def crossing(mechanism, devices, length, **call):
   function, parts = sharded(mechanism, devices, **call)
   arguments = *arrays_of(mechanism, length), parts
   program = jax.jit(function).lower(*arguments).compile()
-  return sum(traffic.sent(program.as_text()).values())
+  return sum(hlo.sent(program.as_text()).values())
 
 
 def promised(mechanism, devices, length, is_causal):

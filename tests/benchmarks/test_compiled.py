@@ -5,11 +5,11 @@ import subprocess
 
 import pytest
 
-from benchmarks import hlo
+from training import hlo
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-PROGRAM = """
+PROGRAM = """ENTRY %main (x: f32[8]) -> f32[8] {
   %while.3 = (s32[], f32[8]) while(%t), condition=%c, body=%b, backend_config={"known_trip_count":{"n":"16"}}
   %while.4 = (s32[], f32[8]) while(%t), condition=%c, body=%b, backend_config={"known_trip_count":{"n":"120"}}
   %reduce-window.1 = f32[4,64]{1,0} reduce-window(%x, %zero), window={size=1x32 pad=0_0x31_0}, to_apply=%add
@@ -18,11 +18,12 @@ PROGRAM = """
   %scatter.2 = bf16[8,4]{1,0} scatter(%o, %i, %u), update_window_dims={1}, unique_indices=true, to_apply=%add
   %scatter.3 = f32[8,4]{1,0} scatter(%o, %i, %u), update_window_dims={1}, to_apply=%add
   ROOT %sort.1 = (f32[8]{0}, s32[8]{0}) sort(%x, %y), dimensions={0}
+}
 """
 
 
 def test_counts_of_a_program():
-  assert hlo.text_counts(PROGRAM) == {
+  assert hlo.counts(PROGRAM) == {
     "trips": 120,
     "conditionals": 1,
     "scatters": 3,

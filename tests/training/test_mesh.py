@@ -21,10 +21,10 @@ from tests.training.tiny import drawn
 from training import (
   experiment,
   experiment_config,
+  hlo,
   loop,
   mesh,
   parallel,
-  traffic,
 )
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
@@ -174,7 +174,7 @@ def lowered(*run):
 def test_attention_is_computed_in_parts():
   """Of a length that splits: keys go round the ring, and nothing is gathered."""
   case = ("data 2, sequence 4", "dense", "recall")
-  sent = traffic.sent(lowered(*case))
+  sent = hlo.sent(lowered(*case))
   assert sent.keys() == {"collective-permute", "all-reduce"}
   assert_as_on_one(*case, rtol=2e-5)
 
@@ -278,7 +278,7 @@ def test_rules_split_heads_features_and_ids():
     # What 'tensor' does not divide, and what no rule names.
     ("params/target_embedding/embedding", (13, 6), (None, "fsdp")),
     ("params/target_positions/embedding", (12, 6), ("fsdp", None)),
-    ("params/front/kernel", (3, 3, 4, 6), (None, None, None, "fsdp")),
+    ("params/front/kernel", (3, 3, 4, 6), (None, None, "fsdp", None)),
     ("params/encoder_norm/scale", (7,), (None,)),
     ("step", (), ()),
   ):

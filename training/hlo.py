@@ -1,0 +1,276 @@
+"""What a compiled program holds and sends, read from XLA's text of it.
+
+The text of a program for D devices has what one device does. Of an operation
+whose result has n bytes, each device sends
+
+  collective-permute          n
+  all-gather, all-to-all      n · (D − 1)/D
+  reduce-scatter              n · (D − 1)
+  all-reduce                  2 · n · (D − 1)/D
+
+with D the devices of its groups: what a ring needs (Patarasuk and Yuan 2009). The
+body of a loop counts as often as it runs, and of branches the one that sends most.
+A loop whose length is computed while the program runs counts once.
+"""
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+import functools
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$", re.MULTILINE)
+_OPERATION = re.compile(
+  r"= (.*?) (collective-permute|all-gather|all-to-all|reduce-scatter|all-reduce)"
+  r"(-start)?\((.*)$"
+)
+_ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+_LISTED = re.compile(
+  r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]+\}(?:,\{[\d,]+\})*)\}"
+)
+_COUNTED = re.compile(
+  r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
+)
+_NAMED = re.compile(
+  r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(([\d,]+)\))? \{(.*?)\}"
+)
+_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+# A TPU's compiler spreads one operation over fusions, of which the first begins it.
+_CONTINUED = re.compile(r'"async_collective_fusion_config":\{"flag_start":"\d')
+_LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_BELOW = re.compile(r"ROOT .* compare\(.*%([\w.\-]+)\), direction=LT")
+_CALLED = re.compile(r"(?:body|to_apply|calls)=%?([\w.\-]+)")
+_BRANCHES = re.compile(
+  r"(?:branch_computations=\{([^}]*)\}"
+  r"|true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+))"
+)
+
+
+class Collective(NamedTuple):
+  """An operation in which devices exchange arrays.
+
+  Attributes:
+    kind: its name in XLA.
+    size: bytes that each device sends, each time.
+    times: how often it runs.
+    groups: positions in the mesh of devices that exchange with one another, or pairs
+      of sender and receiver.
+  """
+
+  kind: str
+  size: float
+  times: int
+  groups: Sequence[Sequence[int]]
+
+
+def sent(text: str) -> dict[str, float]:
+  """Bytes that each device sends in one call of a program, by kind."""
+  total = collections.defaultdict(float)
+  for one in collectives(text):
+    total[one.kind] += one.times * one.size
+  return dict(total)
+
+
+def sent_along(
+  text: str, sizes: Mapping[str, int]
+) -> dict[tuple[str, str], tuple[int, float]]:
+  """Operations and bytes that each device sends, by axes of a mesh and by kind.
+
+  Args:
+    text: XLA's, of a program.
+    sizes: axis of its mesh -> devices along it, in order.
+
+  Returns:
+    (axes, with commas between; kind) -> how many operations run, and their bytes.
+  """
+  total: dict[tuple[str, str], tuple[int, float]] = {}
+  for one in collectives(text):
+    crossed = ", ".join(_crossed(one.groups, sizes))
+    if crossed:  # Not with itself alone.
+      count, size = total.get((crossed, one.kind), (0, 0.0))
+      added = count + one.times, size + one.times * one.size
+      total[crossed, one.kind] = added
+  return dict(sorted(total.items()))
+
+
+def _crossed(
+  groups: Sequence[Sequence[int]], sizes: Mapping[str, int]
+) -> list[str]:
+  """The axes along which devices of a group differ."""
+  shape = tuple(sizes.values())
+  crossed = np.zeros(len(shape), bool)
+  for group in groups:
+    places = np.stack(np.unravel_index(list(group), shape))
+    crossed |= (places != places[:, :1]).any(1)
+  return [
+    axis for axis, is_crossed in zip(sizes, crossed, strict=True) if is_crossed
+  ]
+
+
+def trips(text: str) -> list[int]:
+  """How often each loop runs, of those whose length is known."""
+  lines, _ = _computations(text)
+  found = (_trips(x, lines) for body in lines.values() for x in body)
+  return [x for x in found if x is not None]
+
+
+def counts(text: str) -> dict[str, int]:
+  """How many slow operations a program has, by name; see `benchmarks.compiled`."""
+  lines = text.splitlines()
+
+  def having(operation):
+    return [x for x in lines if re.search(rf"[\s)]{operation}\(", x)]
+
+  windows = re.findall(r"reduce-window\(.*?window=\{size=([0-9x]+)", text)
+  scatters = having("scatter")
+  repeated = [
+    x for x in scatters if "bf16[" in x and "unique_indices=true" not in x
+  ]
+  sorts = having("sort") + [x for x in lines if '"__cub$DeviceRadixSort' in x]
+  return {
+    "trips": max(trips(text), default=0),
+    "conditionals": len(having("conditional")),
+    "scatters": len(scatters),
+    "repeated": len(repeated),
+    "sorts": len(sorts),
+    "window": max((max(map(int, x.split("x"))) for x in windows), default=0),
+  }
+
+
+def collectives(text: str) -> list[Collective]:
+  """What devices exchange in one call of a program."""
+  lines, entry = _computations(text)
+  devices = max(map(int, _DEVICES.findall(text.partition("\n")[0])), default=1)
+
+  @functools.cache
+  def within(name: str) -> list[Collective]:
+    found = []
+    # A TPU's compiler has no operation for it.
+    scatters = name.startswith("all-reduce-scatter")
+    for line in lines.get(name, ()):
+      if operation := _OPERATION.search(line):
+        one = _collective(operation, devices)
+        if scatters:
+          one = one._replace(kind="reduce-scatter", size=one.size / 2)
+        found += [] if _CONTINUED.search(line) else [one]
+        continue
+      if "-done(" in line or "-update(" in line:
+        continue
+      times = _trips(line, lines) or 1
+      for called in _called(line):
+        found += (x._replace(times=times * x.times) for x in within(called))
+    return found
+
+  def _called(line: str) -> Iterator[str]:
+    yield from _CALLED.findall(line)
+    if branches := _BRANCHES.search(line):
+      several, *two = branches.groups()
+      chosen = several.replace("%", "").split(", ") if several else two
+      yield max(chosen, key=lambda x: sum(c.times * c.size for c in within(x)))
+
+  return within(entry)
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+  """The lines of each computation, and the name of the one that is called."""
+  _, *parts = _HEAD.split(text)
+  marks, names, bodies = parts[::3], parts[1::3], parts[2::3]
+  lines = dict(zip(names, map(str.splitlines, bodies), strict=True))
+  return lines, dict(zip(marks, names, strict=True)).get("ENTRY ", "")
+
+
+def _trips(line: str, lines: Mapping[str, Sequence[str]]) -> int | None:
+  """How often a loop runs; None of another line, and where it is not known.
+
+  A TPU's compiler does not say. JAX counts from 0 up to a number.
+  """
+  loop = _LOOP.search(line)
+  if loop is None:
+    return None
+  if known := _TRIPS.search(line):
+    return int(known[1])
+  condition = "\n".join(lines.get(loop[1], ()))
+  below, constants = _BELOW.search(condition), _CONSTANT.findall(condition)
+  return (
+    int(dict(constants)[below[1]])
+    if below and below[1] in dict(constants)
+    else None
+  )
+
+
+def _collective(operation: re.Match[str], devices: int) -> Collective:
+  """An operation of a program for so many devices."""
+  result, kind, start, options = operation.groups()
+  if start:  # Its type has operands first: (operands, results, …).
+    result = _result(result, kind)
+  size = sum(
+    int(bits or 8) / 8 * math.prod(map(int, filter(None, shape.split(","))))
+    for bits, shape in _ARRAY.findall(result)
+  )
+  groups = _groups(options) or [range(devices)]
+  if kind == "collective-permute":
+    return Collective(kind, size, 1, groups)
+  devices = len(groups[0])
+  factor = {"reduce-scatter": devices, "all-reduce": 2}.get(kind, 1)
+  return Collective(kind, factor * size * (devices - 1) / devices, 1, groups)
+
+
+def _result(types: str, kind: str) -> str:
+  """Of the types of an operation's start, that of what it ends with."""
+  depth, parts = 0, [""]
+  for character in types.removeprefix("("):
+    depth += (character in "([{") - (character in ")]}")
+    if character == "," and depth == 0:
+      parts.append("")
+    else:
+      parts[-1] += character
+  # Reductions start without their operands, unless these are a tuple.
+  if kind == "all-reduce" and not parts[0].startswith("("):
+    return types
+  return parts[1]
+
+
+def _groups(options: str) -> Sequence[Sequence[int]]:
+  """Those listed, counted, or along axes of a mesh; none where it is all."""
+  if listed := _LISTED.search(options):
+    groups = listed[1].strip("{}").split("},{")
+    return [_numbers(group) for group in groups]
+  if counted := _COUNTED.search(options):
+    shape, order = _numbers(counted[2]), counted[3]
+    devices = np.arange(math.prod(shape)).reshape(shape)
+    if order:
+      devices = devices.transpose(_numbers(order))
+    return devices.reshape(_numbers(counted[1])).tolist()
+  if named := _NAMED.search(options):
+    return _along(*named.groups())
+  return []
+
+
+def _along(
+  mesh: str, devices: str | None, axes: str
+) -> Sequence[Sequence[int]]:
+  """Groups along axes of a mesh; 'x':(2)4 is a part of an axis, 4 after the first 2."""
+  sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+  chosen = {name: part for name, *part in _AXIS.findall(axes)}
+  shape, moved = [], []
+  for name, size in sizes.items():
+    before, count = (int(x or 0) for x in chosen.get(name, ("", "")))
+    parts = [before, count, size // (before * count)] if count else [size]
+    if name in chosen:
+      moved.append(len(shape) + (count > 0))
+    shape += parts
+  numbers = _numbers(devices) if devices else range(math.prod(shape))
+  array = np.array(numbers).reshape(shape)
+  last = [*range(-len(moved), 0)]
+  group = math.prod(shape[i] for i in moved)
+  return np.moveaxis(array, moved, last).reshape(-1, group).tolist()
+
+
+def _numbers(text: str) -> list[int]:
+  return [int(x) for x in text.split(",")]
