@@ -78,7 +78,7 @@ def multiplicative_attention(
   section 3.1, arXiv:1508.04025.
   """
   out: Any = flash_attention(
-    _through(kernel, query),
+    _transformed(kernel, query),
     key,
     value,
     mask=mask,
@@ -100,7 +100,7 @@ def multiplicative_attention(
   return out.astype(query.dtype)
 
 
-def _through(
+def _transformed(
   kernel: Float[Array, "N H H"] | None, query: Float[Array, "B T N H"]
 ) -> Float[Array, "B T N H"]:
   """Q W in float32; rounded to bfloat16, it would change scores by 1 %."""
@@ -148,7 +148,7 @@ def multiplicative(general: bool = True) -> plug.Attention:
     variables, query, key, value, *, axis_name, scale=None, **call
   ):
     out = attention_in_parts(
-      _through(kernel_of(variables), query),
+      _transformed(kernel_of(variables), query),
       key,
       value,
       axis_name=axis_name,
@@ -158,9 +158,11 @@ def multiplicative(general: bool = True) -> plug.Attention:
     return out.astype(query.dtype)
 
   def decode(variables, cache, query, key, value, *, scale=None, **tables):
-    turned = _through(kernel_of(variables), query)
+    transformed = _transformed(kernel_of(variables), query)
     scale = 1.0 if scale is None else scale
-    out, cache = decode_dense(cache, turned, key, value, scale=scale, **tables)
+    out, cache = decode_dense(
+      cache, transformed, key, value, scale=scale, **tables
+    )
     return out.astype(query.dtype), cache
 
   exact = dense()

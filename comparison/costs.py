@@ -21,15 +21,15 @@ _TIMED_STEPS, _TIMED_SECONDS = 50, 10.0
 _DECODED_ROWS = 16
 
 
-def step_flops(run: Experiment, batch: Batch) -> flops.Account:
+def step_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
   """Floating-point operations of one update; nothing is compiled."""
   step = functools.partial(step_lib.train_step, run.functions, run.numbers)
-  return flops.account(step, run.shapes, dict(batch), np.int32(0))
+  return flops.count(step, run.shapes, dict(batch), np.int32(0))
 
 
-def forward_flops(run: Experiment, batch: Batch) -> flops.Account:
+def forward_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
   """Floating-point operations of the logits of one batch."""
-  return flops.account(
+  return flops.count(
     lambda variables, rows: run.functions.forward(variables, rows, None),
     run.shapes.variables,
     dict(batch),

@@ -76,13 +76,13 @@ def _costs(
   meter = usage.Meter()
   results = step_cost(run)
   batch = run.task.train_batch(0)
-  for name, account in (
+  for name, counted in (
     ("train_flops", costs.step_flops(run, batch)),
     ("forward_flops", costs.forward_flops(run, batch)),
   ):
-    results[name] = account.flops
-    if account.uncounted:
-      notes[name] = "at least; not counted: " + "; ".join(account.uncounted)
+    results[name] = counted.flops
+    if counted.uncounted:
+      notes[name] = "at least; not counted: " + "; ".join(counted.uncounted)
   decoding = _attempt(
     notes,
     "decode_tokens_per_second",

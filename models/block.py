@@ -242,7 +242,7 @@ class Block(nn.Module):
     return x
 
 
-def through(
+def apply_layers(
   blocks: Iterable[nn.Module],
   x: Float[Array, "B T F"],
   *memory: Any,

@@ -12,7 +12,7 @@ import numpy as np
 
 from attention import alibi_bias, t5_bias
 from models import tables
-from models.block import Block, through
+from models.block import Block, apply_layers
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.kind import Sizes
@@ -180,7 +180,7 @@ class Transformer(nn.Module):
     check_length("inputs", inputs.shape[1], self.max_target_length)
     positions = np.arange(inputs.shape[1])[None, :]
     x = self._read(inputs, positions, deterministic, **embedded)
-    x = self._through(
+    x = self._apply_stack(
       "decoder",
       x,
       memory,
@@ -291,7 +291,7 @@ class Transformer(nn.Module):
       types = jnp.zeros_like(source) if source_types is None else source_types
       x = x + self.source_types(types)
     call = {} if global_indices is None else {"global_indices": global_indices}
-    x = self._through(
+    x = self._apply_stack(
       "encoder",
       self._finished("source", x, deterministic),
       positions=np.arange(x.shape[1])[None, :],
@@ -301,11 +301,11 @@ class Transformer(nn.Module):
     )
     return x, mask
 
-  def _through(self, stack, x, *memory, **call):
+  def _apply_stack(self, stack, x, *memory, **call):
     """A stack on whole sequences, whose layers `remat` may not keep."""
     call |= self._relative_tables(stack)
     blocks, remat = getattr(self, stack), self.config.remat
-    x = through(blocks, x, *memory, remat=remat, **call)
+    x = apply_layers(blocks, x, *memory, remat=remat, **call)
     return self._normed(stack, x)
 
   def _normed(self, stack, x):

@@ -58,7 +58,7 @@ _REDUCTIONS = _names("""
 _SCATTERS = _names("scatter-add scatter_max scatter_min scatter_mul")
 
 
-class Account(NamedTuple):
+class FlopCount(NamedTuple):
   """What a function costs.
 
   Attributes:
@@ -70,12 +70,7 @@ class Account(NamedTuple):
   uncounted: tuple[str, ...]
 
 
-def count(function: Callable[..., Any], *args: Any) -> float:
-  """Floating-point operations of one call: `account(…).flops`."""
-  return account(function, *args).flops
-
-
-def account(function: Callable[..., Any], *args: Any) -> Account:
+def count(function: Callable[..., Any], *args: Any) -> FlopCount:
   """What one call costs.
 
   Args:
@@ -83,7 +78,7 @@ def account(function: Callable[..., Any], *args: Any) -> Account:
     args: its arguments; a `jax.ShapeDtypeStruct` will do for an array.
 
   Returns:
-    See `Account`. Cost: one trace, and a walk that grows with the equations and with
+    See `FlopCount`. Cost: one trace, and a walk that grows with the equations and with
     the rounds of loops that hold others of unequal length.
   """
   closed, walk = jax.make_jaxpr(function)(*args), _Walk()
@@ -91,7 +86,7 @@ def account(function: Callable[..., Any], *args: Any) -> Account:
   with jax.enable_x64(True):
     unknown = [None] * len(closed.jaxpr.invars)
     flops = jax.jit(lambda: walk.count(closed, unknown)[0])()
-  return Account(float(flops), tuple(walk.uncounted))
+  return FlopCount(float(flops), tuple(walk.uncounted))
 
 
 class _Walk:

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from models import nested
-from models.block import Block, through
+from models.block import Block, apply_layers
 from models.head import Head
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
@@ -110,7 +110,7 @@ class VisionTransformer(ReadsImages, nn.Module):
     if added := config.added_position:
       x = x + added(places, config.features).astype(x.dtype)
     x = self.dropout(x, deterministic=deterministic)
-    x = through(
+    x = apply_layers(
       self.encoder,
       x,
       remat=config.remat,
