@@ -93,13 +93,13 @@ def finding(summary: pd.DataFrame) -> str:
     return NOTHING_FOUND
   best, others = ended.iloc[0], len(ended) - 1
   if not others:
-    reached = number(best["mean"])
+    reached = f"{best['metric']} {number(best['mean'])}"
     if is_counted(ended):
-      reached = f"{best['solved']:.0f} of {best['trials']:.0f} seeds solved it"
-    return (
-      f"`{best['name']}` alone has ended, with {best['metric']} on the "
-      f"{best['split']} split: {reached}."
-    )
+      reached = (
+        f"{best['solved']:.0f} of {best['trials']:.0f} seeds have {best['metric']} "
+        f"of {best['solved_at']:g} or more"
+      )
+    return f"`{best['name']}` alone has ended: {reached} on the {best['split']} split."
   if is_counted(ended):
     alike = (
       ended[["solved", "trials"]].eq(best[["solved", "trials"]]).all(axis=1)

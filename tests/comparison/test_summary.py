@@ -171,10 +171,13 @@ def test_nothing_is_concluded_from_one_row():
   waiting = run("delta", 0, 0.0, status="stopped", final={}, history=[])
   records = [*runs("dense", [0.9, 0.92]), waiting]
   assert finding(records) == (
-    "`dense` alone has ended, with accuracy on the test split: 0.910."
+    "`dense` alone has ended: accuracy 0.910 on the test split."
   )
   solved = runs("dense", [1, 0.2], solved_at=0.95)
-  assert finding(solved).endswith("1 of 2 seeds solved it.")
+  assert finding(solved) == (
+    "`dense` alone has ended: 1 of 2 seeds have accuracy of 0.95 or more on the "
+    "test split."
+  )
 
 
 def test_many_rows_are_named_by_the_first():
