@@ -7,7 +7,7 @@ import hashlib
 import logging
 import pathlib
 import re
-from typing import IO
+from typing import Any
 import zlib
 
 from tasks.base import DataError, vocabulary_path
@@ -105,7 +105,7 @@ def check_data(workdir: pathlib.Path, notes: dict[str, str]) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[IO[bytes]]:
+def opened(path: pathlib.Path) -> Iterator[Any]:
   """A file as bytes, `.gz` unpacked; DataError where that cannot be done."""
   try:
     is_packed = path.suffix == ".gz"

@@ -1,8 +1,13 @@
 """The best evaluation of a run, and when there were enough that were not."""
 
 from collections.abc import Mapping
+import functools
 from typing import Any
 
+import jax
+
+from settings.errors import ConfigError
+from training import step
 from training.config import TrainConfig
 
 
@@ -41,6 +46,29 @@ class BestEvaluation:
   def has_ended(self) -> bool:
     """Whether the run has waited long enough for a gain."""
     return 0 < self._patience <= self.evaluations_since
+
+
+def check_metric(experiment: Any) -> None:
+  """Checks that evaluations will have the metric that a config names.
+
+  Nothing is computed: the shapes of one evaluation have the names.
+
+  Raises:
+    ConfigError: they will not.
+  """
+  name, task = experiment.config.train.best_metric, experiment.task
+  sums = jax.eval_shape(
+    functools.partial(step.eval_step, experiment.functions),
+    experiment.shapes.variables,
+    next(iter(task.eval_batches(task.eval_splits[0]))),
+  )
+  found = task.summarize(dict.fromkeys(sums, (1.0, 1.0)))
+  known = [metric for metric in found if metric not in task.baselines]
+  if name not in known:
+    raise ConfigError(
+      f"config.best_metric: expected one of {', '.join(known)}, which the "
+      f"evaluations of this task have, got {name!r}"
+    )
 
 
 def is_lower_better(metric: str) -> bool:

@@ -146,7 +146,7 @@ class TrainConfig:
     elif self.eval_every >= self.num_steps:
       raise ValueError(
         f"eval_every: checkpoint_keep={self.checkpoint_keep!r} and "
-        f"patience={self.patience} compare evaluations; expected fewer than "
+        f"patience={self.patience} compare evaluations; expected less than "
         f"num_steps={self.num_steps}, got {self.eval_every}"
       )
     is_range = re.fullmatch(r"(\d+:\d+)?", self.profile_steps, re.ASCII)

@@ -1,7 +1,6 @@
 """Held-out data: metrics under teacher forcing, then decoding and its score."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-import functools
 import json
 import pathlib
 from typing import Any, NamedTuple, TypeVar
@@ -9,9 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from settings.errors import ConfigError, RunError, one_line
+from settings.errors import RunError, one_line
 import tasks
-from training import step
 from training.experiment import Experiment
 from training.parallel import Parallel
 
@@ -52,28 +50,6 @@ def evaluate(
   return task.summarize(
     {name: (float(total[0]), float(total[1])) for name, total in totals.items()}
   )
-
-
-def check_metric(experiment: Experiment, name: str) -> None:
-  """Checks that `evaluate` will have a metric, without computing any.
-
-  Raises:
-    ConfigError: it will not.
-  """
-  task = experiment.task
-  split = task.eval_splits[0]
-  batches = _reading(task.eval_batches(split), split)
-  sums = jax.eval_shape(
-    functools.partial(step.eval_step, experiment.functions),
-    experiment.shapes.variables,
-    next(iter(batches)),
-  )
-  found = task.summarize(dict.fromkeys(sums, (1.0, 1.0)))
-  if name not in found:
-    raise ConfigError(
-      f"config.best_metric: expected one of {', '.join(found)}, which the "
-      f"evaluations of this task have, got {name!r}"
-    )
 
 
 def generate(

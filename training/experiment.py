@@ -22,7 +22,7 @@ from settings.errors import ConfigError
 import tasks
 from tasks import files
 from tasks.base import save_vocabulary
-from training import cluster, memory, parallel
+from training import best, cluster, memory, parallel
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
@@ -73,6 +73,8 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   parallel.check_mesh(config.train, config.model)
   with files.noted() as notes:
     run = create(config, workdir)
+  if config.train.asks_best:
+    best.check_metric(run)
   try:
     data = files.check_data(workdir, notes)
   except tasks.DataError as error:

@@ -59,7 +59,7 @@ def run(
     KeyboardInterrupt: SIGINT asked to stop this run alone, with everything saved.
     RunError: data cannot be read, a loss or gradient is not finite, or a held-out
       loss is not, or is far beyond that of guessing.
-    ConfigError: no checkpoint is intact, or no evaluation has `best_metric`.
+    ConfigError: no checkpoint is intact.
   """
   if signals is None:
     with Signals() as signals:
@@ -81,8 +81,6 @@ def run(
     finished = final_metrics(workdir, experiment.config)
     if cluster.any_of(finished is not None):
       return finished
-    if config.asks_best:
-      evaluate.check_metric(experiment, config.best_metric)
     checkpoints = Checkpoints.of(workdir, config)
     stack.callback(checkpoints.close)
     shapes = parallel.placed_shapes(experiment.shapes)
@@ -271,7 +269,10 @@ def _train(
         is_best = best.add(done, values)
       is_best &= config.checkpoint_keep == "best"
       if save or stop or is_best or best.has_ended:
-        record = {"meter": meter.sums, "seconds": meter.seconds}
+        record: dict[str, Any] = {
+          "meter": meter.sums,
+          "seconds": meter.seconds,
+        }
         if config.asks_best:
           record["best"] = best.record
         checkpoints.save(state, record, best.value if is_best else None)

@@ -211,7 +211,8 @@ def train_step(
   params = cast(Any, optax.apply_updates(state.params, updates))
   ema = state.ema
   if ema is not None:
-    ema = optax.incremental_update(params, ema, 1 - functions.ema_decay)
+    rate = 1 - functions.ema_decay
+    ema = cast(Any, optax.incremental_update(params, ema, rate))
   updated = TrainState(state.step + 1, params, collections, opt_state, ema)
   finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
   valid = finite & (state.step == step)

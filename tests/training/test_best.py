@@ -6,8 +6,8 @@ import pytest
 
 from settings.errors import ConfigError
 from tests.training.fake_task import FakeTask, emptied, newest, records
-from tests.training.tiny import make_functions
-from training import profile
+from tests.training.tiny import config, make_functions
+from training import experiment, profile
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
 
@@ -110,7 +110,7 @@ def test_what_stop_at_evaluates_does_not_count(run, lowest, tmp_path):
   ("leaves", "message"),
   [
     ({"checkpoint_keep": "best"}, "eval_every: checkpoint_keep='best'"),
-    ({"patience": 2}, "expected fewer than num_steps=8, got 8"),
+    ({"patience": 2}, "expected less than num_steps=8, got 8"),
     ({"best_metric": "bleu"}, "best_metric: expected the default, 'loss'"),
     ({"profile_steps": "5:5"}, "profile_steps: expected FIRST:LAST, as 10:15"),
     ({"profile_steps": "5:9"}, "LAST at most num_steps=8, got '5:9'"),
@@ -122,11 +122,16 @@ def test_what_cannot_be_honoured_is_told(leaves, message):
     TrainConfig(num_steps=8, batch_size=1, eval_every=8, **leaves)
 
 
-def test_a_metric_that_no_evaluation_has_is_told_before_a_step(run, tmp_path):
-  task = FakeTask()
-  with pytest.raises(ConfigError, match="one of accuracy, loss, which"):
-    run(task, checkpoint_keep="best", best_metric="bleu", **OFTEN)
-  assert task.asked == []
+def test_a_metric_that_no_evaluation_has_is_told_and_nothing_written(tmp_path):
+  asked = config(
+    "decoder",
+    {"name": "recall"},
+    **{"num_steps": 9, "eval_every": 3},
+    **{"checkpoint_keep": "best", "best_metric": "bleu"},
+  )
+  with pytest.raises(ConfigError, match=r"one of accuracy, loss, .*'bleu'"):
+    experiment.begin(asked, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
 
 
 def test_a_profile_is_written(run, tmp_path, capsys):
