@@ -151,7 +151,7 @@ def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
   """How many chunks, with so many numbers a row, are one step; 1 on a CPU."""
   batch, length, num_heads, _ = x.shape
   chunk_bytes = 4 * size * batch * num_heads * numbers
-  return platform.tiles_at_once(chunk_bytes, -(-length // size))
+  return platform.tiles_per_step(chunk_bytes, -(-length // size))
 
 
 def scan_leftward(
