@@ -51,7 +51,8 @@ class Conversation:
       ConfigError: the model cannot read the line, or does not have an option.
     """
     self._turn += 1
-    if self._experiment.task.continues:
+    # A task of somebody's own may not inherit from ours.
+    if getattr(self._experiment.task, "continues", False):
       return self._continued(line)
     [output] = inference.generate_lines(
       self._experiment,

@@ -3,11 +3,12 @@
 from tests.mutants.mutant import Mutant, files
 
 _STEPS = files(
-  "tests/training", "losses", "step", "optimizer", "metrics", "parallel", "mesh"
+  *("tests/training", "losses", "step", "optimizer", "metrics", "parallel"),
+  *("mesh", "ema"),
 )
 _RUNS = files(
   *("tests/training", "checkpoint", "workdir", "metrics", "data", "loop"),
-  "experiment",
+  *("experiment", "best"),
 )
 _STATISTICS = files("tests/comparison", "statistics", "summary", "choose")
 _TASKS = files("tests/tasks")
@@ -84,7 +85,28 @@ MUTANTS = (
     _STEPS,
     "mesh.tensor splits nothing",
   ),
+  Mutant(
+    "training/step.py",
+    "rate = 1 - functions.ema_decay",
+    "rate = functions.ema_decay",
+    _STEPS,
+    "a mean of parameters forgets what it is to keep",
+  ),
   # A run.
+  Mutant(
+    "training/best.py",
+    "sign = -1 if is_lower_better(self._metric) else 1",
+    "sign = 1",
+    _RUNS,
+    "the highest loss is the best",
+  ),
+  Mutant(
+    "training/loop.py",
+    'best = BestEvaluation(config, record.get("best", {}))',
+    "best = BestEvaluation(config, {})",
+    _RUNS,
+    "a run that goes on counts evaluations anew",
+  ),
   Mutant(
     "training/evaluate.py",
     "totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair)",
@@ -137,6 +159,13 @@ MUTANTS = (
     "a run goes on with other data",
   ),
   # Tasks.
+  Mutant(
+    "tasks/text/stored.py",
+    "yield block[max(start - place, 0) : max(stop - place, 0)]",
+    "yield block[max(start - place, 0) :]",
+    _TASKS,
+    "a text on disk trains on a part of what is held out",
+  ),
   Mutant(
     "tasks/copy.py",
     "weights = (positions >= starts[:, None]) & (targets != PAD)",
