@@ -10,7 +10,7 @@ from tests.training.tiny import config
 from training import experiment
 from training.conversation import Conversation
 
-CONTEXT = 8
+CONTEXT = 16
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def written(run, variables, text, length):
   return answer[:length]
 
 
-@pytest.mark.parametrize("max_length", [None, 3, 12])
+@pytest.mark.parametrize("max_length", [None, 1, 20])
 def test_a_text_goes_on_from_all_before(run, variables, max_length):
   found = Conversation(run, variables, max_length=max_length)
   task, text = run.task, []
