@@ -84,13 +84,9 @@ def check_call(
         f"{name}.astype(jnp.bfloat16) times that scale"
       )
     letters = annotation.dim_str.split()
-    if letters[:1] != ["..."]:
+    if not any(letter.startswith(("...", "*")) for letter in letters):
       _check_sizes(name, given[name].shape, letters, sizes)
-    if sizes.get("N", 0) % sizes.get("K", 1):
-      raise ValueError(
-        f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
-        "key/value heads"
-      )
+    _check_heads(sizes)
   for name, value in given.items():
     if name in checks:
       checks[name](name, value, sizes, given)
@@ -123,6 +119,29 @@ def _check_sizes(
     if not size and letter in "BTSNKHV":
       raise ValueError(
         f"{name}: expected at least one of everything, got shape {shape}"
+      )
+
+
+_HEADS = {"Q": "query", "K": "key", "U": "value"}
+"""Letter of heads of a recurrence -> what has them."""
+
+
+def _check_heads(sizes: dict[str, int]) -> None:
+  """N is a multiple of K; in a recurrence, N is the most heads and a multiple of all."""
+  if "U" not in sizes:
+    if sizes.get("N", 0) % sizes.get("K", 1):
+      raise ValueError(
+        f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
+        "key/value heads"
+      )
+    return
+  most = max(_HEADS, key=lambda letter: sizes[letter])
+  sizes.setdefault("N", sizes[most])
+  for letter, name in _HEADS.items():
+    if sizes[most] % sizes[letter]:
+      raise ValueError(
+        f"{_HEADS[most]}: its {sizes[most]} heads are not a multiple of the "
+        f"{sizes[letter]} heads of {name}"
       )
 
 

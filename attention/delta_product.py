@@ -23,13 +23,14 @@ def delta_product_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
-  initial_state: Float[Array, "B N H V"] | None = None,
+  initial_state: Float[Array, "B *G N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
   implementation: Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
-  | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
   """Each position decays the state once and corrects it for R keys in turn.
 
@@ -135,8 +136,8 @@ def delta_product(
   if others:
     read["other_keys"] = projected("other_key_kernel")
     read["other_values"] = projected("other_value_kernel")
-    arrays["other_keys"] = Float[Array, "B T Q N H"]
-    arrays["other_values"] = Float[Array, "B T Q N W"]
+    arrays["other_keys"] = Float[Array, "B T X N H"]
+    arrays["other_values"] = Float[Array, "B T X N W"]
   return gates.recurrent_mechanism(
     "delta_product",
     recurrence,

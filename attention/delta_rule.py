@@ -15,9 +15,9 @@ from attention.signature import attention_factory, attention_function
 
 @attention_function()
 def delta_rule_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   beta: Float[Array, "B T N"] | None = None,
   log_decay: Float[Array, "..."] | None = None,
@@ -27,13 +27,14 @@ def delta_rule_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
-  initial_state: Float[Array, "B N H V"] | None = None,
+  initial_state: Float[Array, "B *G N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
   implementation: Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
-  | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
   """Each position moves what the state has for its key towards its value.
 
@@ -65,7 +66,7 @@ def delta_rule_attention(
       DeltaNet-2).
     write_gate: w, which share of the value is written.
 
-  Other options, results and errors: as `gated_linear_attention`.
+  Other options, heads, results and errors: as `gated_linear_attention`.
 
   Raises:
     ValueError: there is neither a `beta` nor an `erase_gate`.

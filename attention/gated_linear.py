@@ -19,21 +19,22 @@ from attention.signature import attention_factory, attention_function
 
 @attention_function()
 def gated_linear_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   log_decay: Float[Array, "..."],
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
-  initial_state: Float[Array, "B N H V"] | None = None,
+  initial_state: Float[Array, "B *G N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
   implementation: Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
-  | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
   """Each query reads a state to which every position adds, and which decays.
 
@@ -44,6 +45,10 @@ def gated_linear_attention(
   with g = `log_decay`, for each head: a weighted sum of values that nothing divides.
   Everything is float32 for inputs of any dtype.
 
+  N is the most heads that query, key or value has, and a multiple of the others, of which
+  each head serves neighbours: values of 32 heads are read by queries and keys of 16 (Gated
+  DeltaNet in Qwen3-Next), or queries of 32 heads read keys and values of 8.
+
   Args:
     log_decay: natural logarithms of the decays, at most 0: `[B, T, N]`, one for a
       head (RetNet, Mamba-2), or `[B, T, N, H]`, one for each channel (GLA).
@@ -53,6 +58,9 @@ def gated_linear_attention(
     initial_state: S before the first position, from which the first segment goes on;
       None is 0.
     segment_ids: `[B, T]`; where they change, the state begins anew, at 0.
+    num_segments: G, for a first and a last state of each segment. Ids are then 0 … G−1,
+      each of one stretch, and `initial_state` and the state returned are `[B, G, N, H,
+      V]`; a segment without positions keeps its own. Results at hidden positions are 0.
     return_state: whether to return S_T as well.
     implementation: 'xla' and None are the chunks here. 'jla' is a kernel of the package
       jax-linear-attention for an H100 or H200, bfloat16, and heads of `64` or `128`. It has
@@ -64,7 +72,7 @@ def gated_linear_attention(
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, and with `return_state` the state
-    `[B, N, H, V]` in float32.
+    `[B, N, H, V]`, or one for each of `num_segments`, in float32.
 
   Raises:
     ValueError: the mask varies along queries, `is_causal` is False, or
@@ -72,7 +80,8 @@ def gated_linear_attention(
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
-  one state for each chunk.
+  one state for each chunk. With G segments, of T + G·C positions in chunks of C = 16 or
+  T/G, at most 64, and always a state for each chunk.
 
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.

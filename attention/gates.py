@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
-from attention.recurrence import recurrent_attention
+from attention.recurrence import for_values, recurrent_attention
 from attention.signature import call_with_auto_axes, promoted
 
 Params = Mapping[str, Array]
@@ -164,14 +164,15 @@ def rate(max_rate: float) -> Gate:
 
 _ARRAYS = {
   **arguments.ARRAYS,
+  "query": Float[Array, "B T Q H"],
   "key": Float[Array, "B T K H"],
-  "value": Float[Array, "B T K V"],
+  "value": Float[Array, "B T U V"],
   "key_segment_ids": Int[Array, "B T"],
   "log_decay": Float[Array, "..."],
   "beta": Float[Array, "B T N"],
   "initial_state": Float[Array, "B N H V"],
 }
-"""Queries and keys are one sequence."""
+"""Queries and keys are one sequence, and values may have more heads."""
 
 
 def recurrent_mechanism(
@@ -263,7 +264,9 @@ def recurrent_mechanism(
     decode=decode,
     prefill=prefill,
     apply_sharded=apply,
-    supports=frozenset({"causal", "mask", "segments", "decode", "sequence"}),
+    supports=frozenset(
+      {"causal", "mask", "segments", "value_heads", "decode", "sequence"}
+    ),
     cost="linear",
     causal_only=True,
     gates=read if gates else None,
@@ -306,8 +309,8 @@ def _attend(
     key, value, given = jax.tree.map(seen, (key, value, given))
   out, state = recurrence(
     params,
-    query,
-    key,
+    for_values(query, value),
+    for_values(key, value),
     value,
     mask=mask,
     is_causal=is_causal,

@@ -106,7 +106,15 @@ def move(
 
 
 def _output(
-  kind, *arrays, dtype, scale, initial_state, segment_ids, axis_name, **options
+  kind,
+  *arrays,
+  dtype,
+  scale,
+  initial_state,
+  segment_ids,
+  axis_name,
+  num_segments=None,
+  **options,
 ):
   """What the kernel of a kind gives for queries, keys, values, and its gates."""
   query, gates = arrays[0], arrays[3]
@@ -114,7 +122,8 @@ def _output(
   scale = arguments.softmax_scale(scale, query.shape[-1])
   gates = {n: x[..., 0] if x.shape[-1] == 1 else x for n, x in gates.items()}
   options |= {"initial_state": initial_state, "segment_ids": segment_ids}
-  obstacle = _obstacle(kind, qkv, gates, options, scale, axis_name)
+  obstacle = "cannot take num_segments" if num_segments else ""
+  obstacle = obstacle or _obstacle(kind, qkv, gates, options, scale, axis_name)
   if obstacle:
     raise ValueError(f"implementation: 'jla' {obstacle}; use 'xla' or None")
   options |= {"scale": float(scale), "output_final_state": True}

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, plug, recurrence
+from attention import arguments, gates, layout, plug, recurrence
 from attention.features import decay_to_end
 from attention.gated_linear import mamba2, with_steps
 from attention.scan import (
@@ -49,6 +49,7 @@ def log_linear_attention(
   scale: float | Float[Array, ""] | None = None,
   initial_state: LevelState | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], LevelState]:
   """Linear attention whose past is split into levels with weights of their own.
@@ -71,6 +72,7 @@ def log_linear_attention(
     initial_state: the state before the first segment; None is the empty state. If it
       and the call have more than 2^(L−1) positions, the last level has all older ones.
     segment_ids: `[B, T]`; where they change, the state and the count begin anew.
+    num_segments: G; both parts of a `LevelState` then have an axis G behind B.
 
   Other options and results: as `gated_linear_attention`; the state is a `LevelState`.
 
@@ -86,7 +88,16 @@ def log_linear_attention(
   return _recurrence(**locals())
 
 
-def _recurrence(query, key, value, *, level_scales, initial_state, **options):
+def _recurrence(
+  query,
+  key,
+  value,
+  *,
+  level_scales,
+  initial_state,
+  num_segments=None,
+  **options,
+):
   """`log_linear_attention`, also of a part of the sequence on each device."""
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
@@ -99,29 +110,39 @@ def _recurrence(query, key, value, *, level_scales, initial_state, **options):
       f"level_scales: expected [B, T, N, L] with L of at least {least} for "
       f"{total} positions, got L = {levels}"
     )
-  keep = arguments.key_mask(options["mask"], query, query, "")
+  keep, segments = arguments.key_mask(options["mask"], query, query, ""), None
+  if num_segments is not None:
+    segments = options["segment_ids"]
   keep = jnp.ones((batch, length), bool) if keep is None else keep
+  packing = recurrence.packing_of(query, num_segments, options)
   (key, value, scales), log_decay, begins = recurrence.by_head(
     query, (key, value, level_scales), **options
   )
-  shape = batch, num_heads, levels - 1, head_dim, value.shape[3]
+  lead = (batch,) if packing is None else (batch, num_segments)
+  shape = *lead, num_heads, levels - 1, head_dim, value.shape[3]
   is_empty = initial_state is None and not is_part
   # Without a state, levels that these positions do not reach stay empty.
   used = min(levels - 1, length.bit_length()) if is_empty else levels - 1
   if initial_state is None:
-    sums = jnp.zeros_like(value, shape=(*shape[:2], used, *shape[3:]))
-    count = jnp.zeros_like(keep, jnp.int32, shape=(batch,))
+    sums = jnp.zeros_like(value, shape=(*shape[:-3], used, *shape[-2:]))
+    count = jnp.zeros_like(keep, jnp.int32, shape=lead)
   else:
     sums, count = initial_state
-    expected, got = (shape, (batch,)), (sums.shape, count.shape)
+    expected, got = (shape, lead), (sums.shape, count.shape)
     if got != expected:
+      axes = "B" if packing is None else "B, G"
       raise ValueError(
-        "initial_state: expected shapes [B, N, L-1, H, V] and [B] = "
+        f"initial_state: expected shapes [{axes}, N, L-1, H, V] and [{axes}] = "
         f"{expected}, got {got}"
       )
   dtype = query.dtype
   query = query.astype(jnp.float32) * arguments.softmax_scale(scale, head_dim)
   inputs = query, key, value, log_decay, scales[..., : used + 1]
+  missing = levels - 1 - used
+  if packing is not None:
+    out, last = _in_segments(packing, keep, inputs, sums, count, segments)
+    last = last._replace(sums=_with_levels(last.sums, missing))
+    return (out.astype(dtype), last) if return_state else out.astype(dtype)
   placed = recurrence.visible_positions(keep, begins, count, axis_name)
   attend = functools.partial(_attend, *placed, inputs)
   sums, last = sums.astype(jnp.float32), placed[1][:, -1]
@@ -132,30 +153,60 @@ def _recurrence(query, key, value, *, level_scales, initial_state, **options):
     first = jax.tree.map(jnp.zeros_like, own)
     sums = device_prefix(_joined, first, own, axis_name)[1][:, :, :, 0]
   sums, out = attend(sums, is_empty=is_empty)
-  out, missing = out.astype(dtype), levels - 1 - used
-  sums = jnp.pad(sums, [(0, missing if i == 2 else 0) for i in range(5)])
+  out, sums = out[:, :length].astype(dtype), _with_levels(sums, missing)
   return (out, LevelState(sums, last)) if return_state else out
 
 
-def _attend(positions, ends, inputs, sums, *, is_empty=False):
+def _with_levels(sums, missing):
+  """Sums with so many empty levels more."""
+  axis = sums.ndim - 3
+  return jnp.pad(
+    sums, [(0, missing if i == axis else 0) for i in range(sums.ndim)]
+  )
+
+
+def _in_segments(packing, keep, inputs, sums, count, segment_ids):
+  """Results, and the last state of each segment."""
+  positions = packing.offset + layout.rows_at(count, segment_ids)
+  ends = positions + keep
+  none = jnp.zeros_like(sums[:, 0], jnp.float32)
+
+  def attend(inputs, resets):
+    positions, ends, *inputs = inputs
+    # The end of a chunk is that of its last position.
+    ends = ends.reshape(ends.shape[0], -1, packing.size)
+    ends = jnp.repeat(jnp.max(ends, axis=2), packing.size, axis=1)
+    options = {"resets": resets, "size": packing.size}
+    return _attend(positions, ends, inputs, none, **options)[1]
+
+  inputs = positions, ends, *inputs
+  out, sums = packing.run(attend, inputs, sums.astype(jnp.float32))
+  add = jax.vmap(lambda count, ids, keep: count.at[ids].add(keep))
+  count = add(count.astype(jnp.int32), segment_ids, keep.astype(jnp.int32))
+  return out, LevelState(sums, count)
+
+
+def _attend(
+  positions, ends, inputs, sums, *, is_empty=False, resets=None, size=None
+):
   """The scan over chunks; `inputs` are float32, 0 where hidden."""
   query, _, value, _, scales = inputs
   length, width = query.shape[1], scales.shape[3] * query.shape[3]
-  size = chunk_size(length)
+  size = size or chunk_size(length)
   count = chunks_per_step(query, size, 2 * (size + width) + value.shape[3])
   size *= count
   # The end of a chunk is that of its last position, also where zeros follow.
   ends = jnp.pad(ends, [(0, 0), (0, -length % size)], mode="edge")
   step = functools.partial(_step, count)
-  inputs = ends, positions, *inputs
-  sums, out = scan(step, (), sums, inputs, size=size, is_empty=is_empty)
-  return sums, out[:, :length]
+  inputs = recurrence.whole_steps((positions, *inputs), size)
+  inputs = ends, *inputs, recurrence.whole_steps(resets, count)
+  return scan(step, (), sums, inputs, size=size, is_empty=is_empty)
 
 
 def _step(count, params, sums, inputs):
   """`count` chunks `[B, N, G, C, ·]`; each begins with the state after the last."""
   del params
-  ends, positions, *arrays = inputs
+  ends, positions, *arrays, resets = inputs
   ends, positions = (
     x.reshape(x.shape[0], 1, count, -1) for x in (ends, positions)
   )
@@ -185,15 +236,25 @@ def _step(count, params, sums, inputs):
   if sums is not None:
     first = jnp.zeros_like(own[0][:, :, :, :1]), sums[:, :, :, None]
     first = *first, positions[:, :, None, :1, :1, None]
-    before = chunk_prefixes(_joined, first, own)
-    last = _joined(jax.tree.map(lambda x: x[:, :, :, -1:], before), last)
+    if resets is not None:
+      opens, states = resets
+      begun = positions[:, :, None, :, :1, None]
+      states = jnp.zeros_like(own[0]), jnp.moveaxis(states, 1, 3), begun
+      before = chunk_prefixes(_joined, first, own, (opens, states))
+      last = _joined(before, own)
+    else:
+      before = chunk_prefixes(_joined, first, own)
+      last = _joined(jax.tree.map(lambda x: x[:, :, :, -1:], before), last)
     since = level(positions, positions[..., :1])
     levels = jnp.arange(1, most + 1).reshape(1, 1, 1, 1, -1)
     merged = weights("bngcl,bgcl->bngc", since)[..., None]
     read = jnp.where(levels > since[..., None], scales[..., 1:], merged)
     readers = (query * from_start)[..., None, :] * read[..., None]
     out += jnp.einsum("bngclh,bnlghv->bngcv", readers, before[1])
-  return last[1][:, :, :, 0], recurrence.unchunked(out)
+  out = recurrence.unchunked(out)
+  if resets is not None:
+    out = out, jnp.moveaxis(last[1], 3, 1)
+  return last[1][:, :, :, -1], out
 
 
 def _level(most, one, other):

@@ -36,12 +36,13 @@ def mesa_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
-  initial_state: Float[Array, "B N H X"] | None = None,
+  initial_state: Float[Array, "B *G N H X"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
 ) -> (
   Float[Array, "B T N V"]
-  | tuple[Float[Array, "B T N V"], Float[Array, "B N H X"]]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H X"]]
 ):
   """Each query reads the linear map that fits all values to their keys best.
 
@@ -67,7 +68,7 @@ def mesa_attention(
       S_kk; None is 0.
 
   Other options, results and errors: as `gated_linear_attention`; the state is
-  `[B, N, H, H+V]`.
+  `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
   Gradients are those of the exact solution: the iterations are not differentiated,
   and conjugate gradients solve the system again with another right side.
@@ -82,27 +83,24 @@ def mesa_attention(
   return _recurrence(**locals())
 
 
-def _recurrence(query, key, value, *, beta, initial_state, **options):
+def _recurrence(
+  query, key, value, *, beta, initial_state, num_segments=None, **options
+):
   """`mesa_attention`, also of a part of the sequence on each device."""
   batch, length, num_heads, head_dim = query.shape
   names = "num_iterations", "regularizer", "scale"
   num_iterations, regularizer, scale = (options.pop(name) for name in names)
   return_state = options.pop("return_state", True)
+  packing = recurrence.packing_of(query, num_segments, options)
   arrays, log_decay, _ = recurrence.by_head(
     query, (key, value, beta[..., None]), **options
   )
   key, value, beta = arrays
   value, written = jnp.concatenate([key, value], axis=3), beta * key
-  shape = batch, num_heads, head_dim, value.shape[3]
-  if initial_state is None:
-    state = jnp.zeros_like(value, shape=shape)
-  elif initial_state.shape != shape:
-    raise ValueError(
-      f"initial_state: expected [B, N, H, H+V] = {shape}, got "
-      f"{initial_state.shape}"
-    )
-  else:
-    state = initial_state.astype(jnp.float32)
+  shape = num_heads, head_dim, value.shape[3]
+  state = recurrence.first_state(
+    initial_state, value, shape, "N, H, H+V", num_segments
+  )
   axis_name = options.get("axis_name")
   is_part = lies_in_parts(axis_name)
   if lies_in_parts(axis_name):
@@ -114,31 +112,45 @@ def _recurrence(query, key, value, *, beta, initial_state, **options):
     _, state = device_prefix(recurrence.joined, first, own, axis_name)
   dtype, query = query.dtype, query.astype(jnp.float32)
   query *= arguments.softmax_scale(1.0 if scale is None else scale, head_dim)
-  size = chunk_size(length)
-  count = chunks_per_step(query, size, 2 * size + 6 * head_dim + value.shape[3])
-  state, out = scan(
-    functools.partial(_step, count, num_iterations),
-    regularizer.astype(jnp.float32),
-    state,
-    (query, written, value, log_decay),
-    size=size * count,
-    is_empty=initial_state is None and not is_part,
-  )
+  size = chunk_size(length) if packing is None else packing.size
+  numbers = 2 * size + 6 * head_dim + value.shape[3]
+
+  def attend(inputs, state, resets=None):
+    count = chunks_per_step(inputs[0], size, numbers)
+    return scan(
+      functools.partial(_step, count, num_iterations),
+      regularizer.astype(jnp.float32),
+      state,
+      (*inputs, recurrence.whole_steps(resets, count)),
+      size=size * count,
+      is_empty=initial_state is None and not is_part and resets is None,
+    )
+
+  inputs = query, written, value, log_decay
+  if packing is None:
+    state, out = attend(inputs, state)
+  else:
+    none = jnp.zeros_like(value, shape=(batch, *shape))
+    out, state = packing.run(
+      lambda inputs, resets: attend(inputs, none, resets)[1], inputs, state
+    )
   out = out.astype(dtype)
   return (out, state) if return_state else out
 
 
 def _step(count, num_iterations, regularizer, state, inputs):
   """`count` chunks `[B, N, count, C, ·]`, of which each begins as the last ends."""
-  query, key, value, log_decay = recurrence.chunks(inputs, count)
+  *arrays, resets = inputs
+  query, key, value, log_decay = recurrence.chunks(arrays, count)
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
   made = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay)), -2, -1) @ value
-  after, before = made[:, :, -1], None
+  after, before = made, None
   if state is not None:
     own = from_start[..., -1:, :], made
     first = jnp.zeros_like(own[0][:, :, :1]), state[:, :, None]
-    _, before = chunk_prefixes(recurrence.joined, first, own)
-    after += own[0][:, :, -1] * before[:, :, -1]
+    resets = recurrence.of_heads(resets, own[0])
+    _, before = chunk_prefixes(recurrence.joined, first, own, resets)
+    after += own[0] * before
   decays = jnp.tril(recurrence.pair_decays(log_decay))
   head_dim = query.shape[-1]
 
@@ -157,7 +169,7 @@ def _step(count, num_iterations, regularizer, state, inputs):
   out = scores @ value[..., head_dim:]
   if before is not None:
     out += (from_start * x) @ before[..., head_dim:]
-  return after, recurrence.unchunked(out)
+  return after[:, :, -1], recurrence.with_states(out, after, resets)
 
 
 # A residual is as exact as its products, which a GPU does not make in float32.

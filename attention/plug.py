@@ -92,6 +92,8 @@ class Attention(NamedTuple):
       - 'mask': a key mask [B, 1, 1, S]
       - 'full_mask': a mask that varies along T and N
       - 'segments': query_segment_ids and key_segment_ids
+      - 'value_heads': values of more heads than query and key have, each of which
+        serves neighbouring heads of values; N is that of the values
       - 'bias': an additive bias [B, N, T, S]
       - 'relative': relative_bias [N, 2L+1] and relative_keys [2L+1, H] or
         [N, 2L+1, H], in `apply` and in `decode`
@@ -186,6 +188,7 @@ CAPABILITIES: Mapping[str, str] = {
   "mask": "mask",
   "full_mask": "any",
   "segments": "packed",
+  "value_heads": "v heads",
   "bias": "bias",
   "relative": "rel.",
   "sinks": "logits",

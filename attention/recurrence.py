@@ -38,6 +38,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, linear_kernels, sharded
 from attention.features import decay_to_end, pairs, triangle
+from attention.packing import Packing, pack
 from attention.scan import (
   chunk_prefixes,
   chunk_size,
@@ -46,15 +47,16 @@ from attention.scan import (
   lies_in_parts,
   scan,
 )
+from attention.softmax import padded
 
 FORGOTTEN = -1e30
 """The logarithm of a decay that leaves nothing; finite, so that sums are."""
 
 
 def recurrent_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   log_decay: Float[Array, "..."] | None = None,
   beta: Float[Array, "B T N"] | None = None,
@@ -64,8 +66,9 @@ def recurrent_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
-  initial_state: Float[Array, "B N H V"] | None = None,
+  initial_state: Float[Array, "B *G N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
   return_state: bool = True,
   axis_name: str | None = None,
   implementation: linear_kernels.Implementation | None = None,
@@ -88,19 +91,22 @@ def recurrent_attention(
   rule B·N·H².
   """
   decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
+  query = for_values(query, value)
   arrays = key, value, erase_key, erase_gate, write_gate
   beta = None if beta is None else beta[..., None]
+  options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
+  packing = None
+  if implementation != "jla":  # The kernels find out where segments begin.
+    options["segment_ids"] = segment_ids
+    packing = packing_of(query, num_segments, options)
   arrays, log_decay, begins = by_head(
-    query,
-    (*arrays, beta),
-    log_decay=log_decay,
-    mask=mask,
-    is_causal=is_causal,
-    # The kernels find out where segments begin.
-    segment_ids=None if implementation == "jla" else segment_ids,
-    axis_name=axis_name,
+    query, (*arrays, beta), log_decay=log_decay, **options
   )
   key, value, erase, erase_gate, write_gate, beta = arrays
+  state = None
+  if initial_state is not None or packing is not None:
+    shape = *query.shape[2:], value.shape[3]
+    state = first_state(initial_state, value, shape, "N, H, V", num_segments)
   if implementation == "jla":
     out, state = linear_kernels.recurrence(
       query,
@@ -114,8 +120,9 @@ def recurrent_attention(
       write_gate=write_gate,
       dtype=dtype,
       scale=scale,
-      initial_state=initial_state,
+      initial_state=state,
       segment_ids=segment_ids,
+      num_segments=num_segments,
       axis_name=axis_name,
     )
     return (out, state) if return_state else out
@@ -132,16 +139,63 @@ def recurrent_attention(
     erase = jnp.where(begins, 0.0, erase)
   scale = arguments.softmax_scale(scale, query.shape[3])
   inputs = query.astype(jnp.float32) * scale, key, value, log_decay, erase
-  state = initial_state
-  if state is not None:
-    state = state.astype(jnp.float32)
   if lies_in_parts(axis_name):
     own = _stretch(erases_before_decay, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(joined, first, own, axis_name)
-  out, state = _attend(erases_before_decay, inputs, state)
+  if packing is None:
+    out, state = _attend(erases_before_decay, inputs, state)
+  else:
+    attend = functools.partial(_attend, erases_before_decay, size=packing.size)
+    out, state = packing.run(
+      lambda inputs, resets: attend(inputs, None, resets=resets), inputs, state
+    )
   out = out.astype(query.dtype)
   return (out, state) if return_state else out
+
+
+def for_values(
+  x: Float[Array, "B T Q H"], value: Float[Array, "B T U V"]
+) -> Float[Array, "B T N H"]:
+  """Queries or keys for every head of the values, where these have more."""
+  return jnp.repeat(x, max(1, value.shape[2] // x.shape[2]), axis=2)
+
+
+def packing_of(
+  query: Float[Array, "B T N H"],
+  num_segments: int | None,
+  options: dict[str, Any],
+) -> Packing | None:
+  """The layout of segments with states of their own, whose ids leave the options."""
+  if num_segments is None:
+    return None
+  instead = "dense attention takes masks that vary"
+  keep = arguments.key_mask(options["mask"], query, query, instead)
+  return pack(options.pop("segment_ids"), keep, num_segments)
+
+
+def first_state(
+  state: Float[Array, "..."] | None,
+  like: Float[Array, "B T N V"],
+  shape: tuple[int, ...],
+  letters: str,
+  num_segments: int | None,
+) -> Float[Array, "B *G N H V"]:
+  """A first state `[B, *shape]` in float32, or one for each segment; None is 0.
+
+  Raises:
+    ValueError: it has another shape, whose axes are `letters`.
+  """
+  if num_segments is not None:
+    shape, letters = (num_segments, *shape), f"G, {letters}"
+  shape = like.shape[0], *shape
+  if state is None:
+    return jnp.zeros_like(like, shape=shape)
+  if state.shape != shape:
+    raise ValueError(
+      f"initial_state: expected [B, {letters}] = {shape}, got {state.shape}"
+    )
+  return state.astype(jnp.float32)
 
 
 def by_head(
@@ -286,8 +340,8 @@ def repeated_writes(
   return (out, state) if return_state else out
 
 
-def _attend(erases_before_decay, inputs, state):
-  """The scan.
+def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
+  """The results and the last state, or with `resets` those after each chunk.
 
   Args:
     erases_before_decay: whether erased keys read S_{t−1}, not S'.
@@ -295,25 +349,29 @@ def _attend(erases_before_decay, inputs, state):
       `[B, T, N, 1 or H]` and erased keys `[B, T, N, H]` or None, float32. Those of
       hidden positions are 0.
     state: `[B, N, H, V]`, or None for 0.
+    resets: of `packing`, for chunks of C = `size`.
+    size: None is that for the length.
   """
   query, _, value, *_ = inputs
   batch, length, num_heads, head_dim = query.shape
-  value_dim, size = value.shape[3], chunk_size(length)
+  value_dim, size = value.shape[3], size or chunk_size(length)
   count = chunks_per_step(query, size, 2 * (size + head_dim + value_dim))
-  is_empty = state is None
+  is_empty = state is None and resets is None
   if state is None:
     shape = batch, num_heads, head_dim, value_dim
     state = jnp.zeros_like(value, shape=shape)
   step = functools.partial(_step, count, erases_before_decay)
+  inputs = *inputs, whole_steps(resets, count)
   size *= count
   state, out = scan(step, (), state, inputs, size=size, is_empty=is_empty)
-  return out, state
+  return out if resets is not None else (out, state)
 
 
 def _step(count, erases_before_decay, params, state, inputs):
   """`count` chunks, `[B, N, count, C, ·]`, of which each begins as the last ends."""
   del params
-  query, key, value, log_decay, erase = chunks(inputs, count)
+  *arrays, resets = inputs
+  query, key, value, log_decay, erase = chunks(arrays, count)
   decays = jnp.cumsum(log_decay, axis=3)
   from_start = jnp.exp(decays)
   written = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay)), -2, -1)
@@ -333,16 +391,15 @@ def _step(count, erases_before_decay, params, state, inputs):
     scores, overlaps = _scores([query, erase], key, log_decay)
     solution = inverse(jnp.tril(overlaps, -1))
   before = None if state is None else state[:, :, None]
-  if count > 1:
+  if count > 1 or resets is not None:
     transition, written_value = factor, value
     if solution is not None:
       written_value = solution @ value
       unit = jnp.eye(key.shape[-1])[None, None, None]
       transition = factor * unit - written @ (solution @ known)
     first: Any = jnp.zeros_like(transition[:, :, :1]), before
-    _, before = chunk_prefixes(
-      joined, first, (transition, written @ written_value)
-    )
+    own = transition, written @ written_value
+    _, before = chunk_prefixes(joined, first, own, of_heads(resets, transition))
   if solution is not None:
     error = value if before is None else value - known @ before
     value = solution @ error
@@ -351,7 +408,27 @@ def _step(count, erases_before_decay, params, state, inputs):
   if before is not None:
     out += (query * from_start) @ before
     after += factor * before
-  return after[:, :, -1], unchunked(out)
+  return after[:, :, -1], with_states(out, after, resets)
+
+
+def of_heads(resets: Any, factor: Float[Array, "B N G X Y"]) -> Any:
+  """`resets` of `packing` as `chunk_prefixes` takes them: (0, states `[B, N, G, …]`)."""
+  if resets is None:
+    return None
+  return resets[0], (jnp.zeros_like(factor), jnp.moveaxis(resets[1], 1, 2))
+
+
+def with_states(
+  out: Float[Array, "B N G C V"], after: Float[Array, "B N G H V"], resets: Any
+) -> Any:
+  """Results `[B, T, N, V]`, and with `resets` the states after each chunk."""
+  out = unchunked(out)
+  return out if resets is None else (out, jnp.moveaxis(after, 2, 1))
+
+
+def whole_steps(tree: Any, count: int) -> Any:
+  """Arrays `[B, X, …]` with zeros behind, for steps of `count` of the X."""
+  return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), tree)
 
 
 def chunks(arrays: Any, count: int) -> Any:

@@ -25,13 +25,14 @@ def rwkv7_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
-  initial_state: Float[Array, "B N H V"] | None = None,
+  initial_state: Float[Array, "B *G N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
   implementation: Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
-  | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
   """Each position moves what the state has for one key to another key.
 

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from attention import platform
 from attention.derivative import match_varying, with_backward
@@ -50,13 +50,15 @@ def scan(
     params: a pytree that every step reads.
     state: a pytree, the state before the first chunk.
     xs: a pytree of `[B, T, …]`. T is that of the first leaf; longer leaves are cut.
-      Zeros fill the last chunk, and a step must not change the state for them.
+      Zeros fill the last chunk, and a step must not change the state for them. A
+      shorter leaf has some rows for each step, and so may y have.
     size: C, positions of a chunk.
     is_empty: whether `state` is the empty state. If so, and if there is one chunk
       only, `step` may get None in its place.
 
   Returns:
-    The last state, and the y together, a pytree of `[B, T, …]`.
+    The last state, and the y together, a pytree of `[B, T, …]` or as many rows as the
+    steps have together.
 
   Cost: time of the steps, four times that with gradients. Memory of the results; with
   gradients also one state for each chunk, and the gradients of `params` and `xs`.
@@ -65,6 +67,8 @@ def scan(
   count = -(-length // size)
 
   def whole(x):
+    if x.shape[1] < length:
+      return x
     x = x[:, :length]
     missing = count * size - x.shape[1]
     return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
@@ -80,43 +84,42 @@ def scan(
     state, ys = jax.checkpoint(step)(params, state, xs)
   else:
     run = with_backward(
-      functools.partial(_forward, step, size),
-      functools.partial(_backward, step, size),
+      functools.partial(_forward, step, count),
+      functools.partial(_backward, step, count),
     )
     state, ys = run((params, state, xs))
   return state, jax.tree.map(lambda y: y[:, :length], ys)
 
 
-def _forward(step, size, arrays):
+def _forward(step, count, arrays):
   """The results, and what `_backward` needs: numbers of chunks and states before."""
   params, state, xs = arrays
   leaf = jax.tree.leaves(xs)[0]
-  _, y = jax.eval_shape(step, params, state, _chunk(xs, 0, size))
-  batch_length = leaf.shape[:2]
+  _, y = jax.eval_shape(step, params, state, _chunk(xs, 0, count))
   ys = jax.tree.map(
     lambda y: jnp.zeros_like(
-      leaf, y.dtype, shape=(*batch_length, *y.shape[2:])
+      leaf, y.dtype, shape=(y.shape[0], count * y.shape[1], *y.shape[2:])
     ),
     y,
   )
 
   def one(carry, i):
     before, ys = carry
-    state, y = step(params, before, _chunk(xs, i, size))
+    state, y = step(params, before, _chunk(xs, i, count))
     return (state, _written(ys, y, i)), (i, before)
 
-  return jax.lax.scan(one, (state, ys), jnp.arange(leaf.shape[1] // size))
+  return jax.lax.scan(one, (state, ys), jnp.arange(count))
 
 
-def _backward(step, size, arrays, saved, cotangents):
+def _backward(step, count, arrays, saved, cotangents):
   params, _, xs = arrays
   d_state, d_ys = cotangents
 
   def one(carry, saved):
     d_params, d_state, d_xs = carry
     i, state = saved
-    _, pullback = jax.vjp(step, params, state, _chunk(xs, i, size))
-    more, d_state, d_x = pullback((d_state, _chunk(d_ys, i, size)))
+    _, pullback = jax.vjp(step, params, state, _chunk(xs, i, count))
+    more, d_state, d_x = pullback((d_state, _chunk(d_ys, i, count)))
     d_params = jax.tree.map(jnp.add, d_params, more)
     return (d_params, d_state, _written(d_xs, d_x, i)), None
 
@@ -125,11 +128,14 @@ def _backward(step, size, arrays, saved, cotangents):
   return jax.lax.scan(one, carry, saved, reverse=True)[0]
 
 
-def _chunk(xs: Tree, i: jax.Array | int, size: int) -> Tree:
-  """Chunk i of all arrays."""
-  return jax.tree.map(
-    lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size, 1), xs
-  )
+def _chunk(xs: Tree, i: jax.Array | int, count: int) -> Tree:
+  """Part i of all arrays, of as many equal parts."""
+
+  def part(x):
+    size = x.shape[1] // count
+    return jax.lax.dynamic_slice_in_dim(x, i * size, size, 1)
+
+  return jax.tree.map(part, xs)
 
 
 def _written(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
@@ -247,11 +253,28 @@ def scan_leftward(
   )
 
 
-def chunk_prefixes(join: Callable[[T, T], T], first: T, own: T) -> T:
+def chunk_prefixes(
+  join: Callable[[T, T], T],
+  first: T,
+  own: T,
+  resets: tuple[Bool[Array, "B G"], T] | None = None,
+) -> T:
   """The states before each of G chunks: `first`, joined with `own` of those before.
 
-  The axis −3 of arrays is G in `own`, and 1 in `first`.
+  The axis −3 of arrays is G in `own`, and 1 in `first`. With `resets`, which say where a
+  chunk begins with a state of its own, these states are in the place of what was before.
   """
+  if resets is not None:
+    opens, states = resets
+
+    def chosen(one, other):
+      batch, count = opens.shape
+      shape = batch, *[1] * (other.ndim - 4), count, 1, 1
+      return jnp.where(opens.reshape(shape), one, other)
+
+    own = jax.tree.map(chosen, join(states, own), own)
+    before = chunk_prefixes(join, first, own)
+    return jax.tree.map(chosen, states, before)
   if jax.tree.leaves(own)[0].shape[-3] == 1:
     return first
   states = jax.tree.map(

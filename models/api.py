@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from models.kind import NOTHING, Config, Model, Sizes
 from models.mechanism_variables import gate_names
+from models.multi_head_attention import every_head
 from settings.import_paths import load
 
 Batch = Mapping[str, Any]
@@ -250,6 +251,7 @@ def replace_attention(
 
     names = gate_names(attention, module.mechanism, kwargs["inputs"])
     gates = {name: kwargs.pop(name) for name in names}
+    args = *every_head(*args), args[2]  # For mechanisms of any kind.
     return replacement(place, attention, own, *args, gates=gates, **kwargs)
 
   with nn.intercept_methods(intercept):

@@ -15,6 +15,7 @@ import numpy as np
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from attention.gates import unit_length
+from attention.recurrence import for_values
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
 from models.rows import by_rows, where_rows
@@ -159,7 +160,7 @@ class MultiHeadAttention(nn.Module):
     call |= self.options(inputs, call) | self._gates(inputs, positions)
     if self.is_mutable_collection("intermediates"):
       apply = functools.partial(self.attention.apply, self.mechanism)
-      weights = attention_weights(apply, query, key, **call)
+      weights = attention_weights(apply, *every_head(query, key, value), **call)
       self.sow("intermediates", "attention_weights", weights)
     self._sow_loss(query, key, call)
     out = self.attend(query, key, value, inputs=inputs, **call)
@@ -385,11 +386,10 @@ class MultiHeadAttention(nn.Module):
 
   def _shared(self, x):
     """Queries or keys of every head, where several share them."""
-    if self.config.num_qk_heads is None:
+    shared = self.config.num_qk_heads
+    if shared is None or "value_heads" in self.attention.supports:
       return x
-    return jnp.repeat(
-      x, self.dims.num_heads // self.config.num_qk_heads, axis=2
-    )
+    return jnp.repeat(x, self.dims.num_heads // shared, axis=2)
 
   def _gates(self, inputs, positions):
     """What the mechanism reads from the inputs, its own key with its position."""
@@ -449,6 +449,16 @@ def projected(
     return {"query": query, "value": value}
   key = shared or dims.num_kv_heads, dims.head_dim
   return {"query": query, "key": key, "value": value}
+
+
+def every_head(
+  query: Float[Array, "B T Q H"], key: Any, value: Any
+) -> tuple[Array, Any]:
+  """Query and key of as many heads as the values; a key or value of None stays so."""
+  if value is None:
+    return query, key
+  key = key if key is None else for_values(key, value)
+  return for_values(query, value), key
 
 
 def without_own(

@@ -18,6 +18,7 @@ def log_linear_attention(
   level_scales: ArrayLike,
   scale: float | ArrayLike | None = None,
   initial_state: tuple[ArrayLike, ArrayLike] | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
   **options: Any,
 ) -> Any:
@@ -34,32 +35,39 @@ def log_linear_attention(
   """
   arrays = query, key, value, log_decay, level_scales
   query, key, value, g, scales = shared.as_float64(*arrays)
-  begins, seen = recurrent.starts(*query.shape[:2], **options)
+  options["num_segments"] = num_segments
+  begins, seen, which = recurrent.starts(*query.shape[:2], **options)
   batch, length, num_heads, head_dim = query.shape
   key = shared.repeat_heads(key, num_heads)
   value = shared.repeat_heads(value, num_heads)
   scale = shared.logit_scale(scale, head_dim)
-  shape = batch, num_heads, scales.shape[3], head_dim, value.shape[3]
-  sums, counts = np.zeros(shape), np.zeros((batch, num_heads), int)
-  if initial_state is not None:
-    sums[:, :, 1:] = initial_state[0]
-    counts += np.asarray(initial_state[1])[:, None]
+  shape = batch, num_heads, scales.shape[3] - 1, head_dim, value.shape[3]
+  first, count = (None, None) if initial_state is None else initial_state
+  older = recurrent.first_state(first, shape, num_segments)
+  sums = np.concatenate([np.zeros_like(older[:, :, :, :1]), older], axis=3)
+  count = recurrent.first_state(count, (batch,), num_segments).astype(int)
+  counts = np.repeat(count[:, :, None], num_heads, axis=2)
   out = np.zeros((batch, length, num_heads, value.shape[3]))
   for b, n, t in np.ndindex(batch, num_heads, length):
+    at = b, which[b, t], n
     if begins[b, t]:
-      sums[b, n], counts[b, n] = 0.0, 0
+      sums[at], counts[at] = 0.0, 0
     if seen[b, t]:
-      sums[b, n] *= np.exp(g[b, t, n])
-      sums[b, n, 0] = np.outer(key[b, t, n], value[b, t, n])
-      read = np.einsum("lhv,h->lv", sums[b, n], query[b, t, n])
+      own = sums[at]
+      own *= np.exp(g[b, t, n])
+      own[0] = np.outer(key[b, t, n], value[b, t, n])
+      read = np.einsum("lhv,h->lv", own, query[b, t, n])
       out[b, t, n] = scale * scales[b, t, n] @ read
-      counts[b, n] += 1
+      counts[at] += 1
       # The lowest digit of the count; older ones than all levels are at the last.
-      level = int(counts[b, n] & -counts[b, n]).bit_length()
+      level = int(counts[at] & -counts[at]).bit_length()
       level = min(level, scales.shape[3] - 1)
-      sums[b, n, level] += sums[b, n, :level].sum(axis=0)
-      sums[b, n, :level] = 0.0
-  return (out, (sums[:, :, 1:], counts[:, 0])) if return_state else out
+      own[level] += own[:level].sum(axis=0)
+      own[:level] = 0.0
+  state = sums[:, :, :, 1:], counts[:, :, 0]
+  if num_segments is None:
+    state = state[0][:, 0], state[1][:, 0]
+  return (out, state) if return_state else out
 
 
 def log_linear(

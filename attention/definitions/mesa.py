@@ -20,6 +20,7 @@ def mesa_attention(
   regularizer: ArrayLike,
   scale: float | ArrayLike | None = None,
   initial_state: ArrayLike | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
   **options: Any,
 ) -> Result | tuple[Result, Float64[np.ndarray, "B N H X"]]:
@@ -35,26 +36,29 @@ def mesa_attention(
   """
   arrays = query, key, value, log_decay, beta, regularizer
   query, key, value, g, beta, ridge = shared.as_float64(*arrays)
-  begins, seen = recurrent.starts(*query.shape[:2], **options)
+  options["num_segments"] = num_segments
+  begins, seen, which = recurrent.starts(*query.shape[:2], **options)
   batch, length, num_heads, head_dim = query.shape
   key = shared.repeat_heads(key, num_heads)
   value = shared.repeat_heads(value, num_heads)
   width = head_dim + value.shape[3]
-  state = np.zeros((batch, num_heads, head_dim, width))
-  if initial_state is not None:
-    state = state + np.asarray(initial_state, np.float64)
+  shape = batch, num_heads, head_dim, width
+  state = recurrent.first_state(initial_state, shape, num_segments)
   query = query * (1.0 if scale is None else scale)
   out = np.zeros((batch, length, num_heads, value.shape[3]))
   for b, n, t in np.ndindex(batch, num_heads, length):
+    own = state[b, which[b, t], n]
     if begins[b, t]:
-      state[b, n] = 0.0
+      own[:] = 0.0
     if seen[b, t]:
       k, v = key[b, t, n], value[b, t, n]
       written = beta[b, t, n] * np.outer(k, np.concatenate([k, v]))
-      state[b, n] = np.exp(g[b, t, n]) * state[b, n] + written
-    s_kk, s_kv = state[b, n, :, :head_dim], state[b, n, :, head_dim:]
+      own[:] = np.exp(g[b, t, n]) * own + written
+    s_kk, s_kv = own[:, :head_dim], own[:, head_dim:]
     x = np.linalg.solve(s_kk + np.diag(ridge[n]), query[b, t, n])
-    out[b, t, n] = s_kv.T @ x
+    if seen[b, t] or num_segments is None:
+      out[b, t, n] = s_kv.T @ x
+  state = state[:, 0] if num_segments is None else state
   return (out, state) if return_state else out
 
 

@@ -8,7 +8,7 @@ and take as `**call` mask, is_causal, scale and both segment ids.
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -53,6 +53,7 @@ def delta_rule_attention(
   scale: float | ArrayLike | None = None,
   initial_state: ArrayLike | None = None,
   segment_ids: ArrayLike | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
 ) -> Result | WithState:
   """A state that replaces what it has for a key.
@@ -64,9 +65,9 @@ def delta_rule_attention(
   With an `erase_key` p, S_{t−1}ᵀ (b_t ∘ p_t) is in the place of S'ᵀ (b_t ∘ k_t).
 
   Args:
-    query: as in `dense_attention`.
+    query: `[B, T, Q, H]`.
     key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
+    value: `[B, T, U, V]`; N is the most of Q, K and U.
     beta: β, `[B, T, N]`; None is 1, and without an erase gate it replaces nothing.
     log_decay: g, `[B, T, N]` or `[B, T, N, H]`; None is 0.
     erase_key: p, `[B, T, K, H]`, or None.
@@ -77,6 +78,8 @@ def delta_rule_attention(
     scale: None is 1/√H.
     initial_state: `[B, N, H, V]`; None is 0.
     segment_ids: `[B, T]`: the state is 0 again where they change.
+    num_segments: G; each id from 0 to G−1 then has a state of its own, first and last,
+      `[B, G, N, H, V]`, and results at hidden positions are 0.
     return_state: whether S_T is returned as well.
 
   Returns:
@@ -85,11 +88,11 @@ def delta_rule_attention(
   Paper: arXiv:2406.06484, equation 2; arXiv:2412.06464, equation 10;
   arXiv:2510.26692, equation 1; with `erase_key` arXiv:2506.02475, equation 9.
   """
-  num_heads = np.shape(query)[2]
+  num_heads = max(np.shape(x)[2] for x in (query, key, value))
   erases = beta is not None or erase_gate is not None
-  key, value, p = (
+  query, key, value, p = (
     shared.repeat_heads(np.asarray(x, np.float64), num_heads)
-    for x in (key, value, key if erase_key is None else erase_key)
+    for x in (query, key, value, key if erase_key is None else erase_key)
   )
   b, w, rate = (
     np.ones(1) if x is None else np.asarray(x, np.float64)
@@ -113,6 +116,7 @@ def delta_rule_attention(
     scale=scale,
     initial_state=initial_state,
     segment_ids=segment_ids,
+    num_segments=num_segments,
     return_state=return_state,
   )
 
@@ -135,24 +139,40 @@ def recurrence(
   scale: float | ArrayLike | None = None,
   initial_state: ArrayLike | None = None,
   segment_ids: ArrayLike | None = None,
+  num_segments: int | None = None,
   return_state: bool = False,
 ) -> Result | WithState:
   """Results of S ← `update(S, (b, t, n))`, read by the query, and the last S."""
   query = np.asarray(query, np.float64)
   batch, length, num_heads, head_dim = query.shape
-  begins, visible = starts(batch, length, mask, is_causal, segment_ids)
+  options = mask, is_causal, segment_ids, num_segments
+  begins, visible, which = starts(batch, length, *options)
   scale = shared.logit_scale(scale, head_dim)
-  state = np.zeros((batch, num_heads, head_dim, value_dim))
-  if initial_state is not None:
-    state = state + np.asarray(initial_state, np.float64)
+  shape = num_heads, head_dim, value_dim
+  state = first_state(initial_state, (batch, *shape), num_segments)
   out = np.zeros((batch, length, num_heads, value_dim))
   for b, n, t in np.ndindex(batch, num_heads, length):
+    own = state[b, which[b, t], n]
     if begins[b, t]:
-      state[b, n] = 0.0
+      own[:] = 0.0
     if visible[b, t]:
-      state[b, n] = update(state[b, n], (b, t, n))
-    out[b, t, n] = scale * (state[b, n].T @ query[b, t, n])
+      own[:] = update(own, (b, t, n))
+    if visible[b, t] or num_segments is None:
+      out[b, t, n] = scale * (own.T @ query[b, t, n])
+  state = state[:, 0] if num_segments is None else state
   return (out, state) if return_state else out
+
+
+def first_state(
+  initial_state: ArrayLike | None,
+  shape: tuple[int, ...],
+  num_segments: int | None,
+) -> Float64[np.ndarray, "B G *A"]:
+  """A state `shape`, `[B, …]`, of each segment, or one without `num_segments`."""
+  state = np.zeros((shape[0], num_segments or 1, *shape[1:]))
+  if initial_state is not None:
+    state += np.asarray(initial_state, np.float64).reshape(state.shape)
+  return state
 
 
 def starts(
@@ -161,14 +181,22 @@ def starts(
   mask: ArrayLike | None = None,
   is_causal: bool = True,
   segment_ids: ArrayLike | None = None,
-) -> tuple[Bool[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
-  """Where segments but the first begin, and which positions a mask leaves."""
+  num_segments: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Three arrays `[B, T]` that say who is where.
+
+  Where segments but the first begin anew, which positions a mask leaves, and which state
+  is theirs: with `num_segments` that of their id, otherwise number 0.
+  """
   if not is_causal:
     raise ValueError("is_causal: expected True, got False")
+  visible = shared.visible_tokens(mask, batch, length)
   begins = np.zeros((batch, length), bool)
+  if num_segments is not None:
+    return begins, visible, np.asarray(segment_ids)
   if segment_ids is not None:
     begins[:, 1:] = np.diff(segment_ids, axis=1) != 0
-  return begins, shared.visible_tokens(mask, batch, length)
+  return begins, visible, np.zeros((batch, length), int)
 
 
 def retention(

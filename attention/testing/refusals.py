@@ -124,6 +124,22 @@ LAWS += [
 ]
 
 
+@law(
+  every_setting=False,
+  where=lambda mechanism: not {"value_heads", "own_keys"} & mechanism.supports,
+)
+def refuses_values_of_more_heads(mechanism: Mechanism) -> None:
+  """Values of more heads than queries and keys have must raise ValueError.
+
+  Or `supports` must name 'value_heads'.
+  """
+  qkv, _ = mechanism.draw(Case(num_kv_heads=4))
+  *qk, value = qkv
+  arrays = [*(x[:, :, ::2] for x in qk), value]
+  name = f"a call of {[x.shape for x in arrays]}"
+  _raises(mechanism, name, r"(query|key|value): .+", arrays, {})
+
+
 @law(every_setting=False)
 def refuses_an_unknown_option(mechanism: Mechanism) -> None:
   """An option that the mechanism does not have must raise, with any value.

@@ -204,3 +204,24 @@ def bfloat16(mechanism: Mechanism) -> None:
     is_free |= mechanism.factory not in ATTENTIONS.values()
     wide = 1e-5 if out.dtype == jnp.float32 else 2**-8
     assert_close(out, wanted, 2e-2 if is_free else wide, name)
+
+
+@law("value_heads", every_setting=False)
+def values_of_more_heads(mechanism: Mechanism) -> None:
+  """Each head of queries and keys must serve neighbouring heads of values.
+
+  The result is that of queries and keys repeated by
+  `jnp.repeat(x, N // x.shape[2], axis=2)`, with the same gates.
+  """
+  qkv, _ = mechanism.draw(Case(num_kv_heads=4))
+  query, key = (x[:, :, ::2] for x in qkv[:2])
+  gates = mechanism.gates([query, key, qkv[2]])
+  variables = mechanism.variables(Case().dims)
+  apply = mechanism.factory(**mechanism.options).apply
+
+  @jax.jit
+  def run(query, key):
+    return apply(variables, query, key, qkv[2], is_causal=True, **gates)
+
+  expected = run(*(np.repeat(x, 2, axis=2) for x in (query, key)))
+  assert_close(run(query, key), expected, 1e-6)
