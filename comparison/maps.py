@@ -53,7 +53,8 @@ def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
   rows = math.ceil(len(maps) / columns)
   figure = Figure((2.5 * columns + 0.6, 2.6 * rows + 0.4), layout="constrained")
   panels = figure.subplots(rows, columns, squeeze=False)
-  norm = PowerNorm(0.5, 0, max(top, 1e-6), clip=True)
+  top = max(top, 1e-6)
+  norm = PowerNorm(0.5, 0, top, clip=True)
   image: Any = None
   for axes, (name, sketch) in zip(panels.flat, maps.items(), strict=False):
     image = axes.imshow(
@@ -76,7 +77,7 @@ def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
     image, ax=panels, shrink=1 if rows == 1 else 0.6, aspect=30, pad=0.01
   )
   # Equally apart on the scale of square roots, where whole tenths would overlap.
-  ticks = [norm.vmax * (n / 4) ** 2 for n in range(5)]
+  ticks = [top * (n / 4) ** 2 for n in range(5)]
   bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
   bar.set_label("weight, mean over heads")
   figure.supxlabel(first["key_axis"], fontsize=8.5)

@@ -99,7 +99,7 @@ def quality(summary: pd.DataFrame) -> Table:
   table = _table(columns, keep=2, legend=legend)
   parts = [part.partition("=") for part in summary_lib.common(summary)]
   shared = {leaf.replace("_", " "): value for leaf, _, value in parts}
-  return table._replace(shared=shared | table.shared)
+  return table._replace(shared=shared | dict(table.shared))
 
 
 def cost(summary: pd.DataFrame) -> Table | None:
@@ -141,9 +141,9 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
   if table.empty:
     return None
   rows = task.summary[task.summary["row"].isin(table["row"])]
-  limit = math.nan
-  if summary_lib.is_counted(task.summary):
-    limit = task.summary["solved_at"].max()
+  limit = float(task.summary["solved_at"].max())
+  if not (table["value"] >= limit).any():  # Nobody is counted.
+    limit = math.nan
   columns = {"mechanism": _names(rows)}
   for length, points in table.groupby("length"):
     columns[f"at {length}"] = [
