@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, layout, plug, recurrence
+from attention import arguments, gates, layout, packing, plug, recurrence
 from attention.features import decay_to_end
 from attention.gated_linear import mamba2, with_steps
 from attention.scan import (
@@ -114,11 +114,11 @@ def _recurrence(
   if num_segments is not None:
     segments = options["segment_ids"]
   keep = jnp.ones((batch, length), bool) if keep is None else keep
-  packing = recurrence.packing_of(query, num_segments, options)
+  packed = packing.packing_of(query, num_segments, options)
   (key, value, scales), log_decay, begins = recurrence.by_head(
     query, (key, value, level_scales), **options
   )
-  lead = (batch,) if packing is None else (batch, num_segments)
+  lead = (batch,) if packed is None else (batch, num_segments)
   shape = *lead, num_heads, levels - 1, head_dim, value.shape[3]
   is_empty = initial_state is None and not is_part
   # Without a state, levels that these positions do not reach stay empty.
@@ -130,7 +130,7 @@ def _recurrence(
     sums, count = initial_state
     expected, got = (shape, lead), (sums.shape, count.shape)
     if got != expected:
-      axes = "B" if packing is None else "B, G"
+      axes = "B" if packed is None else "B, G"
       raise ValueError(
         f"initial_state: expected shapes [{axes}, N, L-1, H, V] and [{axes}] = "
         f"{expected}, got {got}"
@@ -139,11 +139,11 @@ def _recurrence(
   query = query.astype(jnp.float32) * arguments.softmax_scale(scale, head_dim)
   inputs = query, key, value, log_decay, scales[..., : used + 1]
   missing = levels - 1 - used
-  if packing is not None:
-    out, last = _in_segments(packing, keep, inputs, sums, count, segments)
+  if packed is not None:
+    out, last = _in_segments(packed, keep, inputs, sums, count, segments)
     last = last._replace(sums=_with_levels(last.sums, missing))
     return (out.astype(dtype), last) if return_state else out.astype(dtype)
-  placed = recurrence.visible_positions(keep, begins, count, axis_name)
+  placed = visible_positions(keep, begins, count, axis_name)
   attend = functools.partial(_attend, *placed, inputs)
   sums, last = sums.astype(jnp.float32), placed[1][:, -1]
   if lies_in_parts(axis_name):
@@ -157,6 +157,36 @@ def _recurrence(
   return (out, LevelState(sums, last)) if return_state else out
 
 
+def visible_positions(
+  keep: Bool[Array, "B T"],
+  begins: Bool[Array, "B T 1 1"] | None,
+  count: Int[Array, "B"],
+  axis_name: str | None = None,
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+  """How many positions of its segment are kept before each, and up to it.
+
+  The first segment goes on from `count` positions; `begins` is that of `by_head`.
+  """
+  began = jnp.zeros_like(keep) if begins is None else begins[:, :, 0, 0]
+
+  def counted(count):
+    ends = jnp.cumsum(keep, axis=1, dtype=jnp.int32)
+    before = ends - keep
+    start = jnp.where(began, before, -count.astype(jnp.int32)[:, None])
+    start = jax.lax.cummax(start, axis=1)
+    return before - start, ends - start
+
+  def both(earlier, later):
+    count = later[0] + jnp.where(later[1], 0, earlier[0])
+    return count, earlier[1] | later[1]
+
+  if lies_in_parts(axis_name):
+    own = counted(count)[1][:, -1], jnp.any(began, axis=1)
+    first = jax.tree.map(jnp.zeros_like, own)
+    count, _ = device_prefix(both, first, own, axis_name)
+  return counted(count)
+
+
 def _with_levels(sums, missing):
   """Sums with so many empty levels more."""
   axis = sums.ndim - 3
@@ -165,22 +195,22 @@ def _with_levels(sums, missing):
   )
 
 
-def _in_segments(packing, keep, inputs, sums, count, segment_ids):
+def _in_segments(packed, keep, inputs, sums, count, segment_ids):
   """Results, and the last state of each segment."""
-  positions = packing.offset + layout.rows_at(count, segment_ids)
+  positions = packed.offset + layout.rows_at(count, segment_ids)
   ends = positions + keep
   none = jnp.zeros_like(sums[:, 0], jnp.float32)
 
   def attend(inputs, resets):
     positions, ends, *inputs = inputs
     # The end of a chunk is that of its last position.
-    ends = ends.reshape(ends.shape[0], -1, packing.size)
-    ends = jnp.repeat(jnp.max(ends, axis=2), packing.size, axis=1)
-    options = {"resets": resets, "size": packing.size}
+    ends = ends.reshape(ends.shape[0], -1, packed.size)
+    ends = jnp.repeat(jnp.max(ends, axis=2), packed.size, axis=1)
+    options = {"resets": resets, "size": packed.size}
     return _attend(positions, ends, inputs, none, **options)[1]
 
   inputs = positions, ends, *inputs
-  out, sums = packing.run(attend, inputs, sums.astype(jnp.float32))
+  out, sums = packed.run(attend, inputs, sums.astype(jnp.float32))
   add = jax.vmap(lambda count, ids, keep: count.at[ids].add(keep))
   count = add(count.astype(jnp.int32), segment_ids, keep.astype(jnp.int32))
   return out, LevelState(sums, count)
@@ -198,8 +228,8 @@ def _attend(
   # The end of a chunk is that of its last position, also where zeros follow.
   ends = jnp.pad(ends, [(0, 0), (0, -length % size)], mode="edge")
   step = functools.partial(_step, count)
-  inputs = recurrence.whole_steps((positions, *inputs), size)
-  inputs = ends, *inputs, recurrence.whole_steps(resets, count)
+  inputs = packing.whole_steps((positions, *inputs), size)
+  inputs = ends, *inputs, packing.whole_steps(resets, count)
   return scan(step, (), sums, inputs, size=size, is_empty=is_empty)
 
 

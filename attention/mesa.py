@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, plug, recurrence
+from attention import arguments, gates, packing, plug, recurrence
 from attention.features import decay_to_end
 from attention.scan import (
   chunk_prefixes,
@@ -91,14 +91,14 @@ def _recurrence(
   names = "num_iterations", "regularizer", "scale"
   num_iterations, regularizer, scale = (options.pop(name) for name in names)
   return_state = options.pop("return_state", True)
-  packing = recurrence.packing_of(query, num_segments, options)
+  packed = packing.packing_of(query, num_segments, options)
   arrays, log_decay, _ = recurrence.by_head(
     query, (key, value, beta[..., None]), **options
   )
   key, value, beta = arrays
   value, written = jnp.concatenate([key, value], axis=3), beta * key
   shape = num_heads, head_dim, value.shape[3]
-  state = recurrence.first_state(
+  state = packing.first_state(
     initial_state, value, shape, "N, H, H+V", num_segments
   )
   axis_name = options.get("axis_name")
@@ -112,7 +112,7 @@ def _recurrence(
     _, state = device_prefix(recurrence.joined, first, own, axis_name)
   dtype, query = query.dtype, query.astype(jnp.float32)
   query *= arguments.softmax_scale(1.0 if scale is None else scale, head_dim)
-  size = chunk_size(length) if packing is None else packing.size
+  size = chunk_size(length) if packed is None else packed.size
   numbers = 2 * size + 6 * head_dim + value.shape[3]
 
   def attend(inputs, state, resets=None):
@@ -121,17 +121,17 @@ def _recurrence(
       functools.partial(_step, count, num_iterations),
       regularizer.astype(jnp.float32),
       state,
-      (*inputs, recurrence.whole_steps(resets, count)),
+      (*inputs, packing.whole_steps(resets, count)),
       size=size * count,
       is_empty=initial_state is None and not is_part and resets is None,
     )
 
   inputs = query, written, value, log_decay
-  if packing is None:
+  if packed is None:
     state, out = attend(inputs, state)
   else:
     none = jnp.zeros_like(value, shape=(batch, *shape))
-    out, state = packing.run(
+    out, state = packed.run(
       lambda inputs, resets: attend(inputs, none, resets)[1], inputs, state
     )
   out = out.astype(dtype)
@@ -148,7 +148,7 @@ def _step(count, num_iterations, regularizer, state, inputs):
   if state is not None:
     own = from_start[..., -1:, :], made
     first = jnp.zeros_like(own[0][:, :, :1]), state[:, :, None]
-    resets = recurrence.of_heads(resets, own[0])
+    resets = packing.of_heads(resets, own[0])
     _, before = chunk_prefixes(recurrence.joined, first, own, resets)
     after += own[0] * before
   decays = jnp.tril(recurrence.pair_decays(log_decay))
@@ -169,7 +169,9 @@ def _step(count, num_iterations, regularizer, state, inputs):
   out = scores @ value[..., head_dim:]
   if before is not None:
     out += (from_start * x) @ before[..., head_dim:]
-  return after[:, :, -1], recurrence.with_states(out, after, resets)
+  return after[:, :, -1], packing.with_states(
+    recurrence.unchunked(out), after, resets
+  )
 
 
 # A residual is as exact as its products, which a GPU does not make in float32.

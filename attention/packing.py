@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from attention import layout
+from attention import arguments, layout
 from attention.scan import CHUNK, chunk_size
+from attention.softmax import padded
 
 _SHORTEST = 16
 """The least C, for rows of many short segments."""
@@ -125,3 +126,59 @@ def pack(
   found = by_chunk(chunk, begins, segment_ids, last)
   place = jnp.where(keep, chunk * size + within, count * size + places)
   return Packing(size, place, offset, *found)
+
+
+def packing_of(
+  query: Float[Array, "B T N H"],
+  num_segments: int | None,
+  options: dict[str, Any],
+) -> Packing | None:
+  """The layout of segments with states of their own, whose ids leave the options."""
+  if num_segments is None:
+    return None
+  instead = "dense attention takes masks that vary"
+  keep = arguments.key_mask(options["mask"], query, query, instead)
+  return pack(options.pop("segment_ids"), keep, num_segments)
+
+
+def first_state(
+  state: Float[Array, "..."] | None,
+  like: Float[Array, "B T N V"],
+  shape: tuple[int, ...],
+  letters: str,
+  num_segments: int | None,
+) -> Float[Array, "B *G N H V"]:
+  """A first state `[B, *shape]` in float32, or one for each segment; None is 0.
+
+  Raises:
+    ValueError: it has another shape, whose axes are `letters`.
+  """
+  if num_segments is not None:
+    shape, letters = (num_segments, *shape), f"G, {letters}"
+  shape = like.shape[0], *shape
+  if state is None:
+    return jnp.zeros_like(like, shape=shape)
+  if state.shape != shape:
+    raise ValueError(
+      f"initial_state: expected [B, {letters}] = {shape}, got {state.shape}"
+    )
+  return state.astype(jnp.float32)
+
+
+def whole_steps(tree: Any, count: int) -> Any:
+  """Arrays `[B, X, …]` with zeros behind, for steps of `count` of the X."""
+  return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), tree)
+
+
+def of_heads(resets: Any, factor: Float[Array, "B N G X Y"]) -> Any:
+  """`resets` of `packing` as `chunk_prefixes` takes them: (0, states `[B, N, G, …]`)."""
+  if resets is None:
+    return None
+  return resets[0], (jnp.zeros_like(factor), jnp.moveaxis(resets[1], 1, 2))
+
+
+def with_states(
+  out: Float[Array, "B T N V"], after: Float[Array, "B N G H V"], resets: Any
+) -> Any:
+  """The results, and with `resets` the states after each chunk."""
+  return out if resets is None else (out, jnp.moveaxis(after, 2, 1))

@@ -36,9 +36,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, linear_kernels, sharded
+from attention import arguments, linear_kernels, packing, sharded
 from attention.features import decay_to_end, pairs, triangle
-from attention.packing import Packing, pack
 from attention.scan import (
   chunk_prefixes,
   chunk_size,
@@ -47,7 +46,6 @@ from attention.scan import (
   lies_in_parts,
   scan,
 )
-from attention.softmax import padded
 
 FORGOTTEN = -1e30
 """The logarithm of a decay that leaves nothing; finite, so that sums are."""
@@ -95,18 +93,20 @@ def recurrent_attention(
   arrays = key, value, erase_key, erase_gate, write_gate
   beta = None if beta is None else beta[..., None]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
-  packing = None
+  packed = None
   if implementation != "jla":  # The kernels find out where segments begin.
     options["segment_ids"] = segment_ids
-    packing = packing_of(query, num_segments, options)
+    packed = packing.packing_of(query, num_segments, options)
   arrays, log_decay, begins = by_head(
     query, (*arrays, beta), log_decay=log_decay, **options
   )
   key, value, erase, erase_gate, write_gate, beta = arrays
   state = None
-  if initial_state is not None or packing is not None:
+  if initial_state is not None or packed is not None:
     shape = *query.shape[2:], value.shape[3]
-    state = first_state(initial_state, value, shape, "N, H, V", num_segments)
+    state = packing.first_state(
+      initial_state, value, shape, "N, H, V", num_segments
+    )
   if implementation == "jla":
     out, state = linear_kernels.recurrence(
       query,
@@ -143,11 +143,11 @@ def recurrent_attention(
     own = _stretch(erases_before_decay, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(joined, first, own, axis_name)
-  if packing is None:
+  if packed is None:
     out, state = _attend(erases_before_decay, inputs, state)
   else:
-    attend = functools.partial(_attend, erases_before_decay, size=packing.size)
-    out, state = packing.run(
+    attend = functools.partial(_attend, erases_before_decay, size=packed.size)
+    out, state = packed.run(
       lambda inputs, resets: attend(inputs, None, resets=resets), inputs, state
     )
   out = out.astype(query.dtype)
@@ -159,43 +159,6 @@ def for_values(
 ) -> Float[Array, "B T N H"]:
   """Queries or keys for every head of the values, where these have more."""
   return jnp.repeat(x, max(1, value.shape[2] // x.shape[2]), axis=2)
-
-
-def packing_of(
-  query: Float[Array, "B T N H"],
-  num_segments: int | None,
-  options: dict[str, Any],
-) -> Packing | None:
-  """The layout of segments with states of their own, whose ids leave the options."""
-  if num_segments is None:
-    return None
-  instead = "dense attention takes masks that vary"
-  keep = arguments.key_mask(options["mask"], query, query, instead)
-  return pack(options.pop("segment_ids"), keep, num_segments)
-
-
-def first_state(
-  state: Float[Array, "..."] | None,
-  like: Float[Array, "B T N V"],
-  shape: tuple[int, ...],
-  letters: str,
-  num_segments: int | None,
-) -> Float[Array, "B *G N H V"]:
-  """A first state `[B, *shape]` in float32, or one for each segment; None is 0.
-
-  Raises:
-    ValueError: it has another shape, whose axes are `letters`.
-  """
-  if num_segments is not None:
-    shape, letters = (num_segments, *shape), f"G, {letters}"
-  shape = like.shape[0], *shape
-  if state is None:
-    return jnp.zeros_like(like, shape=shape)
-  if state.shape != shape:
-    raise ValueError(
-      f"initial_state: expected [B, {letters}] = {shape}, got {state.shape}"
-    )
-  return state.astype(jnp.float32)
 
 
 def by_head(
@@ -259,36 +222,6 @@ def segment_begins(
   else:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
   return segment_ids != before
-
-
-def visible_positions(
-  keep: Bool[Array, "B T"],
-  begins: Bool[Array, "B T 1 1"] | None,
-  count: Int[Array, "B"],
-  axis_name: str | None = None,
-) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-  """How many positions of its segment are kept before each, and up to it.
-
-  The first segment goes on from `count` positions; `begins` is that of `by_head`.
-  """
-  began = jnp.zeros_like(keep) if begins is None else begins[:, :, 0, 0]
-
-  def counted(count):
-    ends = jnp.cumsum(keep, axis=1, dtype=jnp.int32)
-    before = ends - keep
-    start = jnp.where(began, before, -count.astype(jnp.int32)[:, None])
-    start = jax.lax.cummax(start, axis=1)
-    return before - start, ends - start
-
-  def both(earlier, later):
-    count = later[0] + jnp.where(later[1], 0, earlier[0])
-    return count, earlier[1] | later[1]
-
-  if lies_in_parts(axis_name):
-    own = counted(count)[1][:, -1], jnp.any(began, axis=1)
-    first = jax.tree.map(jnp.zeros_like, own)
-    count, _ = device_prefix(both, first, own, axis_name)
-  return counted(count)
 
 
 def repeated_writes(
@@ -361,7 +294,7 @@ def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
     shape = batch, num_heads, head_dim, value_dim
     state = jnp.zeros_like(value, shape=shape)
   step = functools.partial(_step, count, erases_before_decay)
-  inputs = *inputs, whole_steps(resets, count)
+  inputs = *inputs, packing.whole_steps(resets, count)
   size *= count
   state, out = scan(step, (), state, inputs, size=size, is_empty=is_empty)
   return out if resets is not None else (out, state)
@@ -399,7 +332,9 @@ def _step(count, erases_before_decay, params, state, inputs):
       transition = factor * unit - written @ (solution @ known)
     first: Any = jnp.zeros_like(transition[:, :, :1]), before
     own = transition, written @ written_value
-    _, before = chunk_prefixes(joined, first, own, of_heads(resets, transition))
+    _, before = chunk_prefixes(
+      joined, first, own, packing.of_heads(resets, transition)
+    )
   if solution is not None:
     error = value if before is None else value - known @ before
     value = solution @ error
@@ -408,27 +343,7 @@ def _step(count, erases_before_decay, params, state, inputs):
   if before is not None:
     out += (query * from_start) @ before
     after += factor * before
-  return after[:, :, -1], with_states(out, after, resets)
-
-
-def of_heads(resets: Any, factor: Float[Array, "B N G X Y"]) -> Any:
-  """`resets` of `packing` as `chunk_prefixes` takes them: (0, states `[B, N, G, …]`)."""
-  if resets is None:
-    return None
-  return resets[0], (jnp.zeros_like(factor), jnp.moveaxis(resets[1], 1, 2))
-
-
-def with_states(
-  out: Float[Array, "B N G C V"], after: Float[Array, "B N G H V"], resets: Any
-) -> Any:
-  """Results `[B, T, N, V]`, and with `resets` the states after each chunk."""
-  out = unchunked(out)
-  return out if resets is None else (out, jnp.moveaxis(after, 2, 1))
-
-
-def whole_steps(tree: Any, count: int) -> Any:
-  """Arrays `[B, X, …]` with zeros behind, for steps of `count` of the X."""
-  return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), tree)
+  return after[:, :, -1], packing.with_states(unchunked(out), after, resets)
 
 
 def chunks(arrays: Any, count: int) -> Any:

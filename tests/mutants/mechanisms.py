@@ -26,9 +26,9 @@ MUTANTS = (
     "what is written decays at its own position",
   ),
   Mutant(
-    "attention/recurrence.py",
-    "state = state.astype(jnp.float32)",
-    "state = jnp.zeros_like(state, jnp.float32)",
+    "attention/packing.py",
+    "return state.astype(jnp.float32)",
+    "return jnp.zeros_like(state, jnp.float32)",
     "gated_linear",
     "the initial state is ignored",
   ),
