@@ -22,30 +22,40 @@ class BestEvaluation:
 
   def __init__(self, config: TrainConfig, record: Mapping[str, Any]):
     self._metric, self._patience = config.best_metric, config.patience
-    self.value: float | None = record.get("value")
-    self.step: int = record.get("step", 0)
-    self.evaluations_since: int = record.get("evaluations_since", 0)
+    self._value: float | None = record.get("value")
+    self._evaluations_since: int = record.get("evaluations_since", 0)
 
   @property
   def record(self) -> dict[str, Any]:
     """What a checkpoint keeps."""
-    names = "value", "step", "evaluations_since"
-    return {name: getattr(self, name) for name in names}
+    return {
+      "value": self._value,
+      "evaluations_since": self._evaluations_since,
+    }
 
-  def add(self, step: int, values: Mapping[str, Any]) -> bool:
-    """Takes an evaluation; returns whether it is better than all before."""
+  def add(self, values: Mapping[str, Any], counts: bool) -> float | None:
+    """Takes an evaluation.
+
+    Args:
+      values: metric name → value.
+      counts: whether later ones are compared with it, too.
+
+    Returns:
+      The metric, where it is better than that of any before; else None.
+    """
     value = values[self._metric]
     sign = -1 if is_lower_better(self._metric) else 1
-    if self.value is None or sign * value > sign * self.value:
-      self.value, self.step, self.evaluations_since = value, step, 0
-      return True
-    self.evaluations_since += 1
-    return False
+    is_gain = self._value is None or sign * value > sign * self._value
+    if counts and is_gain:
+      self._value, self._evaluations_since = value, 0
+    elif counts:
+      self._evaluations_since += 1
+    return value if is_gain else None
 
   @property
   def has_ended(self) -> bool:
     """Whether the run has waited long enough for a gain."""
-    return 0 < self._patience <= self.evaluations_since
+    return 0 < self._patience <= self._evaluations_since
 
 
 def check_metric(experiment: Any) -> None:

@@ -143,7 +143,7 @@ def run(
     for values in results.values():
       if config.checkpoint_keep == "best":
         values["checkpoint"] = f"of step {int(state.step)}, the best"
-      if best.has_ended:
+      if best.has_ended and last < config.num_steps:
         values[STOPPED] = (
           f"at step {last}: no gain in {config.best_metric} in "
           f"{config.patience} evaluations"
@@ -238,9 +238,8 @@ def _train(
       done = step + 1
 
       log = done % config.log_every == 0 or done == last
-      evaluation = done % config.eval_every == 0 or done == stop_at
-      evaluation &= done < last
-      is_best = False
+      is_due = done % config.eval_every == 0
+      evaluation = (is_due or done == stop_at) and done < last
       save = done % config.checkpoint_every == 0 or done == last
       stop = signals.stop is not None or done == stop_at
       if cluster.are_several():
@@ -255,36 +254,33 @@ def _train(
         values = meter.flush()
         writer.write(done, {"train": values}, meter.seconds)
         progress.update(done, values, meter.seconds)
-      if evaluation:
+      gain = None
+      if evaluation or (done == last and config.asks_best):
         split = task.eval_splits[0]
         values = _evaluate(task, parallel, state, meter, split)
-        writer.write(done, {split: values}, meter.seconds)
-        progress.say(f"step {done}  {split}  {format_values(values)}")
-        # What --stop_at adds is no evaluation of the run itself.
-        if config.asks_best and done % config.eval_every == 0:
-          is_best = best.add(done, values)
-      elif done == last and config.checkpoint_keep == "best":
-        # What is written of the last step is of the best one.
-        values = _evaluate(task, parallel, state, meter, task.eval_splits[0])
-        is_best = best.add(done, values)
-      is_best &= config.checkpoint_keep == "best"
-      if save or stop or is_best or best.has_ended:
+        if evaluation:  # Of the last step, the end of the run writes more.
+          writer.write(done, {split: values}, meter.seconds)
+          progress.say(f"step {done}  {split}  {format_values(values)}")
+        if config.asks_best and (is_due or done == last):
+          # A longer run has the evaluations that are due, and no other.
+          gain = best.add(values, counts=is_due)
+      if config.checkpoint_keep == "best":
+        save |= gain is not None
+      if save or stop or best.has_ended:
         record: dict[str, Any] = {
           "meter": meter.sums,
           "seconds": meter.seconds,
         }
         if config.asks_best:
           record["best"] = best.record
-        checkpoints.save(state, record, best.value if is_best else None)
-      if best.has_ended:
-        progress.say(
-          f"step {done}  no gain in {best.evaluations_since} evaluations"
-        )
+        checkpoints.save(state, record, gain)
+      if best.has_ended and done < last:
+        progress.say(f"step {done}  no gain in {config.patience} evaluations")
         return state
       if stop and done < last:
         print(stopped_at(done))
         return None
-      if evaluation or save or is_best:
+      if evaluation or save:
         meter.skip_clock()
   return state
 

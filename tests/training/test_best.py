@@ -146,3 +146,18 @@ def test_a_profile_is_written(run, tmp_path, capsys):
   told = "profile_steps=2:4: these steps were done before; the run goes on from"
   assert told in capsys.readouterr().out
   assert not (tmp_path / "profile").exists()
+
+
+def test_a_run_with_more_steps_ends_where_one_of_these_steps_does(
+  run, lowest, tmp_path
+):
+  """Patience counts the evaluation at the end of the shorter one."""
+  asked = {"patience": 3, "best_metric": "valley_loss", **OFTEN}
+  run(Valley(lowest), **asked)
+  expected = newest(tmp_path)
+  emptied(tmp_path)
+  results = run(Valley(lowest), **asked | {"num_steps": 5})
+  assert "stopped" not in results["validation"]
+  results = run(Valley(lowest), **asked)
+  assert results["validation"]["stopped"].startswith("at step 6: ")
+  assert newest(tmp_path) == expected
