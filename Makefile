@@ -10,7 +10,8 @@
 #              tests/ or of projects/
 # make test-all  the suite with the slowest combinations, all of it as users compile,
 #              planted faults that it has to find, and five minutes of random ones
-# make docs    builds the site into docs/_build/html, all notebooks executed
+# make docs    builds the site into docs/_build/html, with the notebooks that changed
+#              executed
 # make docs-check  the same without notebooks but the first: names and links
 # make format  formats and sorts imports
 
@@ -87,15 +88,16 @@ $(VENV)/.docs-installed: docs/requirements.txt $(VENV)/.installed
 	@$(call install,-r $<)
 	@touch $@
 
-# Warnings are errors. `docs.check_site` follows every link between pages.
+# Warnings are errors; each page and notebook is named as it is read.
+# `docs.check_site` follows every link between pages.
 SITE := docs/_build/html
 
 docs: $(VENV)/.docs-installed
-	$(PYTHON) -m sphinx -E -q -W --keep-going -b html docs $(SITE)
+	$(PYTHON) -m sphinx -E -W --keep-going -b html docs $(SITE)
 	$(PYTHON) -m docs.check_site $(SITE)
 
 docs-check: $(VENV)/.docs-installed
-	NOTEBOOKS=first $(PYTHON) -m sphinx -E -q -W --keep-going -b html docs $(SITE)
+	NOTEBOOKS=first $(PYTHON) -m sphinx -E -W --keep-going -b html docs $(SITE)
 	$(PYTHON) -m docs.check_site $(SITE)
 
 format: setup

@@ -27,6 +27,7 @@ extensions = [
   "sphinx.ext.napoleon",
   "sphinx_copybutton",
   "sphinx_design",
+  "docs.notebooks",
   "docs.pages",
 ]
 source_suffix = {".md": "myst-nb"}
@@ -35,13 +36,15 @@ exclude_patterns = ["_build", "results", "requirements.txt"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}
-nb_execution_mode = "force"
+# A notebook runs where it, or what it imports, changed: see docs/notebooks.py.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "docs/_build/notebooks")
 if os.environ.get("NOTEBOOKS") == "first":
   nb_execution_excludepatterns = ["tutorials/*"]
   # Which a notebook names where it is executed.
   suppress_warnings = ["myst-nb.lexer"]
-nb_execution_raise_on_error = True
-nb_execution_timeout = 300
+# A slow machine takes its time.
+nb_execution_timeout = -1
 nb_execution_show_tb = True
 nb_merge_streams = True
 
