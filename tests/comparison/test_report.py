@@ -1,6 +1,7 @@
 """The files of a report, and its page in a real browser at two widths."""
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -9,7 +10,7 @@ import subprocess
 import pandas as pd
 import pytest
 
-from comparison import figures, page, records, report, style, tables
+from comparison import figures, maps, page, records, report, style, tables
 from comparison.page import Section
 from comparison.task import by_task
 from tests.comparison import made_up
@@ -93,6 +94,7 @@ def test_one_page_offline_below_a_megabyte(folder):
   text = (folder / "report.html").read_text()
   assert len(text.encode()) < page.LIMIT
   assert not re.findall(r"(?:src|href)=\"https?:", text)
+  assert "@media (prefers-color-scheme: dark)" in text
   assert "&lt;nan&gt;" in text
   assert "<nan>" not in text
 
@@ -149,6 +151,56 @@ def test_a_twin_has_a_line_of_its_own():
     if line.get_zorder() > 1 and len(line.get_xdata()) > 1
   ]
   assert len(lines) == 8  # Two mechanisms, with and without convolutions.
+
+
+def boxes(figure, artists):
+  """Where artists are drawn, in pixels."""
+  with style.look():
+    figure.draw_without_rendering()
+    return [artist.get_window_extent() for artist in artists]
+
+
+def test_legends_are_beside_the_curves_and_name_what_differs():
+  one = by_task(made_up.across())["recall"]
+  figure = figures.learning_curves(one, style.styles(()), "accuracy")
+  assert all(axes.get_legend() is None for axes in figure.axes)
+  (legend,) = figure.legends
+  kinds = [text.get_text() for text in legend.get_texts()]
+  assert kinds == [
+    f"features={width}, short_convolution={convolves}"
+    for width in (16, 32, 64)
+    for convolves in (False, True)
+  ]
+  shown, *panels = boxes(figure, [legend, *figure.axes])
+  labels = [axes.xaxis.label for axes in figure.axes]
+  assert not any(map(shown.overlaps, [*panels, *boxes(figure, labels)]))
+
+
+def test_labels_of_a_bar_of_colours_do_not_overlap():
+  sketch = made_up.records()[0]["measured"]["map"]
+  figure = maps.draw("recall", {"dense": sketch, "linear": sketch})
+  labels = boxes(figure, figure.axes[-1].get_yticklabels())
+  assert len(labels) == 5
+  assert not any(a.overlaps(b) for a, b in itertools.pairwise(labels))
+
+
+def test_figures_do_not_repeat_what_all_rows_share():
+  found = [
+    record
+    for record in made_up.across()
+    if record["across"][made_up.CONVOLUTION]
+    and record["across"][made_up.WIDTH] == 16
+  ]
+  one = by_task(found)["recall"]
+  styles = style.styles(())
+  (axes,) = figures.seeds(one, styles).axes
+  names = [label.get_text() for label in axes.get_yticklabels()]
+  assert names == ["dense", "linear"]
+  curves = figures.lengths(one, styles).axes[0]
+  assert [text.get_text() for text in curves.texts] == ["dense", "linear"]
+  figure, note = maps.of_task(one)
+  assert [axes.get_title() for axes in figure.axes[:2]] == ["dense", "linear"]
+  assert note.startswith("No map of `lsh`")
 
 
 def test_a_comparison_without_results_says_so(tmp_path):
