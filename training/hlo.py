@@ -32,12 +32,11 @@ _ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _LISTED = re.compile(
   r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]+\}(?:,\{[\d,]+\})*)\}"
 )
-_COUNTED = re.compile(
-  r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
-)
+_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\]\S*)")
 _NAMED = re.compile(
-  r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(([\d,]+)\))? \{(.*?)\}"
+  r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((\S+)\))? \{(.*?)\}"
 )
+_ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 # A TPU's compiler spreads one operation over fusions, of which the first begins it.
 _CONTINUED = re.compile(r'"async_collective_fusion_config":\{"flag_start":"\d')
@@ -242,14 +241,22 @@ def _groups(options: str) -> Sequence[Sequence[int]]:
     groups = listed[1].strip("{}").split("},{")
     return [_numbers(group) for group in groups]
   if counted := _COUNTED.search(options):
-    shape, order = _numbers(counted[2]), counted[3]
-    devices = np.arange(math.prod(shape)).reshape(shape)
-    if order:
-      devices = devices.transpose(_numbers(order))
-    return devices.reshape(_numbers(counted[1])).tolist()
+    return _ordered(counted[2]).reshape(_numbers(counted[1])).tolist()
   if named := _NAMED.search(options):
     return _along(*named.groups())
-  return []
+  if "replica_groups={}" in options or "replica_groups" not in options:
+    return []
+  raise ValueError(f"groups of devices in a form that is not known: {options}")
+
+
+def _ordered(text: str) -> np.ndarray:
+  """Numbers of devices: '7,6,5', or '[2,4]T(1,0)', counted along axes in an order."""
+  counted = _ORDER.match(text)
+  if counted is None:
+    return np.array(_numbers(text))
+  shape = _numbers(counted[1])
+  devices = np.arange(math.prod(shape)).reshape(shape)
+  return devices.transpose(_numbers(counted[2])) if counted[2] else devices
 
 
 def _along(
@@ -265,8 +272,7 @@ def _along(
     if name in chosen:
       moved.append(len(shape) + (count > 0))
     shape += parts
-  numbers = _numbers(devices) if devices else range(math.prod(shape))
-  array = np.array(numbers).reshape(shape)
+  array = _ordered(devices or f"[{math.prod(shape)}]").reshape(shape)
   last = [*range(-len(moved), 0)]
   group = math.prod(shape[i] for i in moved)
   return np.moveaxis(array, moved, last).reshape(-1, group).tolist()

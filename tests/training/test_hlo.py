@@ -99,6 +99,7 @@ ONE_GATHER = """ENTRY %main (x: f32[6]) -> f32[24] {{
       "replica_groups=mesh['x'=2,'y'=4], device_ids=(7,6,5,4,3,2,1,0) {'y'}",
       "y",
     ),
+    ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", "y"),
     ("replica_groups=mesh['a'=8,'b'=1] {'a':(2)4}", "y"),
     ("replica_groups=mesh['a'=4,'b'=1,'c'=2] {'a':(1)2,'c'}", "x, y"),
   ],
@@ -109,6 +110,11 @@ def test_groups_of_four_in_each_way_that_xla_writes_them(groups, axes):
   assert hlo.sent_along(text, {"x": 2, "y": 4}) == {
     (axes, "all-gather"): (1, 24 * 4 * 3 / 4)
   }
+
+
+def test_groups_in_another_form_are_not_taken_for_all():
+  with pytest.raises(ValueError, match="in a form that is not known"):
+    hlo.sent(ONE_GATHER.format(groups="replica_groups=torus<2>"))
 
 
 # As XLA writes it for GPUs, on a mesh of data 2 × fsdp 4.

@@ -1,0 +1,116 @@
+"""What fits into eight H100 or sixteen TPUs and what they send: docs/scaling.md.
+
+    .venv-devices/bin/python -m benchmarks.pods --target=h100:8
+    .venv-devices/bin/python -m benchmarks.pods --target=v5e:4x4
+
+Compiles the training step of configs/text.py, with the optimiser and the vocabulary of
+that file, bfloat16 activations, float32 parameters and `remat=block`, and prints a row
+of a table as each is done. `make describe` sets up .venv-devices.
+"""
+
+import pathlib
+import tempfile
+from typing import Any
+
+from absl import flags
+
+from training import entry
+
+_TARGET = flags.DEFINE_string("target", "h100:8", "as of training.describe")
+_PARAMETERS = flags.DEFINE_list("parameters", "85M,1.2B", "sizes of SIZES")
+_ATTENTION = flags.DEFINE_list(
+  "attention", "flash,sliding_window,gated_delta", "mechanisms"
+)
+
+SIZES = {
+  "85M": {"num_layers": 12, "num_heads": 12, "features": 768},
+  "1.2B": {"num_layers": 24, "num_heads": 16, "features": 2048},
+}
+"""Title -> leaves of the model."""
+
+SHORT, LONG = 8192, 131072
+
+
+def meshes(devices: int) -> list[tuple[int, int, dict[str, int]]]:
+  """Length, rows of a batch, and axes of the mesh, of each row of the table."""
+  return [
+    (SHORT, devices, {"data": devices}),
+    (SHORT, devices, {"fsdp": devices}),
+    (SHORT, devices, {"fsdp": devices // 4, "tensor": 4}),
+    (LONG, 1, {"sequence": devices}),
+    (LONG, 4, {"fsdp": 4, "sequence": devices // 4}),
+  ]
+
+
+def main() -> None:
+  """Compiles everything and prints the table."""
+  import jax
+
+  from benchmarks import scaling_tables
+  from training import target as target_lib
+
+  target = target_lib.find(_TARGET.value)
+  print(f"{_TARGET.value}, jax {jax.__version__}\n")
+  head = "parameters", "mechanism", "T", "rows", "mesh", "state, GB"
+  head += "temporaries, GB", "together", "sent, GB", "longest loop", "s"
+  rule = "---", "---", "--:", "--:", "---", *["--:"] * 3, "---", "--:", "--:"
+  print(scaling_tables.table([head, rule]), flush=True)
+  with tempfile.TemporaryDirectory() as folder:
+    text = pathlib.Path(folder, "input.txt")
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 50_000)
+    for size in _PARAMETERS.value:
+      for length, rows, mesh in meshes(len(target.devices)):
+        for attention in _ATTENTION.value:
+          sizes = SIZES[size], length, rows, mesh
+          cells = _cells(str(text), attention, *sizes, target)
+          axes = ", ".join(f"{axis} {count}" for axis, count in mesh.items())
+          row = size, f"`{attention}`", f"{length:,}", str(rows), axes, *cells
+          print(scaling_tables.table([row]), flush=True)
+          jax.clear_caches()
+
+
+def _cells(
+  text: str,
+  attention: str,
+  size: dict[str, int],
+  length: int,
+  rows: int,
+  mesh: dict[str, int],
+  target: Any,
+) -> list[str]:
+  """What is found of one step."""
+  from benchmarks.programs import first_line
+  from configs import text as config_file
+  from training import compiled_step, experiment_config
+
+  config = config_file.get_config(attention).to_dict()
+  config |= {"batch_size": rows, "mesh": mesh}
+  config["task"] |= {"path": text, "context": length}
+  config["model"] |= {
+    **size,
+    "mlp_features": 4 * size["features"],
+    "dtype": "bfloat16",
+    "remat": "block",
+  }
+  try:
+    step = compiled_step.compiled(experiment_config.parse(config), target)
+  except Exception as error:  # A row of the table, not its end.
+    return [first_line(error), *[""] * 5]
+  state = sum(local for local, _ in step.held.values()) / 1e9
+  if step.refusal:
+    return [f"{state:.2f}", "", f"no: {step.refusal}", *[""] * 3]
+  sent: dict[str, float] = {}
+  for (axes, _), (_, count) in step.sent.items():
+    sent[axes] = sent.get(axes, 0.0) + count / 1e9
+  return [
+    f"{state:.2f}",
+    f"{(step.temporaries + step.code) / 1e9:.2f}",
+    f"{step.together / target.memory:.0%}",
+    "; ".join(f"{axes} {x:.2f}" for axes, x in sent.items() if x >= 0.005),
+    f"{step.longest_loop:,}",
+    f"{step.seconds:.0f}",
+  ]
+
+
+if __name__ == "__main__":
+  entry.run(main)
