@@ -99,6 +99,8 @@ class Run:
   def variables(self, step: int | None = None) -> Mapping[str, Any]:
     """The model's variables at a checkpoint, by default the newest intact one.
 
+    Where the run keeps its best (`checkpoint_keep`), that is the default.
+
     Raises:
       ConfigError: there is no such checkpoint.
     """
