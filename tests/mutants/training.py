@@ -244,4 +244,32 @@ MUTANTS = (
     _STATISTICS,
     "of three points one goes on",
   ),
+  Mutant(
+    "comparison/choose.py",
+    "ranked.append((Standing(unsolved, mean), point))",
+    "ranked.append((Standing(0, mean), point))",
+    _STATISTICS,
+    "a point that fewer seeds solve is chosen by its loss",
+  ),
+  Mutant(
+    "comparison/statistics.py",
+    "degrees = (rows - 1) * (seeds - 1)",
+    "degrees = rows * (seeds - 1)",
+    _STATISTICS,
+    "one model of rows ignores what seeds took",
+  ),
+  Mutant(
+    "comparison/summary.py",
+    'older = ended["accuracy"].notna() & ended[criterion.LAST].isna()',
+    'older = ended["accuracy"].isna()',
+    _STATISTICS,
+    "older rows have no value where newer ones have a last position",
+  ),
+  Mutant(
+    "tasks/base.py",
+    "last = counted.shape[-1] - 1 - jnp.argmax(counted[:, ::-1], axis=-1)",
+    "last = jnp.argmax(counted, axis=-1)",
+    _TASKS,
+    "the first position is taken for the last",
+  ),
 )
