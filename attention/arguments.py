@@ -92,6 +92,9 @@ def check_call(
       checks[name](name, value, sizes, given)
 
 
+_NO_BATCH = "; as_attention_fn(function) takes arrays without a batch, also under jax.vmap"
+
+
 def _check_sizes(
   name: str, shape: tuple[int, ...], letters: list[str], sizes: dict[str, int]
 ) -> None:
@@ -99,7 +102,7 @@ def _check_sizes(
   if len(shape) != len(letters):
     raise ValueError(
       f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got shape "
-      f"{shape}"
+      f"{shape}" + _NO_BATCH * (name in _QKV and len(shape) == 3)
     )
   known = dict(sizes)
   for letter, size in zip(letters, shape, strict=True):

@@ -42,6 +42,8 @@ class Visible:
   Attributes:
     masks: each broadcastable to `[B, N, T, S]`, True = attend.
     segments: pairs of ids `[B, T]` and `[B, S]`, which must be equal.
+    lengths: pairs (t `[B]`, s `[B]`), each None for all: queries and keys that count,
+      which `visible_from_options` turns into masks and segments.
     bands: (a `[B, T]`, b `[B, S]`, w, inside): 0 ≤ a_t − b_s < w is `inside`.
     mods: functions (b, n, t, s) -> bool.
     left: the key lies at most so far before the query; None sets no limit.
@@ -54,6 +56,7 @@ class Visible:
   # Not typed as arrays: JAX puts other things into a pytree, too.
   masks: tuple[Any, ...] = ()
   segments: tuple[tuple[Any, Any], ...] = ()
+  lengths: tuple[tuple[Any, Any], ...] = ()
   bands: tuple[tuple[Any, Any, Any, Any], ...] = ()
   mods: tuple[Mod, ...] = ()
   left: int | None = dataclasses.field(default=None, metadata=_STATIC)
@@ -69,12 +72,26 @@ class Visible:
       self,
       masks=self.masks + other.masks,
       segments=self.segments + other.segments,
+      lengths=self.lengths + other.lengths,
       bands=self.bands + other.bands,
       mods=self.mods + other.mods,
       left=min((x for x in lefts if x is not None), default=None),
       right=min((x for x in rights if x is not None), default=None),
       block_mask=self.block_mask or other.block_mask,
     )
+
+  def with_lengths_masked(self, length: int, source_length: int) -> "Visible":
+    """The same without `lengths`, for T queries and S keys."""
+    found = dataclasses.replace(self, lengths=())
+    for queries, keys in self.lengths:
+      if keys is not None:
+        found &= key_mask(jnp.arange(source_length)[None] < keys[:, None])
+      if queries is not None:
+        # Queries beyond their number are of a segment that no key is of.
+        ids = (jnp.arange(length)[None] >= queries[:, None]).astype(jnp.int32)
+        none = jnp.zeros((ids.shape[0], source_length), jnp.int32)
+        found &= segments(ids, none)
+    return found
 
   def traced(self, shape: tuple[int, int, int, int]) -> "Visible":
     """The same with its mods traced for tiles (B, N, C, D)."""
@@ -201,6 +218,31 @@ def segments(
   return Visible(segments=((query_segment_ids, key_segment_ids),))
 
 
+def lengths(
+  query_lengths: Int[Array, "B"] | None = None,
+  key_lengths: Int[Array, "B"] | None = None,
+) -> Visible:
+  """The first queries and keys of each example count, and what follows is padding.
+
+  As `query_seq_lengths` and `key_value_seq_lengths` of `jax.nn.dot_product_attention`:
+  results of the other queries are 0. None is all of them.
+
+  Raises:
+    ValueError: one is neither None nor integers `[B]`.
+  """
+  given = {"query_lengths": query_lengths, "key_lengths": key_lengths}
+  for name, x in given.items():
+    if x is not None and (
+      np.ndim(x) != 1 or not jnp.issubdtype(jnp.result_type(x), jnp.integer)
+    ):
+      raise ValueError(
+        f"{name}: expected integers [B] or None, got {jnp.result_type(x)} "
+        f"{np.shape(x)}"
+      )
+  pair = (None if x is None else jnp.asarray(x) for x in given.values())
+  return Visible(lengths=(tuple(pair),))
+
+
 def key_mask(mask: Bool[Array, "B S"]) -> Visible:
   """Nobody sees a key where `mask` is False, and its content changes nothing."""
   if mask.ndim != 2 or mask.dtype != jnp.bool_:
@@ -290,6 +332,11 @@ def visible_from_options(
     raise ValueError(
       f"visible: expected a Visible, got {type(visible).__name__}"
     )
+  for pair in visible.lengths:
+    for name, x in zip(("query_lengths", "key_lengths"), pair, strict=True):
+      if x is not None and x.shape != (batch,):
+        raise ValueError(f"{name}: expected [B] = ({batch},), got {x.shape}")
+  visible = visible.with_lengths_masked(length, key.shape[1])
   arrays = {"query": query, "key": key}
   for one in visible.masks:
     arguments.check_call({**arrays, "mask": one})
