@@ -34,6 +34,7 @@ source_suffix = {".md": "myst-nb"}
 exclude_patterns = ["_build", "results", "requirements.txt"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_fence_as_directive = ["math"]
 myst_heading_anchors = 4
 myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}
 # A notebook runs where it, or what it imports, changed: see docs/notebooks.py.

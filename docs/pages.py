@@ -2,7 +2,9 @@
 
 - A block ```` ```{generated} NAME ```` ```` of a page is replaced when the site is
   built: by `page()` of the module NAME, or by the Markdown file NAME of this
-  repository.
+  repository. What stands in the block is for readers of the file.
+- Each mechanism has a page of its own: docs/mechanism_pages.py.
+- No line ends between a number and its %.
 - A block ```` ```{reference} MODULE ```` ```` with a name a line is replaced by a
   table of these names and their docstrings.
 - A relative link to a file outside docs/ leads to the page that such a file is, or
@@ -28,12 +30,15 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from numpy.typing import ArrayLike
 from sphinx.util.typing import stringify_annotation
 
+from attention import ATTENTIONS
+from docs import mechanism_pages
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 _LOG = logging.getLogger("sphinx.docs")
 
-_GENERATED = re.compile(r"^```\{generated\} (\S+)\n```$", re.MULTILINE)
+_GENERATED = re.compile(r"^```\{generated\} (\S+)\n.*?^```$", re.M | re.S)
 _REFERENCE = re.compile(r"^```\{reference\} (\S+)\n(.*?)^```$", re.M | re.S)
 _LINK = re.compile(
   r"^(?P<fence>```+)(?P<info>.*?)\n(?P<body>.*?)^(?P=fence)$|`[^`\n]+`"
@@ -48,6 +53,7 @@ _SOURCE = "source"
 
 def setup(app: Any) -> Mapping[str, Any]:
   """Connects the hooks."""
+  app.connect("builder-inited", lambda app: mechanism_pages.write())
   app.connect("source-read", expand)
   app.connect("doctree-resolved", resolve_sources)
   app.connect("build-finished", write_sources)
@@ -86,7 +92,12 @@ def expand(app: Any, docname: str, content: list[str]) -> None:
       return _linked((ROOT / name).read_text("utf-8"), Path(name), docname)
     return _linked(importlib.import_module(name).page(), page, docname)
 
-  text = _GENERATED.sub(generated, _linked(content[0], page, docname))
+  text = content[0]
+  if docname == "mechanisms":
+    text = mechanism_pages.overview(text)
+  if docname.startswith("mechanisms/"):
+    text, page = mechanism_pages.page(page.stem), DOCS.relative_to(ROOT) / "_"
+  text = _GENERATED.sub(generated, _linked(text, page, docname))
   content[0] = _REFERENCE.sub(_reference, text)
 
 
@@ -122,6 +133,8 @@ def _linked(text: str, file: Path, docname: str) -> str:
       _LOG.warning(f"no file {target}", extra={"location": docname})
       return match[0]
     if page := file_pages().get(target.as_posix()):
+      if page == "mechanisms" and anchor[1:] in ATTENTIONS:
+        page, anchor = f"{page}/{anchor[1:]}", ""
       return f"](/{page}.md{anchor})"
     is_asset = target.suffix != ".md" and "docs" in target.parts
     if is_asset or target.suffix == ".png":
@@ -139,11 +152,16 @@ _linked_files: set[str] = set()
 def resolve_sources(app: Any, doctree: Any, docname: str) -> None:
   """Links of the scheme `source` lead to the pages of `write_sources`.
 
+  Percentages do not break.
   Code that is longer than a line of a phone gets the class `long`.
   """
   for node in doctree.findall(nodes.literal):
     if max(map(len, node.astext().split()), default=0) > 40:
       node["classes"].append("long")
+  for node in list(doctree.findall(nodes.Text)):
+    if " %" in node and not isinstance(node.parent, nodes.FixedTextElement):
+      text = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", node)
+      node.parent.replace(node, nodes.Text(text))
   for node in doctree.findall():
     uri = node.get("refuri", "") if node.tagname == "reference" else ""
     if uri.startswith(f"{_SOURCE}:"):

@@ -17,7 +17,7 @@ _DOCS = _ROOT / "docs"
 _PAGES = {
   path: path.read_text("utf-8")
   for path in sorted(_DOCS.rglob("*.md"))
-  if "_build" not in path.parts
+  if "_build" not in path.parts and path.parent.name != "mechanisms"
 }
 _PAGES_OF_ALL = _PAGES | {
   path: path.read_text("utf-8")
@@ -188,6 +188,59 @@ def test_names_with_a_link_are_defined_in_the_linked_file():
     if name not in _defined(_ROOT / path)
   ]
   assert not missing
+
+
+def test_the_site_has_a_page_for_each_section_and_keeps_its_anchor():
+  pages = importlib.import_module("docs.mechanism_pages")
+  text = pages.overview(_MECHANISMS)
+  for name in OWN:
+    assert f'<span id="{name}"></span>[`{name}`](mechanisms/{name}.md)' in text
+    assert f"\nmechanisms/{name}\n" in text
+    assert f"## `{name}`" not in text
+    section = pages.sections()[name]
+    assert "\n```math\n" in section.text
+    assert section.sources.startswith("[")
+  assert "## Positions" in text
+
+
+def test_a_page_of_a_mechanism_has_what_the_tables_say(monkeypatch):
+  pages = importlib.import_module("docs.mechanism_pages")
+  monkeypatch.setattr(pages, "_solved", lambda: {"delta": {"recall": "8 of 8"}})
+  text = pages.page("delta")
+  for part in (
+    "\n## Cost\n\nWith C = `scan.CHUNK`: ",
+    "\n- a state that follows permutations of two or three letters: ",
+    "\n| `max_rate` | `1.0` | the largest β. ",
+    "| [fla-core 0.6.0](",
+    "\n- recall of 16 pairs at width 64: 8 of 8\n",
+  ):
+    assert part in text, part
+
+
+def test_a_notebook_runs_again_when_what_it_depends_on_changed(
+  monkeypatch, tmp_path
+):
+  notebooks = importlib.import_module("docs.notebooks")
+  monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+  for name in ("attention/dense.py", "data/text.txt", "data/other.txt"):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("1")
+  notebook = _HEADER + 'Page\n\nopen("data/text.txt")\n'
+
+  def key():
+    notebooks._laboratory.cache_clear()
+    content = [notebook]
+    notebooks.add_key(None, "page", content)
+    assert content[0].count("\n") == notebook.count("\n")
+    return content[0]
+
+  keys = [key(), key()]
+  for name in ("data/other.txt", "data/text.txt", "attention/dense.py"):
+    (tmp_path / name).write_text("2")
+    keys.append(key())
+  notebooks._laboratory.cache_clear()
+  assert keys[0] == keys[1] == keys[2]
+  assert len(set(keys)) == 3
 
 
 # The tutorials, which the docs build executes.
