@@ -23,6 +23,7 @@ import numpy as np
 def with_backward(
   forward: Callable[[Any], tuple[Any, Any]],
   backward: Callable[[Any, Any, Any], Any],
+  plain: Callable[[Any], Any] | None = None,
 ) -> Callable[[Any], Any]:
   """`x -> y` with a given backward, for all of JAX's transformations.
 
@@ -33,6 +34,8 @@ def with_backward(
       of x. JAX differentiates this where a tangent of y is asked for.
     backward: `(x, saved, y_grad) -> x_grad`, of the structure of x. What it has for
       leaves that are no floats is ignored.
+    plain: `x -> y`, the same in another form, for calls without a derivative. None
+      is `forward`.
 
   Returns:
     `x -> y`. Forward mode, reverse mode, forward over reverse (`jax.hessian`) and
@@ -42,7 +45,7 @@ def with_backward(
 
   @jax.custom_jvp
   def differentiable(x):
-    return forward(x)[0]
+    return forward(x)[0] if plain is None else plain(x)
 
   @differentiable.defjvp
   def _(primals, tangents):

@@ -45,6 +45,7 @@ from attention.scan import (
   lies_in_parts,
   scan,
 )
+from attention.triangular import pairs
 
 BLOCK = 256
 """R, positions of a step that is not causal."""
@@ -185,51 +186,6 @@ def _read_chunk(queries, keys, is_log) -> Scaled:
   is_any_lost = jnp.any(is_lost)
   scale, scores = jax.lax.cond(is_any_lost, exact, lambda: (scale, scores))
   return Scaled(scale, jnp.einsum(_SUM, scores, values))
-
-
-def pairs(
-  queries: Sequence[Float[Array, "*Q G C M"]],
-  keys: Float[Array, "*A G C M"],
-  log_decay: Float[Array, "*A G C M"],
-) -> list[Float[Array, "*Q G C C"]]:
-  """Σ_m q_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
-
-  By halves: a later and an earlier half split at the beginning of the later one, which
-  makes their pairs a product of matrices.
-  """
-  size = keys.shape[-2]
-  if size == 1:
-    return [jnp.sum(x * keys, axis=-1, keepdims=True) for x in queries]
-  # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
-  *half_queries, half_keys, half_decay = (
-    x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1])
-    for x in (*queries, keys, log_decay)
-  )
-  own = pairs(half_queries, half_keys, half_decay)
-  early, late = slice(size // 2), slice(size // 2, None)
-  since = jnp.exp(jnp.cumsum(log_decay[..., late, :], axis=-2))
-  earlier = keys[..., early, :] * jnp.exp(
-    decay_to_end(log_decay[..., early, :])
-  )
-  across = (
-    jnp.einsum(_PRODUCT, x[..., late, :] * since, earlier) for x in queries
-  )
-  return [triangle(*x) for x in zip(own, across, strict=True)]
-
-
-def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
-  """Σ over the positions after each one."""
-  missing = [(0, 0)] * (log_decay.ndim - 2) + [(0, 1), (0, 0)]
-  later = jnp.pad(log_decay[..., 1:, :], missing)
-  return jax.lax.cumsum(later, axis=later.ndim - 2, reverse=True)
-
-
-def triangle(
-  own: Float[Array, "*A E D D"], across: Float[Array, "*A G D D"]
-) -> Float[Array, "*A G C C"]:
-  """[[A, 0], [X, D]] of A and D, which take turns in `own`, and X."""
-  first, second = own[..., ::2, :, :], own[..., 1::2, :, :]
-  return jnp.block([[first, jnp.zeros_like(across)], [across, second]])
 
 
 def rows(x, kv_heads, count=1):

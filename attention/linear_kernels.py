@@ -46,24 +46,34 @@ def recurrence(
   erase_key: Float[Array, "B T N H"] | None,
   erase_gate: Float[Array, "B T N H"] | None,
   write_gate: Float[Array, "B T N V"] | None,
+  replacement: Float[Array, "B T N H"] | None,
+  lower_bound: float | None,
   **call: Any,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
   """The output and state of `recurrent_attention`, of arrays from its `by_head`.
 
   `decays` says whether anything does, and `dtype` in `call` what queries, keys and
-  values were. The rest of `call` is `scale`, `initial_state`, `segment_ids` and
+  values were. Decays count as `lower_bound` below it; a bound of at least −2.5 gets
+  RWKV-7 a faster kernel. The rest of `call` is `scale`, `initial_state`, `segment_ids` and
   `axis_name`.
 
   Raises:
     ValueError: no kernel serves the call.
   """
   rate = jnp.ones_like(log_decay[..., :1]) if beta is None else beta
+  least = _LEAST_DECAY if lower_bound is None else lower_bound
+  log_decay = jnp.maximum(log_decay, least)
+  if replacement is not None:
+    if lower_bound is not None:
+      call["lower_bound"] = lower_bound
+    decay = jnp.broadcast_to(log_decay, key.shape)
+    gates = {"w": decay, "a": -erase_key, "b": replacement}
+    return _output("rwkv7", query, key, value, gates, **call)
   if erase_key is not None:
     # RWKV-7's kernel has it, and takes as long as the chunks here (gpu.md).
     raise ValueError(
       "implementation: 'jla' cannot take erase_key; use 'xla' or None"
     )
-  log_decay = jnp.maximum(log_decay, _LEAST_DECAY)
   is_channels = log_decay.shape[-1] > 1
   if erase_gate is not None or write_gate is not None:
     erase, write = (
@@ -80,29 +90,6 @@ def recurrence(
   else:
     kind, gates = "deltanet", {"beta": beta}
   return _output(kind, query, key, value, gates, **call)
-
-
-def move(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B T N H"],
-  value: Float[Array, "B T N V"],
-  log_decay: Float[Array, "B T N _"],
-  removal: Float[Array, "B T N H"],
-  replacement: Float[Array, "B T N H"],
-  *,
-  lower_bound: float | None = None,
-  **call: Any,
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """The output and state of `rwkv7_attention`; the rest is as in `recurrence`.
-
-  Decays count as `lower_bound` below it. A bound of at least −2.5 gets a faster kernel.
-  """
-  least = _LEAST_DECAY if lower_bound is None else lower_bound
-  decay = jnp.broadcast_to(jnp.maximum(log_decay, least), key.shape)
-  gates = {"w": decay, "a": removal, "b": replacement}
-  if lower_bound is not None:
-    call["lower_bound"] = lower_bound
-  return _output("rwkv7", query, key, value, gates, **call)
 
 
 def _output(

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, gates, layout, packing, plug, recurrence
-from attention.features import decay_to_end
 from attention.gated_linear import mamba2, with_steps
 from attention.scan import (
   chunk_prefixes,
@@ -27,6 +26,7 @@ from attention.scan import (
   scan,
 )
 from attention.signature import attention_factory, attention_function
+from attention.triangular import decay_to_end, pair_decays
 
 
 class LevelState(NamedTuple):
@@ -250,7 +250,7 @@ def _step(count, params, sums, inputs):
 
   pairs = level(positions[..., :, None], positions[..., None, :])
   scores = jnp.einsum("...ch,...sh->...cs", query, key)
-  scores *= jnp.tril(recurrence.pair_decays(log_decay))
+  scores *= jnp.tril(pair_decays(log_decay))
   scores *= weights("bngcl,bgcsl->bngcs", pairs)
   out = scores @ value
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, gates, packing, plug, recurrence
-from attention.features import decay_to_end
 from attention.scan import (
   chunk_prefixes,
   chunk_size,
@@ -21,6 +20,7 @@ from attention.scan import (
   scan,
 )
 from attention.signature import attention_factory, attention_function
+from attention.triangular import decay_to_end, pair_decays
 
 
 @attention_function()
@@ -151,7 +151,7 @@ def _step(count, num_iterations, regularizer, state, inputs):
     resets = packing.of_heads(resets, own[0])
     _, before = chunk_prefixes(recurrence.joined, first, own, resets)
     after += own[0] * before
-  decays = jnp.tril(recurrence.pair_decays(log_decay))
+  decays = jnp.tril(pair_decays(log_decay))
   head_dim = query.shape[-1]
 
   def times(x):

@@ -22,9 +22,9 @@ from attention.dense import dense
 from attention.layout import dot, query_dot
 from attention.logits import forget_sums
 from attention.loop import Output, merge
-from attention.recurrence import inverse
 from attention.scan import chunk_size, scan_leftward
 from attention.signature import attention_factory, attention_function
+from attention.triangular import inverse
 from attention.visible import visible_in_tile
 
 BLOCK = 128

@@ -7,7 +7,10 @@ For each head, with g the logarithm of a decay and p the key that is erased,
     out_t = scale · S_tᵀ q_t
 
 A rate β multiplies k. The keys p are k itself for the delta rule. What was made of it
-has other keys, which read S_{t−1}: the state before the decay.
+has other keys, which read S_{t−1}: the state before the decay. RWKV-7 writes what it
+reads at a key c, not k:
+
+    moved   S_t = S' + k_t v_tᵀ − c_t (S_{t−1}ᵀ p_t)ᵀ
 
 A chunk of C positions that begins with the state S is a sum over pairs. With G_ij =
 Σ g_u over j < u ≤ i, G_i that from the beginning on, and A^x_ij = Σ_h x_ih k_jh e^G_ijh,
@@ -18,7 +21,14 @@ where u = v for the gated form, and for the delta rule (WY form)
 
     u = U − W S        (I + stril(A^p)) [U, W] = [v, p ⊙ e^G_i]
 
-with G up to i − 1 in A^p and beside p where p reads S_{t−1}.
+with G up to i − 1 in A^p and beside p where p reads S_{t−1}. Where it is moved, u is
+added to by the pairs with c of what is read, e:
+
+    (I + stril(B^p)) e = stril(A^p) v + (p ⊙ e^G_i) S        B^x_ij = Σ_h x_ih c_jh e^G_ijh
+    out += −tril(B^q) e        S += −(c ⊙ e^G_Cj)ᵀ e
+
+A CPU takes a call without derivative position by position, as the first lines are
+written: the products of chunks are what gradients need.
 
 Every exponent is a sum of decays, hence never positive: nothing overflows, and what
 underflows is nothing. Where a segment begins, g is −10³⁰, and nothing of what was
@@ -37,7 +47,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, linear_kernels, packing, sharded
-from attention.features import decay_to_end, pairs, triangle
 from attention.scan import (
   chunk_prefixes,
   chunk_size,
@@ -46,6 +55,11 @@ from attention.scan import (
   lies_in_parts,
   scan,
 )
+from attention.triangular import decay_to_end, inverse, pair_decays, pairs
+
+_SMALL_STATE = 2**15
+"""Numbers of a state that a CPU has in its cache: then one decay for all channels is
+faster position by position as well."""
 
 FORGOTTEN = -1e30
 """The logarithm of a decay that leaves nothing; finite, so that sums are."""
@@ -61,6 +75,7 @@ def recurrent_attention(
   erase_key: Float[Array, "B T K H"] | None = None,
   erase_gate: Float[Array, "B T N H"] | None = None,
   write_gate: Float[Array, "B T N V"] | None = None,
+  replacement: Float[Array, "B T N H"] | None = None,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -70,12 +85,14 @@ def recurrent_attention(
   return_state: bool = True,
   axis_name: str | None = None,
   implementation: linear_kernels.Implementation | None = None,
+  lower_bound: float | None = None,
 ) -> Any:
   """The recurrence of `gated_linear_attention`, or of `delta_rule_attention`.
 
   It is the second where there is a rate, or a key or gate of what is erased. Then p is
   b ∘ `erase_key` and reads S_{t−1}, or is b ∘ `key` and reads S'. What is written is
-  (w ∘ v) βk, with b, w and β of 1 if None.
+  (w ∘ v) βk, with b, w and β of 1 if None. With a `replacement` c, what an `erase_key`
+  reads is written there. `lower_bound` of the decays is for kernels.
 
   With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`; the
   first begins with no state.
@@ -90,7 +107,7 @@ def recurrent_attention(
   """
   decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
   query = for_values(query, value)
-  arrays = key, value, erase_key, erase_gate, write_gate
+  arrays = key, value, erase_key, erase_gate, write_gate, replacement
   beta = None if beta is None else beta[..., None]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   packed = None
@@ -100,7 +117,7 @@ def recurrent_attention(
   arrays, log_decay, begins = by_head(
     query, (*arrays, beta), log_decay=log_decay, **options
   )
-  key, value, erase, erase_gate, write_gate, beta = arrays
+  key, value, erase, erase_gate, write_gate, replacement, beta = arrays
   state = None
   if initial_state is not None or packed is not None:
     shape = *query.shape[2:], value.shape[3]
@@ -118,6 +135,8 @@ def recurrent_attention(
       erase_key=erase,
       erase_gate=erase_gate,
       write_gate=write_gate,
+      replacement=replacement,
+      lower_bound=lower_bound,
       dtype=dtype,
       scale=scale,
       initial_state=state,
@@ -138,7 +157,8 @@ def recurrent_attention(
   if begins is not None and erases_before_decay:
     erase = jnp.where(begins, 0.0, erase)
   scale = arguments.softmax_scale(scale, query.shape[3])
-  inputs = query.astype(jnp.float32) * scale, key, value, log_decay, erase
+  scaled = query.astype(jnp.float32) * scale
+  inputs = scaled, key, value, log_decay, erase, replacement
   if lies_in_parts(axis_name):
     own = _stretch(erases_before_decay, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
@@ -279,13 +299,13 @@ def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
   Args:
     erases_before_decay: whether erased keys read S_{t−1}, not S'.
     inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log-decays
-      `[B, T, N, 1 or H]` and erased keys `[B, T, N, H]` or None, float32. Those of
-      hidden positions are 0.
+      `[B, T, N, 1 or H]`, and erased keys and replacements `[B, T, N, H]` or None,
+      float32. Those of hidden positions are 0.
     state: `[B, N, H, V]`, or None for 0.
     resets: of `packing`, for chunks of C = `size`.
     size: None is that for the length.
   """
-  query, _, value, *_ = inputs
+  query, _, value, log_decay, *_ = inputs
   batch, length, num_heads, head_dim = query.shape
   value_dim, size = value.shape[3], size or chunk_size(length)
   count = chunks_per_step(query, size, 2 * (size + head_dim + value_dim))
@@ -294,52 +314,94 @@ def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
     shape = batch, num_heads, head_dim, value_dim
     state = jnp.zeros_like(value, shape=shape)
   step = functools.partial(_step, count, erases_before_decay)
-  inputs = *inputs, packing.whole_steps(resets, count)
-  size *= count
-  state, out = scan(step, (), state, inputs, size=size, is_empty=is_empty)
+  position = None
+  if resets is None and (log_decay.shape[-1] > 1 or state.size <= _SMALL_STATE):
+    position = functools.partial(_position, erases_before_decay)
+  state, out = scan(
+    step,
+    (),
+    state,
+    (*inputs, packing.whole_steps(resets, count)),
+    size=size * count,
+    is_empty=is_empty,
+    position=position,
+  )
   return out if resets is not None else (out, state)
+
+
+def _position(erases_before_decay, params, state, inputs):
+  """One position of `_step`, `[B, N, ·]`."""
+  del params
+  query, key, value, log_decay, erase, replacement, _ = inputs
+  kept = jnp.exp(log_decay)[..., None] * state
+  added = key[..., None] * value[..., None, :]
+  if erase is not None:
+    before = state if erases_before_decay else kept
+    read = jnp.einsum("bnh,bnhv->bnv", erase, before)[..., None, :]
+    added -= (key if replacement is None else replacement)[..., None] * read
+  state = kept + added
+  return state, jnp.einsum("bnh,bnhv->bnv", query, state)
 
 
 def _step(count, erases_before_decay, params, state, inputs):
   """`count` chunks, `[B, N, count, C, ·]`, of which each begins as the last ends."""
   del params
   *arrays, resets = inputs
-  query, key, value, log_decay, erase = chunks(arrays, count)
+  query, key, value, log_decay, erase, replacement = chunks(arrays, count)
   decays = jnp.cumsum(log_decay, axis=3)
   from_start = jnp.exp(decays)
-  written = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay)), -2, -1)
+  to_end = jnp.exp(decay_to_end(log_decay))
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
-  known: Any = None
-  solution = None
-  if erase is None:
-    (scores,) = _scores([query], key, log_decay)
-  elif erases_before_decay:
+  readers, known = [query], None
+  if erases_before_decay:
     # A reader at i − 1 sees what is there before the decay of i.
     known = erase * jnp.exp(_shifted(decays, 1))
-    readers = [query, _shifted(erase, -1)]
-    scores, overlaps = _scores(readers, key, log_decay)
-    solution = inverse(jnp.tril(_shifted(overlaps, 1), -1))
-  else:
+    readers.append(_shifted(erase, -1))
+  elif erase is not None:
     known = erase * from_start
-    scores, overlaps = _scores([query, erase], key, log_decay)
-    solution = inverse(jnp.tril(overlaps, -1))
+    readers.append(erase)
+
+  def written(key):
+    """What queries read of a key, what is left of it, and what erased keys read."""
+    scores, *overlaps = _scores(readers, key, log_decay)
+    if erases_before_decay:
+      overlaps = [_shifted(x, 1) for x in overlaps]
+    last = jnp.swapaxes(key * to_end, -2, -1)
+    return jnp.tril(scores), last, *(jnp.tril(x, -1) for x in overlaps)
+
+  def values(before):
+    """u, and with a replacement −e, after a state."""
+    if solution is None:
+      return [value]
+    if replacement is None:
+      error = value if before is None else value - known @ before
+      return [solution @ error]
+    read = writes[0][2] @ value
+    if before is not None:
+      read += known @ before
+    return [value, -(solution @ read)]
+
+  def total(part, values):
+    pairs = zip(writes, values, strict=True)
+    return functools.reduce(jnp.add, (x[part] @ u for x, u in pairs))
+
+  writes = [written(key)]
+  if replacement is not None:
+    writes.append(written(replacement))
+  solution = None if erase is None else inverse(writes[-1][2])
   before = None if state is None else state[:, :, None]
   if count > 1 or resets is not None:
-    transition, written_value = factor, value
+    transition = factor
     if solution is not None:
-      written_value = solution @ value
       unit = jnp.eye(key.shape[-1])[None, None, None]
-      transition = factor * unit - written @ (solution @ known)
+      transition = factor * unit - writes[-1][1] @ (solution @ known)
     first: Any = jnp.zeros_like(transition[:, :, :1]), before
-    own = transition, written @ written_value
+    own = transition, total(1, values(None))
     _, before = chunk_prefixes(
       joined, first, own, packing.of_heads(resets, transition)
     )
-  if solution is not None:
-    error = value if before is None else value - known @ before
-    value = solution @ error
-  out = jnp.tril(scores) @ value
-  after = written @ value
+  written_values = values(before)
+  out, after = total(0, written_values), total(1, written_values)
   if before is not None:
     out += (query * from_start) @ before
     after += factor * before
@@ -370,17 +432,18 @@ def _shifted(x, distance):
   return jnp.pad(x[..., 1:, :], [*pads, (0, 1), (0, 0)])
 
 
-def _stretch(erases_before_decay, query, key, value, log_decay, erase):
+def _stretch(erases_before_decay, query, key, value, log_decay, erase, moved):
   """(M, S') of these positions; M is H×H, or D×1 for the diagonal of one."""
   if erase is None:
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None]
-    return factor, _attend(False, (query, key, value, log_decay, None), None)[1]
+    inputs = query, key, value, log_decay, None, None
+    return factor, _attend(False, inputs, None)[1]
   # Together the state that they make of I with values of 0, and of 0 with theirs.
   batch, _, num_heads, size = key.shape
   state = jnp.eye(size, size + value.shape[3])[None, None]
   state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
   value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
-  inputs = query, key, value, log_decay, erase
+  inputs = query, key, value, log_decay, erase, moved
   state = _attend(erases_before_decay, inputs, state)[1]
   return state[..., :size], state[..., size:]
 
@@ -403,35 +466,3 @@ def _scores(readers, key, log_decay):
     return pairs(readers, key, log_decay)
   decay = pair_decays(log_decay)
   return [jnp.einsum("...ch,...sh->...cs", x, key) * decay for x in readers]
-
-
-def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
-  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere."""
-  # A difference of two long sums would lose its digits.
-  is_later = jnp.tri(log_decay.shape[-2], k=-1, dtype=bool)
-  return jnp.exp(jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2))
-
-
-@jax.custom_jvp
-def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
-  """(I + L)⁻¹ of L that is 0 on and above its diagonal, by halves.
-
-    [[A, 0], [X, D]]⁻¹ = [[A⁻¹, 0], [−D⁻¹ X A⁻¹, D⁻¹]]
-
-  which is forward substitution with blocks for numbers, and as stable.
-  """
-  size = lower.shape[-1]
-  if size == 1:
-    return jnp.ones_like(lower)
-  half = size // 2
-  own = [lower[..., :half, :half], lower[..., half:, half:]]
-  own = jnp.stack(own, axis=3).reshape(*lower.shape[:2], -1, half, half)
-  own = inverse(own)
-  across = own[:, :, 1::2] @ lower[..., half:, :half] @ own[:, :, ::2]
-  return triangle(own, -across)
-
-
-@inverse.defjvp
-def _inverse_jvp(primals, tangents):
-  inverted = inverse(*primals)
-  return inverted, -(inverted @ tangents[0] @ inverted)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import gates, linear_kernels, plug
+from attention import gates, plug
 from attention.linear_kernels import Implementation
-from attention.recurrence import by_head, repeated_writes
+from attention.recurrence import recurrent_attention
 from attention.signature import attention_factory, attention_function
 
 _LOWEST_DECAY = -(2.718281828459045**-0.5)
@@ -52,74 +52,28 @@ def rwkv7_attention(
 
   Other options, results and errors: as `gated_linear_attention`.
 
-  Cost: that of `delta_rule_attention` of 2·T positions with decays for each channel:
-  one writes b and the other k.
+  Cost: that of `delta_rule_attention` with decays for each channel, and as many pairs
+  of keys and products again, as each position writes b and k.
 
   Paper: RWKV-7 "Goose" with expressive dynamic state evolution, arXiv:2503.14456,
   equations 17 and 18.
   """
-  return _recurrence(**locals())
-
-
-def _recurrence(
-  query,
-  key,
-  value,
-  *,
-  removal,
-  replacement,
-  implementation=None,
-  lower_bound=None,
-  **options,
-):
-  """The delta rule with two writes: b, which erases −a, then k and v.
-
-  `lower_bound` of the decays is for kernels.
-  """
-  if implementation == "jla":
-    arrays = key, value, removal, replacement
-    return _kernel_output(query, *arrays, lower_bound=lower_bound, **options)
-  repeats = query.shape[2] // key.shape[2]
-  key, value, removal, replacement = (
-    x.astype(jnp.float32) for x in (key, value, removal, replacement)
-  )
-  key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
-  return repeated_writes(
+  return recurrent_attention(
     query,
-    jnp.stack([replacement, key], axis=2),
-    jnp.stack([jnp.zeros_like(value), value], axis=2),
-    erase_key=jnp.stack([-removal, jnp.zeros_like(removal)], axis=2),
-    **options,
-  )
-
-
-def _kernel_output(
-  query,
-  key,
-  value,
-  *gates,
-  log_decay,
-  mask,
-  is_causal,
-  return_state=True,
-  axis_name=None,
-  **options,
-):
-  """The same by a kernel."""
-  dtype = jnp.result_type(query, key, value)
-  arrays, log_decay, _ = by_head(
-    query,
-    (key, value, *gates),
+    key,
+    value,
     log_decay=log_decay,
+    erase_key=-removal,
+    replacement=replacement,
     mask=mask,
     is_causal=is_causal,
+    scale=scale,
+    initial_state=initial_state,
+    segment_ids=segment_ids,
+    num_segments=num_segments,
+    return_state=return_state,
+    implementation=implementation,
   )
-  key, value, *gates = arrays
-  options |= {"dtype": dtype, "axis_name": axis_name}
-  out, state = linear_kernels.move(
-    query, key, value, log_decay, *gates, **options
-  )
-  return (out, state) if return_state else out
 
 
 @attention_factory
@@ -192,11 +146,11 @@ def rwkv7(
     wide = key.astype(jnp.float32)
     removed = gates.unit_length(channels("removal_scale") * wide)
     wide *= 1.0 + (rate - 1.0) * channels("rate_share")
-    out, state = _recurrence(
+    out, state = recurrent_attention(
       query,
       wide.astype(key.dtype),
       value,
-      removal=-removed,
+      erase_key=removed,
       replacement=rate * removed,
       scale=1.0 if scale is None else scale,
       lower_bound=1.005 * _LOWEST_DECAY,  # By rounding of a device's own.

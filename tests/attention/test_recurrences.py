@@ -33,7 +33,9 @@ from tests.attention.state_cases import (
   assert_finite,
   assert_goes_on,
   assert_gradients,
+  assert_values,
   compiled,
+  options,
 )
 from training import process
 
@@ -172,6 +174,22 @@ def test_all_gradients(rule, form):
   function, definition, given = chosen(rule, 150, form)
   both = function, definition
   assert_gradients(*both, naive, given, tolerance=1e-5, by_largest=False)
+
+
+@pytest.mark.parametrize(("rule", "form"), RULES)
+def test_chunks_give_what_positions_do(rule, form):
+  """A CPU takes a call that is not differentiated position by position."""
+  function, _, given = chosen(rule, 150, form)
+  given |= options(150)
+  run = compiled(function)
+  floats = {name: given.pop(name) for name in list(given) if name != "mask"}
+  ids = floats.pop("segment_ids")
+  call = jax.jit(lambda x: run(x | given | {"segment_ids": ids}))
+  in_chunks = jax.jit(lambda x: jax.vjp(call, x)[0])
+  assert_values(in_chunks(floats), call(floats), 2e-6)
+  positions = 64 * -(-150 * (WRITES if rule == "product" else 1) // 64)
+  loops = [str(jax.make_jaxpr(f)(floats)) for f in (call, in_chunks)]
+  assert [f"length={positions}" in x for x in loops] == [True, False]
 
 
 @pytest.mark.parametrize(("rule", "form"), [x for x in RULES if x[1] != "none"])

@@ -20,8 +20,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/recurrence.py",
-    "written = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay)), -2, -1)",
-    "written = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay) + log_decay), -2, -1)",
+    "to_end = jnp.exp(decay_to_end(log_decay))",
+    "to_end = jnp.exp(decay_to_end(log_decay) + log_decay)",
     "gated_linear",
     "what is written decays at its own position",
   ),
@@ -69,8 +69,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/rwkv7.py",
-    "removal=-removed,\n      replacement=rate * removed,",
-    "removal=-rate * removed,\n      replacement=removed,",
+    "erase_key=removed,\n      replacement=rate * removed,",
+    "erase_key=rate * removed,\n      replacement=removed,",
     "rwkv7",
     "removal and replacement change places",
   ),

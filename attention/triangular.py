@@ -1,0 +1,91 @@
+"""Lower triangular matrices of a chunk: pairs of positions with decays, and inverses.
+
+With decays g_u, a pair of a later position i and an earlier j has e^(Σ g_u over j < u ≤ i).
+Every exponent is a sum of numbers that are at most 0: a difference of two long sums would
+lose its digits, and a quotient of two exponentials would overflow.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+_PRODUCT = "...qm,...sm->...qs"
+
+
+def pairs(
+  queries: Sequence[Float[Array, "*Q G C M"]],
+  keys: Float[Array, "*A G C M"],
+  log_decay: Float[Array, "*A G C M"],
+) -> list[Float[Array, "*Q G C C"]]:
+  """Σ_m q_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
+
+  By halves: a later and an earlier half split at the beginning of the later one, which
+  makes their pairs a product of matrices.
+  """
+  size = keys.shape[-2]
+  if size == 1:
+    return [jnp.sum(x * keys, axis=-1, keepdims=True) for x in queries]
+  # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
+  *half_queries, half_keys, half_decay = (
+    x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1])
+    for x in (*queries, keys, log_decay)
+  )
+  own = pairs(half_queries, half_keys, half_decay)
+  early, late = slice(size // 2), slice(size // 2, None)
+  since = jnp.exp(jnp.cumsum(log_decay[..., late, :], axis=-2))
+  earlier = keys[..., early, :] * jnp.exp(
+    decay_to_end(log_decay[..., early, :])
+  )
+  across = (
+    jnp.einsum(_PRODUCT, x[..., late, :] * since, earlier) for x in queries
+  )
+  return [triangle(*x) for x in zip(own, across, strict=True)]
+
+
+def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
+  """Σ over the positions after each one."""
+  missing = [(0, 0)] * (log_decay.ndim - 2) + [(0, 1), (0, 0)]
+  later = jnp.pad(log_decay[..., 1:, :], missing)
+  return jax.lax.cumsum(later, axis=later.ndim - 2, reverse=True)
+
+
+def triangle(
+  own: Float[Array, "*A E D D"], across: Float[Array, "*A G D D"]
+) -> Float[Array, "*A G C C"]:
+  """[[A, 0], [X, D]] of A and D, which take turns in `own`, and X."""
+  first, second = own[..., ::2, :, :], own[..., 1::2, :, :]
+  return jnp.block([[first, jnp.zeros_like(across)], [across, second]])
+
+
+def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
+  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere."""
+  # A difference of two long sums would lose its digits.
+  is_later = jnp.tri(log_decay.shape[-2], k=-1, dtype=bool)
+  return jnp.exp(jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2))
+
+
+@jax.custom_jvp
+def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
+  """(I + L)⁻¹ of L that is 0 on and above its diagonal, by halves.
+
+    [[A, 0], [X, D]]⁻¹ = [[A⁻¹, 0], [−D⁻¹ X A⁻¹, D⁻¹]]
+
+  which is forward substitution with blocks for numbers, and as stable.
+  """
+  size = lower.shape[-1]
+  if size == 1:
+    return jnp.ones_like(lower)
+  half = size // 2
+  own = [lower[..., :half, :half], lower[..., half:, half:]]
+  own = jnp.stack(own, axis=3).reshape(*lower.shape[:2], -1, half, half)
+  own = inverse(own)
+  across = own[:, :, 1::2] @ lower[..., half:, :half] @ own[:, :, ::2]
+  return triangle(own, -across)
+
+
+@inverse.defjvp
+def _inverse_jvp(primals, tangents):
+  inverted = inverse(*primals)
+  return inverted, -(inverted @ tangents[0] @ inverted)
