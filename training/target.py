@@ -90,6 +90,7 @@ def _prepare() -> None:
   jax.config.update("jax_platforms", "cpu")
   for variable, value in (
     ("TPU_SKIP_MDS_QUERY", "1"),
+    ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
     ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),
     ("TPU_WORKER_HOSTNAMES", "localhost"),
     ("TPU_WORKER_ID", "0"),

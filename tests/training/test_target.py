@@ -1,0 +1,89 @@
+"""Steps compiled for devices that are not here, and what is refused before."""
+
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+from settings.errors import ConfigError
+from tests import commands
+from training import compiled_step, target
+
+ROOT = pathlib.Path(__file__).parents[2]
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("a100:8", "^--target: expected h100:8, .* or v5e:4x4, got 'a100:8'$"),
+    ("h100:0", "got 'h100:0'$"),
+    ("v5e:16", "got 'v5e:16'$"),
+    ("h100:12", "^--target: expected at most 8 or a multiple of 8 GPUs, got "),
+  ],
+)
+def test_targets_that_there_are_not(name, message):
+  with pytest.raises(ConfigError, match=message):
+    target.find(name)
+
+
+def test_a_command_says_what_it_needs():
+  """With the packages of the project alone, and with what contradicts a target."""
+  command = "training.describe", *commands.TINY
+  line = commands.fault(commands.run_module(*command, "--target=h100:8"))
+  assert "needs packages that are not installed here; `make describe`" in line
+  line = commands.fault(
+    commands.run_module(*command, "--target=h100:8", "--devices=8")
+  )
+  assert line.startswith("--devices: expected none with --target")
+
+
+def test_whether_a_step_fits():
+  machine = target.Target((), "gpu", "cuda", 80 * 10**9)
+  held = {"parameters": (15 * 10**9, 120 * 10**9)}
+  step = compiled_step.Step(None, {}, held, temporaries=45 * 10**9)
+  assert compiled_step.fits(step, machine) == "fits 80 GB: 60.00 GB, 75%"
+  larger = step._replace(temporaries=69 * 10**9)
+  told = compiled_step.fits(larger, machine)
+  assert told == "does not fit 80 GB: 84.00 GB, 105%"
+  refused = step._replace(refusal="Used 24.35G of 15.75G hbm")
+  told = compiled_step.fits(refused, machine._replace(memory=16 * 10**9))
+  assert told.startswith("does not fit 16 GB: the compiler says, Used 24.35G")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["h100:8", "v5e:2x4"])
+def test_a_step_for_devices_that_are_not_here(name):
+  """Parameters are gathered once, and their gradients scattered and not whole."""
+  if not (ROOT / ".venv-devices" / ".installed").exists():
+    pytest.skip("needs `make describe`, which sets up .venv-devices")
+  size = {"num_layers": 1, "features": 256, "mlp_features": 1024}
+  arguments = [
+    "--config=configs/copy.py",
+    *commands.flags({"model": size, "mesh": {"fsdp": 8}, "batch_size": 8}),
+    f"--target={name}",
+  ]
+  shown = subprocess.run(
+    ["make", "-s", "describe", f"DESCRIBE={' '.join(arguments)}"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    env={x: y for x, y in os.environ.items() if x != "XLA_FLAGS"},
+  )
+  assert shown.returncode == 0, shown.stderr
+  shown = shown.stdout
+  assert "mesh: data 1 × fsdp 8 × tensor 1 × sequence 1" in shown
+  assert re.search(r"^fits \d+ GB: 0\.\d+ GB, \d%$", shown, re.M), shown
+  assert re.search(r"^longest loop: \d+ steps$", shown, re.M)
+  (parameters,) = re.findall(
+    r"^\| parameters \| .* \| (.*) (.*) \|$", shown, re.M
+  )
+  sent = re.findall(
+    r"^\| ([a-z-]+) \| fsdp \| \d+ \| (.*) (.*) \|$", shown, re.M
+  )
+  sizes = {kind: float(size) * UNITS[unit] for kind, size, unit in sent}
+  once = float(parameters[0]) * UNITS[parameters[1]] * 7 / 8
+  assert 0.9 * once < sizes["all-gather"] < 1.1 * once
+  assert 0.9 * once < sizes["reduce-scatter"] + sizes["all-reduce"] < 1.2 * once
