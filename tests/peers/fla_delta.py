@@ -3,15 +3,18 @@
 from typing import Any
 
 from fla_naive import (
+  PACKED,
   SEGMENT_IDS,
   H,
   N,
   T,
   V,
   heads_first,
+  packed,
   peer,
   results,
   segmented,
+  states_of_segments,
 )
 import numpy as np
 import torch
@@ -81,6 +84,10 @@ def delta(file: Vectors) -> None:
       given["log_decay"] = np.maximum(given["log_decay"], -2.0)
     facts = {"witness": witness, "mechanism": mechanism, **rule}
     file.add(name, function, given=given, **facts)
+    if function in (recurrent, channels):
+      facts |= {**PACKED, "witness": f"{witness}, states of segments"}
+      given = states_of_segments(Draw(f"{name} packed"), given)
+      file.add(f"{name}_packed", packed(function), given=given, **facts)
 
   def without_state(query, key, value, beta, log_decay):
     given = query, key, value, log_decay, beta

@@ -44,6 +44,38 @@ def segmented(call):
   return run
 
 
+PACKED = {
+  "fixed": {"segment_ids": np.array([0, 2, 3])[SEGMENT_IDS]},
+  "options": {"num_segments": 4, "return_state": True},
+}
+"""Four segments, of which one is empty, with states of their own."""
+
+
+def packed(call):
+  """`call` for each segment on its own, with its own first and last state."""
+
+  def run(segment_ids=None, initial_state=None, **given):
+    del segment_ids
+    outs, states = [], list(initial_state.unbind(1))
+    for (a, b), i in zip(itertools.pairwise(CUTS), (0, 2, 3), strict=True):
+      part = {
+        n: x if n == "regularizer" else x[:, a:b] for n, x in given.items()
+      }
+      found = call(**part, initial_state=states[i])
+      outs.append(found["out"])
+      states[i] = found["state"]
+    return {"out": torch.cat(outs, 1), "state": torch.stack(states, 1)}
+
+  return run
+
+
+def states_of_segments(draw, given):
+  """`given` with a first state for each of the segments."""
+  state = given["initial_state"]
+  more = [draw.normal(*state.shape) for _ in range(3)]
+  return given | {"initial_state": np.stack([state, *more], 1)}
+
+
 def results(pair) -> dict[str, torch.Tensor]:
   """The results of a function that returns (out, state)."""
   return {"out": pair[0], "state": pair[1]}

@@ -16,15 +16,18 @@ from typing import Any
 from fla_delta import delta
 from fla_naive import (
   CUTS,
+  PACKED,
   SEGMENT_IDS,
   H,
   N,
   T,
   V,
   heads_first,
+  packed,
   peer,
   results,
   segmented,
+  states_of_segments,
 )
 import numpy as np
 import torch
@@ -95,6 +98,9 @@ def linear(file: Vectors) -> None:
     }
     facts = {"witness": witness, "mechanism": mechanism, **rule, **state}
     file.add(name, function, given=given, **facts)
+  facts |= {**PACKED, "witness": "naive_recurrent_gla, states of segments"}
+  states = states_of_segments(Draw("gla packed"), given)
+  file.add("channel_decays_packed", packed(channels), given=states, **facts)
   given = {x: y for x, y in given.items() if x != "initial_state"}
   file.add(
     "channel_decays_of_segments",
@@ -143,6 +149,15 @@ def other_states(file: Vectors) -> None:
     given=given,
     **state,
   )
+  file.add(
+    "product_packed",
+    packed(call),
+    witness="naive_recurrent_gated_delta_product, states of segments",
+    mechanism="delta_product",
+    function="delta_product_attention",
+    given=states_of_segments(draw, given),
+    **PACKED,
+  )
   dplr = peer("generalized_delta_rule/dplr").dplr_recurrence
 
   def call(query, key, value, removal, replacement, log_decay, initial_state):
@@ -167,6 +182,15 @@ def other_states(file: Vectors) -> None:
     function="rwkv7_attention",
     given=given,
     **state,
+  )
+  file.add(
+    "dplr_packed",
+    packed(call),
+    witness="dplr_recurrence, states of segments",
+    mechanism="rwkv7",
+    function="rwkv7_attention",
+    given=states_of_segments(draw, given),
+    **PACKED,
   )
   mesa = peer("mesa_net").naive_mesa_net_exact
 
@@ -195,6 +219,17 @@ def other_states(file: Vectors) -> None:
     function="mesa_attention",
     given=given,
     **state,
+  )
+  first = given["initial_state"]
+  given["initial_state"] = np.stack([x * first for x in (1, 2, 3, 4)], 1)
+  file.add(
+    "mesa_packed",
+    packed(call),
+    witness="naive_mesa_net_exact, states of segments",
+    mechanism="mesa",
+    function="mesa_attention",
+    given=given,
+    **PACKED,
   )
   levels = peer("log_linear_attn").naive_log_linear_attn
 

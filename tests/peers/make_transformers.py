@@ -288,15 +288,19 @@ def recurrences(file: Vectors) -> None:
     "torch_chunk_gated_delta_rule": qwen.torch_chunk_gated_delta_rule,
     "recurrent_kimi_delta_attention": kimi.recurrent_kimi_delta_attention,
   }
-  for name, function in recurrent.items():
-    draw, channels = Draw(name), "kimi" in name
-    given = draw.qkv()
+  cases = [(name, name, N) for name in recurrent]
+  # Four heads of values for two of queries and keys.
+  cases += [(f"{name}_grouped", name, 4) for name in list(recurrent)[:2]]
+  for case, name, heads in cases:
+    draw, channels = Draw(case), "kimi" in name
+    given = draw.qkv() | {"value": draw.normal(1, T, heads, V)}
     given["query"], given["key"] = unit(given["query"]), unit(given["key"])
     given |= {
-      "beta": draw.uniform(0, 1, 1, T, N),
-      "log_decay": draw.decays(1, T, N, *([H] if channels else [])),
-      "initial_state": draw.normal(1, N, H, V),
+      "beta": draw.uniform(0, 1, 1, T, heads),
+      "log_decay": draw.decays(1, T, heads, *([H] if channels else [])),
+      "initial_state": draw.normal(1, heads, H, V),
     }
+    function = recurrent[name]
 
     def call(query, key, value, beta, log_decay, initial_state, run=function):
       given = query, key, value, log_decay, beta
@@ -305,9 +309,9 @@ def recurrences(file: Vectors) -> None:
       return {"out": out, "state": state}
 
     file.add(
-      f"hf_{name}",
+      f"hf_{case}",
       call,
-      witness=name,
+      witness=f"{name}{', more heads of values' * (heads > N)}",
       mechanism="kimi_delta" if channels else "gated_delta",
       function="delta_rule_attention",
       given=given,
