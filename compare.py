@@ -1,7 +1,10 @@
-"""Compares mechanisms: many runs, one report.
+r"""Compares mechanisms: many runs, one report.
 
     python compare.py --config=configs/compare/copy.py --workdir=/tmp/compare
     python compare.py --config=configs/compare/copy.py --config.attention=dense,lsh
+    python compare.py --config=configs/compare/copy.py \
+        --config.attention=sliding_window:window=8,delta,hybrid \
+        --config.variants.hybrid='{"layers": "sliding_window:window=8,delta"}'
     python compare.py status --workdir=/tmp/compare
     python compare.py report --workdir=/tmp/compare
     python compare.py measure --workdir=/tmp/compare
@@ -30,7 +33,7 @@ from settings.errors import ConfigError
 from training import claimed, config_flag, entry
 
 _CONFIG = config_flag.define(
-  "FILE.py; --config.attention=dense,lsh and --config.seeds=0,1 "
+  "FILE.py; --config.attention=dense,lsh:chunk_size=8 and --config.seeds=0,1 "
   "choose, any other leaf is set for all runs"
 )
 _WORKDIR = flags.DEFINE_string(
@@ -82,6 +85,8 @@ def main(command: str | None) -> None:
     )
   print(report.write(folder))
   print(folder / report.PAGE)
+  if command is None:
+    run.check_trained(folder)
 
 
 def _run() -> Path:

@@ -2,6 +2,7 @@
 
     python train.py --config=configs/copy.py
     python train.py --config=configs/copy.py:performer --workdir=/tmp/run
+    python train.py --config=configs/recall.py:sliding_window:window=8,delta
     python train.py --config=configs/listops.py:lsh --config.model.num_layers=2
 
 The same command continues a run that was stopped or killed. Several processes are
@@ -29,7 +30,8 @@ from training import (
 )
 
 _CONFIG = config_flag.define(
-  "FILE.py or FILE.py:MECHANISM; any leaf can be overridden, as "
+  "FILE.py or FILE.py:MECHANISM, with options as lsh:chunk_size=8, and commas "
+  "between several that layers take in turn; any leaf can be overridden, as "
   "--config.model.num_layers=2"
 )
 _WORKDIR = flags.DEFINE_string(

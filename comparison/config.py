@@ -19,7 +19,7 @@ from settings.errors import ConfigError
 from settings.fields import STRICT, Count, Positive, Share, check, rest
 from settings.leaves import Leaves, flatten
 from settings.suggest import instead
-from settings.typed import literal, split
+from settings.typed import literal, mechanism, split
 
 LAYERS = "layers"
 """The leaf of a variant that lists mechanisms, which layers take in turn."""
@@ -31,10 +31,12 @@ FIRST_CHOOSING_SEED = 10_000
 
 
 def _values(entry: Any) -> list[Any]:
-  """The values of a leaf: a list, one value, or text with commas."""
+  """The values of a leaf: one, text with commas, or a list; a list in it is one."""
   if isinstance(entry, (list, tuple)):
     # On a command line a tuple of words arrives as one word with commas.
-    return [value for part in entry for value in _values(part)]
+    inner = (list, tuple)
+    parts = ([tuple(x)] if isinstance(x, inner) else _values(x) for x in entry)
+    return [value for part in parts for value in part]
   if isinstance(entry, str):
     return [literal(part) for part in split(entry)]
   return [entry]
@@ -69,15 +71,16 @@ class Comparison:
 
   Attributes:
     tasks: files of configs/, without '.py', with commas.
-    attention: mechanisms, variants and import paths, with commas; 'all' is every
-      mechanism and variant.
+    attention: mechanisms, variants and import paths, with commas, each with its
+      options: 'dense,sliding_window:window=8'; 'all' is every mechanism and
+      variant.
     seeds: of the runs that are reported, with commas.
     match_parameters: give every model the parameters of the one with dense
       attention, by the width of its feed-forward layers.
     budget_seconds: training time of every run, in place of `num_steps`.
     budget_flops: floating-point operations of every run, likewise.
-    variants: name -> {'name': mechanism, option: value, …}, or {'name': mechanism,
-      'layers': 'gated_delta,flash'}, which layers take in turn.
+    variants: name -> {'name': mechanism, option: value, …}, or
+      {'layers': 'sliding_window:window=8,delta'}, which layers take in turn.
     grid: leaf -> values; of each row the best combination is reported.
     across: leaf -> values; every combination is a row of its own.
     halving: how the point of the grid is chosen.
@@ -182,9 +185,15 @@ class Comparison:
     return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
   def variant(self, label: str) -> tuple[str, dict[str, Any]]:
-    """The mechanism behind a label, and the options it is given."""
+    """The mechanism behind a label, and the options it is given.
+
+    Where layers take several in turn, they are the option `LAYERS`, and the
+    mechanism is the first of them.
+    """
     options = dict(self.variants.get(label, {}).items())
-    return options.pop("name", label), options
+    first = split(options[LAYERS])[0] if LAYERS in options else label
+    name, own = mechanism(options.pop("name", first))
+    return name, options if LAYERS in options else own | options
 
   def _check_tasks(self, field: str, inside: str, example: str) -> None:
     """Raises ValueError where a section is of no task; it may be of one left out."""
@@ -200,14 +209,18 @@ class Comparison:
     for label, variant in self.variants.items():
       if label in ATTENTIONS:
         raise ValueError(f"variants.{label}: the name of a mechanism itself")
-      name = variant.get("name") if hasattr(variant, "get") else None
-      _check_mechanism(f"variants.{label}.name", name, ATTENTIONS)
+      if not hasattr(variant, "get"):
+        raise ValueError(
+          f"variants.{label}: expected {{'layers': 'delta,flash'}}, or "
+          f"{{'name': 'lsh', 'chunk_size': 8}}, got {variant!r}"
+        )
       if LAYERS in variant:
         _check_layers(f"variants.{label}", variant)
       else:
-        _check_options(f"variants.{label}", *self.variant(label))
+        check_mechanism(f"variants.{label}.name", variant.get("name"))
+        _check_options(f"variants.{label}.", *self.variant(label))
     for name in self.mechanisms:
-      _check_mechanism("attention", name, [*ATTENTIONS, *self.variants])
+      check_mechanism("attention", name, self.variants)
 
   def _check_seed(self):
     """Raises ValueError where a section sets the seed, which `seeds` decides."""
@@ -233,6 +246,10 @@ class Comparison:
           raise ValueError(
             f"{field}.{leaf}: expected each value once, got {values}"
           )
+        for value in values:
+          if isinstance(value, tuple) and leaf.endswith("_attention"):
+            for word in value:
+              check_mechanism(f"{field}.{leaf}", word)
     for leaf in flatten(self.across):
       if leaf in flatten(self.grid):
         raise ValueError(
@@ -261,18 +278,29 @@ def _is_task(name: str) -> bool:
   return Path(f"configs/{name}.py").is_file()
 
 
-def _check_mechanism(field: str, name: Any, names: Iterable[str]) -> None:
-  """Raises ValueError where a name is not known, and no import path."""
-  names = list(names)
-  if name in names:
+def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
+  """Checks a mechanism and the options behind it: 'sliding_window:window=8'.
+
+  Args:
+    field: that it was typed for.
+    typed: a key of `ATTENTIONS` or an import path; options behind it.
+    also: names that are valid as well.
+
+  Raises:
+    ValueError: there is no such mechanism, or it refuses an option.
+  """
+  names = [*ATTENTIONS, *also]
+  if typed in names:
     return
-  if not isinstance(name, str) or ":" not in name:
-    known = [*names, "package.module:factory"]
-    raise ValueError(f"{field}: {one_of(name, known)}")
   try:
+    name, options = mechanism(typed) if isinstance(typed, str) else (typed, {})
+    if name not in names and ":" not in str(name):
+      raise ValueError(one_of(name, [*names, "package.module:factory"]))
     registry.find(name)
   except ValueError as error:
     raise ValueError(f"{field}: {error}") from None
+  if options:
+    _check_options(f"{field}: {typed}: ", name, options)
 
 
 def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
@@ -281,14 +309,17 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
   if not isinstance(layers, str) or not split(layers):
     raise ValueError(
       f"{field}.{LAYERS}: expected mechanisms with commas, as "
-      f"'gated_delta,flash', got {layers!r}"
+      f"'sliding_window:window=8,delta', got {layers!r}"
     )
   for layer in split(layers):
-    _check_mechanism(f"{field}.{LAYERS}", layer, ATTENTIONS)
+    check_mechanism(f"{field}.{LAYERS}", layer)
+  if "name" in variant:
+    check_mechanism(f"{field}.name", variant["name"])
   if others:
+    option = min(others)
     raise ValueError(
-      f"{field}.{min(others)}: layers take mechanisms as they are; expected no "
-      f"option beside {LAYERS}"
+      f"{field}.{option}: an option of one of the layers stands behind its name; "
+      f"expected {LAYERS}='{split(layers)[0]}:{option}={variant[option]},…'"
     )
 
 
@@ -298,7 +329,7 @@ def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
   try:
     models.AttentionConfig(name, needed | options)
   except ValueError as error:
-    raise ValueError(f"{field}.{error}") from None
+    raise ValueError(f"{field}{error}") from None
 
 
 def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:

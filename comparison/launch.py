@@ -49,7 +49,9 @@ def launch(
       for run in queue:
         name = f"[{numbers[run.identity]}/{len(runs)}] {run.identity}"
         print(
-          f"{name}: {run.slots}; {run.parameters:,} parameters{end}", flush=True
+          f"{name}: {'; '.join(filter(None, (run.slots, run.options)))}; "
+          f"{run.parameters:,} parameters{end}",
+          flush=True,
         )
       if queue:
         _make(queue, workdir, share, comparison.seed_numbers[0], _TRIES)
@@ -68,7 +70,6 @@ def _is_refused(run: Run, workdir: Path) -> bool:
   is_done = record.get("status") == records.DONE
   if not is_done and record.get("reason") != run.obstacle:
     records.write(workdir, run, status=records.UNSUPPORTED)
-    print(f"{run.identity}: not supported: {run.obstacle}", flush=True)
   return True
 
 

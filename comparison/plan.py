@@ -5,25 +5,21 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
-import importlib
 import itertools
 import json
 from typing import Any
 
 import jax
 
-from comparison import costs
-from comparison.config import LAYERS, Comparison, Leaves
+from comparison import costs, layers
+from comparison.config import Comparison, Leaves
+from comparison.layers import BASELINE
 import models
-from settings.errors import ConfigError, one_line
+from settings.errors import ConfigError
 from settings.leaves import flatten, put
-from settings.typed import split
 from training import experiment, experiment_config
 from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
-
-BASELINE = "dense"
-"""The mechanism whose number of parameters the others are given."""
 
 MATCHED, DENSE = "matched", "dense"
 """Feed-forward width of a row: as equal parameters ask, or as dense attention's."""
@@ -160,6 +156,7 @@ def plan(comparison: Comparison) -> list[Run]:
   for task, attention, across in itertools.product(
     comparison.task_names, comparison.mechanisms, comparison.across_points()
   ):
+    across = layers.spelled_across(task, across)
     first = Run(task, attention, "", 0, {}, {}, across)
     row = [
       planned(comparison, dataclasses.replace(first, grid=grid))
@@ -234,6 +231,23 @@ def twins(runs: Sequence[Run]) -> list[str]:
   return lines
 
 
+def obstacles(runs: Sequence[Run]) -> list[str]:
+  """A line for each row that cannot run, and one that says how to go without."""
+  rows = grouped(runs, "row")
+  lines = [
+    f"{row[0].row}: not supported: {row[0].obstacle}"
+    for row in rows
+    if all(run.obstacle for run in row)
+  ]
+  if not lines:
+    return []
+  able = dict.fromkeys(run.attention for run in runs if not run.obstacle)
+  last = f"{len(lines)} of {len(rows)} rows cannot run"
+  if 0 < len(able) < len({run.attention for run in runs}):
+    last += f"; without them: --config.attention={','.join(able)}"
+  return [*lines, last]
+
+
 def _needs_twin(run: Run) -> bool:
   """Whether equal parameters leave it little, or could not be had."""
   width, parameters = run.dense_feed_forward, run.dense_parameters
@@ -258,20 +272,27 @@ def planned(comparison: Comparison, run: Run) -> Run:
     ConfigError: dense attention cannot be trained so either.
   """
   task, budget = run.task, comparison.budget_seconds
-  mechanism, options = comparison.variant(run.attention)
-  leaves = baseline_leaves = comparison.leaves(task) | run.across | run.grid
+  name, options = comparison.variant(run.attention)
+  leaves = comparison.leaves(task) | run.across | run.grid
+  # Where `across` chooses mechanisms, dense attention is the baseline still.
+  baseline_leaves = {
+    leaf: value
+    for leaf, value in leaves.items()
+    if leaf not in run.across or not layers.is_slot(leaf)
+  }
   # What cannot be with dense attention either is a fault of the comparison.
   try:
-    baseline = config_of(task, BASELINE, leaves)
+    baseline = config_of(task, BASELINE, baseline_leaves)
     parameters = _count(baseline)
   except ConfigError as error:
     raise _comparison_error(error, comparison, run) from None
   run = dataclasses.replace(
-    run, mechanism=mechanism, leaves=leaves, budget_seconds=budget
+    run, mechanism=name, leaves=leaves, budget_seconds=budget
   )
   try:
-    leaves = leaves | _options(task, mechanism, leaves, options)
-    config = config_of(task, mechanism, leaves)
+    leaves = leaves | layers.options_of(task, name, leaves, options)
+    config = config_of(task, name, leaves)
+    layers.check_is_there(name, run.across, config.model)
     count = matched = _count(config)
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))
@@ -297,7 +318,7 @@ def planned(comparison: Comparison, run: Run) -> Run:
       if units:
         matched += units * price
         leaves = leaves | {_WIDTH: width + units}
-        config = config_of(task, mechanism, leaves)
+        config = config_of(task, name, leaves)
         run = dataclasses.replace(run, feed_forward=width + units)
   if comparison.budget_flops is not None:
     steps = comparison.budget_flops / _step_flops(config)
@@ -309,7 +330,7 @@ def planned(comparison: Comparison, run: Run) -> Run:
     parameters=matched,
     unmatched_parameters=count,
     slots=models.slots(config.model),
-    options=_chosen_options(config.model, mechanism),
+    options=layers.chosen_options(config.model, name),
     learning_rate=config.train.optimizer.learning_rate,
     steps=steps if budget is None else 0,
     length=_trained_length(config),
@@ -332,37 +353,6 @@ def _comparison_error(
   return ConfigError(f"config.{prefix}{leaf}:{fault}")
 
 
-def _options(
-  task: str, mechanism: str, leaves: Leaves, options: dict[str, Any]
-) -> Leaves:
-  """A variant's options, as leaves of the slots that the mechanism is in."""
-  if not options:
-    return {}
-  attentions = config_of(task, mechanism, leaves).model.attentions
-  slots = [
-    slot
-    for slot, chosen in attentions.items()
-    if [config.name for config in chosen] == [mechanism]
-  ]
-  if LAYERS in options:
-    layers = ",".join(split(options[LAYERS]))
-    return {f"model.{slot}": f"[{layers}]" for slot in slots}
-  return {
-    f"model.{slot}.{option}": value
-    for slot in slots
-    for option, value in options.items()
-  }
-
-
-def _chosen_options(config: models.Config, mechanism: str) -> str:
-  """Options of a mechanism in the first slot that it fills: 'window=8'."""
-  for chosen in config.attentions.values():
-    for layer in chosen:
-      if layer.name == mechanism:
-        return ", ".join(f"{k}={v}" for k, v in sorted(layer.options.items()))
-  return ""
-
-
 def _trained_length(config: ExperimentConfig) -> int | None:
   """T while it trains, of a task that is evaluated at other lengths too."""
   if not getattr(config.task, "eval_lengths", ()):
@@ -380,16 +370,7 @@ def _feed_forward(config: ExperimentConfig) -> int | None:
 
 def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
   """The config that `train.py` would make of the same arguments."""
-  try:
-    file = importlib.import_module(f"configs.{task.replace('/', '.')}")
-    config = file.get_config(attention).to_dict()
-  # A file of something else than one task, of other names than mechanisms, or of a
-  # project that is not here.
-  except (AttributeError, ImportError, TypeError, ValueError) as error:
-    raise ConfigError(
-      f"config.tasks: configs/{task}.py has no config for {attention!r}: "
-      f"{one_line(error)}"
-    ) from error
+  config = layers.mapping(task, attention)
   for leaf, value in leaves.items():
     put(config, leaf, value)
   return experiment_config.parse(config)

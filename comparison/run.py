@@ -6,6 +6,7 @@ from pathlib import Path
 from comparison import choose, config, plan, records
 from comparison.config import Comparison
 from comparison.launch import launch
+from settings.errors import RunError
 
 
 def run(
@@ -26,12 +27,16 @@ def run(
 
   Raises:
     ConfigError: the folder holds something else, or a run cannot be at all.
-    RunError: a record cannot be written.
+    RunError: no row can run, or a record cannot be written.
   """
   shared = config.shared(comparison)
   records.check(folder, shared)
   # A fault that only planning finds leaves no folder behind.
   runs = plan.plan(comparison)
+  for line in plan.obstacles(runs):
+    print(line, flush=True)
+  if all(run.obstacle for run in runs):
+    raise RunError("nothing can be trained; choose other mechanisms or tasks")
   seeds = comparison.seed_numbers
   is_chosen = bool(comparison.choosing_seeds)
   records.claim(folder, shared)
@@ -57,3 +62,10 @@ def run(
     reported = [chosen.with_seed(seed, choosing=False) for seed in seeds]
     records.plan(folder, reported)
     launch(reported, folder, comparison, after=after)
+
+
+def check_trained(folder: Path) -> None:
+  """Raises RunError where every run of a comparison that was tried has failed."""
+  statuses = {record["status"] for record in records.read(folder)[0]}
+  if statuses - {records.UNSUPPORTED} == {records.FAILED}:
+    raise RunError("nothing was trained: every run failed; its row says why")

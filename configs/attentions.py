@@ -1,20 +1,27 @@
-"""The three attention choices of a model, from the name of one mechanism."""
+"""The attention choices of a model, from what was typed for its mechanism.
+
+A mechanism is typed as 'sliding_window', with options as 'sliding_window:window=8',
+and several that layers take in turn with commas, 'sliding_window:window=8,delta'.
+Each gets the sizes of its record, but for the options that were typed.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
-from attention import ATTENTIONS, Attention, registry
+from attention import ATTENTIONS, registry
 from attention.suggest import one_of
 from models.attention_config import NEEDS, obstacle
+from settings.typed import mechanism, split
 
 
 def one(
-  name: str, *, long: bool = False, also: Iterable[str] = ()
+  typed: str, *, long: bool = False, also: Iterable[str] = ()
 ) -> dict[str, Any]:
-  """A mechanism with hyperparameters from its record, for a model with one slot.
+  """A mechanism with sizes from its record.
 
   Args:
-    name: key of `attention.ATTENTIONS`, or 'package.module:factory'.
+    typed: a key of `attention.ATTENTIONS`, or 'package.module:factory'; options
+      behind it.
     long: for the hundreds or thousands of tokens of configs/paper/, and not for
       the short sequences of the other configs.
     also: other names that the config knows.
@@ -25,38 +32,54 @@ def one(
   Raises:
     ValueError: there is no such mechanism.
   """
-  sizes = _record(name, also).sizes
-  return {"name": name, **(sizes.long if long else sizes.short)}
-
-
-def choose(name: str, *, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-  """Uses a mechanism wherever it can work, and dense where it cannot.
-
-  Args:
-    name: key of `attention.ATTENTIONS`, or 'package.module:factory'.
-    also: other names that the config knows.
-
-  Returns:
-    'encoder_attention', 'decoder_attention' and 'cross_attention', each a
-    dictionary of the name and its hyperparameters.
-
-  Raises:
-    ValueError: there is no such mechanism.
-  """
-  record = _record(name, also)
-  chosen = {"name": name, **record.sizes.short}
-  return {
-    slot: {"name": "dense"} if obstacle(record, slot) else dict(chosen)
-    for slot in NEEDS
-  }
-
-
-def _record(name: str, also: Iterable[str]) -> Attention:
+  name, options = mechanism(typed)
   if name not in ATTENTIONS and ":" not in name:
     known = [*ATTENTIONS, *also, "package.module:factory"]
     raise ValueError(f"attention: {one_of(name, known)}")
   try:
-    return registry.example(name)
+    sizes = registry.example(name).sizes
   except ValueError as error:
     reason = str(error).removeprefix("name: ")
     raise ValueError(f"attention: {reason}") from None
+  return {"name": name, **(sizes.long if long else sizes.short), **options}
+
+
+def layers(
+  typed: str, *, long: bool = False, also: Iterable[str] = ()
+) -> dict[str, Any] | list[dict[str, Any]]:
+  """What layers take, for a model with one slot: `one`, or a list of several.
+
+  Args:
+    typed: mechanisms with commas.
+    long: as `one` takes it.
+    also: likewise.
+
+  Raises:
+    ValueError: as `one`.
+  """
+  chosen = [one(word, long=long, also=also) for word in split(typed)]
+  return chosen[0] if len(chosen) == 1 else chosen
+
+
+def choose(typed: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
+  """Uses mechanisms wherever all of them can work, and dense where one cannot.
+
+  Args:
+    typed: as `layers` takes it.
+    also: other names that the config knows.
+
+  Returns:
+    'encoder_attention', 'decoder_attention' and 'cross_attention', each as of
+    `layers`.
+
+  Raises:
+    ValueError: as `one`.
+  """
+  names = [one(word, also=also)["name"] for word in split(typed)]
+  records = [registry.example(name) for name in names]
+  return {
+    slot: {"name": "dense"}
+    if any(obstacle(record, slot) for record in records)
+    else layers(typed)
+    for slot in NEEDS
+  }

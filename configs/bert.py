@@ -47,7 +47,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "token_types": 2,
       "head_transform": True,
       "head_bias": True,
-      "encoder_attention": attentions.one(attention),
+      "encoder_attention": attentions.layers(attention),
     },
     optimizer={
       "learning_rate": 2e-3,

@@ -45,7 +45,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "dropout_rate": 0.1,
       # Labels are not tokens, so there is no table to share.
       "tie_embeddings": False,
-      "encoder_attention": attentions.one(attention),
+      "encoder_attention": attentions.layers(attention),
     },
     optimizer={"b2": 0.98},
   )

@@ -18,7 +18,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   config = copy.get_config("dense")
   config.task.kind = "duplicate"
   config.model.kind = "decoder"
-  for slot in ("encoder_attention", "cross_attention"):
+  for slot in ("encoder_attention", "decoder_attention", "cross_attention"):
     del config.model[slot]
-  config.model.decoder_attention = attentions.one(attention)
+  config.model.decoder_attention = attentions.layers(attention)
   return config

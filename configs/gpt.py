@@ -42,7 +42,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "norm_epsilon": 1e-5,
       "position": "learned",
       "norm": "pre",
-      "decoder_attention": attentions.one(attention),
+      "decoder_attention": attentions.layers(attention),
     },
     optimizer={"final_fraction": 0.1, "b2": 0.99, "weight_decay": 0.1},
   )

@@ -23,7 +23,6 @@ from configs import attentions, text
 def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
   """The model of configs/text.py with layers that differ."""
   config = text.get_config()
-  chosen = attentions.one(attention)
   config.model.update(
     {
       "position": "none",
@@ -33,5 +32,7 @@ def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
     }
   )
   with config.ignore_type():
-    config.model.decoder_attention = [chosen] * 3 + [{"name": "flash"}]
+    config.model.decoder_attention = attentions.layers(
+      f"{attention},{attention},{attention},flash"
+    )
   return config

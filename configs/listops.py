@@ -32,7 +32,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "features": 64,
       "mlp_features": 128,
       "position": "sinusoidal",
-      "encoder_attention": attentions.one(attention),
+      "encoder_attention": attentions.layers(attention),
     },
     optimizer={"b2": 0.98},
   )

@@ -33,7 +33,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "features": 128,
       "mlp_features": 256,
       "position": "rotary",
-      "decoder_attention": attentions.one(attention),
+      "decoder_attention": attentions.layers(attention),
     },
     optimizer={"b2": 0.98},
   )

@@ -34,7 +34,7 @@ def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
       "mlp_features": 128,
       "position": "none",
       "short_convolution": False,
-      "decoder_attention": attentions.one(attention),
+      "decoder_attention": attentions.layers(attention),
     },
     optimizer={"learning_rate": 4e-3, "schedule": "constant", "b2": 0.98},
   )

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from attention import ATTENTIONS, Attention, plug, registry
 from settings.fields import rest
+from settings.typed import mechanism, spelled, split
 
 # What each slot asks of a mechanism, and how its absence reads.
 NEEDS = {
@@ -68,20 +69,33 @@ class AttentionConfig:
     """Returns the mechanism; equal configs give the same object."""
     return _build(self)
 
+  @property
+  def spelled(self) -> str:
+    """As one types it: 'sliding_window:window=8'."""
+    return spelled(self.name, self.options)
+
 
 def _by_name(chosen: Any) -> Any:
-  """A word in place of a section is a choice by name, and '[a, b]' a list of them."""
+  """A word in place of a section chooses by name, and '[a, b]' is a list of words.
+
+  A word may have options, 'sliding_window:window=8'.
+  """
   if isinstance(chosen, list):
     return tuple(_by_name(one) for one in chosen)
   if not isinstance(chosen, str):
     return chosen
   if chosen.startswith("[") and chosen.endswith("]"):
-    return tuple({"name": word.strip()} for word in chosen[1:-1].split(","))
-  if "," in chosen:
+    return tuple(map(_by_name, split(chosen[1:-1])))
+  if len(split(chosen)) > 1:
     raise PydanticCustomError(
       "list", "several names are a list; expected [{names}]", {"names": chosen}
     )
-  return {"name": chosen}
+  try:
+    name, options = mechanism(chosen)
+  except ValueError as error:
+    told, _, _ = str(error).partition(", got ")
+    raise PydanticCustomError("word", "{told}", {"told": told}) from None
+  return {"name": name, **options}
 
 
 Layers = Annotated[

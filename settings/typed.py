@@ -1,6 +1,7 @@
 """Values that a user typed as text."""
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -27,3 +28,26 @@ def literal(text: str) -> Any:
     return ast.literal_eval(text)
   except (ValueError, SyntaxError):
     return text
+
+
+def mechanism(text: str) -> tuple[str, dict[str, Any]]:
+  """The name and the options of 'performer:num_features=64:kernel=relu'.
+
+  The name may be an import path, which has a colon of its own:
+  'my_module:cosine:scale=2'.
+
+  Raises:
+    ValueError: something stands between options that is none.
+  """
+  parts = text.split(":")
+  names = [part for part in parts if "=" not in part]
+  options = parts[len(names) :]
+  if not names or not all("=" in part for part in options):
+    raise ValueError(f"expected name:option=value:option=value, got {text!r}")
+  pairs = [part.partition("=")[::2] for part in options]
+  return ":".join(names).strip(), {k.strip(): literal(v) for k, v in pairs}
+
+
+def spelled(name: str, options: Mapping[str, Any]) -> str:
+  """A mechanism as `mechanism` reads it."""
+  return ":".join([name, *(f"{k}={v}" for k, v in options.items())])

@@ -35,6 +35,13 @@ def load(task, attention, **leaves):
     ("copy", "bigbird", "bigbird · dense · dense"),
     ("recall", "linear", "linear"),
     ("listops", "nystrom", "nystrom"),
+    (
+      "copy",
+      "sliding_window:window=4",
+      "sliding_window · sliding_window · dense",
+    ),
+    ("copy", "flash,delta", "dense · flash + delta · dense"),
+    ("duplicate", "flash,delta", "flash + delta"),
     *[("translation", "bahdanau", "additive")] * is_here("bahdanau"),
   ],
 )

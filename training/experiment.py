@@ -19,6 +19,7 @@ import models
 from models import attention_config
 from models.published import load
 from settings.errors import ConfigError
+from settings.typed import mechanism, split
 import tasks
 from tasks import files
 from tasks.base import save_vocabulary
@@ -226,18 +227,20 @@ def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
   Returns:
     A line for each slot; none where nothing or no mechanism was asked for.
   """
-  name = config_file.partition(":")[2]
+  typed = split(config_file.partition(":")[2])
   try:
-    registry.find(name)
+    names = dict.fromkeys(mechanism(word)[0] for word in typed)
+    records = {name: registry.example(name) for name in names}
   except ValueError:  # A file may have names of its own.
     return []
   lines = []
   for slot, chosen in config.model.attentions.items():
-    if name == "dense" or [one.name for one in chosen] != ["dense"]:
+    if "dense" in records or [one.name for one in chosen] != ["dense"]:
       continue
-    if obstacle := attention_config.obstacle(registry.example(name), slot):
-      place = slot.removesuffix("_attention")
-      lines.append(f"{place}: dense, because {name} cannot {obstacle}")
+    place = slot.removesuffix("_attention")
+    for name, record in records.items():
+      if obstacle := attention_config.obstacle(record, slot):
+        lines.append(f"{place}: dense, because {name} cannot {obstacle}")
   return lines
 
 

@@ -25,5 +25,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "model": {"num_layers": 1, "features": 256, "num_heads": 4},
     }
   )
-  config.model.decoder_attention = attentions.one(attention, long=True)
+  config.model.decoder_attention = attentions.layers(attention, long=True)
   return config

@@ -27,5 +27,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "model": {"features": 128, "num_heads": 8},
     }
   )
-  config.model.decoder_attention = attentions.one(attention, long=True)
+  config.model.decoder_attention = attentions.layers(attention, long=True)
   return config

@@ -37,5 +37,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "optimizer": {"weight_decay": 0.1},
     }
   )
-  config.model.encoder_attention = attentions.one(attention, long=True)
+  config.model.encoder_attention = attentions.layers(attention, long=True)
   return config

@@ -30,5 +30,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       },
     }
   )
-  config.model.decoder_attention = attentions.one(attention, long=True)
+  config.model.decoder_attention = attentions.layers(attention, long=True)
   return config

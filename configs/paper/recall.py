@@ -37,5 +37,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "optimizer": {"weight_decay": 0.1},
     }
   )
-  config.model.decoder_attention = attentions.one(attention, long=True)
+  config.model.decoder_attention = attentions.layers(attention, long=True)
   return config

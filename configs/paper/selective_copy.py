@@ -25,5 +25,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "optimizer": {"learning_rate": 1e-4, "schedule": "constant"},
     }
   )
-  config.model.decoder_attention = attentions.one(attention, long=True)
+  config.model.decoder_attention = attentions.layers(attention, long=True)
   return config

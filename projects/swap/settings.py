@@ -11,7 +11,7 @@ from attention import ATTENTIONS
 from configs import attentions
 from models.attention_config import AttentionConfig
 from settings.fields import STRICT, Count32, Whole, Whole32, check
-from settings.typed import literal, split
+from settings.typed import mechanism, split
 
 # A context from which on mechanisms get their sizes for long sequences.
 _LONG = 256
@@ -78,8 +78,12 @@ class Settings:
       self, "keep", bool(self.keep) and once, "numbers of layers, each once"
     )
     # Labels name files.
-    labels = [label for label, _, _ in self._parts()]
+    labels = self._labels()
     for label in labels:
+      try:
+        mechanism(label)
+      except ValueError as error:
+        raise ValueError(f"attention: {error}") from None
       if labels.count(label) > 1:
         raise ValueError(f"attention: {label} is there twice; expected once")
 
@@ -91,11 +95,10 @@ class Settings:
     """
     long = context >= _LONG
     choices = []
-    for label, name, options in self._parts():
-      defaults = attentions.one(name, long=long)
-      del defaults["name"]
+    for label in self._labels():
+      options = attentions.one(label, long=long)
       try:
-        config = AttentionConfig(name, defaults | options)
+        config = AttentionConfig(options.pop("name"), options)
       except ValueError as error:
         raise ValueError(f"attention: {label}: {error}") from None
       choices.append(Choice(label, config))
@@ -107,28 +110,12 @@ class Settings:
     del mapping["attention"]
     return mapping
 
-  def _parts(self) -> list[tuple[str, str, dict[str, Any]]]:
-    """Label, name and options of every mechanism that was typed."""
+  def _labels(self) -> list[str]:
+    """Every mechanism, as it was typed."""
     typed = split(self.attention)
     if not typed:
       raise ValueError("attention: expected mechanisms, or 'all', got nothing")
-    if typed == ["all"]:
-      typed = list(ATTENTIONS)
-    return [(label, *_parsed(label)) for label in typed]
-
-
-def _parsed(label: str) -> tuple[str, dict[str, Any]]:
-  """The name and the options of 'performer:num_features=128'."""
-  parts = label.split(":")
-  # An import path has a colon as well.
-  names = [part for part in parts if "=" not in part]
-  options = parts[len(names) :]
-  if not all("=" in part for part in options):
-    raise ValueError(
-      f"attention: expected name:option=value:option=value, got {label!r}"
-    )
-  pairs = [part.partition("=")[::2] for part in options]
-  return ":".join(names), {key.strip(): literal(v) for key, v in pairs}
+    return list(ATTENTIONS) if typed == ["all"] else typed
 
 
 def numbers(typed: Sequence[str]) -> tuple[int, ...]:

@@ -166,6 +166,14 @@ def test_words_choose_by_name():
     ("[dense, linear]", (a, b)),
     (["dense", wide], (a, AttentionConfig("sliding_window", {"window": 2}))),
     ("[dense]", (a,)),
+    (
+      "sliding_window:window=2",
+      AttentionConfig("sliding_window", {"window": 2}),
+    ),
+    (
+      "[dense, sliding_window:window=(2, 0)]",
+      (a, AttentionConfig("sliding_window", {"window": (2, 0)})),
+    ),
   ):
     assert build_config(Model, {"slot": words}, "config").slot == expected
   for chosen, fault in (
@@ -176,6 +184,8 @@ def test_words_choose_by_name():
     ),
     ("dens", r"slot.name: unknown 'dens'; did you mean 'dense'"),
     (["dense", "linea"], r"slot\[1\].name: unknown 'linea'"),
+    ("lsh:chunk_size=8:x", r"slot: expected name:option=value:option=value"),
+    ("[dense,lsh:chunk=8]", r"slot\[1\].chunk: lsh has no such option"),
     (["dense", {"window": 2}], r"slot\[1\].name: missing"),
   ):
     with pytest.raises(ConfigError, match=f"^config.{fault}"):

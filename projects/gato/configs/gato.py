@@ -47,7 +47,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "position": "rotary",
       "local_positions": True,
       "norm": "pre",
-      "decoder_attention": attentions.one(attention),
+      "decoder_attention": attentions.layers(attention),
     },
     optimizer={"final_fraction": 0.1, "b2": 0.99, "weight_decay": 0.1},
   )

@@ -33,7 +33,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "features": 64,
       "mlp_features": 128,
       "position": "learned",
-      "encoder_attention": attentions.one(attention, long=True),
+      "encoder_attention": attentions.layers(attention, long=True),
     },
     optimizer={"warmup_steps": 500, "b2": 0.98},
   )

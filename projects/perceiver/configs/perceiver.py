@@ -47,7 +47,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "fourier_bands": 4,
       "head": "class",
       "dropout_rate": 0.1,
-      "encoder_attention": attentions.one(attention),
+      "encoder_attention": attentions.layers(attention),
       "cross_attention": attentions.choose(attention)["cross_attention"],
     },
     optimizer={"learning_rate": 2e-3, "weight_decay": 0.05},

@@ -50,7 +50,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "output_heads": 4,
       "output_residual": False,
       "head": "tokens",
-      "encoder_attention": attentions.one(attention),
+      "encoder_attention": attentions.layers(attention),
       "cross_attention": attentions.choose(attention)["cross_attention"],
     },
     optimizer={"learning_rate": 2e-3, "b2": 0.98, "weight_decay": 0.01},

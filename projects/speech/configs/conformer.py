@@ -48,7 +48,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "kernel_size": 15,
       "position": "transformer_xl",
       "dropout_rate": 0.1,
-      "encoder_attention": attentions.one(attention),
+      "encoder_attention": attentions.layers(attention),
     },
     optimizer={"learning_rate": 2e-3, "weight_decay": 0.01},
   )

@@ -47,7 +47,7 @@ def get_config(attention: str = "strided_2d") -> ml_collections.ConfigDict:
       "convolution": 3,
       "class_token": True,
       "dropout_rate": 0.1,
-      "encoder_attention": attentions.one(attention),
+      "encoder_attention": attentions.layers(attention),
     },
     optimizer={"learning_rate": 2e-3, "weight_decay": 0.05},
   )

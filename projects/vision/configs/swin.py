@@ -19,7 +19,7 @@ from configs import attentions, experiments
 
 def get_config(attention: str = "window_2d") -> ml_collections.ConfigDict:
   """Two stages of two layers; the second layer of each shifts its windows."""
-  mechanism = attentions.one(attention)
+  mechanism = attentions.layers(attention)
   if attention == "window_2d":
     windows = {"name": "window_2d", "window": 4, "relative": True}
     mechanism = [windows | {"shift": 0}, windows | {"shift": 2}]
