@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
+from attention import platform
+
 
 def t5_buckets(
   max_distance: int = 128, *, num_buckets: int = 32, is_causal: bool = False
@@ -282,13 +284,19 @@ def sines(
 ]:
   """sin(p·ω_i) and cos(p·ω_i) of `rotary_frequencies`, in float32.
 
-  They are in NumPy, and so constants of a program, where positions are. XLA:CPU
-  computes others again for every head and example.
+  Positions in NumPy are constants of a program. On a CPU, so is what is found for
+  them, which XLA:CPU would compute again for every head and example. Elsewhere the
+  program computes it: it would have tables of all positions once for each layer, and
+  on each device those of a sequence of which it has a part.
   """
   frequencies = frequencies.reshape(1, 1, -1)
+  if isinstance(positions, np.ndarray):
+    if platform.name() == "cpu":
+      angles = positions[:, :, None].astype(np.float32) * frequencies
+      return np.sin(angles), np.cos(angles)
+    # XLA would compute what follows of a constant while it compiles.
+    positions = jax.lax.optimization_barrier(jnp.asarray(positions))
   angles = positions[:, :, None].astype(np.float32) * frequencies
-  if isinstance(angles, np.ndarray):
-    return np.sin(angles), np.cos(angles)
   return jnp.sin(angles), jnp.cos(angles)
 
 

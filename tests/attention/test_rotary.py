@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import rotary, rotary_frequencies
+from attention import platform, rotary, rotary_frequencies
 from tests.attention.calls import normal
 
 _VALUES = sorted((pathlib.Path(__file__).parent / "rotary").glob("*.json"))
@@ -145,3 +145,24 @@ def test_what_is_refused(scaling, message):
   with pytest.raises(ValueError, match=f"^{message}") as info:
     rotary_frequencies(8, 10000.0, scaling)
   assert "\n" not in str(info.value)
+
+
+def test_a_program_for_accelerators_has_no_table_of_angles():
+  """Of positions in NumPy; on a CPU it has, and the same numbers come out."""
+  (x,), positions = normal((1, 2048, 2, 8)), np.arange(2048)[None]
+
+  def traced(name):
+    with platform.tracing_for(name):
+      return jax.make_jaxpr(lambda x: rotary(x, positions))(x)
+
+  found = {name: traced(name) for name in ("cpu", "gpu", "tpu")}
+  largest = {
+    name: max(np.size(constant) for constant in jaxpr.consts)
+    for name, jaxpr in found.items()
+  }
+  assert largest == {"cpu": 2048 * 4, "gpu": 2048, "tpu": 2048}
+  cpu, gpu = (
+    jax.core.eval_jaxpr(found[name].jaxpr, found[name].consts, x)[0]
+    for name in ("cpu", "gpu")
+  )
+  np.testing.assert_allclose(gpu, cpu, atol=1e-5)
