@@ -19,7 +19,7 @@ from training import entry
 _TARGET = flags.DEFINE_string("target", "h100:8", "as of training.describe")
 _PARAMETERS = flags.DEFINE_list("parameters", "85M,1.2B", "sizes of SIZES")
 _ATTENTION = flags.DEFINE_list(
-  "attention", "flash,sliding_window,gated_delta", "mechanisms"
+  "attention", "flash,sliding_window:window=1024,gated_delta", "mechanisms"
 )
 
 SIZES = {

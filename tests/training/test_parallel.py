@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -123,3 +124,25 @@ class _no_compilation:  # noqa: N801
   def __exit__(self, *unused):
     jax.monitoring.unregister_event_duration_listener(self._note)
     assert not self._events
+
+
+def test_the_gradient_of_a_gathered_parameter_is_kept_in_parts():
+  laid = jax.make_mesh(
+    (4,),
+    ("fsdp",),
+    axis_types=(jax.sharding.AxisType.Auto,),
+    devices=jax.devices()[:4],
+  )
+  whole, part = (jax.NamedSharding(laid, x) for x in (jax.P(), jax.P("fsdp")))
+  variable = jax.device_put(jnp.arange(8.0), part)
+
+  @jax.jit
+  def gradient(variable):
+    def squares(variable):
+      return jnp.sum(parallel._gathered(variable, whole, part) ** 2)
+
+    return jax.grad(squares)(variable)
+
+  found = gradient(variable)
+  np.testing.assert_array_equal(found, 2 * np.arange(8))
+  assert found.sharding.is_equivalent_to(part, 1)
