@@ -5,6 +5,7 @@ values are [k, v]. Gates and the record are in `gates`.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +86,7 @@ def mesa_attention(
 
 def _recurrence(
   query, key, value, *, beta, initial_state, num_segments=None, **options
-):
+) -> Any:
   """`mesa_attention`, also of a part of the sequence on each device."""
   batch, length, num_heads, head_dim = query.shape
   names = "num_iterations", "regularizer", "scale"

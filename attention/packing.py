@@ -147,7 +147,7 @@ def first_state(
   shape: tuple[int, ...],
   letters: str,
   num_segments: int | None,
-) -> Float[Array, "B *G N H V"]:
+) -> Float[Array, "B *A"]:
   """A first state `[B, *shape]` in float32, or one for each segment; None is 0.
 
   Raises:
@@ -178,7 +178,7 @@ def of_heads(resets: Any, factor: Float[Array, "B N G X Y"]) -> Any:
 
 
 def with_states(
-  out: Float[Array, "B T N V"], after: Float[Array, "B N G H V"], resets: Any
+  out: Float[Array, "B T N V"], after: Float[Array, "B N G H X"], resets: Any
 ) -> Any:
   """The results, and with `resets` the states after each chunk."""
   return out if resets is None else (out, jnp.moveaxis(after, 2, 1))

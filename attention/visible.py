@@ -239,8 +239,10 @@ def lengths(
         f"{name}: expected integers [B] or None, got {jnp.result_type(x)} "
         f"{np.shape(x)}"
       )
-  pair = (None if x is None else jnp.asarray(x) for x in given.values())
-  return Visible(lengths=(tuple(pair),))
+  queries, keys = (
+    None if x is None else jnp.asarray(x) for x in given.values()
+  )
+  return Visible(lengths=((queries, keys),))
 
 
 def key_mask(mask: Bool[Array, "B S"]) -> Visible:
