@@ -4,8 +4,8 @@
     .venv-devices/bin/python -m benchmarks.pods --target=v5e:4x4
 
 Compiles the training step of configs/text.py, with the optimiser and the vocabulary of
-that file, bfloat16 activations, float32 parameters and `remat=block`, and prints a row
-of a table as each is done. `make describe` sets up .venv-devices.
+that file, bfloat16 activations, float32 parameters, `remat=block` and a window of 1,024,
+and prints a row of a table as each is done. `make describe` sets up .venv-devices.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ from training import entry
 _TARGET = flags.DEFINE_string("target", "h100:8", "as of training.describe")
 _PARAMETERS = flags.DEFINE_list("parameters", "85M,1.2B", "sizes of SIZES")
 _ATTENTION = flags.DEFINE_list(
-  "attention", "flash,sliding_window:window=1024,gated_delta", "mechanisms"
+  "attention", "flash,sliding_window,gated_delta", "mechanisms"
 )
 
 SIZES = {
@@ -28,7 +28,7 @@ SIZES = {
 }
 """Title -> leaves of the model."""
 
-SHORT, LONG = 8192, 131072
+SHORT, LONG, WINDOW = 8192, 131072, 1024
 
 
 def meshes(devices: int) -> list[tuple[int, int, dict[str, int]]]:
@@ -86,6 +86,8 @@ def _cells(
   config = config_file.get_config(attention).to_dict()
   config |= {"batch_size": rows, "mesh": mesh}
   config["task"] |= {"path": text, "context": length}
+  if attention == "sliding_window":
+    config["model"]["decoder_attention"]["window"] = WINDOW
   config["model"] |= {
     **size,
     "mlp_features": 4 * size["features"],
