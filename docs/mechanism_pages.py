@@ -104,10 +104,9 @@ def write() -> None:
 def page(name: str) -> str:
   """The page of a mechanism, with links as from docs/."""
   section = sections()[name]
-  idea = section.idea[0].upper() + section.idea[1:]
   parts = [
     f"# `{name}`",
-    f"{idea}. Time of a head: {section.time} ([letters](mechanisms.md)).",
+    f"{_capital(section.idea)}. Time of a head: {section.time} ([letters](mechanisms.md)).",
     section.text,
     section.sources,
     "## Call it",
@@ -142,13 +141,23 @@ def function(name: str) -> Any:
 
 
 def _cost(name: str) -> str:
-  """The paragraph of a docstring that says time and memory."""
-  for item in (ATTENTIONS[name], function(name)):
-    text = inspect.getdoc(item) or ""
-    if found := re.search(r"^Cost[:,] (.*?)(?:\n\n|\Z)", text, re.M | re.S):
-      sentence = " ".join(found[1].split())
-      return sentence[0].upper() + sentence[1:]
-  return ""
+  """Time and memory as docstrings say them, with those that they add to."""
+  texts = []
+  item = ATTENTIONS[name] if _sentence(ATTENTIONS[name]) else function(name)
+  while sentence := _sentence(item):
+    texts.append(sentence)
+    item = None
+    if other := re.search(r"[Tt]hat of `(\w+)`", sentence):
+      texts.append(f"The cost of `{other[1]}`:")
+      item = getattr(attention, other[1])
+  return "\n\n".join(texts)
+
+
+def _sentence(item: Any) -> str:
+  """The paragraph on cost of a docstring."""
+  text = inspect.getdoc(item) or "" if item else ""
+  found = re.search(r"^Cost[:,] (.*?)(?:\n\n|\Z)", text, re.M | re.S)
+  return _capital(" ".join(found[1].split())) if found else ""
 
 
 def _uses(name: str) -> str:
@@ -156,7 +165,7 @@ def _uses(name: str) -> str:
   table = _between(_read("library.md"), "## Which mechanism should I pick?")
   rows = [row.strip("|").split(" | ") for row in _rows(table)]
   return "".join(
-    f"- {you_want.strip()}: {take.strip()}\n"
+    f"- {_capital(you_want.strip())}: {take.strip()}\n"
     for you_want, take in rows
     if f"`{name}`" in take
   )
@@ -195,14 +204,14 @@ def _described(options: Iterable[inspect.Parameter], item: Any) -> str:
   for source in (*_SHARED, item):
     text = inspect.getdoc(source) or ""
     said |= re.findall(r"^  (\w+): (.*(?:\n    .*)*)", text, re.M)
-  lines = ["| option | default | meaning |", "| --- | --- | --- |"]
+  lines = ["| option | meaning |", "| --- | --- |"]
   for option in options:
     default = option.default
     shown = getattr(default, "__name__", repr(default))
-    cell = "needed" if default is option.empty else f"`{shown}`"
+    text = "" if default is option.empty else f"={shown}"
     meaning = " ".join(said.get(option.name, "").split()).rstrip(".")
     escaped = meaning.replace("|", "\\|").replace("*", "\\*")
-    lines.append(f"| `{option.name}` | {cell} | {escaped} |")
+    lines.append(f"| `{option.name}{text}` | {escaped} |")
   return "\n".join(lines)
 
 
@@ -226,7 +235,7 @@ def _witnesses(name: str) -> str:
       shown = (x or "–" for x in (results, gradients, definition))
       lines.append(f"| {witness} | {' | '.join(shown)} |")
   apart = [
-    f"- {who_does_what[0].upper()}{who_does_what[1:]}. Here: {here}."
+    f"- {_capital(who_does_what)}. Here: {here}."
     for mechanism, who_does_what, here in map(
       _cells, _rows(_between(text, "## Where peers disagree"))
     )
@@ -289,6 +298,10 @@ def _rows(text: str) -> list[str]:
   """Lines of a table, without its head."""
   lines = [line for line in text.splitlines() if line.startswith("|")]
   return lines[2:]
+
+
+def _capital(sentence: str) -> str:
+  return sentence[0].upper() + sentence[1:]
 
 
 def _cells(row: str) -> list[str]:
