@@ -30,7 +30,7 @@ from absl import flags
 
 from comparison import archive, config, measure, records, run, status
 from settings.errors import ConfigError
-from training import claimed, config_flag, entry
+from training import atomic, config_flag, entry
 
 _CONFIG = config_flag.define(
   "FILE.py; --config.attention=dense,lsh:chunk_size=8 and --config.seeds=0,1 "
@@ -63,7 +63,7 @@ def main(command: str | None) -> None:
     folder = Path(_WORKDIR.value)
   if command == "report" and _RECORDS.value is not None:
     archive.unpack(Path(_RECORDS.value), folder)
-  if claimed.parsed(folder / records.COMPARISON) is None:
+  if atomic.read_json(folder / records.COMPARISON) is None:
     raise ConfigError(f"--workdir: no comparison in {folder}, or a damaged one")
   if command == "status":
     print(status.text(folder))

@@ -7,7 +7,7 @@ from typing import Any
 
 from comparison import records
 from settings.errors import ConfigError
-from training import claimed, metrics
+from training import atomic, metrics
 
 
 def pack(workdir: Path, path: Path) -> int:
@@ -28,7 +28,7 @@ def pack(workdir: Path, path: Path) -> int:
     ConfigError: the file cannot be written.
   """
   head = {
-    "comparison": claimed.parsed(workdir / records.COMPARISON),
+    "comparison": atomic.read_json(workdir / records.COMPARISON),
     "references": records.references(workdir),
     "scaling": metrics.read(workdir, records.SCALING),
   }
@@ -46,7 +46,7 @@ def pack(workdir: Path, path: Path) -> int:
   ]
   text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
   try:
-    claimed.replace_bytes(path, lzma.compress(text.encode()))
+    atomic.write_bytes(path, lzma.compress(text.encode()))
   except OSError as error:
     raise ConfigError(f"--records: {error}") from error
   return len(run_records)
@@ -90,7 +90,7 @@ def unpack(path: Path, workdir: Path) -> None:
   records.refer(workdir, head.get("references") or {})
   if scaling := head.get("scaling"):
     lines = "".join(json.dumps(row) + "\n" for row in scaling)
-    claimed.replace_text(workdir / records.SCALING, lines)
+    atomic.write_text(workdir / records.SCALING, lines)
   (workdir / records.RECORDS).mkdir(exist_ok=True)
   for name in run_records.keys() - records.by_identity(workdir).keys():
     records.update(workdir, name, **run_records[name])

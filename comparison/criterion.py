@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 import math
 from typing import Any
 
+from training.best import is_lower_better
+
 LAST = "last_accuracy"
 """Of a task that answers every prefix: at the last position alone."""
 
@@ -24,11 +26,6 @@ def headline(names: Iterable[str]) -> str | None:
   """The metric that decides among those of these names; None without any."""
   metrics = set(names)
   return next((name for name in HEADLINES if name in metrics), None)
-
-
-def is_lower_better(metric: str) -> bool:
-  """True of losses, errors and perplexities."""
-  return metric.endswith(("loss", "error_rate", "perplexity", "character"))
 
 
 def upper_bound(metric: str) -> float:

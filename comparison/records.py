@@ -10,7 +10,7 @@ from typing import Any
 
 from comparison.plan import Run
 from settings.errors import ConfigError
-from training import claimed, metrics
+from training import atomic, metrics, ownership
 
 COMPARISON = "comparison.json"
 PLAN, REFERENCES = "plan.json", "references.json"
@@ -42,18 +42,18 @@ def check(workdir: Path, shared: Mapping[str, Any]) -> None:
   Raises:
     ConfigError: it belongs to another comparison, or holds other files.
   """
-  claimed.check(workdir, COMPARISON, shared, "comparison", "config.")
+  ownership.check(workdir, COMPARISON, shared, "comparison", "config.")
 
 
 def shared(workdir: Path) -> dict[str, Any]:
   """What all runs of a comparison share; empty where there is none."""
-  return claimed.parsed(workdir / COMPARISON) or {}
+  return atomic.read_json(workdir / COMPARISON) or {}
 
 
 def claim(workdir: Path, shared: Mapping[str, Any]) -> None:
   """Makes `workdir` that of this comparison, after `check`."""
   check(workdir, shared)
-  claimed.claim(workdir, COMPARISON, shared)
+  ownership.claim(workdir, COMPARISON, shared)
 
 
 def write(workdir: Path, run: Run, *, status: str, **fields: Any) -> None:
@@ -68,12 +68,12 @@ def write(workdir: Path, run: Run, *, status: str, **fields: Any) -> None:
     "reason": run.obstacle,
     **fields,
   }
-  claimed.replace(_path(workdir, run.identity), record)
+  atomic.write_json(_path(workdir, run.identity), record)
 
 
 def update(workdir: Path, identity: str, **fields: Any) -> None:
   """Adds to the record of a run that is there."""
-  claimed.replace(_path(workdir, identity), of(workdir, identity) | fields)
+  atomic.write_json(_path(workdir, identity), of(workdir, identity) | fields)
 
 
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
@@ -96,7 +96,7 @@ def by_identity(workdir: Path) -> dict[str, dict[str, Any]]:
 
 def of(workdir: Path, identity: str) -> dict[str, Any]:
   """The record of a run; empty where there is none, or a damaged one."""
-  record = claimed.parsed(_path(workdir, identity)) or {}
+  record = atomic.read_json(_path(workdir, identity)) or {}
   return record if {"task", "status"} <= record.keys() else {}
 
 
@@ -121,10 +121,10 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
     for seed in seeds:
       open_fields = {"seed": seed, "choosing": False, OPEN: True}
       entries[f"{run.row}, seed {seed}"] = fields | open_fields
-  claimed.replace(workdir / PLAN, planned(workdir) | entries)
+  atomic.write_json(workdir / PLAN, planned(workdir) | entries)
 
 
-def make_way(workdir: Path, runs: Sequence[Run]) -> None:
+def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
   """Forgets why runs could not be that can be now.
 
   Raises:
@@ -141,7 +141,7 @@ def make_way(workdir: Path, runs: Sequence[Run]) -> None:
     if record["status"] == UNSUPPORTED:
       _path(workdir, identity).unlink()
       entries.pop(identity, None)
-      claimed.replace(workdir / PLAN, entries)
+      atomic.write_json(workdir / PLAN, entries)
     elif record.get("options", run.options) != run.options:
       raise ConfigError(
         f"workdir: {workdir} has runs of {run.attention} with "
@@ -156,19 +156,19 @@ def _point(grid: Any) -> str:
 
 def planned(workdir: Path) -> dict[str, dict[str, Any]]:
   """Identity of every run that `plan` was told of -> what it is."""
-  return claimed.parsed(workdir / PLAN) or {}
+  return atomic.read_json(workdir / PLAN) or {}
 
 
 def refer(workdir: Path, references: Mapping[str, Any]) -> None:
   """Keeps results from elsewhere, task -> name -> metric -> value."""
   # A config's mappings are read-only ones, which JSON does not know.
   content = json.loads(json.dumps(references, default=dict))
-  claimed.replace(workdir / REFERENCES, content)
+  atomic.write_json(workdir / REFERENCES, content)
 
 
 def references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
   """What `refer` kept; empty where there is nothing."""
-  return claimed.parsed(workdir / REFERENCES) or {}
+  return atomic.read_json(workdir / REFERENCES) or {}
 
 
 @contextlib.contextmanager
@@ -176,7 +176,9 @@ def running(workdir: Path, run: Run) -> Iterator[None]:
   """Says meanwhile that a run is being made, by which process."""
   (workdir / RUNNING).mkdir(exist_ok=True)
   path = workdir / RUNNING / f"{run.identity}.json"
-  claimed.replace(path, {"host": socket.gethostname(), "process": os.getpid()})
+  atomic.write_json(
+    path, {"host": socket.gethostname(), "process": os.getpid()}
+  )
   try:
     yield
   finally:
@@ -220,7 +222,7 @@ def steps(workdir: Path, run: Run) -> int | None:
   """Steps of a run; None where its budget of seconds was not timed yet."""
   if run.budget_seconds is None:
     return run.steps
-  cost = claimed.parsed(workdir / BUDGETS / f"{run.family}.json")
+  cost = atomic.read_json(workdir / BUDGETS / f"{run.family}.json")
   if cost is None:
     return None
   return max(1, round(run.budget_seconds / cost["step_seconds"]))
@@ -229,7 +231,7 @@ def steps(workdir: Path, run: Run) -> int | None:
 def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
   """Keeps what a step takes, from which `steps` follow."""
   (workdir / BUDGETS).mkdir(exist_ok=True)
-  claimed.replace(workdir / BUDGETS / f"{run.family}.json", cost)
+  atomic.write_json(workdir / BUDGETS / f"{run.family}.json", cost)
 
 
 def status(workdir: Path, run: Run) -> str | None:

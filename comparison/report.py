@@ -24,7 +24,7 @@ from comparison.records import Record
 from comparison.tables import Table
 from comparison.task import Task, divided
 from settings.errors import one_line
-from training import claimed, metrics
+from training import atomic, metrics
 
 PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
 PLOTS = "plots"
@@ -103,9 +103,9 @@ def write(workdir: Path) -> str:
   machine = _machine(runs)
   text = markdown(TITLE, machine, sections)
   # Whoever has the page open may read it again at any time.
-  claimed.replace_text(workdir / TEXT, text)
-  claimed.replace_text(workdir / TABLES, _latex(tasks))
-  claimed.replace_text(
+  atomic.write_text(workdir / TEXT, text)
+  atomic.write_text(workdir / TABLES, _latex(tasks))
+  atomic.write_text(
     workdir / PAGE, page.render(TITLE, machine, sections, workdir / PLOTS)
   )
   return text

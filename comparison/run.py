@@ -40,7 +40,7 @@ def run(
   seeds = comparison.seed_numbers
   is_chosen = bool(comparison.choosing_seeds)
   records.claim(folder, shared)
-  records.make_way(folder, runs)
+  records.retry_unsupported(folder, runs)
   records.plan(folder, runs, seeds if is_chosen else ())
   records.refer(folder, comparison.references)
   for line in plan.twins(runs):

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from comparison import records
-from training import claimed, metrics
+from training import atomic, metrics
 
 _RUNNING, _WAITING = "running", "waiting"
 _STATES = (records.DONE, _RUNNING, _WAITING, records.FAILED)
@@ -116,7 +116,7 @@ def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
   """Run -> its machine and process, which is alive, or on another machine."""
   processes = {}
   for path in sorted((workdir / records.RUNNING).glob("*.json")):
-    owner = claimed.parsed(path)
+    owner = atomic.read_json(path)
     is_local = owner and owner["host"] == socket.gethostname()
     if owner and (not is_local or psutil.pid_exists(owner["process"])):
       processes[path.stem] = (owner["host"], owner["process"])

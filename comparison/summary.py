@@ -10,6 +10,7 @@ import pandas as pd
 
 from comparison import criterion, records, statistics
 from comparison.usage import BUSY_CORES
+from training.best import is_lower_better
 
 DIFFERENT = 0.05
 """p below which a row is told from the best one."""
@@ -192,7 +193,7 @@ def _ranked(
 ) -> pd.DataFrame:
   """Rows by the share of solved seeds, where some are, and by their mean."""
   # A threshold is of the metric that the task is meant to be judged by, a share.
-  lower = criterion.is_lower_better(metric)
+  lower = is_lower_better(metric)
   solved = [
     sum(x >= threshold for x in values.values()) if values else np.nan
     for values in summary["values"]
@@ -227,7 +228,7 @@ def _row(
     criterion.upper_bound(metric or ""),
     int(max(cases)) if len(cases) else None,
   )
-  lower = criterion.is_lower_better(metric or "")
+  lower = is_lower_better(metric or "")
   ordered = sorted(values.values(), reverse=not lower) or [math.nan]
   names = ("task", "row", "attention", "across", "width", "grid")
   row = {
@@ -298,7 +299,7 @@ def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
     grid: group for grid, group in points.items() if not group["choosing"].all()
   }
 
-  is_lower_better = criterion.is_lower_better(metric or "")
+  lower = is_lower_better(metric or "")
 
   def preference(grid: Any) -> tuple[float, float, float]:
     group = candidates[grid]
@@ -307,8 +308,8 @@ def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
     quality = _numbers(choosing["choosing_quality"], drop=False)
     solved = (quality >= _numbers(choosing["solved_at"], drop=False)).mean()
     mean = float(quality.mean())
-    rank = -math.inf if math.isnan(mean) else -mean if is_lower_better else mean
-    return float(ended), 0.0 if is_lower_better else float(solved), rank
+    rank = -math.inf if math.isnan(mean) else -mean if lower else mean
+    return float(ended), 0.0 if lower else float(solved), rank
 
   return candidates[max(candidates, key=preference)], len(points)
 

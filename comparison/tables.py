@@ -13,6 +13,7 @@ from comparison.summary import COSTS, number
 from comparison.task import Task
 from comparison.usage import BUSY_CORES
 from settings.typed import literal
+from training.best import is_lower_better
 
 TIED = "≈"
 """Stands behind rows that cannot be told from the best one."""
@@ -211,9 +212,7 @@ def result(row: Any, brief: bool = False) -> Cell:
     low, high = statistics.wilson(solved, seeds)
     # Of one seed it would say that nothing is known.
     ends = "" if brief or seeds < 2 else f" [{low:.2f}, {high:.2f}]"
-    worse = (
-      -row["mean"] if criterion.is_lower_better(row["metric"]) else row["mean"]
-    )
+    worse = -row["mean"] if is_lower_better(row["metric"]) else row["mean"]
     return Cell(
       f"{solved} of {seeds}{ends}{mark}", solved / seeds + 1e-6 * worse
     )

@@ -25,7 +25,7 @@ from comparison import measurements, plan, records, usage
 from comparison.plan import Run
 from settings.errors import one_line
 from training import (
-  claimed,
+  atomic,
   entry,
   evaluate,
   experiment,
@@ -309,7 +309,7 @@ def _outcome(home: Path) -> dict[str, Any]:
   history = metrics.read(home)
   final = [line for line in history if line["split"] != "train"][-1]
   outcome = {"final": final, "history": history}
-  sentences = claimed.parsed(home / evaluate.SENTENCES)
+  sentences = atomic.read_json(home / evaluate.SENTENCES)
   return outcome | ({"sentences": sentences["statistics"]} if sentences else {})
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from settings.errors import ConfigError, RunError, one_line
 import tasks
-from training import attention_maps, claimed, cluster, evaluate
+from training import attention_maps, cluster, evaluate, ownership
 from training import parallel as parallel_lib
 from training.best import BestEvaluation
 from training.checkpoint import Checkpoints, newest_step
@@ -76,7 +76,7 @@ def run(
   )
   with contextlib.ExitStack() as stack:
     if cluster.is_first():
-      stack.enter_context(claimed.held(workdir))
+      stack.enter_context(ownership.lock(workdir))
     # Another process may have ended it between this one's first look and now.
     finished = final_metrics(workdir, experiment.config)
     if cluster.any_of(finished is not None):

@@ -10,7 +10,7 @@ from typing import Any
 import tensorboardX
 import tqdm
 
-from training import claimed
+from training import atomic
 from training.config import LogConfig
 
 FILE = "metrics.jsonl"
@@ -52,7 +52,7 @@ class MetricsWriter:
       return
     kept = [record for record in read(workdir) if record["step"] <= step]
     text = "".join(json.dumps(record) + "\n" for record in kept)
-    claimed.replace_text(workdir / FILE, text)
+    atomic.write_text(workdir / FILE, text)
     self._board, self._wandb = None, None
     if log.tensorboard:
       self._board = tensorboardX.SummaryWriter(

@@ -10,7 +10,7 @@ from typing import Any
 import models
 from settings.errors import ConfigError
 from settings.leaves import Leaves, flatten
-from training import claimed, experiment_config, metrics, process
+from training import atomic, experiment_config, metrics, process
 from training.checkpoint import newest_step
 from training.experiment_config import ExperimentConfig
 from training.mesh import AXES
@@ -200,7 +200,7 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
     **config.to_mapping(),
   }
   text = json.dumps(content, indent=2, ensure_ascii=False)
-  claimed.replace_text(workdir / CONFIG, text + "\n")
+  atomic.write_text(workdir / CONFIG, text + "\n")
 
 
 def final_metrics(

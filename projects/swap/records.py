@@ -7,7 +7,7 @@ from typing import Any
 
 from attention import ATTENTIONS
 from projects.swap.settings import Settings
-from training import claimed
+from training import atomic, ownership
 
 OWN = "own"
 """Label of the model as it is, in place of a mechanism's."""
@@ -28,26 +28,27 @@ def check(workdir: Path, settings: Settings) -> None:
   Raises:
     ConfigError: it holds something else.
   """
-  claimed.check(workdir, SWAP, settings.shared(), "swap", "--")
+  ownership.check(workdir, SWAP, settings.shared(), "swap", "--")
 
 
 def claim(workdir: Path, settings: Settings) -> None:
   """Makes `workdir` that of this swap."""
-  claimed.claim(workdir, SWAP, settings.shared())
+  ownership.claim(workdir, SWAP, settings.shared())
   for name in (RECORDS, MODELS):
     (workdir / name).mkdir(exist_ok=True)
 
 
 def read(workdir: Path, label: str) -> Record | None:
   """The record of a mechanism; None where there is none, or a damaged one."""
-  record = claimed.parsed(_path(workdir, label))
+  record = atomic.read_json(_path(workdir, label))
   return record if record and record.get("attention") == label else None
 
 
 def everything(workdir: Path) -> list[Record]:
   """All records that are whole: the model as it is, then mechanisms in order."""
   records = [
-    claimed.parsed(path) for path in sorted((workdir / RECORDS).glob("*.json"))
+    atomic.read_json(path)
+    for path in sorted((workdir / RECORDS).glob("*.json"))
   ]
   whole = [one for one in records if one and "attention" in one]
   names = list(ATTENTIONS)
@@ -62,7 +63,7 @@ def everything(workdir: Path) -> list[Record]:
 
 def write(workdir: Path, record: Mapping[str, Any]) -> None:
   """Writes the record of a mechanism, whole or not at all."""
-  claimed.replace(_path(workdir, record["attention"]), record)
+  atomic.write_json(_path(workdir, record["attention"]), record)
 
 
 def folder_name(label: str, keep: int = 0) -> str:

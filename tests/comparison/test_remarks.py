@@ -114,7 +114,7 @@ def test_a_report_says_how_many_runs_there_are_while_some_are_missing(folder):
     identity(n): {"task": "recall", "row": "recall, dense", "seed": n}
     for n in range(6)
   }
-  records.claimed.replace(folder / records.PLAN, entries)
+  records.atomic.write_json(folder / records.PLAN, entries)
   text = report.write(folder)
   head = text[: text.index("## How to read this")]
   assert "2 of 6 runs done; what follows may change with the others." in head

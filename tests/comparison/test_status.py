@@ -9,7 +9,7 @@ import pytest
 from comparison import records, status
 from comparison.plan import Run
 from tests import commands
-from training import claimed, metrics
+from training import atomic, metrics
 
 
 def run_of(attention, seed):
@@ -65,12 +65,12 @@ def test_a_process_that_died_runs_nothing(workdir):
   folder, runs = workdir
   with records.running(folder, runs[2]):
     path = folder / records.RUNNING / f"{runs[2].identity}.json"
-    who = claimed.parsed(path)
+    who = atomic.read_json(path)
     assert who["process"] == os.getpid()
     gone = 2**22 + 1  # Above what Linux gives out.
-    claimed.replace(path, who | {"process": gone})
+    atomic.write_json(path, who | {"process": gone})
     assert "0 running" in status.text(folder)
-    claimed.replace(path, who | {"process": gone, "host": "another"})
+    atomic.write_json(path, who | {"process": gone, "host": "another"})
     assert "1 running" in status.text(folder)
 
 
@@ -130,11 +130,11 @@ def test_a_plan_without_across_is_read(tmp_path):
   done(tmp_path, second, 90)
   records.plan(tmp_path, [first, second, waiting])
   path = tmp_path / records.PLAN
-  plan = claimed.parsed(path)
+  plan = atomic.read_json(path)
   assert plan[waiting.identity].pop("across") == {"model.features": 16}
   for run in (first, second):
     del plan[run.identity]["across"]
-  claimed.replace(path, plan)
+  atomic.write_json(path, plan)
   assert minutes_left(tmp_path) == 50
   records.plan(tmp_path, [waiting])
   assert minutes_left(tmp_path) == 10

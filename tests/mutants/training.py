@@ -145,7 +145,7 @@ MUTANTS = (
     "a run that goes on loses the line of its checkpoint",
   ),
   Mutant(
-    "training/claimed.py",
+    "training/ownership.py",
     "fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)",
     "fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)",
     _RUNS,

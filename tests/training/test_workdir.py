@@ -11,7 +11,7 @@ from configs import copy, duplicate
 from settings.errors import ConfigError
 from settings.leaves import put
 from tests import commands
-from training import claimed, experiment_config, workdir
+from training import atomic, experiment_config, ownership, workdir
 
 
 def config(schedule="constant", of=copy, **leaves):
@@ -165,8 +165,8 @@ def test_a_run_of_before_images_left_the_transformer_is_read():
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
   script = (
     "import pathlib, sys\n"
-    "from training import claimed\n"
-    "with claimed.held(pathlib.Path(sys.argv[1])):\n"
+    "from training import atomic, ownership\n"
+    "with ownership.lock(pathlib.Path(sys.argv[1])):\n"
     "  pass\n"
   )
 
@@ -179,7 +179,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
       check=False,
     )
 
-  with claimed.held(tmp_path):
+  with ownership.lock(tmp_path):
     result = other()
     assert result.returncode == 1
     assert "workdir: another process writes in" in result.stderr
@@ -188,29 +188,29 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
 
 def test_what_is_written_is_read(tmp_path):
   content = {"rate": 0.1, "rows": [1, None], "per_seed": {3: "a"}}
-  claimed.replace(tmp_path / "a.json", content)
+  atomic.write_json(tmp_path / "a.json", content)
   expected = json.loads(json.dumps(content))
-  assert claimed.parsed(tmp_path / "a.json") == expected
+  assert atomic.read_json(tmp_path / "a.json") == expected
 
 
 def test_another_byte_is_another_file(tmp_path):
   path = tmp_path / "a.json"
   content = {"accuracy": 0.125, "seed": 3, "status": "done"}
-  claimed.replace(path, content)
+  atomic.write_json(path, content)
   whole = path.read_bytes()
   for place in range(len(whole)):
     changed = bytearray(whole)
     changed[place] ^= 1 << int(np.random.default_rng(place).integers(8))
     path.write_bytes(changed)
-    found = claimed.parsed(path)
+    found = atomic.read_json(path)
     values = None if found is None else {k: found.get(k) for k in content}
     assert values in (None, content), place
 
 
 def test_a_cut_file_is_none(tmp_path):
   path = tmp_path / "a.json"
-  claimed.replace(path, {"accuracy": 0.125})
+  atomic.write_json(path, {"accuracy": 0.125})
   whole = path.read_bytes()
   for length in range(len(whole) - 1):
     path.write_bytes(whole[:length])
-    assert claimed.parsed(path) is None
+    assert atomic.read_json(path) is None

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from settings.errors import ConfigError
+from training import atomic
 
 
 def check(
@@ -29,7 +28,7 @@ def check(
   """
   path = workdir / file
   if path.exists():
-    recorded = parsed(path)
+    recorded = atomic.read_json(path)
     if recorded is None:
       raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
     for name in sorted({*recorded, *what}):
@@ -55,11 +54,11 @@ def claim(workdir: Path, file: str, what: Mapping[str, Any]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ConfigError(f"workdir: {error}") from error
-  replace(workdir / file, what)
+  atomic.write_json(workdir / file, what)
 
 
 @contextlib.contextmanager
-def held(workdir: Path) -> Iterator[None]:
+def lock(workdir: Path) -> Iterator[None]:
   """Within it, no other process has the folder; a process that is killed frees it.
 
   Raises:
@@ -79,46 +78,3 @@ def held(workdir: Path) -> Iterator[None]:
     yield
   finally:
     os.close(folder)
-
-
-_DIGEST = "sha256"
-
-
-def parsed(path: Path) -> dict[str, Any] | None:
-  """The JSON object in a file; None where there is none, or a damaged one.
-
-  The digest that `replace` writes is compared and left out.
-  """
-  try:
-    content = json.loads(path.read_text())
-  except (OSError, ValueError):
-    return None
-  if not isinstance(content, dict):
-    return None
-  digest = content.pop(_DIGEST, None)
-  return content if digest in (None, _digest(content)) else None
-
-
-def replace(path: Path, content: Mapping[str, Any]) -> None:
-  """Writes JSON with its digest, as `replace_text` does."""
-  # The digest is of what is read again, where all keys are text.
-  written = json.loads(json.dumps(content))
-  written[_DIGEST] = _digest(written)
-  replace_text(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-  text = json.dumps(content, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()
-
-
-def replace_text(path: Path, text: str) -> None:
-  """Writes a text in UTF-8, as `replace_bytes` does."""
-  replace_bytes(path, text.encode())
-
-
-def replace_bytes(path: Path, content: bytes) -> None:
-  """Writes a file, whole or not at all; several processes may do so at once."""
-  partial = path.with_suffix(f".{os.getpid()}.tmp")
-  partial.write_bytes(content)
-  os.replace(partial, path)

@@ -1,0 +1,50 @@
+"""Files that are written whole or not at all, some with a digest of what they hold."""
+
+from collections.abc import Mapping
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+_DIGEST = "sha256"
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+  """The JSON object in a file; None where there is none, or a damaged one.
+
+  The digest that `write_json` writes is compared and left out.
+  """
+  try:
+    content = json.loads(path.read_text())
+  except (OSError, ValueError):
+    return None
+  if not isinstance(content, dict):
+    return None
+  digest = content.pop(_DIGEST, None)
+  return content if digest in (None, _digest(content)) else None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+  """Writes JSON with its digest, as `write_text` does."""
+  # The digest is of what is read again, where all keys are text.
+  written = json.loads(json.dumps(content))
+  written[_DIGEST] = _digest(written)
+  write_text(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+  text = json.dumps(content, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+  """Writes a text in UTF-8, as `write_bytes` does."""
+  write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+  """Writes a file, whole or not at all; several processes may do so at once."""
+  partial = path.with_suffix(f".{os.getpid()}.tmp")
+  partial.write_bytes(content)
+  os.replace(partial, path)
