@@ -1,0 +1,285 @@
+"""What mechanisms cost beside the same functions of other JAX packages.
+
+    VENV/bin/python -m benchmarks.peers --peer=jax.nn|jla|ejkernel
+
+VENV is one of the peer's own, which the head of `tests/peers/make_jla.py` or of
+`make_ejkernel.py` makes; the library needs nothing but `jaxtyping` there. Both functions
+of a row are compiled and called in turn in one process, forward and with gradients of
+query, key and value, and the least time of a call counts. Ratios are ours / theirs, of
+seconds and of temporaries; *difference* is that of the outputs, by the largest number.
+
+fla's plain PyTorch runs position by position in Python, which says nothing of speed.
+"""
+
+import argparse
+from collections.abc import Callable
+import importlib.metadata
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import attention
+
+WINDOW = 256
+PACKAGES = {
+  "jax.nn": "jax",
+  "jla": "jax-linear-attention",
+  "ejkernel": "ejkernel",
+}
+
+Arrays = dict[str, jax.Array]
+
+
+class Row(NamedTuple):
+  """One function of ours beside one of a peer.
+
+  Attributes:
+    mechanism: of ours.
+    peer: which function theirs is.
+    ours: `(query, key, value, arrays) -> output`.
+    theirs: likewise.
+  """
+
+  mechanism: str
+  peer: str
+  ours: Callable[..., Any]
+  theirs: Callable[..., Any]
+
+
+def arrays_of(batch: int, length: int, heads: int, width: int) -> Arrays:
+  """Queries, unit keys, values, and gates: decays from e⁻² to 1, rates below 1."""
+  keys = iter(jax.random.split(jax.random.key(0), 8))
+
+  def normal(*shape):
+    return jax.random.normal(next(keys), (batch, length, heads, *shape))
+
+  def unit():
+    x = normal(width)
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+  removed = unit()
+  return {
+    "query": normal(width),
+    "key": unit(),
+    "value": normal(width),
+    "head_decay": -0.5 * jnp.abs(normal()),
+    "channel_decay": -0.5 * jnp.abs(normal(width)),
+    "beta": jax.nn.sigmoid(normal()),
+    "removal": -removed,
+    "replacement": removed * jax.nn.sigmoid(normal(1)),
+  }
+
+
+def _recurrences() -> dict[str, Callable[..., Any]]:
+  """Ours, by mechanism."""
+  gated, delta = (
+    attention.gated_linear_attention,
+    attention.delta_rule_attention,
+  )
+  return {
+    "mamba2": lambda *qkv, x: gated(*qkv, log_decay=x["head_decay"]),
+    "gated_linear": lambda *qkv, x: gated(*qkv, log_decay=x["channel_decay"]),
+    "delta": lambda *qkv, x: delta(*qkv, beta=x["beta"]),
+    "gated_delta": lambda *qkv, x: delta(
+      *qkv, beta=x["beta"], log_decay=x["head_decay"]
+    ),
+    "kimi_delta": lambda *qkv, x: delta(
+      *qkv, beta=x["beta"], log_decay=x["channel_decay"]
+    ),
+    "rwkv7": lambda *qkv, x: attention.rwkv7_attention(
+      *qkv,
+      log_decay=x["channel_decay"],
+      removal=x["removal"],
+      replacement=x["replacement"],
+      scale=1.0,
+    ),
+  }
+
+
+def _softmax() -> dict[str, Callable[..., Any]]:
+  window = (WINDOW, 0)
+  return {
+    "dense": lambda *qkv, x: attention.dense_attention(*qkv),
+    "flash": lambda *qkv, x: attention.flash_attention(*qkv, is_causal=True),
+    "sliding_window": lambda *qkv, x: attention.sliding_window_attention(
+      *qkv, window=window
+    ),
+  }
+
+
+def jax_nn() -> list[Row]:
+  """`jax.nn.dot_product_attention`."""
+  attend, ours = jax.nn.dot_product_attention, _softmax()
+  name = "dot_product_attention"
+  window = {"local_window_size": (WINDOW, 0)}
+  return [
+    Row("dense", name, ours["dense"], lambda *qkv, x: attend(*qkv)),
+    Row(
+      "flash",
+      f"{name}, is_causal",
+      ours["flash"],
+      lambda *qkv, x: attend(*qkv, is_causal=True),
+    ),
+    Row(
+      "sliding_window",
+      f"{name}, local_window_size",
+      ours["sliding_window"],
+      lambda *qkv, x: attend(*qkv, **window),
+    ),
+  ]
+
+
+def jla() -> list[Row]:
+  """The chunked forms of jax-linear-attention, which a CPU runs."""
+  from jla.ops import linear_attention
+
+  gates = {
+    "mamba2": ("simple_gla", {"g": "head_decay"}),
+    "gated_linear": ("gla", {"g": "channel_decay"}),
+    "delta": ("deltanet", {"beta": "beta"}),
+    "gated_delta": ("gated_deltanet", {"g": "head_decay", "beta": "beta"}),
+    "kimi_delta": ("kda", {"g": "channel_decay", "beta": "beta"}),
+    "rwkv7": (
+      "rwkv7",
+      {"w": "channel_decay", "a": "removal", "b": "replacement"},
+    ),
+  }
+
+  def row(name, ours):
+    kind, names = gates[name]
+
+    def theirs(*qkv, x):
+      given = {theirs: x[ours] for theirs, ours in names.items()}
+      scale = 1.0 if kind == "rwkv7" else qkv[0].shape[-1] ** -0.5
+      return linear_attention(kind, *qkv, **given, scale=scale, impl="chunked")[
+        0
+      ]
+
+    return Row(name, f"{kind}, chunked", ours, theirs)
+
+  return [row(*pair) for pair in _recurrences().items()]
+
+
+def ejkernel() -> list[Row]:
+  """The XLA forms of ejkernel."""
+  from ejkernel.kernels import _xla as xla
+
+  ours = _recurrences() | _softmax()
+
+  def delta(chunked):
+    return lambda *qkv, x: xla.gated_delta_rule(
+      *(*qkv, x["beta"], x["head_decay"]),
+      use_qk_l2norm=False,
+      use_chunked=chunked,
+    )[0]
+
+  def rwkv7(query, key, value, *, x):
+    moved = x["replacement"], x["removal"]
+    given = query, x["channel_decay"], key, value, *moved
+    return xla.rwkv7(*given, softmax_scale=1.0)[0]
+
+  theirs = {
+    ("gated_linear", "recurrent_gla"): lambda *qkv, x: xla.recurrent_gla(
+      *qkv, g=x["channel_decay"]
+    )[0],
+    ("gated_delta", "gated_delta_rule, chunked"): delta(True),
+    ("gated_delta", "gated_delta_rule, recurrent"): delta(False),
+    ("rwkv7", "rwkv7"): rwkv7,
+    ("flash", "flash_attention, causal"): lambda *qkv, x: xla.flash_attention(
+      *qkv, causal=True
+    ),
+    ("sliding_window", "flash_attention, sliding_window"): (
+      lambda *qkv, x: xla.flash_attention(
+        *qkv, causal=True, sliding_window=(WINDOW, 0)
+      )
+    ),
+  }
+  return [
+    Row(name, peer, ours[name], run) for (name, peer), run in theirs.items()
+  ]
+
+
+PEERS = {"jax.nn": jax_nn, "jla": jla, "ejkernel": ejkernel}
+
+
+def compared(row: Row, arrays: Arrays, rounds: int) -> list[str]:
+  """The cells of a row: for each part seconds and temporaries; the difference."""
+  # Arguments, not constants: XLA would compute with these while it compiles.
+  given = *(arrays[name] for name in ("query", "key", "value")), arrays
+
+  def forward(function):
+    return lambda query, key, value, x: function(query, key, value, x=x)
+
+  def gradients(function):
+    run = forward(function)
+    return jax.grad(lambda *given: jnp.sum(run(*given) ** 2), (0, 1, 2))
+
+  functions, cells, difference = (row.ours, row.theirs), [], "–"
+  for part in (forward, gradients):
+    try:
+      ours, theirs = (
+        jax.jit(part(function)).lower(*given).compile()
+        for function in functions
+      )
+      results = [jax.block_until_ready(run(*given)) for run in (ours, theirs)]
+    except Exception as error:  # A cell of the table, not its end.
+      cells += [type(error).__name__, "–"]
+      continue
+    if part is forward:
+      one, other = results
+      difference = (
+        f"{jnp.max(jnp.abs(one - other)) / jnp.max(jnp.abs(other)):.0e}"
+      )
+    seconds = in_turn((ours, theirs), given, rounds)
+    cells.append(f"{seconds[0] / seconds[1]:.2f}")
+    mib = [run.memory_analysis().temp_size_in_bytes for run in (ours, theirs)]
+    cells.append(f"{mib[0] / max(mib[1], 1):.2f}")
+  return [*cells, difference]
+
+
+def in_turn(
+  programs: tuple[Any, ...], given: tuple[Any, ...], rounds: int
+) -> list[float]:
+  """The least seconds of a call of each."""
+  least = [float("inf")] * len(programs)
+  for _ in range(rounds):
+    for i, run in enumerate(programs):
+      start = time.perf_counter()
+      jax.block_until_ready(run(*given))
+      least[i] = min(least[i], time.perf_counter() - start)
+  return least
+
+
+def main() -> None:
+  """Prints a table."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--peer", choices=PEERS, required=True)
+  sizes = {"batch": 1, "length": 4096, "heads": 8, "width": 64, "rounds": 7}
+  for name, default in sizes.items():
+    parser.add_argument(f"--{name}", type=int, default=default)
+  chosen = parser.parse_args()
+  try:
+    version = importlib.metadata.version(PACKAGES[chosen.peer])
+    rows = PEERS[chosen.peer]()
+  except ImportError as error:
+    parser.error(f"--peer={chosen.peer}: {error}; see the head of this file")
+  batch, length, heads, width, rounds = (getattr(chosen, x) for x in sizes)
+  print(
+    f"{PACKAGES[chosen.peer]} {version}, jax {jax.__version__}, "
+    f"{jax.default_backend()}, float32; B, T, N, H = {batch}, {length:,}, "
+    f"{heads}, {width}\n"
+  )
+  names = ["ours", "theirs", "forward", "MiB", "with gradients", "MiB"]
+  print("| " + " | ".join([*names, "difference"]) + " |")
+  print("| --- | --- | --: | --: | --: | --: | --: |", flush=True)
+  arrays = arrays_of(batch, length, heads, width)
+  for row in rows:
+    cells = compared(row, arrays, rounds)
+    line = [f"`{row.mechanism}`", f"`{row.peer}`", *cells]
+    print("| " + " | ".join(line) + " |", flush=True)
+
+
+if __name__ == "__main__":
+  main()
