@@ -132,14 +132,15 @@ def profile() -> Profile:
 def _affordable(num_bytes: int) -> int:
   """How many things of so many bytes the budget allows; any number may be a symbol."""
   if jax.export.is_symbolic_dim(num_bytes):
-    num_bytes = next(x for x in _POWERS if _is_at_most(num_bytes, x))
+    num_bytes = next(x for x in _POWERS if is_at_most(num_bytes, x))
   return profile().tile_bytes // num_bytes
 
 
 _POWERS = [2**i for i in range(65)]
 
 
-def _is_at_most(size: Any, bound: int) -> bool:
+def is_at_most(size: Any, bound: int) -> bool:
+  """Whether a size is no larger than a bound, as far as a symbol tells."""
   try:
     return bound == _POWERS[-1] or size <= bound
   except jax.errors.InconclusiveDimensionOperation:

@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, linear_kernels, packing, sharded
+from attention import arguments, linear_kernels, packing, platform, sharded
 from attention.scan import (
   chunk_prefixes,
   chunk_size,
@@ -214,8 +214,7 @@ def by_head(
       f"log_decay: expected [B, T, N] = {heads}, or [B, T, N, H] = "
       f"{query.shape}, got {log_decay.shape}"
     )
-  instead = "dense attention takes masks that vary"
-  keep = arguments.key_mask(mask, query, query, instead)
+  keep = arguments.key_mask(mask, query, query)
 
   def seen(x):
     x = x.astype(jnp.float32)
@@ -273,8 +272,7 @@ def repeated_writes(
     return flat(jnp.pad(x[:, :, None], [(0, 0), (0, 0), place, *others]))
 
   if mask is not None:
-    instead = "dense attention takes masks that vary"
-    keep: Any = arguments.key_mask(mask, query, query, instead)
+    keep: Any = arguments.key_mask(mask, query, query)
     mask = jnp.repeat(keep, writes, axis=1)[:, None, None, :]
   if segment_ids is not None:
     segment_ids = jnp.repeat(segment_ids, writes, axis=1)
@@ -315,7 +313,8 @@ def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
     state = jnp.zeros_like(value, shape=shape)
   step = functools.partial(_step, count, erases_before_decay)
   position = None
-  if resets is None and (log_decay.shape[-1] > 1 or state.size <= _SMALL_STATE):
+  is_small = platform.is_at_most(state.size, _SMALL_STATE)
+  if resets is None and (log_decay.shape[-1] > 1 or is_small):
     position = functools.partial(_position, erases_before_decay)
   state, out = scan(
     step,
