@@ -40,10 +40,13 @@ _ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 # A TPU's compiler spreads one operation over fusions, of which the first begins it.
 _CONTINUED = re.compile(r'"async_collective_fusion_config":\{"flag_start":"\d')
-_LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+)")
+_LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
-_BELOW = re.compile(r"ROOT .* compare\(.*%([\w.\-]+)\), direction=LT")
+_CONSTANT = re.compile(r"%?([\w.\-]+) = [su]32\[\]\S* constant\((\d+)\)")
+_BELOW = re.compile(
+  r"ROOT .* compare\(%?([\w.\-]+), %?([\w.\-]+)\), direction=LT"
+)
+_RESULTS = re.compile(r"ROOT .* tuple\((.*?)\)")
 _CALLED = re.compile(r"(?:body|to_apply|calls)=%?([\w.\-]+)")
 _BRANCHES = re.compile(
   r"(?:branch_computations=\{([^}]*)\}"
@@ -187,20 +190,39 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 def _trips(line: str, lines: Mapping[str, Sequence[str]]) -> int | None:
   """How often a loop runs; None of another line, and where it is not known.
 
-  A TPU's compiler does not say. JAX counts from 0 up to a number.
+  A TPU's compiler does not say. JAX counts from 0 up to a number, and so does XLA
+  where it interleaves a product with what it sends, by steps that may be larger.
   """
   loop = _LOOP.search(line)
   if loop is None:
     return None
   if known := _TRIPS.search(line):
     return int(known[1])
-  condition = "\n".join(lines.get(loop[1], ()))
-  below, constants = _BELOW.search(condition), _CONSTANT.findall(condition)
-  return (
-    int(dict(constants)[below[1]])
-    if below and below[1] in dict(constants)
-    else None
+  condition, body = ("\n".join(lines.get(x, ())) for x in loop.groups())
+  below, constants = (
+    _BELOW.search(condition),
+    dict(_CONSTANT.findall(condition)),
   )
+  if below is None or below[2] not in constants:
+    return None
+  place = re.search(rf"%{re.escape(below[1])} = .*, index=(\d+)", condition)
+  step = _step(body, int(place[1])) if place else 1
+  return -(-int(constants[below[2]]) // step)
+
+
+def _step(body: str, place: int) -> int:
+  """By how much a loop counts on what stands at a place of what it carries."""
+  if results := _RESULTS.search(body):
+    names = re.findall(r"%([\w.\-]+)", results[1])
+    added = re.search(
+      rf"%{re.escape(names[place])} = \S+ add\(%?([\w.\-]+), %?([\w.\-]+)\)",
+      body,
+    )
+    constants = dict(_CONSTANT.findall(body))
+    for name in added.groups() if added else ():
+      if name in constants:
+        return int(constants[name])
+  return 1
 
 
 def _collective(operation: re.Match[str], devices: int) -> Collective:

@@ -178,6 +178,19 @@ TPU = f"""HloModule step, num_partitions=8
   ROOT %lt = pred[]{{:T(512)}} compare(%i, %last), direction=LT
 }}
 
+%ring_condition (t: (u32[], bf16[2,8])) -> pred[] {{
+  %eight = u32[]{{:T(128)}} constant(8)
+  %i.2 = u32[]{{:T(128)}} get-tuple-element(%t), index=1
+  ROOT %lt.3 = pred[]{{:T(512)}} compare(%i.2, %eight), direction=LT
+}}
+
+%ring (t: (bf16[2,8], u32[])) -> (bf16[2,8], u32[]) {{
+  %two.1 = u32[]{{:T(128)}} constant(2)
+  %next = u32[]{{:T(128)}} add(%i.3, %two.1)
+  %p.1 = bf16[2,8]{{1,0}} collective-permute(%v), channel_id=7, source_target_pairs={{{{0,1}},{{1,2}},{{2,3}},{{3,0}}}}
+  ROOT %carried = (bf16[2,8]{{1,0}}, u32[]{{:T(128)}}) tuple(%p.1, %next)
+}}
+
 %other (t: (s32[], s32[])) -> pred[] {{
   ROOT %lt.2 = pred[]{{:T(512)}} compare(%i, %j), direction=LT
 }}
@@ -191,6 +204,7 @@ TPU = f"""HloModule step, num_partitions=8
 
 ENTRY %main (p: f32[4]) -> f32[] {{
   %w = (s32[], bf16[2,8]) while(%t), condition=%condition, body=%body
+  %r = (bf16[2,8], u32[]) while(%s), condition=%ring_condition, body=%ring
   %x = (s32[], s32[]) while(%u), condition=%other, body=%nothing
 }}
 """
@@ -199,6 +213,7 @@ ENTRY %main (p: f32[4]) -> f32[] {{
 def test_a_program_for_tpus_counted_by_hand():
   assert hlo.sent_along(TPU, {"data": 2, "fsdp": 4}) == {
     ("fsdp", "all-gather"): (5, 5 * 8 * 8 * 2 * 3 / 4),
+    ("fsdp", "collective-permute"): (4, 4 * 2 * 8 * 2),
     ("fsdp", "reduce-scatter"): (5, 5 * 8 * 8 * 2 * 3 / 4),
   }
-  assert hlo.trips(TPU) == [5]
+  assert sorted(hlo.trips(TPU)) == [4, 5]
