@@ -28,6 +28,7 @@ from comparison import records as records_lib
 from comparison import run as run_lib
 from settings.errors import ConfigError, RunError
 from settings.leaves import put
+from settings.typed import split
 from training import (
   attention_maps,
   config_flag,
@@ -286,7 +287,8 @@ def sweep(
   """Every combination of some values: a comparison without a config file.
 
   Args:
-    config: `"configs/recall.py:delta"`, of one run.
+    config: `"configs/recall.py:delta"`, of one run; with commas layers take
+      several mechanisms in turn.
     grid: leaf -> its values; each combination is a row.
     seeds: of each row, from 0.
     workdir: of the comparison; by default one of its own.
@@ -295,13 +297,16 @@ def sweep(
   Raises:
     ConfigError: it cannot be.
   """
-  file, _, mechanism = config.partition(":")
+  file, _, typed = config.partition(":")
+  words = split(typed) or ["dense"]
+  label = "+".join(words)
   path, configs = Path(file).resolve(), Path("configs").resolve()
   if not path.is_relative_to(configs):
     raise ConfigError(f"config: expected a file in configs/, got {file!r}")
   mapping = {
     "tasks": str(path.relative_to(configs).with_suffix("")),
-    "attention": mechanism or "dense",
+    "attention": label,
+    "variants": {label: {"layers": typed}} if len(words) > 1 else {},
     "seeds": seeds,
     "match_parameters": False,
     "across": dict(grid),
