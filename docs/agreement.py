@@ -32,7 +32,11 @@ _REPOSITORIES = {
   "jax": "https://github.com/jax-ml/jax",
 }
 
-_TEXT = """# Agreement
+_TEXT = """---
+html_theme.sidebar_secondary.remove: true
+---
+
+# Agreement
 
 Results of other people's programs, to which tests hold the functions and the definitions: [tests/peers](../tests/peers) has their arguments, results, gradients and states, and the scripts that made them. *results*, *gradients* and *definition* are the largest differences, as shares of the largest value of an array; tests allow 2e-5, and 1e-4 for gradients. Peers compute in float32, definitions in float64. `python -m docs.agreement` writes this page.
 

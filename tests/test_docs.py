@@ -71,6 +71,27 @@ def test_every_picture_has_an_alternative_text():
       assert re.search(r'alt="[^"]+"', image), path
 
 
+def test_code_of_pages_imports_what_there_is():
+  packages = {p.parent.name for p in _ROOT.glob("*/__init__.py")} | {"lab"}
+  imports = re.compile(
+    r"^from ([\w.]+) import (\([^)]*\)|[^\n(]*)$", flags=re.MULTILINE
+  )
+  blocks = re.compile(r"^```\{?(?:python|code-cell).*?^```$", re.M | re.S)
+  found = {
+    (module, name.partition(" as ")[0].strip())
+    for text in _PAGES_OF_ALL.values()
+    for block in blocks.findall(text)
+    for module, names in imports.findall(block)
+    if module.partition(".")[0] in packages
+    for name in re.sub(r"#.*|[()]", "", names).split(",")
+    if name.strip()
+  }
+  assert len(found) > 30
+  for module, name in sorted(found):
+    if not hasattr(importlib.import_module(module), name):
+      importlib.import_module(f"{module}.{name}")
+
+
 def test_links_between_files_lead_somewhere():
   missing = [
     f"{path.relative_to(_ROOT)}: {link}"
