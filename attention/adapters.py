@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import arguments, dropout, plug
+from attention import dropout, plug
 from attention.weights import attention_weights
 
 
@@ -92,11 +92,11 @@ def as_attention_fn(
     )
   else:
     mechanism = name.removesuffix("_attention")
-    arguments.accepted_options(mechanism, attention, options)
+    plug.accepted_options(mechanism, attention, options)
     positions_matter = True
 
     def apply(*qkv, **call):
-      taken = arguments.accepted_options(mechanism, attention, call)
+      taken = plug.accepted_options(mechanism, attention, call)
       return attention(*qkv, **taken)
 
   def attention_fn(

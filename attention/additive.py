@@ -318,7 +318,7 @@ def additive(width: int = 64) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=arguments.applied(
+    apply=plug.applied(
       "additive", additive_attention, lambda variables: variables["params"]
     ),
     init_cache=init_cache,

@@ -14,10 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import AbstractArray, Array, Bool, Float, Int
 import numpy as np
 
-from attention import plug
-
-accepted_options, applied = plug.accepted_options, plug.applied
-
 ARRAYS: Mapping[str, Any] = {
   "query": Float[Array, "B T N H"],
   "key": Float[Array, "B S K H"],
@@ -226,7 +222,7 @@ def key_mask(
   mask: Bool[Array, "..."] | None,
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
-  instead: str,
+  instead: str = "dense attention takes masks that vary",
 ) -> Bool[Array, "B S"] | None:
   """Reads a mask that may vary along keys only: `[B, 1, 1, S]` as `[B, S]`.
 

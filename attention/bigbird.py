@@ -16,8 +16,6 @@ from attention.signature import attention_factory, attention_function
 from attention.softmax import split_blocks
 from attention.visible import Visible, key_mask, segments
 
-_FULL_MASK = "dense attention takes masks that vary"
-
 
 @attention_function(
   num_random="draw them, random_blocks=bigbird_random_blocks(key, num_heads=…, "
@@ -85,7 +83,7 @@ def bigbird_attention(
   """
   _check_call(query, key, is_causal)
   length, num_heads = query.shape[1:3]
-  keep = arguments.key_mask(mask, query, key, _FULL_MASK)
+  keep = arguments.key_mask(mask, query, key)
   count = -(-length // block_size)
   expected = num_heads, max(count - 2, 0)
   if random_blocks.shape[:2] != expected:
@@ -257,7 +255,7 @@ def _attend_in_parts(
     )
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   own = length // block_size
-  keep = arguments.key_mask(mask, query, key, _FULL_MASK)
+  keep = arguments.key_mask(mask, query, key)
   blocks = jnp.pad(
     _blocks_seen(random_blocks, size * own),
     ((0, 0), (1, 1), (0, 0)),
@@ -410,7 +408,7 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
 
   def options(variables, query, length, call):
     """The options of a call on `length` positions, with random blocks."""
-    call = arguments.accepted_options("bigbird", function, call)
+    call = plug.accepted_options("bigbird", function, call)
     if call.get("random_blocks") is None:
       count = -(-length // block_size)
       call["random_blocks"] = bigbird_random_blocks(

@@ -352,7 +352,7 @@ def dense(
     variables, *arrays, axis_name, implementation: InParts = "ring", **call
   ):
     del variables  # What has variables of its own has no form in parts.
-    call = arguments.accepted_options("dense", dense_attention, call)
+    call = plug.accepted_options("dense", dense_attention, call)
     return attention_in_parts(
       *arrays, axis_name=axis_name, implementation=implementation, **call
     )
@@ -373,7 +373,7 @@ def dense(
 
   return plug.Attention(
     init=own.init,
-    apply=arguments.applied("dense", dense_attention, own.options),
+    apply=plug.applied("dense", dense_attention, own.options),
     init_cache=init_own_cache,
     decode=decode_own,
     supports=own.supports(

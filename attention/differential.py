@@ -192,7 +192,7 @@ def differential(start: float = 0.8) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=arguments.applied(
+    apply=plug.applied(
       "differential",
       differential_attention,
       lambda variables: {"weight": weight_of(variables)},

@@ -168,7 +168,7 @@ def dsa(
   Unlike in the paper, the indexer does not norm its keys, has no 8-bit numbers, and
   reads its queries from x, not from a latent vector.
   """
-  attend = arguments.applied("dsa", partial(dsa_attention, top_k=top_k))
+  attend = plug.applied("dsa", partial(dsa_attention, top_k=top_k))
   if index_dim % 4:
     raise ValueError(
       "index_dim: expected a multiple of 4, as half of the features turn in pairs, "
@@ -195,7 +195,7 @@ def dsa(
   def loss(variables, query, key, **call):
     del variables
     call = {"is_causal": False, "top_k": top_k, **call}
-    call = arguments.accepted_options("dsa", dsa_indexer_loss, call)
+    call = plug.accepted_options("dsa", dsa_indexer_loss, call)
     call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
     if mask is None:

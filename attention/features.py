@@ -288,11 +288,9 @@ def _causal_step(count, phi, state, xs):
   return state, unrows(divided(sums.sums)).astype(query.dtype)
 
 
-def visible_keys(
-  mask, query, key, instead="dense attention takes masks that vary"
-) -> Bool[Array, "B S"]:
-  """Which keys a key mask leaves; `instead` is what takes masks of pairs."""
-  keep = arguments.key_mask(mask, query, key, instead)
+def visible_keys(mask, query, key, *instead: str) -> Bool[Array, "B S"]:
+  """Which keys a key mask leaves; arguments are those of `arguments.key_mask`."""
+  keep = arguments.key_mask(mask, query, key, *instead)
   return jnp.ones(key.shape[:2], bool) if keep is None else keep
 
 

@@ -185,7 +185,7 @@ def flash(
 
   exact = dense(sinks, logits_soft_cap, forget)
   return exact._replace(
-    apply=arguments.applied("flash", function, own.options),
+    apply=plug.applied("flash", function, own.options),
     apply_sharded=exact.apply_sharded
     and partial(exact.apply_sharded, implementation=in_parts),
   )

@@ -218,7 +218,7 @@ def recurrent_mechanism(
   ):
     checked = {"query": query, "key": key, "value": value}
     given = {gate: call.pop(gate, None) for gate in gates}
-    call = arguments.accepted_options(name, _attend, call)
+    call = plug.accepted_options(name, _attend, call)
     checked |= {**given, **call}
     if init_state is None:
       checked["initial_state"] = state
@@ -294,8 +294,7 @@ def _attend(
   Query and key are one sequence, so a position whose two segment ids differ is in
   neither segment: it is hidden, and it sees nothing.
   """
-  instead = "dense attention takes masks that vary"
-  keep = arguments.key_mask(mask, query, key, instead)
+  keep = arguments.key_mask(mask, query, key)
   same = None
   if key_segment_ids is not None:
     same = query_segment_ids == key_segment_ids

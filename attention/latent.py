@@ -247,7 +247,7 @@ def latent(
 
   def apply(variables, query, key, value, **call) -> Any:
     own = ("key_kernel", "value_kernel", "value", "absorbed")
-    call = arguments.accepted_options("latent", latent_attention, call, own=own)
+    call = plug.accepted_options("latent", latent_attention, call, own=own)
     read = _given(call, key)
     if read.shape[1] != query.shape[1]:
       raise ValueError(

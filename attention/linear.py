@@ -197,7 +197,7 @@ def feature_mechanism(
       `keep [B, S]` says which keys a mask leaves, None all. None changes neither.
     sizes: of the record.
   """
-  whole = arguments.applied(name, function, own)
+  whole = plug.applied(name, function, own)
   project: Any = projected or (lambda variables, *qk, keep: qk)
 
   def apply(variables, query, key, value, **call):
@@ -210,7 +210,7 @@ def feature_mechanism(
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
-    call = arguments.accepted_options(name, function, call, own=own(variables))
+    call = plug.accepted_options(name, function, call, own=own(variables))
     keep = visible_keys(call.get("mask"), query, key)
     queries, keys = project(variables, query, key, keep=keep)
     phi = mapped(variables, query, call.pop("scale", None))

@@ -63,7 +63,7 @@ def recurrence(
   rate = jnp.ones_like(log_decay[..., :1]) if beta is None else beta
   least = _LEAST_DECAY if lower_bound is None else lower_bound
   log_decay = jnp.maximum(log_decay, least)
-  if replacement is not None:
+  if replacement is not None and erase_key is not None:
     if lower_bound is not None:
       call["lower_bound"] = lower_bound
     decay = jnp.broadcast_to(log_decay, key.shape)

@@ -217,7 +217,7 @@ def linformer(
 
   return plug.Attention(
     init=init,
-    apply=arguments.applied(
+    apply=plug.applied(
       "linformer", linformer_attention, lambda variables: variables["params"]
     ),
     init_cache=None,

@@ -398,7 +398,7 @@ def lsh(
 
   def apply(variables, query, key, value, **call) -> Any:
     _check_key(key)
-    call = arguments.accepted_options("lsh", function, call, own=("rotations",))
+    call = plug.accepted_options("lsh", function, call, own=("rotations",))
     own = rotations_of(variables, query)
     return function(query, value, rotations=own, **call)
 

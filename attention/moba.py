@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
+from attention import plug
 from attention.block_selection import best_blocks
 from attention.cache import appended
 from attention.dense import dense
@@ -117,7 +117,7 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
 
   return plug.Attention(
     init=plug.no_variables,
-    apply=arguments.applied("moba", moba_attention, lambda variables: sizes),
+    apply=plug.applied("moba", moba_attention, lambda variables: sizes),
     init_cache=exact.init_cache,
     decode=decode,
     prefill=exact.prefill,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, own_logits, plug
+from attention import own_logits, plug
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention
@@ -138,7 +138,7 @@ def multiplicative(general: bool = True) -> plug.Attention:
     return variables["params"]["kernel"] if general else None
 
   def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options(
+    call = plug.accepted_options(
       "multiplicative", multiplicative_attention, call
     )
     call.setdefault("kernel", kernel_of(variables))

@@ -226,7 +226,7 @@ def nsa(
     "num_blocks": num_blocks,
     "window": window,
   }
-  attend = arguments.applied("nsa", nsa_attention, lambda x: weights(x) | own)
+  attend = plug.applied("nsa", nsa_attention, lambda x: weights(x) | own)
 
   def init(key, dims):
     gates.check_features("nsa", dims)

@@ -320,9 +320,9 @@ def nystrom(
     function = nystrom_attention
     if axis_name is not None:
       arguments.check_qkv(query, key, value)
-      call = arguments.accepted_options("nystrom", function, call)
+      call = plug.accepted_options("nystrom", function, call)
       function = partial(_attend, axis_name=axis_name)
-    run = arguments.applied("nystrom", function, lambda _: own)
+    run = plug.applied("nystrom", function, lambda _: own)
     out = run(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out

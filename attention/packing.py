@@ -136,8 +136,7 @@ def packing_of(
   """The layout of segments with states of their own, whose ids leave the options."""
   if num_segments is None:
     return None
-  instead = "dense attention takes masks that vary"
-  keep = arguments.key_mask(options["mask"], query, query, instead)
+  keep = arguments.key_mask(options["mask"], query, query)
   return pack(options.pop("segment_ids"), keep, num_segments)
 
 

@@ -80,8 +80,7 @@ def path_attention(
       "is_causal: expected True, got False; products go from a query to the left; "
       "use dense attention in both directions"
     )
-  instead = "dense attention takes masks that vary"
-  keep = arguments.key_mask(mask, query, key, instead)
+  keep = arguments.key_mask(mask, query, key)
   length = query.shape[1]
   size = chunk_size(length, block_size or _block(query))
   scale = arguments.softmax_scale(scale, query.shape[3])
@@ -253,7 +252,7 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
   supports = {"causal", "mask", "segments", "log_forget", "decode"}
   return plug.Attention(
     init=init,
-    apply=arguments.applied("path", path_attention),
+    apply=plug.applied("path", path_attention),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

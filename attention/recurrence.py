@@ -351,7 +351,8 @@ def _step(count, erases_before_decay, params, state, inputs):
   from_start = jnp.exp(decays)
   to_end = jnp.exp(decay_to_end(log_decay))
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
-  readers, known = [query], None
+  readers: list[Array] = [query]
+  known: Any = None
   if erases_before_decay:
     # A reader at i − 1 sees what is there before the decay of i.
     known = erase * jnp.exp(_shifted(decays, 1))

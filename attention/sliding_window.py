@@ -135,8 +135,7 @@ def sliding_window_attention(
     visible=visible,
   )
   for mask in visible.masks:
-    instead = "dense attention takes masks that vary"
-    arguments.key_mask(mask, query, key, instead)  # Raises for other masks.
+    arguments.key_mask(mask, query, key)  # Raises for other masks.
   logits = logits_from_options(
     query,
     key,
@@ -310,7 +309,7 @@ def sliding_window(
       query,
       key,
       value,
-      arguments.accepted_options("sliding_window", function, call),
+      plug.accepted_options("sliding_window", function, call),
       axis_name=axis_name,
       sides=(left, right),
       dilations=_integers("dilation", dilation, 1, query.shape[2]),
@@ -375,7 +374,7 @@ def sliding_window(
     supports -= {"log_forget", "mods"}
   return plug.Attention(
     init=init,
-    apply=arguments.applied("sliding_window", function, own.options),
+    apply=plug.applied("sliding_window", function, own.options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

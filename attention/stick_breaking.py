@@ -87,8 +87,7 @@ def stick_breaking_attention(
       "is_causal: expected True, got False; sticks are broken from a query to the "
       "left; use dense attention in both directions"
     )
-  instead = "dense attention takes masks that vary"
-  keep = arguments.key_mask(mask, query, key, instead)
+  keep = arguments.key_mask(mask, query, key)
   length = query.shape[1]
   size = min(block_size or _block(query), length)
   scale = arguments.softmax_scale(scale, query.shape[3])
@@ -196,7 +195,7 @@ def stick_breaking(attend_current: bool = False) -> plug.Attention:
 
   return plug.Attention(
     init=plug.no_variables,
-    apply=arguments.applied(
+    apply=plug.applied(
       "stick_breaking",
       stick_breaking_attention,
       lambda variables: {"attend_current": attend_current},

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, plug
+from attention import plug
 from attention.flash import flash_attention
 from attention.loop import Output
 from attention.signature import attention_factory, attention_function
@@ -134,7 +134,7 @@ def strided_2d(
 
   return plug.Attention(
     init=lambda key, dims: {},
-    apply=arguments.applied(
+    apply=plug.applied(
       "strided_2d", strided_2d_attention, lambda variables: own
     ),
     init_cache=None,

@@ -105,9 +105,7 @@ def window_2d_attention(
       f"relative_bias: expected [(2·window − 1)², N] = {expected}, got shape "
       f"{relative_bias.shape}"
     )
-  keep = arguments.key_mask(
-    mask, query, key, "dense attention takes masks that vary"
-  )
+  keep = arguments.key_mask(mask, query, key)
   scale = arguments.softmax_scale(scale, query.shape[-1])
 
   area, count = places.window**2, math.prod(places.windows)
@@ -308,7 +306,7 @@ def window_2d(
 
   return plug.Attention(
     init=init,
-    apply=arguments.applied("window_2d", window_2d_attention, options),
+    apply=plug.applied("window_2d", window_2d_attention, options),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "segments", "dropout"}),

@@ -255,7 +255,7 @@ def window_linear(window: int = 64) -> plug.Attention:
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
-    call = arguments.accepted_options(
+    call = plug.accepted_options(
       "window_linear", window_linear_attention, call, own=options(variables)
     )
     _check_causal(call.get("is_causal", False))
@@ -306,7 +306,7 @@ def window_linear(window: int = 64) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=arguments.applied("window_linear", window_linear_attention, options),
+    apply=plug.applied("window_linear", window_linear_attention, options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -13,6 +13,7 @@ fla's plain PyTorch runs position by position in Python, which says nothing of s
 
 import argparse
 from collections.abc import Callable
+import importlib
 import importlib.metadata
 import time
 from typing import Any, NamedTuple
@@ -133,7 +134,7 @@ def jax_nn() -> list[Row]:
 
 def jla() -> list[Row]:
   """The chunked forms of jax-linear-attention, which a CPU runs."""
-  from jla.ops import linear_attention
+  linear_attention = importlib.import_module("jla.ops").linear_attention
 
   gates = {
     "mamba2": ("simple_gla", {"g": "head_decay"}),
@@ -164,7 +165,7 @@ def jla() -> list[Row]:
 
 def ejkernel() -> list[Row]:
   """The XLA forms of ejkernel."""
-  from ejkernel.kernels import _xla as xla
+  xla = importlib.import_module("ejkernel.kernels._xla")
 
   ours = _recurrences() | _softmax()
 
@@ -234,8 +235,9 @@ def compared(row: Row, arrays: Arrays, rounds: int) -> list[str]:
       )
     seconds = in_turn((ours, theirs), given, rounds)
     cells.append(f"{seconds[0] / seconds[1]:.2f}")
-    mib = [run.memory_analysis().temp_size_in_bytes for run in (ours, theirs)]
-    cells.append(f"{mib[0] / max(mib[1], 1):.2f}")
+    memory: Any = [run.memory_analysis() for run in (ours, theirs)]
+    temporaries = [x.temp_size_in_bytes for x in memory]
+    cells.append(f"{temporaries[0] / max(temporaries[1], 1):.2f}")
   return [*cells, difference]
 
 

@@ -57,7 +57,7 @@ config = experiment_config.parse(copy.get_config("banded"))
 found["slots"] = models.slots(config.model)
 found["capabilities"] = capability_table()
 try:
-  arguments.accepted_options("toy", lambda q, k, v: None, {"dropout_rate": 0.1})
+  plug.accepted_options("toy", lambda q, k, v: None, {"dropout_rate": 0.1})
 except ValueError as error:
   found["refusal"] = str(error)
 

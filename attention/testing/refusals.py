@@ -93,7 +93,7 @@ def _refused(mechanism: Mechanism, feature: str) -> None:
   """No option may be accepted and ignored.
 
   What `supports` does not name must raise ValueError('argument: what was expected
-  and what came; what to do instead'). `attention.arguments.accepted_options` does
+  and what came; what to do instead'). `attention.plug.accepted_options` does
   that for options that a function's signature does not have, `arguments.key_mask`
   for masks.
   """
@@ -144,7 +144,7 @@ def refuses_values_of_more_heads(mechanism: Mechanism) -> None:
 def refuses_an_unknown_option(mechanism: Mechanism) -> None:
   """An option that the mechanism does not have must raise, with any value.
 
-  Do not catch options with **kwargs; `attention.arguments.accepted_options` reads
+  Do not catch options with **kwargs; `attention.plug.accepted_options` reads
   them from the function's signature.
   """
   qkv, _ = mechanism.draw(Case())

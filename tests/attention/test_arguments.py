@@ -113,7 +113,7 @@ def test_options_are_taken_dropped_or_refused():
     del query, key, value, mask, is_causal
 
   def accepted(**options):
-    return arguments.accepted_options("toy", function, options)
+    return plug.accepted_options("toy", function, options)
 
   assert accepted(mask=None, is_causal=True) == {
     "mask": None,
@@ -128,8 +128,8 @@ def test_options_are_taken_dropped_or_refused():
     with pytest.raises(ValueError, match=r"^nosuch: .*it takes mask, is_caus"):
       accepted(nosuch=asked)
   with pytest.raises(ValueError, match=r"^mask: the record of toy .* its own"):
-    arguments.accepted_options("toy", function, {"mask": None}, own=["mask"])
-  assert arguments.accepted_options("toy", lambda **any: None, {"x": 3})
+    plug.accepted_options("toy", function, {"mask": None}, own=["mask"])
+  assert plug.accepted_options("toy", lambda **any: None, {"x": 3})
 
 
 X = jnp.ones((1, 4, 2, 8))
