@@ -270,8 +270,7 @@ def test_a_notebook_runs_again_when_what_it_depends_on_changed(
 _TUTORIALS = [
   path
   for path in _PAGES
-  if path.parent.name == "tutorials"
-  and path.stem != "9_question"
+  if (path.parent.name == "tutorials" and path.stem != "9_question")
   or path == _DOCS / "start.md"
 ]
 _HEADER = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n# "
