@@ -228,8 +228,7 @@ def _attend(
   # The end of a chunk is that of its last position, also where zeros follow.
   ends = jnp.pad(ends, [(0, 0), (0, -length % size)], mode="edge")
   step = functools.partial(_step, count)
-  inputs = packing.whole_steps((positions, *inputs), size)
-  inputs = ends, *inputs, packing.whole_steps(resets, count)
+  inputs = ends, positions, *inputs, packing.whole_steps(resets, count)
   return scan(step, (), sums, inputs, size=size, is_empty=is_empty)
 
 

@@ -15,14 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, layout
-from attention.scan import CHUNK, chunk_size
+from attention.scan import CHUNK, Resets, chunk_size
 from attention.softmax import padded
 
 _SHORTEST = 16
 """The least C, for rows of many short segments."""
-
-Resets = tuple[Bool[Array, "B X"], Any]
-"""Which of X chunks begin with a state of their own, and these states `[B, X, …]`."""
 
 
 class Packing(NamedTuple):
@@ -68,7 +65,7 @@ class Packing(NamedTuple):
       states: a pytree of first states `[B, G, …]`.
     """
     first = jax.tree.map(lambda x: layout.rows_at(x, self.segment), states)
-    out, after = attend(self.spread(inputs), (self.opens, first))
+    out, after = attend(self.spread(inputs), Resets(self.opens, first))
 
     def read(rows, place):
       return rows.at[place].get(mode="fill", fill_value=0)
@@ -164,20 +161,25 @@ def first_state(
   return state.astype(jnp.float32)
 
 
-def whole_steps(tree: Any, count: int) -> Any:
-  """Arrays `[B, X, …]` with zeros behind, for steps of `count` of the X."""
-  return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), tree)
+def whole_steps(resets: Resets | None, count: int) -> Resets | None:
+  """Resets with zeros behind, for steps of `count` of the X chunks."""
+  return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), resets)
 
 
-def of_heads(resets: Any, factor: Float[Array, "B N G X Y"]) -> Any:
-  """`resets` of `packing` as `chunk_prefixes` takes them: (0, states `[B, N, G, …]`)."""
+def of_heads(
+  resets: Resets | None, factor: Float[Array, "B N G X Y"]
+) -> Resets | None:
+  """Resets as `chunk_prefixes` takes them, to the states (0, `[B, N, G, …]`)."""
   if resets is None:
     return None
-  return resets[0], (jnp.zeros_like(factor), jnp.moveaxis(resets[1], 1, 2))
+  states = jnp.moveaxis(resets.states, 1, 2)
+  return Resets(resets.opens, (jnp.zeros_like(factor), states))
 
 
 def with_states(
-  out: Float[Array, "B T N V"], after: Float[Array, "B N G H X"], resets: Any
+  out: Float[Array, "B T N V"],
+  after: Float[Array, "B N G H X"],
+  resets: Resets | None,
 ) -> Any:
   """The results, and with `resets` the states after each chunk."""
   return out if resets is None else (out, jnp.moveaxis(after, 2, 1))

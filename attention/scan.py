@@ -15,7 +15,7 @@ That is what the backward here buys; `attention.derivative` keeps forward mode b
 
 from collections.abc import Callable
 import functools
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,18 @@ T = TypeVar("T")
 
 Tree = Any
 """A pytree of arrays `[B, T, …]`, or of their chunks `[B, C, …]`."""
+
+
+class Resets(NamedTuple):
+  """Which of X chunks begin with a state of their own.
+
+  Attributes:
+    opens: `[B, X]`.
+    states: a pytree of `[B, X, …]`.
+  """
+
+  opens: Bool[Array, "B X"]
+  states: Any
 
 
 def scan(
@@ -51,8 +63,8 @@ def scan(
     params: a pytree that every step reads.
     state: a pytree, the state before the first chunk.
     xs: a pytree of `[B, T, …]`. T is that of the first leaf; longer leaves are cut.
-      Zeros fill the last chunk, and a step must not change the state for them. A
-      shorter leaf has some rows for each step, and so may y have.
+      Zeros fill the last chunk, and a step must not change the state for them. Of
+      `Resets` every step has as many.
     size: C, positions of a chunk.
     is_empty: whether `state` is the empty state. If so, and if there is one chunk
       only, `step` may get None in its place.
@@ -70,13 +82,14 @@ def scan(
   count = -(-length // size)
 
   def whole(x):
-    if x.shape[1] < length:
+    if isinstance(x, Resets):
       return x
     x = x[:, :length]
     missing = count * size - x.shape[1]
     return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
 
-  params, state, xs = match_varying((params, state, jax.tree.map(whole, xs)))
+  xs = jax.tree.map(whole, xs, is_leaf=lambda x: isinstance(x, Resets))
+  params, state, xs = match_varying((params, state, xs))
   if count == 1 and platform.name() == "cpu":
     # Without a loop, an empty state would be a constant, and some versions of
     # XLA:CPU compute products of constants wrongly (benchmarks/README.md).
@@ -271,7 +284,7 @@ def chunk_prefixes(
   join: Callable[[T, T], T],
   first: T,
   own: T,
-  resets: tuple[Bool[Array, "B G"], T] | None = None,
+  resets: Resets | None = None,
 ) -> T:
   """The states before each of G chunks: `first`, joined with `own` of those before.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attention
-from attention import ATTENTIONS, arguments
+from attention import ATTENTIONS, arguments, plug
 from tests.attention.forms import FUNCTIONS
 
 QUERY, KEY, VALUE = (
