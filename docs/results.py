@@ -12,6 +12,10 @@ that a comment names get counts of solved seeds, and the others stay:
 
     <!-- overview: recall=results/capacity.jsonl.xz -->
 
+and a `board` is one row a mechanism of several records, a column each:
+
+    <!-- board: recall=results/capacity.jsonl.xz text=results/language.jsonl.xz -->
+
 A picture `results/capacity.curves-recall.png` of the page is `plots/curves-recall.png`
 of the report of these records.
 """
@@ -140,6 +144,8 @@ def remade(text: str, folder: Path) -> str:
     begin, kind, source, old, end = match.groups()
     if kind == "overview":
       return f"{begin}{_overview(old, source.split(), folder)}\n{end}"
+    if kind == "board":
+      return f"{begin}{_markdown(board(source.split(), folder))}\n{end}"
     texts = []
     for name, task in _tasks(folder / source).items():
       content = KINDS[kind](task).rename_axis(name).reset_index()
@@ -147,6 +153,56 @@ def remade(text: str, folder: Path) -> str:
     return begin + "\n".join(texts) + end
 
   return _MARKED.sub(table, text)
+
+
+def board(sources: Sequence[str], folder: Path) -> pd.DataFrame:
+  """One row a mechanism, a column for each of `column=file`, the first with its KiB.
+
+  A task with a test at other lengths has a column of the trained one, too. Marks: e, the
+  rate is at the edge of its grid; p, parameters differ by more than 2 %; w, feed-forward
+  layers are one wide.
+  """
+  table: dict[str, dict[str, str]] = {}
+  columns: list[str] = []
+  for place, source in enumerate(sources):
+    column, _, file = source.partition("=")
+    (task,) = _tasks(folder / file).values()
+    rows = task.ended[task.ended["width"] != DENSE]
+    names = [column]
+    trained = task.at_lengths[task.at_lengths["ratio"] == 1]
+    if len(trained):
+      longest = task.at_lengths["length"].max()
+      names = [
+        f"{column} at {length}" for length in (trained["length"].max(), longest)
+      ]
+    columns += (["KiB"] if not place else []) + names
+    for _, row in rows.iterrows():
+      cells = table.setdefault(f"`{row['attention']}`", {})
+      if not place:
+        cells["KiB"] = number(row["cache_bytes"] / 1024)
+      limit = task.runs["solved_at"].astype(float).max()
+      if math.isnan(limit):
+        cells[column] = number(row["mean"])
+      else:
+        cells[names[-1]] = f"{row['solved']:.0f} of {row['trials']:.0f}"
+      if len(names) > 1:
+        own = trained[trained["row"] == row["row"]]["value"]
+        cells[names[0]] = f"{(own >= limit).sum()} of {len(own)}"
+      cells[names[0]] += _marks(row)
+  content = pd.DataFrame.from_dict(table, orient="index", columns=columns)
+  return content.fillna(NOTHING).rename_axis("mechanism").reset_index()
+
+
+def _marks(row: Any) -> str:
+  """What is to be known of a row beside others, as letters."""
+  apart = abs(row["parameters"] / row["dense_parameters"] - 1)
+  marks = {
+    "e": bool(row["at_edge"]),
+    "p": apart > 0.02,
+    "w": row["feed_forward"] == 1,
+  }
+  text = "".join(letter for letter, holds in marks.items() if holds)
+  return f" <sup>{text}</sup>" if text else ""
 
 
 def draw(path: Path) -> None:

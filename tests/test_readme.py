@@ -40,7 +40,7 @@ def _run(page, namespace):
 
 def test_it_is_read_in_a_minute():
   lines = _README.splitlines()
-  assert len(lines) <= 150
+  assert len(lines) <= 130
   assert not [line for line in lines if len(line) > 120]
 
 
