@@ -17,7 +17,7 @@ from training import experiment, experiment_config, workdir
 
 MIXED = "linformer · dense · linformer"
 _ROOT = pathlib.Path(__file__).parent.parent
-_RESULTS = (_ROOT / "docs" / "results.md").read_text()
+_RESULTS = (_ROOT / "docs" / "results_appendix.md").read_text()
 
 
 def load(task, attention, **leaves):
