@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import arguments, gates, layout, packing, plug, recurrence
 from attention.gated_linear import mamba2, with_steps
 from attention.scan import (
+  Resets,
   chunk_prefixes,
   chunk_size,
   chunks_per_step,
@@ -269,7 +270,7 @@ def _step(count, params, sums, inputs):
       opens, states = resets
       begun = positions[:, :, None, :, :1, None]
       states = jnp.zeros_like(own[0]), jnp.moveaxis(states, 1, 3), begun
-      before = chunk_prefixes(_joined, first, own, (opens, states))
+      before = chunk_prefixes(_joined, first, own, Resets(opens, states))
       last = _joined(before, own)
     else:
       before = chunk_prefixes(_joined, first, own)
