@@ -115,7 +115,9 @@ def _recurrence(
   if num_segments is not None:
     segments = options["segment_ids"]
   keep = jnp.ones((batch, length), bool) if keep is None else keep
-  packed = packing.packing_of(query, num_segments, options)
+  packed = None
+  if num_segments is not None:
+    packed = packing.packing_of(query, num_segments, options)
   (key, value, scales), log_decay, begins = recurrence.by_head(
     query, (key, value, level_scales), **options
   )
@@ -229,7 +231,12 @@ def _attend(
   # The end of a chunk is that of its last position, also where zeros follow.
   ends = jnp.pad(ends, [(0, 0), (0, -length % size)], mode="edge")
   step = functools.partial(_step, count)
-  inputs = ends, positions, *inputs, packing.whole_steps(resets, count)
+  inputs = (
+    ends,
+    positions,
+    *inputs,
+    resets and packing.whole_steps(resets, count),
+  )
   return scan(step, (), sums, inputs, size=size, is_empty=is_empty)
 
 

@@ -92,7 +92,9 @@ def _recurrence(
   names = "num_iterations", "regularizer", "scale"
   num_iterations, regularizer, scale = (options.pop(name) for name in names)
   return_state = options.pop("return_state", True)
-  packed = packing.packing_of(query, num_segments, options)
+  packed = None
+  if num_segments is not None:
+    packed = packing.packing_of(query, num_segments, options)
   arrays, log_decay, _ = recurrence.by_head(
     query, (key, value, beta[..., None]), **options
   )
@@ -122,7 +124,7 @@ def _recurrence(
       functools.partial(_step, count, num_iterations),
       regularizer.astype(jnp.float32),
       state,
-      (*inputs, packing.whole_steps(resets, count)),
+      (*inputs, resets and packing.whole_steps(resets, count)),
       size=size * count,
       is_empty=initial_state is None and not is_part and resets is None,
     )
@@ -170,9 +172,10 @@ def _step(count, num_iterations, regularizer, state, inputs):
   out = scores @ value[..., head_dim:]
   if before is not None:
     out += (from_start * x) @ before[..., head_dim:]
-  return after[:, :, -1], packing.with_states(
-    recurrence.unchunked(out), after, resets
-  )
+  out = recurrence.unchunked(out)
+  if resets is not None:
+    out = packing.with_states(out, after)
+  return after[:, :, -1], out
 
 
 # A residual is as exact as its products, which a GPU does not make in float32.

@@ -127,12 +127,10 @@ def pack(
 
 def packing_of(
   query: Float[Array, "B T N H"],
-  num_segments: int | None,
+  num_segments: int,
   options: dict[str, Any],
-) -> Packing | None:
+) -> Packing:
   """The layout of segments with states of their own, whose ids leave the options."""
-  if num_segments is None:
-    return None
   keep = arguments.key_mask(options["mask"], query, query)
   return pack(options.pop("segment_ids"), keep, num_segments)
 
@@ -161,7 +159,7 @@ def first_state(
   return state.astype(jnp.float32)
 
 
-def whole_steps(resets: Resets | None, count: int) -> Resets | None:
+def whole_steps(resets: Resets, count: int) -> Resets:
   """Resets with zeros behind, for steps of `count` of the X chunks."""
   return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), resets)
 
@@ -177,9 +175,7 @@ def of_heads(
 
 
 def with_states(
-  out: Float[Array, "B T N V"],
-  after: Float[Array, "B N G H X"],
-  resets: Resets | None,
-) -> Any:
-  """The results, and with `resets` the states after each chunk."""
-  return out if resets is None else (out, jnp.moveaxis(after, 2, 1))
+  out: Float[Array, "B T N V"], after: Float[Array, "B N G H X"]
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B G N H X"]]:
+  """The results, and the states after each chunk."""
+  return out, jnp.moveaxis(after, 2, 1)

@@ -113,7 +113,8 @@ def recurrent_attention(
   packed = None
   if implementation != "jla":  # The kernels find out where segments begin.
     options["segment_ids"] = segment_ids
-    packed = packing.packing_of(query, num_segments, options)
+    if num_segments is not None:
+      packed = packing.packing_of(query, num_segments, options)
   arrays, log_decay, begins = by_head(
     query, (*arrays, beta), log_decay=log_decay, **options
   )
@@ -320,7 +321,7 @@ def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
     step,
     (),
     state,
-    (*inputs, packing.whole_steps(resets, count)),
+    (*inputs, resets and packing.whole_steps(resets, count)),
     size=size * count,
     is_empty=is_empty,
     position=position,
@@ -405,7 +406,10 @@ def _step(count, erases_before_decay, params, state, inputs):
   if before is not None:
     out += (query * from_start) @ before
     after += factor * before
-  return after[:, :, -1], packing.with_states(unchunked(out), after, resets)
+  out = unchunked(out)
+  if resets is not None:
+    out = packing.with_states(out, after)
+  return after[:, :, -1], out
 
 
 def chunks(arrays: Any, count: int) -> Any:

@@ -157,12 +157,10 @@ def _one_by_one(position, arrays):
 
 def _chunk(xs: Tree, i: jax.Array | int, count: int) -> Tree:
   """Part i of all arrays, of as many equal parts."""
-
-  def part(x):
-    size = x.shape[1] // count
-    return jax.lax.dynamic_slice_in_dim(x, i * size, size, 1)
-
-  return jax.tree.map(part, xs)
+  cut = jax.lax.dynamic_slice_in_dim
+  return jax.tree.map(
+    lambda x: cut(x, i * (x.shape[1] // count), x.shape[1] // count, 1), xs
+  )
 
 
 def _written(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
