@@ -46,8 +46,8 @@ def gated_linear_attention(
   Everything is float32 for inputs of any dtype.
 
   N is the most heads that query, key or value has, and a multiple of the others, of which
-  each head serves neighbours: values of 32 heads are read by queries and keys of 16 (Gated
-  DeltaNet in Qwen3-Next), or queries of 32 heads read keys and values of 8.
+  each head serves neighbours: values of 24 heads are read by queries and keys of 12, or
+  queries of 24 heads read keys and values of 8.
 
   Args:
     log_decay: natural logarithms of the decays, at most 0: `[B, T, N]`, one for a
@@ -80,8 +80,8 @@ def gated_linear_attention(
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
-  one state for each chunk. With G segments, of T + G·C positions in chunks of C = 16 or
-  T/G, at most 64, and always a state for each chunk.
+  one state for each chunk. With `num_segments` G, it is of T + G·C positions and
+  always has a state for each chunk; C is smaller where segments are short.
 
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.

@@ -16,7 +16,7 @@ from attention import plug
 from attention.testing.calls import assert_same_bits
 
 _SIZES = {"B": 2, "T": 13, "S": 13, "N": 4, "K": 2, "H": 8, "V": 8, "L": 5}
-_SIZES |= {"M": 6, "C": 4, "R": 2, "I": 2, "D": 4}
+_SIZES |= {"Q": 4, "U": 2, "M": 6, "C": 4, "R": 2, "I": 2, "D": 4}
 
 _PAIRED = ("query", "index_query", "index_weight", "branch_gates")
 """Arrays of which a position changes its own result alone."""

@@ -95,7 +95,7 @@ def test_the_page_names_every_mechanism_and_has_its_figures(finished):
   out, _ = finished
   page = (out / "report.html").read_text()
   assert all(name in page for name in ("own", HYBRID, "nystrom"))
-  assert page.count("<figure>") == 3
+  assert page.count("<figure") == 3
   assert HYBRID in (out / "report.md").read_text()
   assert {path.name for path in (out / "plots").iterdir()} == {
     f"{stem}.{kind}"
