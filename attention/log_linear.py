@@ -118,6 +118,7 @@ def _recurrence(
   packed = None
   if num_segments is not None:
     packed = packing.packing_of(query, num_segments, options)
+    keep &= (segments >= 0) & (segments < num_segments)
   (key, value, scales), log_decay, begins = recurrence.by_head(
     query, (key, value, level_scales), **options
   )

@@ -86,6 +86,8 @@ def pack(
 ) -> Packing:
   """Lays out the segments 0 … G−1 of each row, each of which is one stretch.
 
+  Positions of another id, such as −1, are hidden.
+
   Raises:
     ValueError: there are no ids.
   """
@@ -98,8 +100,8 @@ def pack(
   size = min(CHUNK, max(_SHORTEST, length // num_segments))
   size = chunk_size(length, size)
   count = min((length + num_segments * (size - 1)) // size, length)
-  if keep is None:
-    keep = jnp.ones_like(segment_ids, bool)
+  is_there = (segment_ids >= 0) & (segment_ids < num_segments)
+  keep = is_there if keep is None else keep & is_there
   places = jnp.arange(length)[None]
   # The last position before each that is kept, and whether its segment is another.
   before = jax.lax.cummax(jnp.where(keep, places, -1), axis=1)

@@ -27,8 +27,9 @@ added to by the pairs with c of what is read, e:
     (I + stril(B^p)) e = stril(A^p) v + (p ⊙ e^G_i) S        B^x_ij = Σ_h x_ih c_jh e^G_ijh
     out += −tril(B^q) e        S += −(c ⊙ e^G_Cj)ᵀ e
 
-A CPU takes a call without derivative position by position, as the first lines are
-written: the products of chunks are what gradients need.
+A CPU takes a long call without derivative position by position, as the first lines are
+written, where decays are of channels or the state is small: the products of chunks are
+what gradients need.
 
 Every exponent is a sum of decays, hence never positive: nothing overflows, and what
 underflows is nothing. Where a segment begins, g is −10³⁰, and nothing of what was
@@ -106,7 +107,7 @@ def recurrent_attention(
   rule B·N·H².
   """
   decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
-  query = for_values(query, value)
+  query = for_values(for_values(query, key), value)
   arrays = key, value, erase_key, erase_gate, write_gate, replacement
   beta = None if beta is None else beta[..., None]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}

@@ -384,8 +384,8 @@ def paced(
 ) -> Comparison:
   """A comparison whose runs are evaluated as often as those of its folder.
 
-  No parameter depends on it, so a folder goes on when a config evaluates oftener
-  than the one that it was made with.
+  No parameter depends on it but by `patience` and `checkpoint_keep=best`, so a folder
+  goes on when a config evaluates oftener than the one that it was made with.
 
   Args:
     comparison: to continue.

@@ -15,9 +15,12 @@ so nothing else has positions.
 Qwen3-Next and Kimi Linear (arXiv:2510.26692) mix layers three to one.
 """
 
+import itertools
+
 import ml_collections
 
 from configs import attentions, text
+from settings.typed import split
 
 
 def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
@@ -32,7 +35,9 @@ def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
     }
   )
   with config.ignore_type():
+    # Several take turns in the three layers before the exact one.
+    chosen = itertools.islice(itertools.cycle(split(attention)), 3)
     config.model.decoder_attention = attentions.layers(
-      f"{attention},{attention},{attention},flash"
+      ",".join([*chosen, "flash"])
     )
   return config

@@ -406,6 +406,11 @@ class ModelConfig:
       elif chosen == ():
         raise ValueError(f"{field}: expected at least one mechanism, got none")
     for field, mechanisms in self.attentions.items():
+      if len(mechanisms) > len(self.layers(field)):
+        raise ValueError(
+          f"{field}: expected at most one mechanism for each of the "
+          f"{len(self.layers(field))} layers, got {len(mechanisms)}"
+        )
       needs = dict(NEEDS[field])
       if self.position in ("t5", "alibi", "shaw") and "cross" not in needs:
         needs["relative"] = (

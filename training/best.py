@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import functools
+import math
 from typing import Any
 
 import jax
@@ -45,7 +46,10 @@ class BestEvaluation:
     """
     value = values[self._metric]
     sign = -1 if is_lower_better(self._metric) else 1
-    is_gain = self._value is None or sign * value > sign * self._value
+    if self._value is None:
+      is_gain = not math.isnan(value)
+    else:
+      is_gain = sign * value > sign * self._value
     if counts and is_gain:
       self._value, self._evaluations_since = value, 0
     elif counts:

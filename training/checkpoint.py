@@ -205,7 +205,8 @@ class Checkpoints:
     self._manager.wait_until_finished()
     steps = sorted(self._manager.all_steps(), reverse=True)
     if best and self._best_metric:
-      steps.sort(key=self._manager.best_step().__ne__)
+      best_step = self._manager.best_step()  # None before there is a metric.
+      steps.sort(key=lambda number: number != best_step)
     if step is not None and step not in steps:
       raise ConfigError(f"step: expected one of {sorted(steps)}, got {step!r}")
     steps = steps if step is None else [step]

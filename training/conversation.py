@@ -88,7 +88,7 @@ class Conversation:
             "prompt": inference.pad([prompt], task.pad_id, most, most),
             "prompt_length": np.array([len(prompt)], np.int32),
           },
-          max_length=room,
+          max_length=min(room, length),
           rng=jax.random.fold_in(key, len(written)),
           **self._options,
         )

@@ -90,11 +90,13 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"{recorded.get('task.name')!r}, expected one of "
       f"{leaves['task.name']!r}; choose a new folder"
     )
+  # Evaluations decide with which parameters such a run ends.
+  decisive = ("eval_every",) if config.train.asks_best else ()
   differing = [
     leaf
     for leaf in {**recorded, **leaves}
     if recorded.get(leaf, _UNSET) != leaves.get(leaf, _UNSET)
-    and leaf not in _MAY_CHANGE
+    and (leaf not in _MAY_CHANGE or leaf in decisive)
   ]
   steps = recorded.get("num_steps")
   if differing == ["num_steps"] and isinstance(steps, int):

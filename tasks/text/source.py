@@ -94,7 +94,7 @@ def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
     DataError: what is wrong with a file, in one line.
   """
   for number, path in enumerate(paths):
-    read = _READERS.get(_suffix(path))
+    read = _READERS.get(suffix(path))
     if read is None and column:
       raise DataError(
         f"task.column: {path} is plain text, which has no columns; expected "
@@ -112,7 +112,8 @@ def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
       yield "\n"
 
 
-def _suffix(path: pathlib.Path) -> str:
+def suffix(path: pathlib.Path) -> str:
+  """What says how a file is read: '.jsonl' of 'a.jsonl.gz'."""
   return pathlib.Path(path.name.removesuffix(".gz")).suffix
 
 
@@ -156,8 +157,14 @@ def _json_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
 
 def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   pyarrow = _pyarrow(path, "csv")
-  with files.opened(path) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
-    header = next(csv.reader(text), ())
+  try:
+    with (
+      files.opened(path) as file,
+      io.TextIOWrapper(file, "utf-8-sig") as text,
+    ):
+      header = next(csv.reader(text), ())
+  except UnicodeDecodeError as error:
+    raise DataError(f"{path}: expected UTF-8, {one_line(error)}") from error
   _check_column(path, column, header)
   with files.opened(path) as file, _faults_of(path):
     batches = pyarrow.open_csv(

@@ -149,7 +149,9 @@ def _on_disk(
     opened = vocabularies.open_file(config.tokenizer, extra)
     given = hashlib.sha256(opened.content()).hexdigest()
   made = config.column, config.vocabulary, config.vocab_size, given, extra, also
-  place = cache.folder("texts") / _key(*made, digests)
+  # The same bytes are another text as JSON Lines.
+  suffixes = [source.suffix(path) for path in paths]
+  place = cache.folder("texts") / _key(*made, suffixes, digests)
   folder = cache.prepare(place, write)
   vocabulary = vocabularies.open_file(str(folder), extra)
   base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())

@@ -217,3 +217,19 @@ def test_what_does_not_fit_is_told(change, message):
   }
   with pytest.raises(ValueError, match=f"^{message}"):
     jax.eval_shape(functools.partial(function, **static), **given)
+
+
+@pytest.mark.parametrize("rule", ["gated-head", "log_linear"])
+def test_positions_of_no_segment_are_hidden(rule):
+  """Their id is −1, as padding often has, or beyond the last."""
+  function, _, given = chosen(rule)
+  ids = np.repeat(np.arange(SEGMENTS), LENGTH // SEGMENTS)[None]
+  ids = np.broadcast_to(ids, (BATCH, LENGTH)).copy()
+  keep = np.ones((BATCH, 1, 1, LENGTH), bool)
+  keep[..., 20:30], keep[..., -7:] = False, False
+  outside = ids.copy()
+  outside[:, 20:30], outside[:, -7:] = -1, SEGMENTS
+  run = cases.compiled(function, num_segments=SEGMENTS)
+  hidden = run(given | {"segment_ids": outside})
+  masked = run(given | {"segment_ids": ids, "mask": keep})
+  cases.assert_values(hidden, masked, 1e-6)

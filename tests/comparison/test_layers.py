@@ -76,7 +76,7 @@ def test_the_sizes_are_those_of_the_file():
 
 def test_a_name_beside_layers_changes_no_run():
   """Folders that were made when it was needed go on."""
-  layers = {"layers": "gated_delta,gated_delta,dense"}
+  layers = {"layers": "gated_delta,dense"}
   (old,), (new,) = (
     planned(attention="a", variants={"a": one | layers})
     for one in ({"name": "gated_delta"}, {})
@@ -84,7 +84,7 @@ def test_a_name_beside_layers_changes_no_run():
   assert old == new
   # What the digest of such a folder was made of.
   assert new.mechanism == "gated_delta"
-  words = "[gated_delta,gated_delta,dense]"
+  words = "[gated_delta,dense]"
   assert new.leaves["model.decoder_attention"] == words
 
 

@@ -1,12 +1,14 @@
 """The best evaluation: kept, waited for, and counted across a restart."""
 
 import pathlib
+import shutil
 
 import pytest
 
 from settings.errors import ConfigError
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import config, make_functions
+from training import best as best_lib
 from training import experiment, profile
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
@@ -161,3 +163,21 @@ def test_a_run_with_more_steps_ends_where_one_of_these_steps_does(
   results = run(Valley(lowest), **asked)
   assert results["validation"]["stopped"].startswith("at step 6: ")
   assert newest(tmp_path) == expected
+
+
+def test_a_value_that_is_no_number_is_no_gain():
+  settings = TrainConfig(batch_size=4, num_steps=4, eval_every=1, patience=2)
+  found = best_lib.BestEvaluation(settings, {})
+  gains = [
+    found.add({"loss": x}, counts=True) for x in (float("nan"), 2.0, 1.0)
+  ]
+  assert gains == [None, 2.0, 1.0]
+  assert not found.has_ended
+
+
+def test_the_newest_is_read_before_any_evaluation(run, tmp_path):
+  asked = {"checkpoint_keep": "best", "num_steps": 8, "eval_every": 7}
+  run(FakeTask(), **asked, checkpoint_every=2, stop_at=3)
+  for metrics in (tmp_path / "checkpoints").glob("*/metrics"):
+    shutil.rmtree(metrics)  # As of a run that was killed between evaluations.
+  assert best(tmp_path, "loss") == max(kept(tmp_path))
