@@ -111,9 +111,8 @@ def _recurrence(
       f"level_scales: expected [B, T, N, L] with L of at least {least} for "
       f"{total} positions, got L = {levels}"
     )
-  keep, segments = arguments.key_mask(options["mask"], query, query, ""), None
-  if num_segments is not None:
-    segments = options["segment_ids"]
+  keep = arguments.key_mask(options["mask"], query, query, "")
+  segments: Any = options.get("segment_ids")
   keep = jnp.ones((batch, length), bool) if keep is None else keep
   packed = None
   if num_segments is not None:
