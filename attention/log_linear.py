@@ -9,7 +9,7 @@ chunk may begin at any position, and at another one in each example.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
