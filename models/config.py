@@ -256,11 +256,15 @@ class ModelConfig:
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
     """The mechanism of every layer that has the slot `field`."""
-    number = self.num_layers
-    if field != "encoder_attention":
-      number = self.num_decoder_layers or number
     chosen = self.attentions[field]
-    return tuple(chosen[i % len(chosen)] for i in range(number))
+    return tuple(
+      chosen[i % len(chosen)] for i in range(self._layers_with(field))
+    )
+
+  def _layers_with(self, field: str) -> int:
+    if field == "encoder_attention":
+      return self.num_layers
+    return self.num_decoder_layers or self.num_layers
 
   @functools.cached_property
   def cycle(self) -> tuple["ModelConfig", ...]:
@@ -406,10 +410,10 @@ class ModelConfig:
       elif chosen == ():
         raise ValueError(f"{field}: expected at least one mechanism, got none")
     for field, mechanisms in self.attentions.items():
-      if len(mechanisms) > len(self.layers(field)):
+      if len(mechanisms) > self._layers_with(field):
         raise ValueError(
           f"{field}: expected at most one mechanism for each of the "
-          f"{len(self.layers(field))} layers, got {len(mechanisms)}"
+          f"{self._layers_with(field)} layers, got {len(mechanisms)}"
         )
       needs = dict(NEEDS[field])
       if self.position in ("t5", "alibi", "shaw") and "cross" not in needs:
