@@ -95,3 +95,19 @@ def head_rows(
   by_kv_head = index.reshape(x.shape[0], x.shape[2], -1)
   rows = jax.vmap(jax.vmap(read, (1, 0)))(x, by_kv_head)
   return rows.reshape(*index.shape, *x.shape[3:]).astype(dtype)
+
+
+def zeros_after(
+  event: Shaped[Array, "..."],
+  like: Shaped[Array, "..."],
+  dtype: Any = None,
+  shape: tuple[Any, ...] | None = None,
+) -> Float[Array, "..."]:
+  """`jnp.zeros_like(like, dtype, shape=shape)`, not made before `event` is there.
+
+  XLA:GPU makes zeros that depend on nothing in one kernel for all layers of a model,
+  as the step begins, and keeps those of the last layer until its turn.
+  """
+  zero = jnp.zeros((), like.dtype if dtype is None else dtype)
+  zero, _ = jax.lax.optimization_barrier((zero, event))
+  return jnp.zeros_like(like, dtype, shape=shape) + zero

@@ -136,9 +136,9 @@ def forward(grid: "Grid", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     if grid.one_visit:
       m, total, out = visit(q, start, 0, None)
     else:
-      zeros = jnp.zeros_like(q[..., :1], jnp.float32)
       shape = *q.shape[:3], arrays[1].shape[3]
-      out = jnp.zeros_like(q, jnp.float32, shape=shape)
+      out = layout.zeros_after(q, q, jnp.float32, shape)
+      zeros = out[..., :1]
       m, total, out = jax.lax.fori_loop(
         0,
         grid.visits(constants.visible, start),
@@ -154,8 +154,8 @@ def forward(grid: "Grid", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     return [grid.put(x, i, y) for x, y in zip(results, parts, strict=True)]
 
   shape = query.shape[:3]
-  out = jnp.zeros_like(query, shape=(*shape, arrays[1].shape[3]))
-  lse = jnp.zeros_like(query, jnp.float32, shape=(*shape, 1))
+  out = layout.zeros_after(query, query, shape=(*shape, arrays[1].shape[3]))
+  lse = layout.zeros_after(query, query, jnp.float32, (*shape, 1))
   out, lse = jax.lax.fori_loop(0, grid.steps, step, [out, lse])
   return (out, lse[..., 0]), (out, lse[..., 0])
 
@@ -211,7 +211,7 @@ def backward(
       more, parts = grid.each(partial(visit, j))(rows, starts)
       return dq + more, _added(grid, constants, totals, parts, starts, j)
 
-    carry = jnp.zeros_like(q, jnp.float32), totals
+    carry = zeros(q, jnp.float32), totals
     if grid.one_visit:
       dq, totals = body(0, carry)
     else:
@@ -219,8 +219,9 @@ def backward(
       dq, totals = jax.lax.fori_loop(0, visits, body, carry)
     return grid.put(dquery, i, dq), totals
 
-  zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), arrays)
-  carry = jnp.zeros_like(query), zeros
+  zeros = partial(layout.zeros_after, out_grad)
+  totals = jax.tree.map(lambda x: zeros(x, jnp.float32), arrays)
+  carry = zeros(query), totals
   dquery, totals = jax.lax.fori_loop(0, grid.steps, step, carry)
   return dquery, *totals, constants
 

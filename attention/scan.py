@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float
 
 from attention import platform
 from attention.derivative import match_varying, with_backward
+from attention.layout import zeros_after
 from attention.softmax import block_map
 
 CHUNK = 64
@@ -117,8 +118,8 @@ def _forward(step, count, arrays):
   leaf = jax.tree.leaves(xs)[0]
   _, y = jax.eval_shape(step, params, state, _chunk(xs, 0, count))
   ys = jax.tree.map(
-    lambda y: jnp.zeros_like(
-      leaf, y.dtype, shape=(y.shape[0], count * y.shape[1], *y.shape[2:])
+    lambda y: zeros_after(
+      leaf, leaf, y.dtype, (y.shape[0], count * y.shape[1], *y.shape[2:])
     ),
     y,
   )
@@ -143,7 +144,8 @@ def _backward(step, count, arrays, saved, cotangents):
     d_params = jax.tree.map(jnp.add, d_params, more)
     return (d_params, d_state, _written(d_xs, d_x, i)), None
 
-  d_params, d_xs = jax.tree.map(jnp.zeros_like, (params, xs))
+  zeros = functools.partial(zeros_after, jax.tree.leaves(d_ys)[0])
+  d_params, d_xs = jax.tree.map(zeros, (params, xs))
   carry = d_params, d_state, d_xs
   return jax.lax.scan(one, carry, saved, reverse=True)[0]
 

@@ -231,17 +231,18 @@ class _Ring(NamedTuple):
   grid: Grid
   is_causal: bool
 
-  def round(
-    self, meet: Callable[..., Any], moving: Any, resting: Any
-  ) -> tuple[Any, Any]:
-    """`meet(i, moving, resting)`, after `moving` has been passed on i times."""
+  def round(self, meet: Callable[..., Any], moving: Any) -> tuple[Any, Any]:
+    """`meet(i, moving, resting)`, after `moving` has been passed on i times.
+
+    What rests is None in the first, and in the others what the one before left.
+    """
 
     def step(carry, i):
       moving, resting = carry
       return meet(i, passed_on(moving, self.axis_name), resting), None
 
     size = jax.lax.axis_size(self.axis_name)
-    carry = meet(0, moving, resting)
+    carry = meet(0, moving, None)
     if size > 1:
       carry, _ = jax.lax.scan(step, carry, jnp.arange(1, size))
     return carry
@@ -279,17 +280,14 @@ def _ring_forward(ring, inputs):
   queries, keys, *_ = inputs
 
   def meet(i, moving, results):
-    results = list(results)
+    results = list(results or (None,) * len(queries))
     for a, _, _, given in ring.meetings(i, inputs, moving):
-      results[a] = merge(results[a], loop.forward(ring.grid, given)[0])
+      (out, lse), _ = loop.forward(ring.grid, given)
+      part = out.astype(jnp.float32), lse
+      results[a] = part if results[a] is None else merge(results[a], part)
     return moving, tuple(results)
 
-  def nothing(query):
-    out = jnp.zeros((*query.shape[:3], keys[0][1].shape[3]), jnp.float32)
-    return out, jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
-
-  results = tuple(nothing(query) for query, _ in queries)
-  _, results = ring.round(meet, keys, match_varying(results, inputs))
+  _, results = ring.round(meet, keys)
   dtype = queries[0][0].dtype
   results = tuple((out.astype(dtype), lse) for out, lse in results)
   return results, results
@@ -297,25 +295,24 @@ def _ring_forward(ring, inputs):
 
 def _ring_backward(ring, inputs, results, cotangents):
   """Gradients of the inputs; what is no float stands for itself."""
-  queries, keys, scores, rng = inputs
+  queries, keys, _, rng = inputs
 
   def meet(i, moving, resting):
-    (moving, key_grads), (query_grads, score_grads) = moving, resting
-    key_grads, query_grads = list(key_grads), list(query_grads)
+    moving, key_grads = moving[0], list(moving[1])
+    query_grads, score_grads = resting or (nothing, None)
+    query_grads = list(query_grads)
     for a, b, visible, given in ring.meetings(i, inputs, moving):
       dquery, *dkeys, dscores, _ = loop.backward(
         ring.grid, given, results[a], cotangents[a]
       )
       dkeys = tuple(visible.readable(x) for x in dkeys)
-      query_grads[a] += dquery
-      key_grads[b] = jax.tree.map(jnp.add, key_grads[b], dkeys)
-      score_grads = jax.tree.map(jnp.add, score_grads, dscores)
+      query_grads[a] = _added(query_grads[a], dquery)
+      key_grads[b] = _added(key_grads[b], dkeys)
+      score_grads = _added(score_grads, dscores)
     return (moving, tuple(key_grads)), (tuple(query_grads), score_grads)
 
-  primals = tuple(x[:2] for x in keys), (tuple(x[0] for x in queries), scores)
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), primals)
-  key_zeros, resting = match_varying(zeros, inputs)
-  (_, key_grads), resting = ring.round(meet, (keys, key_zeros), resting)
+  nothing = (None,) * len(queries)
+  (_, key_grads), resting = ring.round(meet, (keys, nothing))
   key_grads = passed_on(key_grads, ring.axis_name)
   query_grads, score_grads = resting
   return (
@@ -324,6 +321,12 @@ def _ring_backward(ring, inputs, results, cotangents):
     score_grads,
     rng,
   )
+
+
+def _added(total: Any, more: Any) -> Any:
+  """Their sum in float32; no total is 0."""
+  more = jax.tree.map(lambda x: x.astype(jnp.float32), more)
+  return more if total is None else jax.tree.map(jnp.add, total, more)
 
 
 def passed_on(tree: Any, axis_name: str) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from training import hlo
 
 ROOT = pathlib.Path(__file__).parents[2]
+DEVICES = ROOT / ".venv-devices"
 
 PROGRAM = """ENTRY %main (x: f32[8]) -> f32[8] {
   %while.3 = (s32[], f32[8]) while(%t), condition=%c, body=%b, backend_config={"known_trip_count":{"n":"16"}}
@@ -38,8 +39,7 @@ def test_counts_of_a_program():
   "name", ["stick_breaking", "path", "moba", "nsa", "dsa", "gated_delta"]
 )
 def test_programs_for_an_h100(name):
-  if not (ROOT / ".venv-devices" / ".installed").exists():
-    pytest.skip("needs `make compiled`, which sets up .venv-devices")
+  _need_compilers()
   table = subprocess.run(
     ["make", "-s", "compiled", f"COMPILED=--length=4096 --attention={name}"],
     cwd=ROOT,
@@ -56,3 +56,26 @@ def test_programs_for_an_h100(name):
     # Of `nsa`, two are its window's: without a GPU it does not go to cuDNN.
     assert int(scatters) <= 3, program
     assert int(window) <= 64, program
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+  "name", ["flash", "sliding_window", "retention", "delta"]
+)
+def test_one_more_layer_keeps_its_input_alone(name):
+  _need_compilers()
+  line = subprocess.run(
+    [DEVICES / "bin" / "python", "-m", "tests.benchmarks.layers", name],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  _, more, kept = line.split()
+  # Zeros of later layers, made as the program began, were 4 to 8 times as much.
+  assert int(more) < 1.5 * int(kept), line
+
+
+def _need_compilers():
+  if not (DEVICES / ".installed").exists():
+    pytest.skip("needs `make compiled`, which sets up .venv-devices")
