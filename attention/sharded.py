@@ -280,7 +280,7 @@ def _ring_forward(ring, inputs):
   queries, keys, *_ = inputs
 
   def meet(i, moving, results):
-    results = list(results or (None,) * len(queries))
+    results: list[Any] = list(results or (None,) * len(queries))
     for a, _, _, given in ring.meetings(i, inputs, moving):
       (out, lse), _ = loop.forward(ring.grid, given)
       part = out.astype(jnp.float32), lse
