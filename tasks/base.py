@@ -105,9 +105,13 @@ class Task(Protocol):
     return {"accuracy": accuracy}
 
   def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
+    self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Divides sums by counts, once, and adds what follows from them."""
+    """Divides sums by counts, once, and adds what follows from them.
+
+    `split` is whose they are; None is the first held-out one.
+    """
+    del split
     return {**divide(sums), **self.baselines}
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:

@@ -48,7 +48,8 @@ def evaluate(
     for name, pair in sums.items():
       totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair)
   return task.summarize(
-    {name: (float(total[0]), float(total[1])) for name, total in totals.items()}
+    {name: (float(x), float(count)) for name, (x, count) in totals.items()},
+    split,
   )
 
 

@@ -119,9 +119,10 @@ class SpeechTask(base.Task):
     return {"error_rate": jnp.stack([edits, jnp.sum(weights)])}
 
   def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
+    self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
     """Divides once; the share of errors comes first."""
+    del split
     values = base.divide(sums)
     first = {"error_rate": values.pop("error_rate", 0.0)} if values else {}
     return first | values

@@ -58,11 +58,13 @@ def make(
       f"{path}: {sum(map(len, parts))} {vocabulary.unit}, of which 90 % are "
       f"trained, are too few for task.context={config.context}"
     )
-  if len(parts.validation) < 2:
-    raise DataError(
-      f"{path}: empty validation split: its last 10 % are "
-      f"{len(parts.validation)} {vocabulary.unit}"
-    )
+  for split in task.eval_splits:
+    count = len(task.tokens(split))
+    if count < 2:
+      raise DataError(
+        f"{path}: empty {split} split: of its last 10 %, {len(parts.validation)} "
+        f"{vocabulary.unit}, it has {count}"
+      )
   return task
 
 

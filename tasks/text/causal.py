@@ -41,7 +41,7 @@ class CausalText(TextTask):
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text in order, each token predicted exactly once."""
-    text = self._held_out(split)
+    text = self.tokens(split)
     for starts in self._starts(len(text) - 1):
       counts = np.minimum(len(text) - 1 - starts, self.piece)
       places = starts[:, None] + np.arange(self.piece + 1)
@@ -51,7 +51,7 @@ class CausalText(TextTask):
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """A few places to continue from; the references are how it went on."""
-    context, text = self._config.context, self._held_out(split)
+    context, text = self._config.context, self.tokens(split)
     half = context // 2
     places = (len(text) - context) // NUM_SAMPLES
     count = min(NUM_SAMPLES, self._batch_size)
@@ -68,13 +68,14 @@ class CausalText(TextTask):
     yield DecodeBatch(inputs, references, context - half)
 
   def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
+    self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
     """Adds bits per character of the text that the predicted tokens make."""
-    metrics = super().summarize(sums)
+    metrics = super().summarize(sums, split)
     if "loss" in metrics and not isinstance(self._vocabulary, Ids):
       bits = metrics["loss"] / math.log(2)
-      metrics["bits_per_character"] = bits / self._characters_per_token
+      characters = self._characters_per_token[split or self.eval_splits[0]]
+      metrics["bits_per_character"] = bits / characters
     return metrics
 
   def encode(self, line: str) -> list[int]:
@@ -83,17 +84,17 @@ class CausalText(TextTask):
     return self._fitting(ids, self._config.context)
 
   @functools.cached_property
-  def _characters_per_token(self) -> float:
-    """Characters of the predicted part of the held-out text over its tokens."""
-    tokens = self._validation[: self._num_predicted + 1]
-    first = len(self.decode(tokens[:1]))
-    return (len(self.decode(tokens)) - first) / (len(tokens) - 1)
+  def _characters_per_token(self) -> Mapping[str, float]:
+    """Split -> characters of its predicted part over the tokens of that."""
 
-  @property
-  def _num_predicted(self) -> int:
-    most = len(self._validation) - 1
-    windows = sum(len(starts) for starts in self._starts(most))
-    return min(windows * self.piece, most)
+    def ratio(text):
+      most = len(text) - 1
+      windows = sum(len(starts) for starts in self._starts(most))
+      tokens = text[: min(windows * self.piece, most) + 1]
+      first = len(self.decode(tokens[:1]))
+      return (len(self.decode(tokens)) - first) / (len(tokens) - 1)
+
+    return {split: ratio(self.tokens(split)) for split in self.eval_splits}
 
   def _predicted(self, batch: Batch) -> Pairs:
     counted = batch["weights"] > 0

@@ -104,7 +104,7 @@ class MaskedText(TextTask):
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text in order, each token read exactly once."""
-    text = self._held_out(split)
+    text = self.tokens(split)
     for starts in self._starts(len(text)):
       yield self._held_out_batch(text, starts, self._held_out_row)
 

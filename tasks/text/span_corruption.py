@@ -174,13 +174,13 @@ class SpanText(TextTask):
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text in order, each token read or written once."""
-    text = self._held_out(split)
+    text = self.tokens(split)
     for starts in self._starts(len(text) - 1):
       yield self._held_out_batch(text, starts, self._held_out_row)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """A few pieces with spans cut out; the references are these spans."""
-    text = self._held_out(split)
+    text = self.tokens(split)
     count = min(len(text) // self.piece, NUM_SAMPLES, self._batch_size)
     if not count:
       return

@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from settings.fields import STRICT, Count, Whole, check
+from settings.fields import STRICT, Count, Rate, Whole, check
 from tasks import base, vocabularies
 from tasks.base import Batch
 from tasks.text.ngrams import Pairs, ngram_losses
@@ -33,6 +33,8 @@ class TextConfig:
       first 90 % are trained, the rest is held out. Plain UTF-8, or by its suffix
       .jsonl, .csv, .parquet, and .npy or .bin of ids.
     column: of a file that has columns or keys; '' is 'text'.
+    test_share: how much of what is held out, from its end, is a split 'test' that
+      nothing is chosen by; the rest is 'validation'.
     context: tokens that the model reads: T of a decoder, S of an encoder.
     eval_batches: batches of one evaluation; 0 takes the whole held-out text.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
@@ -48,6 +50,7 @@ class TextConfig:
 
   path: str = ""
   column: str = ""
+  test_share: Rate = 0.0
   context: Annotated[int, Ge(2)] = 256
   eval_batches: Whole = 0
   vocabulary: vocabularies.Kind | Literal["ids"] = "characters"
@@ -92,9 +95,15 @@ class TextTask(base.Task):
     self.target_vocab_size = vocabulary.size
     self.pad_id = self._need("pad")
     self.bos_id = self._need("bos")
-    self.eval_splits = ("validation",) if parts is not None else ()
+    self._held_out: dict[str, np.ndarray] = {}
     if parts is not None:
-      self._train, self._validation = parts
+      self._train, held_out = parts
+      cut = len(held_out) - int(len(held_out) * config.test_share)
+      self._held_out["validation"] = held_out[:cut]
+      if config.test_share:
+        self._held_out["test"] = held_out[cut:]
+    self.eval_splits = tuple(self._held_out)
+    self._ngram_losses: dict[str, Mapping[str, float]] = {}
 
   @classmethod
   def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
@@ -145,19 +154,34 @@ class TextTask(base.Task):
   def _predicted(self, batch: Batch) -> Pairs:
     """The tokens of a batch that have a weight, with their left neighbours."""
 
-  @functools.cached_property
+  def tokens(self, split: str) -> np.ndarray:
+    """The ids of a held-out split."""
+    return self._held_out[split]
+
+  @property
   def baselines(self) -> Mapping[str, float]:
     """Losses of counted tokens and pairs, on the tokens that the loss counts.
 
     Empty for a restored task.
     """
-    if not self.eval_splits:
-      return {}
-    batches = self.eval_batches(self.eval_splits[0])
-    held_out = Pairs.join([self._predicted(batch) for batch in batches])
-    return ngram_losses(
-      self._training_pairs(), held_out, self.target_vocab_size
-    )
+    return self._counted_losses(self.eval_splits[0]) if self.eval_splits else {}
+
+  def _counted_losses(self, split: str) -> Mapping[str, float]:
+    if split not in self._ngram_losses:
+      batches = self.eval_batches(split)
+      held_out = Pairs.join([self._predicted(batch) for batch in batches])
+      self._ngram_losses[split] = ngram_losses(
+        self._training_pairs(), held_out, self.target_vocab_size
+      )
+    return self._ngram_losses[split]
+
+  def summarize(
+    self, sums: Mapping[str, tuple[float, float]], split: str | None = None
+  ) -> dict[str, float]:
+    """Divides once; adds what counting reaches on the same split."""
+    return base.divide(sums) | {
+      **(self._counted_losses(split) if split else self.baselines)
+    }
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
@@ -216,8 +240,3 @@ class TextTask(base.Task):
     batches = [*base.chunks(count, self._batch_size)]
     kept = batches[: self._config.eval_batches or None]
     return [pieces * self.piece for pieces in kept]
-
-  def _held_out(self, split: str) -> np.ndarray:
-    if split not in self.eval_splits:
-      raise KeyError(split)
-    return self._validation

@@ -75,6 +75,24 @@ def test_bits_per_character(path):
   }
 
 
+def test_the_end_of_what_is_held_out_can_be_a_split_of_its_own(path):
+  task = make(path, test_share=0.25)
+  assert task.eval_splits == ("validation", "test")
+  cut = len(HELD_OUT) - len(HELD_OUT) // 4
+  for split, text in (("validation", HELD_OUT[:cut]), ("test", HELD_OUT[cut:])):
+    assert task.decode(task.tokens(split)) == text
+    batches = list(task.eval_batches(split))
+    assert sum(b["weights"].sum() for b in batches) == len(text) - 1
+    # What counting reaches is that of the same split.
+    alone = make(path)
+    alone._held_out["validation"] = task.tokens(split)
+    assert task.summarize({"loss": (1.0, 1.0)}, split) == alone.summarize(
+      {"loss": (1.0, 1.0)}
+    )
+  with pytest.raises(tasks.DataError, match="empty test split"):
+    make(path, test_share=1 / len(HELD_OUT))
+
+
 @pytest.mark.parametrize("eval_batches", [0, 2])
 def test_bits_per_character_of_subwords(path, eval_batches):
   task = make(

@@ -37,7 +37,7 @@ class FakeTask:
       raise OSError("disk gone")
     yield make_batch(seed=1001)
 
-  def summarize(self, sums):
+  def summarize(self, sums, split=None):
     found = {name: total / count for name, (total, count) in sums.items()}
     return found | self.faults.get("measured", {})
 

@@ -23,8 +23,8 @@ class Valley(FakeTask):
     super().__init__(**faults)
     self.lowest = lowest
 
-  def summarize(self, sums):
-    values = super().summarize(sums)
+  def summarize(self, sums, split=None):
+    values = super().summarize(sums, split)
     return values | {"valley_loss": abs(values["loss"] - self.lowest)}
 
 
