@@ -6,7 +6,7 @@ of J heads together. B and the heads stay two axes from the first line to the la
 arrays that are sharded along either are computed where they are.
 """
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -54,6 +54,46 @@ def put(x: Array, block: Array, start: Array | int) -> Array:
 def add(total: Array, block: Array, start: Array | int) -> Array:
   """`total` with `block` added to the positions from `start`."""
   return put(total, block + cut(total, start, block.shape[1]), start)
+
+
+def add_tiles(
+  total: Float[Array, "B S K H"],
+  tiles: Float[Array, "n B K D H"],
+  begin: Array | int,
+  rows: int,
+) -> Float[Array, "B S K H"]:
+  """`total` with n tiles added, tile i to the D positions from `begin + i · rows`.
+
+  A tile that would stand over an end of `total` is that of the D positions there, and
+  what lies beyond its own ones is left out. Shifted sums, not a scatter: neighbours
+  overlap, and additions to one place would follow one another in any order.
+  """
+  source_length, width = total.shape[1], tiles.shape[3]
+  wanted = begin + rows * jnp.arange(tiles.shape[0])
+  moved = jnp.clip(wanted, 0, source_length - width) - wanted
+  tiles = jax.vmap(lambda x, by: _taken(x, jnp.arange(width) - by, 2))(
+    tiles, moved
+  )
+  # Blocks of `rows` positions: block o of tile i belongs to block i + o of the sum.
+  blocks = -(-width // rows)
+  padding = [(0, 0)] * 3 + [(0, blocks * rows - width), (0, 0)]
+  tiles = jnp.pad(tiles, padding)
+  parts = [
+    jnp.pad(x, [(o, blocks - 1 - o)] + [(0, 0)] * 4)
+    for o, x in enumerate(jnp.split(tiles, blocks, axis=3))
+  ]
+  summed = reduce(jnp.add, parts)
+  summed = summed.transpose(1, 0, 3, 2, 4)
+  summed = summed.reshape(total.shape[0], -1, *total.shape[2:])
+  size = min(summed.shape[1], source_length)
+  start = jnp.clip(begin, 0, source_length - size)
+  return add(total, _taken(summed, start - begin + jnp.arange(size), 1), start)
+
+
+def _taken(x: Array, index: Int[Array, "n"], axis: int) -> Array:
+  """Places of an axis, with zeros where there is none."""
+  index = jnp.where(index < 0, x.shape[axis], index)
+  return jnp.take(x, index, axis=axis, mode="fill", fill_value=0)
 
 
 def written(

@@ -257,15 +257,23 @@ def _pairs(grid, constants, query, start, visit):
 
 def _added(grid, constants, totals, parts, starts, visit):
   """Totals with the gradients of keys, values and scores of a step."""
-  if grid.tiles_per_step > 1:
-    gather = jax.vmap(
-      lambda start, totals: _keys(grid, constants, totals, start, visit),
-      (0, None),
-    )
-    (more,) = jax.linear_transpose(partial(gather, starts), totals)(parts)
-    return jax.tree.map(jnp.add, totals, more)
   key, value, scores = totals
-  first, _ = grid.first(constants.visible, starts, visit)
+  visible = constants.visible
+  if grid.tiles_per_step > 1:
+    begin = starts[0] + visible.query_start - visible.key_start - visible.left
+    key, value = (
+      layout.add_tiles(total, part, begin, grid.rows)
+      for total, part in ((key, parts[0]), (value, parts[1]))
+    )
+
+    def tile(start, scores):
+      first, _ = grid.first(visible, start, visit)
+      return scores.cut(start, grid.rows, first, grid.width)
+
+    tiles = partial(jax.vmap(tile, (0, None)), starts)
+    (more,) = jax.linear_transpose(tiles, scores)(parts[2])
+    return [key, value, jax.tree.map(jnp.add, scores, more)]
+  first, _ = grid.first(visible, starts, visit)
   key, value = (
     layout.add(total, jnp.swapaxes(part, 1, 2), first)
     for total, part in ((key, parts[0]), (value, parts[1]))

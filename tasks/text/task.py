@@ -2,7 +2,6 @@
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-import functools
 import pathlib
 from typing import Annotated, Any, Literal
 

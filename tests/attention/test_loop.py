@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import definitions, platform, visible
+from attention import definitions, layout, platform, visible
 from attention.logits import Logits
 from attention.loop import attend, merge
 from attention.testing import assert_close
@@ -264,3 +264,34 @@ def test_dropout_is_the_same_for_all_tiles():
   expected = found((37, 37))
   for block in ((8, None), (8, 5)):
     calls.assert_equal(found(block), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+  ("length", "count", "width", "rows", "begin"),
+  [
+    (40, 4, 9, 5, 6),  # Inside.
+    (40, 4, 10, 5, -7),  # Over the start.
+    (40, 4, 13, 5, 18),  # Over the end.
+    (12, 4, 11, 4, -9),  # Over both, and the sum is longer than the whole.
+    (20, 3, 4, 6, 1),  # Tiles with gaps.
+    (16, 3, 8, 4, -40),  # Nowhere near.
+    (16, 1, 16, 4, 3),
+  ],
+)
+def test_tiles_are_added_where_they_stand(length, count, width, rows, begin):
+  rng = np.random.default_rng(length)
+  total = rng.normal(size=(2, length, 3, 4))
+  tiles = rng.normal(size=(count, 2, 3, width, 4))
+  expected = total.copy()
+  for i in range(count):
+    wanted = begin + i * rows
+    first = min(max(wanted, 0), length - width)
+    for j in range(width):
+      if wanted <= first + j < wanted + width:
+        expected[:, first + j] += tiles[i, :, :, j]
+  for function in (
+    layout.add_tiles,
+    jax.jit(layout.add_tiles, static_argnums=3),
+  ):
+    found = function(jnp.asarray(total), jnp.asarray(tiles), begin, rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)

@@ -127,7 +127,9 @@ def test_ids_that_are_there_are_those_of_a_tokenizer(
 ):
   wanted = make(plain, kind, vocabulary="bytes")
   wanted.save(tmp_path / "run")
-  ids = np.concatenate([wanted._train, wanted.tokens("validation")]).astype(dtype)
+  ids = np.concatenate([wanted._train, wanted.tokens("validation")]).astype(
+    dtype
+  )
   save = np.save if ".npy" in name else lambda path, x: x.tofile(path)
   save(tmp_path / name, ids)
   # Where 90 % of the ids end is not where 90 % of the characters do.
