@@ -73,10 +73,17 @@ MUTANTS = (
   ),
   Mutant(
     "attention/loop.py",
-    "zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), arrays)",
-    "zeros = jax.tree.map(jnp.zeros_like, arrays)",
+    "totals = jax.tree.map(lambda x: zeros(x, jnp.float32), arrays)",
+    "totals = jax.tree.map(zeros, arrays)",
     files("tests/attention", "loop"),
     "gradients of keys are summed in half precision",
+  ),
+  Mutant(
+    "attention/layout.py",
+    "moved = jnp.clip(wanted, 0, source_length - width) - wanted",
+    "moved = 0 * wanted",
+    files("tests/attention", "loop"),
+    "gradients of a tile over an end go to other keys",
   ),
   Mutant(
     "attention/loop.py",
