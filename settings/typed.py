@@ -37,15 +37,19 @@ def mechanism(text: str) -> tuple[str, dict[str, Any]]:
   'my_module:cosine:scale=2'.
 
   Raises:
-    ValueError: something stands between options that is none.
+    ValueError: something stands between options that is none, or one stands twice.
   """
   parts = text.split(":")
   names = [part for part in parts if "=" not in part]
   options = parts[len(names) :]
   if not names or not all("=" in part for part in options):
     raise ValueError(f"expected name:option=value:option=value, got {text!r}")
-  pairs = [part.partition("=")[::2] for part in options]
-  return ":".join(names).strip(), {k.strip(): literal(v) for k, v in pairs}
+  found: dict[str, Any] = {}
+  for name, _, value in (part.partition("=") for part in options):
+    if name.strip() in found:
+      raise ValueError(f"expected {name.strip()} once, got {text!r}")
+    found[name.strip()] = literal(value)
+  return ":".join(names).strip(), found
 
 
 def spelled(name: str, options: Mapping[str, Any]) -> str:

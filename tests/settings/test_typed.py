@@ -37,6 +37,11 @@ def test_what_is_no_option(text):
     typed.mechanism(text)
 
 
+def test_an_option_that_stands_twice():
+  with pytest.raises(ValueError, match="expected window once, got 'a:window=8"):
+    typed.mechanism("a:window=8:window=9")
+
+
 def test_commas_inside_of_brackets_part_nothing():
   text = "sliding_window:window=(5, 0), my_module:cosine:scale=2,delta"
   assert typed.split(text) == [
