@@ -252,6 +252,8 @@ class _Ring(NamedTuple):
   ) -> Iterator[tuple[int, int, Visible, tuple[Any, ...]]]:
     """Pairs of chunks after i hops of the keys, and what the loop takes of each."""
     queries, _, scores, rng = inputs
+    # JAX computes what is alike in all rounds ahead, and keeps it for every tile.
+    (queries, scores), i = jax.lax.optimization_barrier(((queries, scores), i))
     size = jax.lax.axis_size(self.axis_name)
     rank = jax.lax.axis_index(self.axis_name)
     owner = (rank - i) % size
