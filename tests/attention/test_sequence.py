@@ -433,3 +433,38 @@ def test_no_more_crosses_than_promised(mechanism):
     found = crossing(mechanism, 4, 256, is_causal=is_causal)
     most = promised(mechanism, 4, 256, is_causal)
     assert 0.5 * most < found <= 1.2 * most, (is_causal, found, most)
+
+
+def loops(jaxpr):
+  """All scans of a program, those inside of others as well."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "scan":
+      yield equation
+    inner = jax.tree.leaves(
+      list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+    )
+    for one in inner:
+      one = getattr(one, "jaxpr", one)
+      if hasattr(one, "eqns"):
+        yield from loops(one)
+
+
+@pytest.mark.parametrize(
+  "mechanism", [m for m in ONE_EACH if m.name in ("flash", "additive")], ids=str
+)
+def test_a_ring_keeps_no_tiles_for_its_rounds(mechanism):
+  """JAX computes what is alike in all rounds of a loop ahead, for every tile."""
+  arguments = arrays_of(mechanism, 32)
+  function, parts = sharded(mechanism, 2, is_causal=True)
+
+  def loss(arguments):
+    return jnp.sum(function(*arguments, parts))
+
+  gradient = jax.grad(loss, allow_int=True)
+  found = list(loops(jax.make_jaxpr(gradient)(arguments).jaxpr))
+  assert len(found) >= 4
+  for loop in found:
+    for x in loop.outvars:
+      # Arrays are [B, T, N, H]; tiles, one after another, have one axis more.
+      is_float = jnp.issubdtype(x.aval.dtype, jnp.floating)
+      assert x.aval.ndim <= 4 or not is_float, x.aval
