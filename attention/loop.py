@@ -260,18 +260,21 @@ def _added(grid, constants, totals, parts, starts, visit):
   key, value, scores = totals
   visible = constants.visible
   if grid.tiles_per_step > 1:
+    tiles = jax.vmap(
+      lambda start, totals: _keys(grid, constants, totals, start, visit),
+      (0, None),
+    )
+    if visible.block_mask is not None:  # Tiles may be anywhere.
+      (more,) = jax.linear_transpose(partial(tiles, starts), totals)(parts)
+      return jax.tree.map(jnp.add, totals, more)
     begin = starts[0] + visible.query_start - visible.key_start - visible.left
     key, value = (
       layout.add_tiles(total, part, begin, grid.rows)
       for total, part in ((key, parts[0]), (value, parts[1]))
     )
-
-    def tile(start, scores):
-      first, _ = grid.first(visible, start, visit)
-      return scores.cut(start, grid.rows, first, grid.width)
-
-    tiles = partial(jax.vmap(tile, (0, None)), starts)
-    (more,) = jax.linear_transpose(tiles, scores)(parts[2])
+    (more,) = jax.linear_transpose(
+      lambda scores: tiles(starts, (*totals[:2], scores))[2], scores
+    )(parts[2])
     return [key, value, jax.tree.map(jnp.add, scores, more)]
   first, _ = grid.first(visible, starts, visit)
   key, value = (

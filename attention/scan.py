@@ -144,7 +144,7 @@ def _backward(step, count, arrays, saved, cotangents):
     d_params = jax.tree.map(jnp.add, d_params, more)
     return (d_params, d_state, _written(d_xs, d_x, i)), None
 
-  zeros = functools.partial(zeros_after, jax.tree.leaves(d_ys)[0])
+  zeros = functools.partial(zeros_after, jax.tree.leaves(cotangents)[0])
   d_params, d_xs = jax.tree.map(zeros, (params, xs))
   carry = d_params, d_state, d_xs
   return jax.lax.scan(one, carry, saved, reverse=True)[0]
