@@ -1,5 +1,6 @@
 """What is read of a compiled program, and laws of the programs for an H100."""
 
+import os
 import pathlib
 import subprocess
 
@@ -40,21 +41,15 @@ def test_counts_of_a_program():
 )
 def test_programs_for_an_h100(name):
   _need_compilers()
-  table = subprocess.run(
-    ["make", "-s", "compiled", f"COMPILED=--length=4096 --attention={name}"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
+  arguments = f"COMPILED=--length=4096 --attention={name}"
+  table = _printed("make", "-s", "compiled", arguments)
   rows = [x.strip("| ").split(" | ") for x in table.splitlines()[4:]]
   assert len(rows) == 2, table
   for _, program, _, _, trips, conditionals, scatters, _, window, *_ in rows:
     scatters, repeated = scatters.strip(")").split(" (")
     assert int(trips.replace(",", "")) <= 64, program
     assert conditionals == repeated == "0", program
-    # Of `nsa`, two are its window's: without a GPU it does not go to cuDNN.
-    assert int(scatters) <= 3, program
+    assert int(scatters) <= 1, program
     assert int(window) <= 64, program
 
 
@@ -64,16 +59,23 @@ def test_programs_for_an_h100(name):
 )
 def test_one_more_layer_keeps_its_input_alone(name):
   _need_compilers()
-  line = subprocess.run(
-    [DEVICES / "bin" / "python", "-m", "tests.benchmarks.layers", name],
+  python = DEVICES / "bin" / "python"
+  line = _printed(python, "-m", "tests.benchmarks.layers", name)
+  _, more, kept = line.split()
+  # Zeros of later layers, made as the program began, were 4 to 8 times as much.
+  assert int(more) < 1.5 * int(kept), line
+
+
+def _printed(*command):
+  # Flags of the tests' JAX, which is another, would end the program.
+  return subprocess.run(
+    command,
     cwd=ROOT,
+    env={**os.environ, "XLA_FLAGS": ""},
     capture_output=True,
     text=True,
     check=True,
   ).stdout
-  _, more, kept = line.split()
-  # Zeros of later layers, made as the program began, were 4 to 8 times as much.
-  assert int(more) < 1.5 * int(kept), line
 
 
 def _need_compilers():
