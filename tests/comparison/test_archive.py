@@ -59,11 +59,12 @@ def test_a_damaged_file_is_named(content, tmp_path):
 
 
 def test_a_table_of_the_page_is_that_of_the_records():
-  text = _PAGE.read_text("utf-8")
-  begin, end = text.index("<!-- lengths:"), text.index("<!-- end -->")
+  text = _APPENDIX.read_text("utf-8")
+  begin = text.index("<!-- lengths:")
+  end = text.index("<!-- end -->", begin)
   table = text[begin : end + len("<!-- end -->")]
-  assert results.remade(table, _PAGE.parent) == table, (
-    "docs/results.md: run `python -m docs.results docs/results.md`"
+  assert results.remade(table, _APPENDIX.parent) == table, (
+    f"{_APPENDIX.name}: run `python -m docs.results docs/{_APPENDIX.name}`"
   )
 
 
