@@ -178,9 +178,8 @@ class TextTask(base.Task):
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
     """Divides once; adds what counting reaches on the same split."""
-    return base.divide(sums) | {
-      **(self._counted_losses(split) if split else self.baselines)
-    }
+    counted = self._counted_losses(split) if split else self.baselines
+    return {**base.divide(sums), **counted}
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
