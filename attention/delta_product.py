@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import gates, plug
+from attention import arguments, gates, plug
 from attention.linear_kernels import Implementation
-from attention.recurrence import repeated_writes
+from attention.recurrence import recurrent_attention
 from attention.signature import attention_factory, attention_function
 
 
@@ -57,7 +57,55 @@ def delta_product_attention(
   Paper: DeltaProduct: improving state-tracking in linear RNNs via Householder products,
   arXiv:2502.10297.
   """
-  return repeated_writes(**locals())
+  return _repeated_writes(**locals())
+
+
+def _repeated_writes(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T R K H"],
+  value: Float[Array, "B T R K V"],
+  *,
+  log_decay: Float[Array, "..."] | None = None,
+  beta: Float[Array, "B T R N"] | None = None,
+  erase_key: Float[Array, "B T R K H"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = True,
+  **options: Any,
+) -> Any:
+  """`recurrent_attention` that decays once and then writes R times at a position.
+
+  It is that of T·R positions: a decay at the first of each R, a query at the last.
+  """
+  writes = key.shape[2]
+
+  def flat(x):
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+  def placed(x, index):
+    """`x` at one of R positions, and 0 at the others."""
+    others = [(0, 0)] * (x.ndim - 2)
+    place = (index, writes - 1 - index)
+    return flat(jnp.pad(x[:, :, None], [(0, 0), (0, 0), place, *others]))
+
+  if mask is not None:
+    keep: Any = arguments.key_mask(mask, query, query)
+    mask = jnp.repeat(keep, writes, axis=1)[:, None, None, :]
+  if segment_ids is not None:
+    segment_ids = jnp.repeat(segment_ids, writes, axis=1)
+  out, state = recurrent_attention(
+    placed(query, writes - 1),
+    flat(key),
+    flat(value),
+    log_decay=None if log_decay is None else placed(log_decay, 0),
+    beta=None if beta is None else flat(beta),
+    erase_key=None if erase_key is None else flat(erase_key),
+    mask=mask,
+    segment_ids=segment_ids,
+    **options,
+  )
+  out = out[:, writes - 1 :: writes]
+  return (out, state) if return_state else out
 
 
 @attention_factory
@@ -129,7 +177,7 @@ def delta_product(
       value = jnp.concatenate([values, value], axis=2)
     query = gates.unit_length(query).astype(query.dtype)
     key = gates.unit_length(key).astype(dtypes[0])
-    return repeated_writes(query, key, value.astype(dtypes[1]), **options)
+    return _repeated_writes(query, key, value.astype(dtypes[1]), **options)
 
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
   arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import gates, plug
-from attention.recurrence import repeated_writes, segment_begins
+from attention import gates, plug, sharded
+from attention.linear_kernels import Implementation
+from attention.recurrence import recurrent_attention, segment_begins
 from attention.scan import device_prefix, lies_in_parts
 from attention.signature import attention_factory
 
@@ -29,7 +30,9 @@ class Mamba3State(NamedTuple):
 
 
 @attention_factory
-def mamba3(rotary_fraction: float = 0.5) -> plug.Attention:
+def mamba3(
+  rotary_fraction: float = 0.5, implementation: Implementation | None = None
+) -> plug.Attention:
   """Mamba-3's mixer with one input and one output (SISO).
 
     Δ_t = softplus(x_t · W_Δ + b_Δ)        α_t = exp(−Δ_t max(softplus(x_t · W_A), 10⁻⁴))
@@ -45,6 +48,7 @@ def mamba3(rotary_fraction: float = 0.5) -> plug.Attention:
 
   Args:
     rotary_fraction: 2P / H, above 0 and at most 1.
+    implementation: as `gated_linear`.
 
   Returns:
     An `Attention` with `gates`, causal only, whose cache is a `Mamba3State`. Its
@@ -55,7 +59,12 @@ def mamba3(rotary_fraction: float = 0.5) -> plug.Attention:
   Raises:
     ValueError: `rotary_fraction` is out of range; by `init`, it turns no pair.
 
-  Cost: that of `gated_linear_attention` of 2·T positions with decays for each head.
+  Cost: that of `gated_linear_attention` with decays for each head. What a position
+  writes is written in two parts, of which the second waits for the next position, as
+  it has the decay of that one before it:
+
+    U_t = α_{t−1} U_{t−1} + (λ_{t−1} Δ_{t−1} + (1 − λ_t) Δ_t) k'_{t−1} v_{t−1}ᵀ
+    S_t = α_t U_t + λ_t Δ_t k'_t v_tᵀ
 
   Its model also has `query_key_norm='rms'`, `num_qk_heads=1`, `output_gate='silu'` and
   no `short_convolution`. The position before one is the last that no mask hides; none
@@ -114,6 +123,7 @@ def mamba3(rotary_fraction: float = 0.5) -> plug.Attention:
   return gates.recurrent_mechanism(
     "mamba3",
     _recurrence,
+    implementation=implementation,
     init=init,
     init_state=init_state,
     gates={
@@ -146,12 +156,12 @@ def _recurrence(
   axis_name,
   **options,
 ):
-  repeats = query.shape[2] // key.shape[2]
+  dtype, repeats = query.dtype, query.shape[2] // key.shape[2]
   key, value = (
     jnp.repeat(x.astype(jnp.float32), repeats, axis=2) for x in (key, value)
   )
   before = initial_state
-  angle = jax.lax.associative_scan(_turned_on, turn, axis=1)
+  angle = _sums(turn)
   if before is not None:
     angle = _turned_on(before.angle[:, None], angle)
   elif lies_in_parts(axis_name):
@@ -159,29 +169,60 @@ def _recurrence(
     first = device_prefix(_turned_on, jnp.zeros_like(own), own, axis_name)
     angle = _turned_on(first, angle)
   query = _turn(query + params["query_bias"][None, None], angle)
+  query *= 1.0 if scale is None else scale
   key = _turn(key + params["key_bias"][None, None], angle)
   last = None if before is None else (before.key, before.value)
   previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
-  weight = (1.0 - trapezoid) * step * jnp.exp(log_decay)
-  end = (trapezoid * step)[..., None] * value
-  out, state = repeated_writes(
-    query,
-    jnp.stack([previous[0], key], axis=2),
-    jnp.stack([weight[..., None] * previous[1], end], axis=2),
-    log_decay=log_decay,
-    mask=mask,
-    scale=1.0 if scale is None else scale,
+  decay, end = jnp.exp(log_decay)[..., None], (trapezoid * step)[..., None]
+  ended, decayed = _shifted((end, log_decay), axis_name)
+  weight = ended + (1.0 - trapezoid)[..., None] * step[..., None]
+  waiting = decay * query, previous[0], weight * previous[1]
+  out, state = recurrent_attention(
+    *(x.astype(dtype) for x in waiting),
+    log_decay=decayed,
+    scale=1.0,
     segment_ids=segment_ids,
     initial_state=None if before is None else before.state,
     axis_name=axis_name,
     **options,
   )
-  out += params["skip"][None, None, :, None] * value
+  own = end * jnp.sum(query * key, axis=-1, keepdims=True)
+  out += (own + params["skip"][None, None, :, None]) * value
+  written = (end * key)[:, -1, :, :, None] * value[:, -1, :, None, :]
+  state = decay[:, -1, :, :, None] * state + written
   return out, Mamba3State(state, angle[:, -1], *last)
 
 
+def _shifted(arrays, axis_name):
+  """What is at the position before each, 0 before the first."""
+
+  def shifted(x):
+    if lies_in_parts(axis_name):
+      return sharded.with_halo(x, 1, 0, axis_name)[:, :-1]
+    return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
+
+  return jax.tree.map(shifted, arrays)
+
+
+@jax.custom_jvp
+def _sums(turn: Float[Array, "B T N P"]) -> Float[Array, "B T N P"]:
+  """Cumulative sums modulo 2π, which keep their digits at any length.
+
+  Integers wrap around at a whole turn, 2³² of their steps.
+  """
+  turns = turn / (2.0 * jnp.pi)
+  steps = jnp.round((turns - jnp.round(turns)) * 2.0**32).astype(jnp.int32)
+  total = jnp.cumsum(steps, axis=1, dtype=jnp.int32)
+  return total.astype(turn.dtype) * (2.0 * jnp.pi / 2.0**32)
+
+
+@_sums.defjvp
+def _sums_jvp(primals, tangents):
+  return _sums(*primals), jnp.cumsum(tangents[0], axis=1)
+
+
 def _turned_on(one, other):
-  """The sum of two angles modulo 2π, which keeps its digits at any length."""
+  """The sum of two angles modulo 2π."""
   return jnp.remainder(one + other, 2.0 * jnp.pi)
 
 

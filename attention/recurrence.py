@@ -245,54 +245,6 @@ def segment_begins(
   return segment_ids != before
 
 
-def repeated_writes(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B T R K H"],
-  value: Float[Array, "B T R K V"],
-  *,
-  log_decay: Float[Array, "..."] | None = None,
-  beta: Float[Array, "B T R N"] | None = None,
-  erase_key: Float[Array, "B T R K H"] | None = None,
-  mask: Bool[Array, "..."] | None = None,
-  segment_ids: Int[Array, "B T"] | None = None,
-  return_state: bool = True,
-  **options: Any,
-) -> Any:
-  """`recurrent_attention` that decays once and then writes R times at a position.
-
-  It is that of T·R positions: a decay at the first of each R, a query at the last.
-  """
-  writes = key.shape[2]
-
-  def flat(x):
-    return x.reshape(x.shape[0], -1, *x.shape[3:])
-
-  def placed(x, index):
-    """`x` at one of R positions, and 0 at the others."""
-    others = [(0, 0)] * (x.ndim - 2)
-    place = (index, writes - 1 - index)
-    return flat(jnp.pad(x[:, :, None], [(0, 0), (0, 0), place, *others]))
-
-  if mask is not None:
-    keep: Any = arguments.key_mask(mask, query, query)
-    mask = jnp.repeat(keep, writes, axis=1)[:, None, None, :]
-  if segment_ids is not None:
-    segment_ids = jnp.repeat(segment_ids, writes, axis=1)
-  out, state = recurrent_attention(
-    placed(query, writes - 1),
-    flat(key),
-    flat(value),
-    log_decay=None if log_decay is None else placed(log_decay, 0),
-    beta=None if beta is None else flat(beta),
-    erase_key=None if erase_key is None else flat(erase_key),
-    mask=mask,
-    segment_ids=segment_ids,
-    **options,
-  )
-  out = out[:, writes - 1 :: writes]
-  return (out, state) if return_state else out
-
-
 def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
   """The results and the last state, or with `resets` those after each chunk.
 

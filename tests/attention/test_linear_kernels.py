@@ -54,6 +54,8 @@ def recurrence(kind, q, k, v, *, scale, initial_state, segment_ids, **gates):
     a, b, write = -jnp.exp(g) * k, beta * k, beta * v
   begins = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
   state, out = initial_state, []
+  if state is None:
+    state = jnp.zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]))
   for t in range(q.shape[1]):
     state = jnp.where(begins[:, t, None, None, None], 0.0, state)
     read = jnp.einsum("bnh,bnhv->bnv", a[:, t], state)
@@ -156,6 +158,24 @@ def test_mechanisms_hand_on_the_dtype_of_their_model(name, monkeypatch):
   one = (x[:, :1] for x in (query, key, value))
   jax.eval_shape(lambda *qkv: record.decode(variables, cache, *qkv), *one)
   assert len(calls) == 2
+
+
+def test_mamba3_writes_what_the_kernel_reads(monkeypatch):
+  emulate(monkeypatch, computes=True)
+  qkv = jax.random.normal(jax.random.key(0), (3, 2, 9, 2, 8))
+  segments = jnp.arange(9)[None].repeat(2, axis=0) // 6
+  call = {
+    "is_causal": True,
+    "mask": jnp.ones((2, 1, 1, 9), bool).at[..., 3:5].set(False),
+    "query_segment_ids": segments,
+    "key_segment_ids": segments,
+  }
+  found = []
+  for x in ("jla", "xla"):
+    record = gates_from_keys(ATTENTIONS["mamba3"](implementation=x))
+    variables = record.init(jax.random.key(1), Dims(2, 2, 8, 9, 16))
+    found.append(record.apply(variables, *qkv, **call))
+  assert_close(*found, 2e-6)
 
 
 def gated(decay_width=None, shape=(1, 3, 2, 64), dtype="bfloat16", **options):

@@ -40,7 +40,7 @@ MUTANTS = (
     "the rate is not in what is erased",
   ),
   Mutant(
-    "attention/recurrence.py",
+    "attention/delta_product.py",
     "log_decay=None if log_decay is None else placed(log_decay, 0),",
     "log_decay=None if log_decay is None else placed(log_decay, writes - 1),",
     "delta_product",
@@ -55,10 +55,10 @@ MUTANTS = (
   ),
   Mutant(
     "attention/mamba3.py",
-    "weight = (1.0 - trapezoid) * step * jnp.exp(log_decay)",
-    "weight = (1.0 - trapezoid) * step",
+    "weight = ended + (1.0 - trapezoid)[..., None] * step[..., None]",
+    "weight = end + (1.0 - trapezoid)[..., None] * step[..., None]",
     "mamba3",
-    "the first term of the trapezoid does not decay",
+    "what waits has the step of the next position",
   ),
   Mutant(
     "attention/mamba3.py",
