@@ -90,6 +90,22 @@ def add_tiles(
   return add(total, _taken(summed, start - begin + jnp.arange(size), 1), start)
 
 
+def tiles(
+  x: Shaped[Array, "B S *F"], rows: int, width: int
+) -> Shaped[Array, "B n D *F"]:
+  """The n tiles of D = `width` positions that begin at 0, `rows`, 2·`rows`, …
+
+  S is (n − 1)·`rows` + D. Tiles are blocks side by side, so that gradients are the
+  shifted sums of `add_tiles`, with n known.
+  """
+  count, blocks = (x.shape[1] - width) // rows + 1, -(-width // rows)
+  missing = (count - 1 + blocks) * rows - x.shape[1]
+  x = jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
+  x = x.reshape(x.shape[0], -1, rows, *x.shape[2:])
+  parts = [x[:, o : o + count] for o in range(blocks)]
+  return jnp.concatenate(parts, axis=2)[:, :, :width]
+
+
 def _taken(x: Array, index: Int[Array, "n"], axis: int) -> Array:
   """Places of an axis, with zeros where there is none."""
   index = jnp.where(index < 0, x.shape[axis], index)

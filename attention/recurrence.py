@@ -56,7 +56,13 @@ from attention.scan import (
   lies_in_parts,
   scan,
 )
-from attention.triangular import decay_to_end, inverse, pair_decays, pairs
+from attention.triangular import (
+  decay_to_end,
+  inverse,
+  pair_decays,
+  pairs,
+  products,
+)
 
 _SMALL_STATE = 2**15
 """Numbers of a state that a CPU has in its cache: then one decay for all channels is
@@ -315,9 +321,9 @@ def _step(count, erases_before_decay, params, state, inputs):
     known = erase * from_start
     readers.append(erase)
 
-  def written(key):
+  def written(key, scores):
     """What queries read of a key, what is left of it, and what erased keys read."""
-    scores, *overlaps = _scores(readers, key, log_decay)
+    scores, *overlaps = scores
     if erases_before_decay:
       overlaps = [_shifted(x, 1) for x in overlaps]
     last = jnp.swapaxes(key * to_end, -2, -1)
@@ -339,9 +345,9 @@ def _step(count, erases_before_decay, params, state, inputs):
     pairs = zip(writes, values, strict=True)
     return functools.reduce(jnp.add, (x[part] @ u for x, u in pairs))
 
-  writes = [written(key)]
-  if replacement is not None:
-    writes.append(written(replacement))
+  keys = [key] if replacement is None else [key, replacement]
+  scores = _scores(readers, keys, log_decay)
+  writes = [written(*x) for x in zip(keys, scores, strict=True)]
   solution = None if erase is None else inverse(writes[-1][2])
   before = None if state is None else state[:, :, None]
   if count > 1 or resets is not None:
@@ -417,9 +423,9 @@ def joined(
   return transform(earlier[0]), transform(earlier[1]) + state
 
 
-def _scores(readers, key, log_decay):
-  """A^x_ij `[B, N, G, C, C]` of each reader x; any finite number where i < j."""
+def _scores(readers, keys, log_decay):
+  """A^x_ij `[B, N, G, C, C]` of each key and reader x; any finite number where i < j."""
   if log_decay.shape[-1] > 1:
-    return pairs(readers, key, log_decay)
+    return pairs(readers, keys, log_decay)
   decay = pair_decays(log_decay)
-  return [jnp.einsum("...ch,...sh->...cs", x, key) * decay for x in readers]
+  return jax.tree.map(lambda x: x * decay, products(readers, keys))

@@ -11,37 +11,52 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-_PRODUCT = "...qm,...sm->...qs"
-
 
 def pairs(
-  queries: Sequence[Float[Array, "*Q G C M"]],
-  keys: Float[Array, "*A G C M"],
+  readers: Sequence[Float[Array, "*A G C M"]],
+  keys: Sequence[Float[Array, "*A G C M"]],
   log_decay: Float[Array, "*A G C M"],
-) -> list[Float[Array, "*Q G C C"]]:
-  """Σ_m q_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
+) -> list[list[Float[Array, "*A G C C"]]]:
+  """Σ_m x_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
 
-  By halves: a later and an earlier half split at the beginning of the later one, which
-  makes their pairs a product of matrices.
+  Of each of `keys`, those of all readers x. By halves: a later and an earlier half
+  split at the beginning of the later one, which makes their pairs a product of matrices.
   """
-  size = keys.shape[-2]
+  size = log_decay.shape[-2]
   if size == 1:
-    return [jnp.sum(x * keys, axis=-1, keepdims=True) for x in queries]
+    return [
+      [jnp.sum(x * key, axis=-1, keepdims=True) for x in readers]
+      for key in keys
+    ]
   # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
-  *half_queries, half_keys, half_decay = (
-    x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1])
-    for x in (*queries, keys, log_decay)
+  halves = jax.tree.map(
+    lambda x: x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1]),
+    (readers, keys, log_decay),
   )
-  own = pairs(half_queries, half_keys, half_decay)
   early, late = slice(size // 2), slice(size // 2, None)
   since = jnp.exp(jnp.cumsum(log_decay[..., late, :], axis=-2))
-  earlier = keys[..., early, :] * jnp.exp(
-    decay_to_end(log_decay[..., early, :])
+  until = jnp.exp(decay_to_end(log_decay[..., early, :]))
+  across = products(
+    [x[..., late, :] * since for x in readers],
+    [key[..., early, :] * until for key in keys],
   )
-  across = (
-    jnp.einsum(_PRODUCT, x[..., late, :] * since, earlier) for x in queries
+  return jax.tree.map(triangle, pairs(*halves), across)
+
+
+def products(
+  rows: Sequence[Float[Array, "*A C M"]],
+  columns: Sequence[Float[Array, "*A D M"]],
+) -> list[list[Float[Array, "*A C D"]]]:
+  """For each y of `columns`, x yᵀ of each x of `rows`, all by one product."""
+  product = jnp.einsum(
+    "...qm,...sm->...qs",
+    jnp.concatenate(rows, axis=-2),
+    jnp.concatenate(columns, axis=-2),
   )
-  return [triangle(*x) for x in zip(own, across, strict=True)]
+  return [
+    jnp.split(x, len(rows), axis=-2)
+    for x in jnp.split(product, len(columns), axis=-1)
+  ]
 
 
 def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
@@ -75,8 +90,8 @@ def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
   which is forward substitution with blocks for numbers, and as stable.
   """
   size = lower.shape[-1]
-  if size == 1:
-    return jnp.ones_like(lower)
+  if size <= 2:
+    return jnp.eye(size, dtype=lower.dtype)[None, None, None] - lower
   half = size // 2
   own = [lower[..., :half, :half], lower[..., half:, half:]]
   own = jnp.stack(own, axis=3).reshape(*lower.shape[:2], -1, half, half)

@@ -183,10 +183,12 @@ def _step(count, window, params, state, xs):
   # The window of each chunk, `[B, K, 1, G, W+C, ·]`.
   place = jnp.arange(window + size)
   if count > 1:
-    places = size * jnp.arange(count)[:, None] + place[None, :]
     # A key is in several windows, and its gradient is the sum over them.
     key, value = key.astype(jnp.float32), value.astype(jnp.float32)
-    key, value, keep = (x[:, places.reshape(-1)] for x in (key, value, keep))
+    key, value, keep = (
+      layout.tiles(x, size, window + size).reshape(x.shape[0], -1, *x.shape[2:])
+      for x in (key, value, keep)
+    )
   identity = FeatureMap(lambda x: x, head_dim)
   key, value = key_rows(identity, (key, value, keep), count)
   # Query i of a chunk is at place W + i.

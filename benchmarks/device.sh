@@ -38,7 +38,7 @@ tokens() { # NAME MECHANISMS
 }
 
 recurrences=flash/cudnn
-for name in retention mamba2 gated_linear delta gated_delta kimi_delta \
+for name in retention mamba2 mamba3 gated_linear delta gated_delta kimi_delta \
   gated_delta_2 delta_product rwkv7; do
   recurrences+=,$name,$name/jla
 done

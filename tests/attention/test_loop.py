@@ -295,3 +295,19 @@ def test_tiles_are_added_where_they_stand(length, count, width, rows, begin):
   ):
     found = function(jnp.asarray(total), jnp.asarray(tiles), begin, rows)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [3, 4, 7, 12])
+def test_tiles_overlap_and_their_gradients_do_not_scatter(width):
+  rng = np.random.default_rng(width)
+  rows, count = 4, 3
+  x = jnp.asarray(rng.normal(size=((count - 1) * rows + width, 2)))[None]
+  pieces = [x[:, i * rows : i * rows + width] for i in range(count)]
+  found, pullback = jax.vjp(lambda x: layout.tiles(x, rows, width), x)
+  np.testing.assert_array_equal(found, jnp.stack(pieces, axis=1))
+  cotangent = jnp.asarray(rng.normal(size=found.shape), found.dtype)
+  expected = np.zeros(x.shape)
+  for i in range(count):
+    expected[:, i * rows : i * rows + width] += cotangent[:, i]
+  np.testing.assert_allclose(pullback(cotangent)[0], expected, atol=1e-6)
+  assert "scatter" not in str(jax.make_jaxpr(pullback)(cotangent))

@@ -37,7 +37,16 @@ def test_counts_of_a_program():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-  "name", ["stick_breaking", "path", "moba", "nsa", "dsa", "gated_delta"]
+  "name",
+  [
+    "stick_breaking",
+    "path",
+    "moba",
+    "nsa",
+    "dsa",
+    "gated_delta",
+    "window_linear",
+  ],
 )
 def test_programs_for_an_h100(name):
   _need_compilers()
