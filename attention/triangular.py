@@ -47,16 +47,13 @@ def products(
   rows: Sequence[Float[Array, "*A C M"]],
   columns: Sequence[Float[Array, "*A D M"]],
 ) -> list[list[Float[Array, "*A C D"]]]:
-  """For each y of `columns`, x yᵀ of each x of `rows`, all by one product."""
-  product = jnp.einsum(
-    "...qm,...sm->...qs",
-    jnp.concatenate(rows, axis=-2),
-    jnp.concatenate(columns, axis=-2),
-  )
-  return [
-    jnp.split(x, len(rows), axis=-2)
-    for x in jnp.split(product, len(columns), axis=-1)
+  """For each y of `columns`, x yᵀ of each x of `rows`; those of one x are one product."""
+  together = jnp.concatenate(columns, axis=-2)
+  by_row = [
+    jnp.split(jnp.einsum("...qm,...sm->...qs", x, together), len(columns), -1)
+    for x in rows
   ]
+  return [list(x) for x in zip(*by_row, strict=True)]
 
 
 def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
