@@ -173,9 +173,9 @@ def _read_chunk(queries, keys, is_log) -> Scaled:
       jax.lax.stop_gradient(features), axis=features.ndim - 2
     )
     row_scale = _largest(queries + seen, -1)
-    (row_scores,) = jax.checkpoint(pairs, prevent_cse=False)(
+    [[row_scores]] = jax.checkpoint(pairs, prevent_cse=False)(
       [jnp.exp(queries + seen - row_scale)],
-      jnp.exp(features - seen),
+      [jnp.exp(features - seen)],
       -jnp.diff(seen, axis=-2, prepend=seen[..., :1, :]),
     )
     return (

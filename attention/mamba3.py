@@ -59,9 +59,8 @@ def mamba3(
   Raises:
     ValueError: `rotary_fraction` is out of range; by `init`, it turns no pair.
 
-  Cost: that of `gated_linear_attention` with decays for each head. What a position
-  writes is written in two parts, of which the second waits for the next position, as
-  it has the decay of that one before it:
+  Cost: that of `gated_linear_attention` with decays for each head, because both writes
+  of k'_{t−1} v_{t−1}ᵀ are one, made before the decay of t:
 
     U_t = α_{t−1} U_{t−1} + (λ_{t−1} Δ_{t−1} + (1 − λ_t) Δ_t) k'_{t−1} v_{t−1}ᵀ
     S_t = α_t U_t + λ_t Δ_t k'_t v_tᵀ
@@ -161,7 +160,7 @@ def _recurrence(
     jnp.repeat(x.astype(jnp.float32), repeats, axis=2) for x in (key, value)
   )
   before = initial_state
-  angle = _sums(turn)
+  angle = _cumulative_turns(turn)
   if before is not None:
     angle = _turned_on(before.angle[:, None], angle)
   elif lies_in_parts(axis_name):
@@ -174,12 +173,12 @@ def _recurrence(
   last = None if before is None else (before.key, before.value)
   previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
   decay, end = jnp.exp(log_decay)[..., None], (trapezoid * step)[..., None]
-  ended, decayed = _shifted((end, log_decay), axis_name)
-  weight = ended + (1.0 - trapezoid)[..., None] * step[..., None]
-  waiting = decay * query, previous[0], weight * previous[1]
+  previous_end, previous_decay = _shifted((end, log_decay), axis_name)
+  weight = previous_end + (1.0 - trapezoid)[..., None] * step[..., None]
+  qkv = decay * query, previous[0], weight * previous[1]
   out, state = recurrent_attention(
-    *(x.astype(dtype) for x in waiting),
-    log_decay=decayed,
+    *(x.astype(dtype) for x in qkv),
+    log_decay=previous_decay,
     scale=1.0,
     segment_ids=segment_ids,
     initial_state=None if before is None else before.state,
@@ -205,7 +204,7 @@ def _shifted(arrays, axis_name):
 
 
 @jax.custom_jvp
-def _sums(turn: Float[Array, "B T N P"]) -> Float[Array, "B T N P"]:
+def _cumulative_turns(turn: Float[Array, "B T N P"]) -> Float[Array, "B T N P"]:
   """Cumulative sums modulo 2π, which keep their digits at any length.
 
   Integers wrap around at a whole turn, 2³² of their steps.
@@ -216,9 +215,9 @@ def _sums(turn: Float[Array, "B T N P"]) -> Float[Array, "B T N P"]:
   return total.astype(turn.dtype) * (2.0 * jnp.pi / 2.0**32)
 
 
-@_sums.defjvp
-def _sums_jvp(primals, tangents):
-  return _sums(*primals), jnp.cumsum(tangents[0], axis=1)
+@_cumulative_turns.defjvp
+def _cumulative_turns_jvp(primals, tangents):
+  return _cumulative_turns(*primals), jnp.cumsum(tangents[0], axis=1)
 
 
 def _turned_on(one, other):

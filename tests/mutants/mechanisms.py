@@ -55,7 +55,7 @@ MUTANTS = (
   ),
   Mutant(
     "attention/mamba3.py",
-    "weight = ended + (1.0 - trapezoid)[..., None] * step[..., None]",
+    "weight = previous_end + (1.0 - trapezoid)[..., None] * step[..., None]",
     "weight = end + (1.0 - trapezoid)[..., None] * step[..., None]",
     "mamba3",
     "what waits has the step of the next position",
