@@ -1,8 +1,8 @@
 """Lower triangular matrices of a chunk: pairs of positions with decays, and inverses.
 
 With decays g_u, a pair of a later position i and an earlier j has e^(Σ g_u over j < u ≤ i).
-Every exponent is a sum of numbers that are at most 0: a difference of two long sums would
-lose its digits, and a quotient of two exponentials would overflow.
+No exponent is above 0, because a quotient of two exponentials would overflow, and none is
+a difference of two long sums that were rounded, which would lose its digits.
 """
 
 from collections.abc import Sequence
@@ -71,11 +71,26 @@ def triangle(
   return jnp.block([[first, jnp.zeros_like(across)], [across, second]])
 
 
+_FORGETS = -104.0
+"""The logarithm of a decay that leaves nothing in float32."""
+
+
 def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
-  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere."""
-  # A difference of two long sums would lose its digits.
-  is_later = jnp.tri(log_decay.shape[-2], k=-1, dtype=bool)
-  return jnp.exp(jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2))
+  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere; C is at most 64.
+
+  Σ is the difference of two sums over all u ≤ i and u ≤ j, which keep their digits:
+  multiples of 2⁻¹¹ up to 2¹³ are added without rounding, and what is left of each g is
+  small. Decays that leave nothing are counted, not added.
+  """
+  forgets = log_decay < _FORGETS
+  kept = jnp.where(forgets, 0.0, log_decay)
+  coarse = jax.lax.stop_gradient(jnp.round(kept * 2.0**11) / 2.0**11)
+  terms = coarse, kept - coarse, forgets.astype(jnp.float32)
+  sums = (jnp.cumsum(x, axis=-2) for x in terms)
+  coarse, fine, count = (x - jnp.swapaxes(x, -2, -1) for x in sums)
+  total = jnp.where(count > 0.0, -jnp.inf, coarse + fine)
+  is_earlier = jnp.tri(log_decay.shape[-2], dtype=bool)
+  return jnp.exp(jnp.where(is_earlier, total, 0.0))
 
 
 @jax.custom_jvp

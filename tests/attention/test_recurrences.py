@@ -23,6 +23,7 @@ from attention import (
   rwkv7_attention,
 )
 from attention.definitions import recurrent
+from attention.triangular import pair_decays
 from tests.attention.state_cases import (
   BATCH,
   DIM,
@@ -284,3 +285,22 @@ def test_lightning_has_slopes_for_any_number_of_heads():
   np.testing.assert_allclose(
     jax.jit(apply)(*qkv), expected, rtol=1e-5, atol=1e-6
   )
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.5, 5.0, 100.0])
+def test_decays_of_pairs_keep_their_digits(scale):
+  rng = np.random.default_rng(5)
+  decay = -scale * rng.random((4, 64)).astype(np.float32)
+  for row, strong in enumerate((-30.0, -1000.0, -1e30)):
+    decay[row, rng.random(64) < 0.1] = strong
+  cotangent = rng.normal(size=(4, 64, 64)).astype(np.float32)
+  found, pullback = jax.vjp(pair_decays, jnp.asarray(decay)[..., None])
+  expected, grads = np.ones((4, 64, 64)), np.zeros((4, 64))
+  for i in range(64):
+    for j in range(i):
+      between = decay[:, j + 1 : i + 1].astype(np.float64)
+      expected[:, i, j] = np.exp(between.sum(axis=1))
+      grads[:, j + 1 : i + 1] += (cotangent * expected)[:, i, j, None]
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
+  found = pullback(jnp.asarray(cotangent))[0][..., 0]
+  np.testing.assert_allclose(found, grads, rtol=0, atol=1e-6 * abs(grads).max())
