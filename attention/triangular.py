@@ -76,7 +76,7 @@ _FORGETS = -104.0
 
 
 def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
-  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere; C is at most 64.
+  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere.
 
   Σ is the difference of two sums over all u ≤ i and u ≤ j, which keep their digits:
   multiples of 2⁻¹¹ up to 2¹³ are added without rounding, and what is left of each g is
