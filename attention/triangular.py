@@ -13,10 +13,10 @@ from jaxtyping import Array, Float
 
 
 def pairs(
-  readers: Sequence[Float[Array, "*A G C M"]],
+  readers: Sequence[Float[Array, "*Q G C M"]],
   keys: Sequence[Float[Array, "*A G C M"]],
   log_decay: Float[Array, "*A G C M"],
-) -> list[list[Float[Array, "*A G C C"]]]:
+) -> list[list[Float[Array, "*Q G C C"]]]:
   """Σ_m x_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
 
   Of each of `keys`, those of all readers x. By halves: a later and an earlier half
@@ -44,9 +44,9 @@ def pairs(
 
 
 def products(
-  rows: Sequence[Float[Array, "*A C M"]],
+  rows: Sequence[Float[Array, "*Q C M"]],
   columns: Sequence[Float[Array, "*A D M"]],
-) -> list[list[Float[Array, "*A C D"]]]:
+) -> list[list[Float[Array, "*Q C D"]]]:
   """For each y of `columns`, x yᵀ of each x of `rows`; those of one x are one product."""
   together = jnp.concatenate(columns, axis=-2)
   by_row = [
