@@ -19,6 +19,7 @@ from comparison import (
   tables,
 )
 from comparison import summary as summary_lib
+from comparison.lines import Styles
 from comparison.page import Picture, Section, anchor
 from comparison.records import Record
 from comparison.tables import Table
@@ -166,7 +167,7 @@ def _markdown_table(table: Table) -> list[str]:
   return [*lines, "", table.legend] if table.legend else lines
 
 
-def _parts(task: Task, styles: figures.Styles) -> list[Any]:
+def _parts(task: Task, styles: Styles) -> list[Any]:
   """Parts of a task's section: tables, pictures, notes."""
 
   def picture(kind: str, figure: Any, caption: str) -> Picture:
@@ -200,6 +201,11 @@ def _parts(task: Task, styles: figures.Styles) -> list[Any]:
       "capacity",
       figures.capacity(task, styles),
       "Quality against what is kept of a sequence while it is generated.",
+    ),
+    picture(
+      "difficulty",
+      figures.difficulty(task, styles),
+      "Quality against a number of the task.",
     ),
     picture(
       "maps", map_figure, "What every row attends to in one held-out example."

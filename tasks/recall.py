@@ -30,6 +30,9 @@ class RecallConfig:
       after 'test'.
     num_pairs: keys, each asked for once. At most T/4, as each needs two places
       for itself and two for its question.
+    fewer_pairs: other numbers of pairs. An example has one of them or `num_pairs`,
+      each as often; after the other splits come 'pairs_4', … for each number, the
+      largest last.
     power: a in the law of gaps: a question stands g places of two after the
       pairs with probability in proportion to (g + 1)^(a − 1), so 1 is uniform.
     random_filler: other places hold any symbol, instead of the filler.
@@ -43,6 +46,7 @@ class RecallConfig:
   length: int = 64
   eval_lengths: tuple[int, ...] = ()
   num_pairs: Count = 4
+  fewer_pairs: tuple[Count, ...] = ()
   power: Annotated[float, Interval(gt=0, le=1)] = 0.01
   random_filler: bool = False
   train_size: Whole = 0
@@ -62,6 +66,17 @@ class RecallConfig:
       f"at least 4 · num_pairs = {4 * self.num_pairs}",
     )
     check_eval_lengths(self, 4 * self.num_pairs)
+    check(
+      self,
+      "fewer_pairs",
+      list(self.numbers) == sorted(set(self.numbers)),
+      f"growing numbers below num_pairs={self.num_pairs}",
+    )
+
+  @property
+  def numbers(self) -> tuple[int, ...]:
+    """Numbers of pairs that examples have, the largest last."""
+    return *self.fewer_pairs, self.num_pairs
 
 
 class RecallTask(GeneratedTask):
@@ -83,10 +98,36 @@ class RecallTask(GeneratedTask):
       seed=seed,
       length=config.length,
     )
+    self._numbers = dict.fromkeys(self._lengths, config.numbers)
+    if config.fewer_pairs:
+      self._numbers |= {f"pairs_{n}": (n,) for n in config.numbers}
+    for split in self._numbers:
+      self._lengths.setdefault(split, config.length)
+    self.eval_splits = tuple(x for x in self._lengths if x != "train")
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    numbers = self._numbers[split]
+    if len(numbers) == 1:
+      return self._of_pairs(split, indices, numbers[0])
+    draw = draws.words(
+      draws.split_key(self._seed, f"{split} numbers"), indices, 1
+    )
+    choices = draws.below(draw[:, 0], len(numbers))
+    shape = len(indices), self._lengths[split]
+    batch = {
+      "inputs": np.zeros(shape, np.int64),
+      "targets": np.zeros(shape, np.int32),
+      "weights": np.zeros(shape, np.float32),
+    }
+    for choice, pairs in enumerate(numbers):
+      here = choices == choice
+      for name, rows in self._of_pairs(split, indices[here], pairs).items():
+        batch[name][here] = rows
+    return batch
+
+  def _of_pairs(self, split: str, indices: np.ndarray, pairs: int) -> Batch:
     config, length = self._config, self._lengths[split]
-    pairs, context = config.num_pairs, 2 * config.num_pairs
+    context = 2 * pairs
     places = (length - context) // 2
     fill = length if config.random_filler else 0
     words = self._words(split, indices, context + places + fill)

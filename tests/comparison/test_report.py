@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from comparison import figures, maps, page, records, report, style, tables
+from comparison.lines import Line, line_figure
 from comparison.page import Section
 from comparison.task import by_task
 from tests.comparison import made_up
@@ -131,8 +132,8 @@ def test_labels_of_wide_axes_are_numbers():
   ],
 )
 def test_ticks_are_at_places_that_are_apart(places, labels):
-  lines = [figures.Line("dense", "dense", [x], [1.0]) for x in places]
-  figure = figures.lines(lines, style.styles(()), "title", "x", "y", x_log=True)
+  lines = [Line("dense", "dense", [x], [1.0]) for x in places]
+  figure = line_figure(lines, style.styles(()), "title", "x", "y", x_log=True)
   ticks = figure.axes[0].get_xticklabels()
   assert [tick.get_text() for tick in ticks] == labels
 
@@ -151,6 +152,34 @@ def test_a_twin_has_a_line_of_its_own():
     if line.get_zorder() > 1 and len(line.get_xdata()) > 1
   ]
   assert len(lines) == 8  # Two mechanisms, with and without convolutions.
+
+
+def test_difficulty_joins_means_over_a_number_of_the_task_and_has_every_seed():
+  pairs = "task.num_pairs"
+  found = [
+    record
+    | {"across": {pairs: record["across"][made_up.WIDTH], made_up.LEAF: rate}}
+    | {"grid": {}}
+    for record in made_up.across()
+    for rate in made_up.POINTS
+    if record["across"][made_up.CONVOLUTION]
+    and record["grid"] == {made_up.LEAF: rate}
+  ]
+  figure = figures.difficulty(by_task(found)["recall"], style.styles(()))
+  (axes,) = figure.axes
+  curves = [x for x in axes.get_lines() if len(x.get_xdata()) > 1]
+  assert [list(x.get_xdata()) for x in curves] == [[16, 32, 64]] * 4
+  assert {text.get_text() for text in axes.texts} == {
+    f"{name}, learning_rate={rate}"
+    for name in made_up.QUALITY
+    for rate in made_up.POINTS
+  }
+  dots = [x.get_xydata()[0] for x in axes.get_lines() if x.get_alpha() == 0.5]
+  assert len(dots) == 4 * 3 * 2  # Lines, numbers of pairs, seeds.
+  values = {0.5 + 0.001 * 16 + 0.02 * seed for seed in (0, 1)}
+  assert values <= {y for x, y in dots if x == 16}
+  no_number = by_task(made_up.across())["recall"]
+  assert figures.difficulty(no_number, style.styles(())) is None
 
 
 def boxes(figure, artists):

@@ -50,12 +50,38 @@ def test_power_one_is_uniform():
   assert not shares[1::2].any()
 
 
+def test_numbers_of_pairs_come_as_often_and_have_splits_of_their_own():
+  task = make(
+    "recall", num_pairs=5, fewer_pairs=(1, 3), length=24, batch_size=3000
+  )
+  splits = "validation", "test", "pairs_1", "pairs_3", "pairs_5"
+  assert task.eval_splits == splits
+  counts = task.train_batch(0)["weights"].sum(axis=1).astype(int)
+  shares = np.bincount(counts, minlength=6) / 3000
+  np.testing.assert_allclose(
+    shares, [0, 1, 0, 1, 0, 1] / np.float64(3), atol=0.04
+  )
+  for pairs in (1, 3, 5):
+    (batch,) = task.eval_batches(f"pairs_{pairs}")
+    for symbols, answers in rows(task, batch):
+      if not answers:  # Fills the batch.
+        continue
+      known = dict(
+        zip(symbols[0 : 2 * pairs : 2], symbols[1 : 2 * pairs : 2], strict=True)
+      )
+      assert len(known) == len(answers) == pairs
+      assert min(answers) >= 2 * pairs
+      assert all(known[symbols[t]] == x for t, x in answers.items())
+
+
 def test_config_refuses():
   assert_refused(
     RecallConfig,
     {"num_pairs": 0},
     {"vocab_size": 9},
     {"length": 15},
+    {"fewer_pairs": (4,)},
+    {"fewer_pairs": (3, 2)},
     {"power": 0.0},
     {"train_size": -1},
     {"eval_size": 0},
