@@ -4,7 +4,7 @@ Each function of a `Task` returns a figure of matplotlib, or None where there is
 nothing to draw. `styles` says how a mechanism is drawn.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
@@ -20,7 +20,7 @@ from comparison.lines import (
   new_figure,
   shortened,
 )
-from comparison.plan import TWIN, short
+from comparison.plan import TWIN
 from comparison.style import MUTED
 from comparison.summary import COSTS, common, is_counted
 from comparison.task import Task
@@ -150,80 +150,38 @@ def capacity(task: Task, styles: Styles) -> Any | None:
   of the model; rows that differ in anything else have lines of their own.
   """
   rows = task.ended[task.ended["cache_bytes"].notna()]
-  rows = rows.assign(
-    x=rows["cache_bytes"] / 2**10,
-    line=_line_names(
-      task, rows, lambda part: frame.is_number(literal(part.partition("=")[2]))
-    ),
-  )
+  series = []
+  twins = rows["width"].eq("dense").map({True: TWIN, False: ""})
+  shared = common(task.summary)
+  kinds = [_words(across, shared) for across in rows["across"]]
+  keys = [rows["attention"], pd.Series(kinds, rows.index, dtype=str), twins]
+  for (attention, kind, twin), group in rows.groupby(keys, sort=False):
+    group = group.sort_values("cache_bytes")
+    if group["cache_bytes"].nunique() < 2:
+      continue
+    name = ", ".join(filter(None, map(str, (attention, kind, twin))))
+    kib = [size / 2**10 for size in group["cache_bytes"]]
+    series.append(Line(name, str(attention), kib, list(group["mean"])))
   title = f"{task.name}: quality against memory, means over seeds"
   label = "cache and state of a sequence, KiB"
-  return line_figure(
-    _mean_lines(rows), styles, title, label, task.metric, x_log=True
-  )
+  return line_figure(series, styles, title, label, task.metric, x_log=True)
 
 
-def difficulty(task: Task, styles: Styles) -> Any | None:
-  """Quality against a number of the task that rows differ in, as pairs to recall.
-
-  A line joins the means of rows that differ in that number alone; a dot is a seed.
-  """
-  rows, runs = task.ended, task.runs
-  leaves = [
-    leaf
-    for leaf in map(str, runs)
-    if leaf.startswith("task.") and runs[leaf].map(frame.is_number).all()
-  ]
-  if rows.empty or not leaves:
-    return None
-  name = short(leaves[0])
-  rows = rows.assign(
-    x=[task.runs_of(row)[leaves[0]].iloc[0] for _, row in rows.iterrows()],
-    line=_line_names(task, rows, lambda part: part.startswith(f"{name}=")),
-  )
-  dots = [
-    Line(row["line"], row["attention"], [row["x"]], [value])
-    for _, row in rows.iterrows()
-    for value in task.seed_values(row)
-  ]
+def pairs(task: Task, styles: Styles) -> Any | None:
+  """Recall against the number of pairs: means over seeds, a dot a seed."""
+  names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
+  series, dots = [], []
+  for row, points in task.at_pairs.groupby("row", sort=False):
+    name, attention = names[row], points["attention"].iloc[0]
+    means = points.groupby("pairs")["value"].mean()
+    series.append(Line(name, attention, list(means.index), list(means)))
+    dots.append(
+      Line(name, attention, list(points["pairs"]), list(points["value"]))
+    )
   title = f"{task.name}: means over seeds, a dot a seed"
   return line_figure(
-    _mean_lines(rows), styles, title, name, task.metric, dots=dots, x_log=True
+    series, styles, title, "pairs", task.metric, dots=dots, x_log=True
   )
-
-
-def _line_names(
-  task: Task, rows: pd.DataFrame, is_along: Callable[[str], bool]
-) -> pd.Series:
-  """The line that each row of a summary lies on: 'delta, short_convolution=True'.
-
-  Args:
-    task: whose summary says what all rows share.
-    rows: of that summary.
-    is_along: whether a part of `across`, as 'features=16', changes along a line.
-  """
-  shared, names = common(task.summary), []
-  for _, row in rows.iterrows():
-    kinds = (
-      part
-      for part in row["across"].split(", ")
-      if part not in shared and not is_along(part)
-    )
-    twin = TWIN if row["width"] == "dense" else ""
-    names.append(", ".join(filter(None, (row["attention"], *kinds, twin))))
-  return pd.Series(names, rows.index, dtype=str)
-
-
-def _mean_lines(rows: pd.DataFrame) -> list[Line]:
-  """The means of rows with a column `x`, joined by their column `line`."""
-  series = []
-  for name, group in rows.groupby("line", sort=False):
-    points = group.sort_values("x")
-    if points["x"].nunique() > 1:
-      attention = points["attention"].iloc[0]
-      x, y = list(points["x"]), list(points["mean"])
-      series.append(Line(str(name), attention, x, y))
-  return series
 
 
 def scaling(
@@ -281,3 +239,10 @@ def _cost_axis(axes: Any, values: pd.Series) -> None:
     logarithmic_ticks(axes, list(values))
   else:
     axes.set_xlim(0, 1.08 * values.max())
+
+
+def _words(across: str, shared: Sequence[str]) -> str:
+  """The parts of a point of `across`, but for shared ones, that are no numbers."""
+  values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
+  words = (x for x in values if not frame.is_number(values[x]))
+  return ", ".join(x for x in words if x not in shared)

@@ -203,9 +203,9 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
       "Quality against what is kept of a sequence while it is generated.",
     ),
     picture(
-      "difficulty",
-      figures.difficulty(task, styles),
-      "Quality against a number of the task.",
+      "pairs",
+      figures.pairs(task, styles),
+      "Recall against the number of pairs, a dot a seed.",
     ),
     picture(
       "maps", map_figure, "What every row attends to in one held-out example."

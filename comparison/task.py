@@ -1,6 +1,6 @@
 """What a comparison found on one task, as tables and figures take it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from comparison import frame
 from comparison.records import Record
 from comparison.summary import summarize
 
-_LENGTH = "length_"
+_LENGTH, _PAIRS = "length_", "pairs_"
 _TRAINED = ("test", "validation")
 """Splits of the trained length; the first that there is counts."""
 
@@ -71,30 +71,55 @@ class Task:
     Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
     `value`; empty for a task of one length.
     """
+    content = []
+    for row, run, values in self._final_values(metric):
+      trained = [values[s] for s in _TRAINED if s in values]
+      length_values = _numbered(values, _LENGTH)
+      if length_values and trained and not pd.isna(run.length):
+        length_values[int(run.length)] = trained[0]
+        content += [
+          (row["row"], row["attention"], run.seed, n, n / run.length, value)
+          for n, value in sorted(length_values.items())
+        ]
+    columns = ["row", "attention", "seed", "length", "ratio", "value"]
+    return pd.DataFrame(content, columns=columns)
+
+  @functools.cached_property
+  def at_pairs(self) -> pd.DataFrame:
+    """The metric that decides of each seed at each number of pairs to recall.
+
+    Columns `row`, `attention`, `seed`, `pairs`, `value`; empty for other tasks.
+    """
+    content = [
+      (row["row"], row["attention"], run.seed, n, value)
+      for row, run, values in self._final_values(self.metric)
+      for n, value in sorted(_numbered(values, _PAIRS).items())
+    ]
+    columns = ["row", "attention", "seed", "pairs", "value"]
+    return pd.DataFrame(content, columns=columns)
+
+  def _final_values(
+    self, metric: str
+  ) -> Iterator[tuple[pd.Series, Any, dict[str, float]]]:
+    """Of each run its row of the summary, itself, and split -> the last value."""
     curves = self.curves[self.curves["metric"] == metric]
     last = curves.groupby(["run", "split"])["value"].last()
     values_by_run = {
       run: dict(values.droplevel("run")) for run, values in last.groupby("run")
     }
-    content = []
     for _, row in self.ended.iterrows():
       runs: Any = self.runs_of(row)
-      for run in runs[runs["length"].notna()].itertuples():
-        split_values = values_by_run.get(run.run, {})
-        trained = [split_values[s] for s in _TRAINED if s in split_values]
-        length_values = {
-          int(split.removeprefix(_LENGTH)): value
-          for split, value in split_values.items()
-          if split.startswith(_LENGTH)
-        }
-        if length_values and trained:
-          length_values[int(run.length)] = trained[0]
-          content += [
-            (row["row"], row["attention"], run.seed, n, n / run.length, value)
-            for n, value in sorted(length_values.items())
-          ]
-    columns = ["row", "attention", "seed", "length", "ratio", "value"]
-    return pd.DataFrame(content, columns=columns)
+      for run in runs.itertuples():
+        yield row, run, values_by_run.get(run.run, {})
+
+
+def _numbered(values: Mapping[str, float], kind: str) -> dict[int, float]:
+  """The values of the splits of a kind, by number: 128 of 'length_128'."""
+  return {
+    int(split.removeprefix(kind)): value
+    for split, value in values.items()
+    if split.startswith(kind)
+  }
 
 
 def by_task(records: Sequence[Record]) -> dict[str, Task]:

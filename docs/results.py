@@ -107,6 +107,21 @@ def carried(task: Task) -> pd.DataFrame:
   return table[sorted(table.columns)]
 
 
+def pairs(task: Task) -> pd.DataFrame:
+  """Mean accuracy at each number of pairs to recall, and seeds that solved it."""
+  limit = task.runs["solved_at"].astype(float).max()
+  varied = _varied(task.ended)
+  content: dict[str, dict[str, str]] = {}
+  for place, row in task.ended.iterrows():
+    points = task.at_pairs[task.at_pairs["row"] == row["row"]]
+    content[_name(row, varied[place])] = {
+      f"{number} pairs": f"{100 * values.mean():.0f} %, "
+      f"{(values >= limit).sum()} of {len(values)}"
+      for number, values in points.groupby("pairs")["value"]
+    }
+  return pd.DataFrame.from_dict(content, orient="index")
+
+
 def means(task: Task) -> pd.DataFrame:
   """The mean over seeds of the metric that decides."""
   content, varied = {}, _varied(task.ended)
@@ -124,6 +139,7 @@ KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {
   "memory": memory,
   "lengths": lengths,
   "carried": carried,
+  "pairs": pairs,
   "means": means,
 }
 

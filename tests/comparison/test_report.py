@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -154,32 +155,29 @@ def test_a_twin_has_a_line_of_its_own():
   assert len(lines) == 8  # Two mechanisms, with and without convolutions.
 
 
-def test_difficulty_joins_means_over_a_number_of_the_task_and_has_every_seed():
-  pairs = "task.num_pairs"
-  found = [
-    record
-    | {"across": {pairs: record["across"][made_up.WIDTH], made_up.LEAF: rate}}
-    | {"grid": {}}
-    for record in made_up.across()
-    for rate in made_up.POINTS
-    if record["across"][made_up.CONVOLUTION]
-    and record["grid"] == {made_up.LEAF: rate}
+def test_pairs_have_a_line_of_means_and_a_dot_for_each_seed():
+  found = made_up.across()
+  for record in found:
+    quality = 0.9 - 0.1 * record["seed"]
+    record["history"] = [
+      *record.get("history", ()),
+      {"step": 15, "split": "pairs_4", "accuracy": quality},
+      {"step": 15, "split": "pairs_16", "accuracy": quality / 2},
+    ]
+  figure = figures.pairs(by_task(found)["recall"], style.styles(()))
+  dense = figure.axes[0].get_lines()
+  means = [
+    x.get_xydata().tolist() for x in dense if x.get_linestyle() != "None"
   ]
-  figure = figures.difficulty(by_task(found)["recall"], style.styles(()))
-  (axes,) = figure.axes
-  curves = [x for x in axes.get_lines() if len(x.get_xdata()) > 1]
-  assert [list(x.get_xdata()) for x in curves] == [[16, 32, 64]] * 4
-  assert {text.get_text() for text in axes.texts} == {
-    f"{name}, learning_rate={rate}"
-    for name in made_up.QUALITY
-    for rate in made_up.POINTS
-  }
-  dots = [x.get_xydata()[0] for x in axes.get_lines() if x.get_alpha() == 0.5]
-  assert len(dots) == 4 * 3 * 2  # Lines, numbers of pairs, seeds.
-  values = {0.5 + 0.001 * 16 + 0.02 * seed for seed in (0, 1)}
-  assert values <= {y for x, y in dots if x == 16}
-  no_number = by_task(made_up.across())["recall"]
-  assert figures.difficulty(no_number, style.styles(())) is None
+  assert means
+  for line in means:
+    np.testing.assert_allclose(line, [[4, 0.85], [16, 0.425]])
+  dots = [x.get_xydata() for x in dense if x.get_linestyle() == "None"]
+  assert len(dots) == 6  # Three widths, with and without convolutions.
+  for seeds in dots:
+    expected = [[4, 0.9], [16, 0.45], [4, 0.8], [16, 0.4]]
+    np.testing.assert_allclose(seeds, expected)
+  assert figures.pairs(by_task(made_up.across())["recall"], {}) is None
 
 
 def boxes(figure, artists):
