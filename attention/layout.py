@@ -90,6 +90,33 @@ def add_tiles(
   return add(total, _taken(summed, start - begin + jnp.arange(size), 1), start)
 
 
+def add_blocks(
+  total: Float[Array, "B S K H"],
+  tiles: Float[Array, "n B K D H"],
+  wanted: Int[Array, "n"],
+  dtype: Any,
+) -> Float[Array, "B S K H"]:
+  """`total` with n tiles added, tile i to the block `wanted[i]` of D positions.
+
+  Blocks may repeat; of a number that none has, nothing is added. A tile of the last
+  block is that of the last D positions. A product with ones, of a `dtype` and summed
+  in float32: accelerators add to places that repeat one by one.
+  """
+  source_length, width = total.shape[1], tiles.shape[3]
+  count = -(-source_length // width)
+  if missing := count * width - source_length:
+    moved = jnp.where(wanted == count - 1, -missing, 0)
+    tiles = jax.vmap(lambda x, by: _taken(x, jnp.arange(width) - by, 2))(
+      tiles, moved
+    )
+  ones = jax.nn.one_hot(wanted, count, dtype=dtype)
+  # Factors of 16 bits are exact at any precision.
+  precision = "default" if ones.dtype.itemsize < 4 else "highest"
+  sums = dot("nc,nbkdh->bcdkh", ones, tiles.astype(dtype), precision=precision)
+  sums = sums.reshape(total.shape[0], -1, *total.shape[2:])
+  return total + sums[:, :source_length]
+
+
 def tiles(
   x: Shaped[Array, "B S *F"], rows: int, width: int
 ) -> Shaped[Array, "B n D *F"]:

@@ -209,7 +209,8 @@ def backward(
     def body(j, carry):
       dq, totals = carry
       more, parts = grid.each(partial(visit, j))(rows, starts)
-      return dq + more, _added(grid, constants, totals, parts, starts, j)
+      dtype = arrays[0].dtype
+      return dq + more, _added(grid, constants, totals, parts, starts, j, dtype)
 
     carry = zeros(q, jnp.float32), totals
     if grid.one_visit:
@@ -255,27 +256,28 @@ def _pairs(grid, constants, query, start, visit):
   return places, shown, kept
 
 
-def _added(grid, constants, totals, parts, starts, visit):
-  """Totals with the gradients of keys, values and scores of a step."""
+def _added(grid, constants, totals, parts, starts, visit, dtype):
+  """Totals with the gradients of keys of a `dtype`, values and scores of a step."""
   key, value, scores = totals
   visible = constants.visible
   if grid.tiles_per_step > 1:
+    if visible.block_mask is not None:  # Tiles may be anywhere.
+      wanted = visible.block_mask.visited[grid.row(starts), visit]
+      add = partial(layout.add_blocks, wanted=wanted, dtype=dtype)
+    else:
+      begin = starts[0] + visible.query_start - visible.key_start - visible.left
+      add = partial(layout.add_tiles, begin=begin, rows=grid.rows)
     tiles = jax.vmap(
-      lambda start, totals: _keys(grid, constants, totals, start, visit),
+      lambda start, scores: _keys(
+        grid, constants, (*totals[:2], scores), start, visit
+      )[2],
       (0, None),
     )
-    if visible.block_mask is not None:  # Tiles may be anywhere.
-      (more,) = jax.linear_transpose(partial(tiles, starts), totals)(parts)
-      return jax.tree.map(jnp.add, totals, more)
-    begin = starts[0] + visible.query_start - visible.key_start - visible.left
-    key, value = (
-      layout.add_tiles(total, part, begin, grid.rows)
-      for total, part in ((key, parts[0]), (value, parts[1]))
-    )
-    (more,) = jax.linear_transpose(
-      lambda scores: tiles(starts, (*totals[:2], scores))[2], scores
-    )(parts[2])
-    return [key, value, jax.tree.map(jnp.add, scores, more)]
+    (more,) = jax.linear_transpose(partial(tiles, starts), scores)(parts[2])
+    return [
+      *map(add, (key, value), parts[:2]),
+      jax.tree.map(jnp.add, scores, more),
+    ]
   first, _ = grid.first(visible, starts, visit)
   key, value = (
     layout.add(total, jnp.swapaxes(part, 1, 2), first)
@@ -362,7 +364,7 @@ class Grid(NamedTuple):
     """How many blocks of keys the queries from `start` on take."""
     if visible.block_mask is not None:
       visited, counts = visible.block_mask.visited, visible.block_mask.counts
-      return visited.shape[1] if counts is None else counts[self._row(start)]
+      return visited.shape[1] if counts is None else counts[self.row(start)]
     low, high = visible.span(start, self.rows, self.source_length)
     count = -(-(high - low) // self.width)
     # A number lets JAX differentiate the loop in reverse.
@@ -374,7 +376,7 @@ class Grid(NamedTuple):
     """The first key of a visit, and the first that no visit before has had."""
     table = visible.block_mask
     if table is not None:
-      fresh = table.visited[self._row(start), visit] * self.width
+      fresh = table.visited[self.row(start), visit] * self.width
       from_zero = table.counts is not None
     else:
       low, _ = visible.span(start, self.rows, self.source_length)
@@ -384,7 +386,8 @@ class Grid(NamedTuple):
     is_even = from_zero and self.source_length % self.width == 0
     return first, None if self.one_visit or is_even else fresh
 
-  def _row(self, start: Array) -> Array:
+  def row(self, start: Array) -> Array:
+    """The number of the tile of rows that begins with a query."""
     return (start + self.rows - 1) // self.rows
 
 

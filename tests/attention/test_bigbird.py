@@ -12,6 +12,7 @@ from attention import (
   bigbird,
   bigbird_attention,
   bigbird_random_blocks,
+  platform,
 )
 from attention.definitions.bigbird import attended_blocks
 from attention.definitions.shared import visible_pairs
@@ -37,15 +38,17 @@ draw_blocks = jax.jit(
 )
 
 
-@functools.partial(jax.jit, static_argnames="block_size")
-def forward_and_gradients(qkv, cotangent, block_size, **options):
+@functools.partial(jax.jit, static_argnames=("block_size", "where"))
+def forward_and_gradients(qkv, cotangent, block_size, where, **options):
   def attend(*qkv):
     return bigbird_attention(*qkv, block_size=block_size, **options)
 
-  out, pull = jax.vjp(attend, *qkv)
-  return out, *pull(cotangent)
+  with platform.tracing_for(where):
+    out, pull = jax.vjp(attend, *qkv)
+    return out, *pull(cotangent)
 
 
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
 @pytest.mark.parametrize(
   ("length", "block_size", "slots", "kv_heads", "names"),
   [
@@ -54,7 +57,9 @@ def forward_and_gradients(qkv, cotangent, block_size, **options):
     (29, 4, 6, 2, ""),
   ],
 )
-def test_equals_the_definition(length, block_size, slots, kv_heads, names):
+def test_equals_the_definition(
+  length, block_size, slots, kv_heads, names, where
+):
   """Without options all blocks are read, and so it is dense attention."""
   *qkv, cotangent = draw_inputs(length, kv_heads=kv_heads)
   options = draw_options(names, length, length)
@@ -63,8 +68,9 @@ def test_equals_the_definition(length, block_size, slots, kv_heads, names):
   if not names:
     every = np.arange(slots, dtype=np.int32) + 1
     random_blocks = np.broadcast_to(every, random_blocks.shape)
+  options_read = {"random_blocks": random_blocks, **options}
   got = forward_and_gradients(
-    tuple(qkv), cotangent, block_size, random_blocks=random_blocks, **options
+    tuple(qkv), cotangent, block_size, where, **options_read
   )
   visible = visible_pairs(*qkv[:2], **options)
   read = attended_blocks(length, block_size, random_blocks)

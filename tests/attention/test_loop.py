@@ -297,6 +297,28 @@ def test_tiles_are_added_where_they_stand(length, count, width, rows, begin):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("length", [12, 10])
+def test_blocks_that_repeat_are_added_without_a_scatter(length):
+  rng = np.random.default_rng(length)
+  total = rng.normal(size=(2, length, 3, 5))
+  tiles = rng.normal(size=(6, 2, 3, 4, 5))
+  wanted = np.asarray([2, 0, 2, 3, 7, 0])  # Two of them are of no block.
+  tiles[[0, 2], :, :, : 12 - length] = np.nan  # Stand in the block before.
+  expected = total.copy()
+  for tile, block in zip(tiles, wanted, strict=True):
+    for j in range(4):
+      if block < 3 and 4 * block + j < length:
+        row = j + (12 - length) * (block == 2)
+        expected[:, 4 * block + j] += tile[:, :, row]
+
+  def add(*arrays):
+    return layout.add_blocks(*arrays, dtype=jnp.float32)
+
+  arrays = tuple(map(jnp.asarray, (total, tiles, wanted)))
+  np.testing.assert_allclose(add(*arrays), expected, rtol=1e-6, atol=1e-6)
+  assert "scatter" not in str(jax.make_jaxpr(add)(*arrays))
+
+
 @pytest.mark.parametrize("width", [3, 4, 7, 12])
 def test_tiles_overlap_and_their_gradients_do_not_scatter(width):
   rng = np.random.default_rng(width)
