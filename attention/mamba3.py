@@ -173,7 +173,9 @@ def _recurrence(
   last = None if before is None else (before.key, before.value)
   previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
   decay, end = jnp.exp(log_decay)[..., None], (trapezoid * step)[..., None]
-  previous_end, previous_decay = _shifted((end, log_decay), axis_name)
+  previous_end, previous_decay = (
+    sharded.with_halo(x, 1, 0, axis_name)[:, :-1] for x in (end, log_decay)
+  )
   weight = previous_end + (1.0 - trapezoid)[..., None] * step[..., None]
   qkv = decay * query, previous[0], weight * previous[1]
   out, state = recurrent_attention(
@@ -190,17 +192,6 @@ def _recurrence(
   written = (end * key)[:, -1, :, :, None] * value[:, -1, :, None, :]
   state = decay[:, -1, :, :, None] * state + written
   return out, Mamba3State(state, angle[:, -1], *last)
-
-
-def _shifted(arrays, axis_name):
-  """What is at the position before each, 0 before the first."""
-
-  def shifted(x):
-    if lies_in_parts(axis_name):
-      return sharded.with_halo(x, 1, 0, axis_name)[:, :-1]
-    return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
-
-  return jax.tree.map(shifted, arrays)
 
 
 @jax.custom_jvp

@@ -255,10 +255,7 @@ def _convolved(
   taps, side = len(kernel), len(kernel) // 2
   size = max(platform.DIAGONAL_ROWS, taps - 1)
   count = -(-length // size)
-  if axis_name is None:
-    value = jnp.pad(value, ((0, 0), (side, side), (0, 0), (0, 0)))
-  else:
-    value = sharded.with_halo(value, side, side, axis_name)
+  value = sharded.with_halo(value, side, side, axis_name)
   value = padded(value, (count + 1) * size - value.shape[1])
   blocks = split_blocks(value.astype(jnp.float32), size)
   around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]

@@ -446,7 +446,7 @@ def merged_over(
 
 
 def with_halo(
-  x: Shaped[Array, "B T *A"], left: int, right: int, axis_name: str
+  x: Shaped[Array, "B T *A"], left: int, right: int, axis_name: str | None
 ) -> Shaped[Array, "B U *A"]:
   """This device's positions, with those before and behind them.
 
@@ -454,13 +454,14 @@ def with_halo(
     x: this device's T positions, which follow those of the device before.
     left: positions to get from before, from as many devices as that takes.
     right: positions to get from behind.
-    axis_name: of the devices, inside `jax.shard_map`.
+    axis_name: of the devices, inside `jax.shard_map`; None is one device.
 
   Returns:
     U = left + T + right positions, zeros where the sequence has none. What crosses
     is left + right positions.
   """
-  size, length = jax.lax.axis_size(axis_name), x.shape[1]
+  size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+  length = x.shape[1]
 
   def from_device(hop, part):
     """What the device so many places on has, or zeros."""
