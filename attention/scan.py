@@ -305,15 +305,18 @@ def chunk_prefixes(
   if jax.tree.leaves(own)[0].shape[-3] == 1:
     return first
   states = jax.tree.map(
-    lambda x, y: jnp.moveaxis(
-      jnp.concatenate([x, y[..., :-1, :, :]], axis=-3), -3, 0
-    ),
-    first,
-    own,
+    lambda x, y: jnp.concatenate([x, y[..., :-1, :, :]], axis=-3), first, own
   )
   # Along axis −3 the TPU's compiler aborts where a state has 65 × 256 numbers.
-  states = jax.lax.associative_scan(join, states, axis=0)
-  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -3), states)
+  front, back = (
+    functools.partial(jax.tree.map, lambda x, to=to: jnp.moveaxis(x, *to))
+    for to in ((-3, 0), (0, -3))
+  )
+  joined = jax.lax.associative_scan(
+    lambda earlier, later: front(join(back(earlier), back(later))),
+    front(states),
+  )
+  return back(joined)
 
 
 def lies_in_parts(axis_name: str | None) -> TypeGuard[str]:
