@@ -115,11 +115,8 @@ class Task:
 
 def _numbered(values: Mapping[str, float], kind: str) -> dict[int, float]:
   """The values of the splits of a kind, by number: 128 of 'length_128'."""
-  return {
-    int(split.removeprefix(kind)): value
-    for split, value in values.items()
-    if split.startswith(kind)
-  }
+  numbers = {x: x.removeprefix(kind) for x in values if x.startswith(kind)}
+  return {int(n): values[x] for x, n in numbers.items() if n.isdecimal()}
 
 
 def by_task(records: Sequence[Record]) -> dict[str, Task]:
