@@ -462,20 +462,22 @@ def with_halo(
   """
   size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
   length = x.shape[1]
+  elsewhere = (size - 1) * length
+  near_left, near_right = min(left, elsewhere), min(right, elsewhere)
 
   def from_device(hop, part):
     """What the device so many places on has, or zeros."""
     pairs = [(i, i - hop) for i in range(size) if 0 <= i - hop < size]
-    if not pairs:
-      return jnp.zeros_like(part)
     return jax.lax.ppermute(part, axis_name, pairs)
 
   before = [
-    from_device(-(i // length) - 1, x[:, max(length + i - left, 0) :])
-    for i in range(0, left, length)
+    from_device(-(i // length) - 1, x[:, max(length + i - near_left, 0) :])
+    for i in range(0, near_left, length)
   ]
   behind = [
-    from_device(i // length + 1, x[:, : right - i])
-    for i in range(0, right, length)
+    from_device(i // length + 1, x[:, : near_right - i])
+    for i in range(0, near_right, length)
   ]
-  return jnp.concatenate([*reversed(before), x, *behind], axis=1)
+  x = jnp.concatenate([*reversed(before), x, *behind], axis=1)
+  rest = left - near_left, right - near_right
+  return jnp.pad(x, [(0, 0), rest] + [(0, 0)] * (x.ndim - 2))
