@@ -307,16 +307,7 @@ def chunk_prefixes(
   states = jax.tree.map(
     lambda x, y: jnp.concatenate([x, y[..., :-1, :, :]], axis=-3), first, own
   )
-  # Along axis −3 the TPU's compiler aborts where a state has 65 × 256 numbers.
-  front, back = (
-    functools.partial(jax.tree.map, lambda x, to=to: jnp.moveaxis(x, *to))
-    for to in ((-3, 0), (0, -3))
-  )
-  joined = jax.lax.associative_scan(
-    lambda earlier, later: front(join(back(earlier), back(later))),
-    front(states),
-  )
-  return back(joined)
+  return jax.lax.associative_scan(join, states, axis=-3)
 
 
 def lies_in_parts(axis_name: str | None) -> TypeGuard[str]:
