@@ -71,9 +71,7 @@ def add_tiles(
   source_length, width = total.shape[1], tiles.shape[3]
   wanted = begin + rows * jnp.arange(tiles.shape[0])
   moved = jnp.clip(wanted, 0, source_length - width) - wanted
-  tiles = jax.vmap(lambda x, by: _taken(x, jnp.arange(width) - by, 2))(
-    tiles, moved
-  )
+  tiles = _moved(tiles, moved)
   # Blocks of `rows` positions: block o of tile i belongs to block i + o of the sum.
   blocks = -(-width // rows)
   padding = [(0, 0)] * 3 + [(0, blocks * rows - width), (0, 0)]
@@ -94,25 +92,21 @@ def add_blocks(
   total: Float[Array, "B S K H"],
   tiles: Float[Array, "n B K D H"],
   wanted: Int[Array, "n"],
-  dtype: Any,
 ) -> Float[Array, "B S K H"]:
   """`total` with n tiles added, tile i to the block `wanted[i]` of D positions.
 
   Blocks may repeat; of a number that none has, nothing is added. A tile of the last
-  block is that of the last D positions. A product with ones, of a `dtype` and summed
-  in float32: accelerators add to places that repeat one by one.
+  block is that of the last D positions. A product with ones, in the dtype of the tiles
+  and summed in float32: accelerators add to places that repeat one by one.
   """
   source_length, width = total.shape[1], tiles.shape[3]
   count = -(-source_length // width)
   if missing := count * width - source_length:
-    moved = jnp.where(wanted == count - 1, -missing, 0)
-    tiles = jax.vmap(lambda x, by: _taken(x, jnp.arange(width) - by, 2))(
-      tiles, moved
-    )
-  ones = jax.nn.one_hot(wanted, count, dtype=dtype)
+    tiles = _moved(tiles, jnp.where(wanted == count - 1, -missing, 0))
+  ones = jax.nn.one_hot(wanted, count, dtype=tiles.dtype)
   # Factors of 16 bits are exact at any precision.
   precision = "default" if ones.dtype.itemsize < 4 else "highest"
-  sums = dot("nc,nbkdh->bcdkh", ones, tiles.astype(dtype), precision=precision)
+  sums = dot("nc,nbkdh->bcdkh", ones, tiles, precision=precision)
   sums = sums.reshape(total.shape[0], -1, *total.shape[2:])
   return total + sums[:, :source_length]
 
@@ -137,6 +131,14 @@ def _taken(x: Array, index: Int[Array, "n"], axis: int) -> Array:
   """Places of an axis, with zeros where there is none."""
   index = jnp.where(index < 0, x.shape[axis], index)
   return jnp.take(x, index, axis=axis, mode="fill", fill_value=0)
+
+
+def _moved(
+  tiles: Float[Array, "n B K D H"], by: Int[Array, "n"]
+) -> Float[Array, "n B K D H"]:
+  """Tiles with their rows `by` places further on, and zeros where none came."""
+  width = tiles.shape[3]
+  return jax.vmap(lambda x, by: _taken(x, jnp.arange(width) - by, 2))(tiles, by)
 
 
 def written(

@@ -257,13 +257,15 @@ def _pairs(grid, constants, query, start, visit):
 
 
 def _added(grid, constants, totals, parts, starts, visit, dtype):
-  """Totals with the gradients of keys of a `dtype`, values and scores of a step."""
+  """Totals with the gradients of a step: keys and values of a `dtype`, and scores."""
   key, value, scores = totals
+  *key_parts, score_parts = parts
   visible = constants.visible
   if grid.tiles_per_step > 1:
     if visible.block_mask is not None:  # Tiles may be anywhere.
       wanted = visible.block_mask.visited[grid.row(starts), visit]
-      add = partial(layout.add_blocks, wanted=wanted, dtype=dtype)
+      add = partial(layout.add_blocks, wanted=wanted)
+      key_parts = [x.astype(dtype) for x in key_parts]
     else:
       begin = starts[0] + visible.query_start - visible.key_start - visible.left
       add = partial(layout.add_tiles, begin=begin, rows=grid.rows)
@@ -273,17 +275,15 @@ def _added(grid, constants, totals, parts, starts, visit, dtype):
       )[2],
       (0, None),
     )
-    (more,) = jax.linear_transpose(partial(tiles, starts), scores)(parts[2])
-    return [
-      *map(add, (key, value), parts[:2]),
-      jax.tree.map(jnp.add, scores, more),
-    ]
+    (more,) = jax.linear_transpose(partial(tiles, starts), scores)(score_parts)
+    key, value = map(add, (key, value), key_parts)
+    return [key, value, jax.tree.map(jnp.add, scores, more)]
   first, _ = grid.first(visible, starts, visit)
   key, value = (
     layout.add(total, jnp.swapaxes(part, 1, 2), first)
-    for total, part in ((key, parts[0]), (value, parts[1]))
+    for total, part in zip((key, value), key_parts, strict=True)
   )
-  return [key, value, scores.added(parts[2], starts, first)]
+  return [key, value, scores.added(score_parts, starts, first)]
 
 
 class Grid(NamedTuple):

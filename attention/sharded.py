@@ -466,7 +466,7 @@ def with_halo(
   near_left, near_right = min(left, elsewhere), min(right, elsewhere)
 
   def from_device(hop, part):
-    """What the device so many places on has, or zeros."""
+    """`part` of the device `hop` places on; zeros where there is none."""
     pairs = [(i, i - hop) for i in range(size) if 0 <= i - hop < size]
     return jax.lax.ppermute(part, axis_name, pairs)
 
