@@ -118,5 +118,18 @@ def _largest(scores, is_choice, is_fixed, count):
   """The numbers of `count` blocks: what is fixed, then the choices of largest score."""
   scores = jnp.where(is_choice, scores, -jnp.inf)
   scores = jnp.where(is_fixed, jnp.inf, scores)
-  best, blocks = jax.lax.top_k(scores, min(count, scores.shape[-1]))
-  return jnp.where(best > -jnp.inf, blocks, -1)
+  count = min(count, scores.shape[-1])
+  if platform.name() == "cpu":
+    best, blocks = jax.lax.top_k(scores, count)
+    return jnp.where(best > -jnp.inf, blocks, -1)
+  numbers = jnp.arange(scores.shape[-1])[None, None, None]
+
+  def take(scores, _):
+    best = jnp.max(scores, axis=-1, keepdims=True)
+    block = jnp.argmax(scores, axis=-1, keepdims=True)
+    rest = jnp.where(numbers == block, -jnp.inf, scores)
+    return rest, jnp.where(best > -jnp.inf, block, -1)[..., 0]
+
+  # `top_k` would sort all blocks of every row.
+  _, blocks = jax.lax.scan(take, scores, length=count, unroll=4)
+  return jnp.moveaxis(blocks, 0, -1)

@@ -215,7 +215,8 @@ def _attend_in_tiles(rows, keys, *, tiles_per_step, is_causal, scale):
     return block_attention(query, key, value, scale=scale, visible=seen)
 
   query = _tile_rows((rows.query, tiles))
-  place, ids = jax.tree.map(lambda x: x[tiles.row], (rows.place, rows.ids))
+  facts = rows.place, rows.ids
+  place, ids = jax.tree.map(lambda x: _at(x, tiles.row), facts)
   key, value = _tile_keys((keys.key, keys.value, tiles))
   arrays = query, key, value, tiles.block, place, ids, tiles.is_pair
   parts = block_map(
@@ -253,13 +254,18 @@ class _Tiles(NamedTuple):
 
   def of_pairs(self, x):
     """`[R, M, …]` of `[G, C, …]`: what each pair has in its tile."""
-    x = x.reshape(-1, *x.shape[2:])[self.slot]
+    x = _at(x.reshape(-1, *x.shape[2:]), self.slot)
     return jnp.where(_as_wide(self.is_part, x), x, 0)
 
   def of_tiles(self, x):
     """`[G, C, …]` of `[R, M, …]`, which `of_pairs` undoes."""
-    x = x.reshape(-1, *x.shape[2:])[self.pair]
+    x = _at(x.reshape(-1, *x.shape[2:]), self.pair)
     return jnp.where(_as_wide(self.is_pair, x), x, 0)
+
+
+def _at(x, index):
+  """`x[index]`, by one axis of indices: a TPU reads far more for two."""
+  return x[index.reshape(-1)].reshape(*index.shape, *x.shape[1:])
 
 
 def _as_wide(keep, x):
@@ -277,7 +283,7 @@ def _rows_backward(inputs, saved, grad):
 
 
 _tile_rows = with_backward(
-  lambda inputs: (inputs[0][inputs[1].row], None), _rows_backward
+  lambda inputs: (_at(inputs[0], inputs[1].row), None), _rows_backward
 )
 """(x `[R, …]`, tiles) -> `[G, C, …]`, the rows of each tile."""
 
@@ -323,20 +329,24 @@ def _tiles(blocks: Int[Array, "R M"], count: int) -> _Tiles:
   So R·M/C tiles and one a block are enough.
   """
   size, pairs = _TILE_ROWS, blocks.reshape(-1)
-  order = jnp.argsort(pairs)
-  start = jnp.searchsorted(pairs[order], jnp.arange(count + 1))
+  ordered, order = jax.lax.sort_key_val(pairs, jnp.arange(pairs.size))
+  start = jnp.searchsorted(ordered, jnp.arange(count + 1))
   tiles = -(-jnp.diff(start) // size)
   end = jnp.cumsum(tiles)
   number = jnp.arange(pairs.size // size + min(count, pairs.size))
   block = jnp.searchsorted(end, number, side="right")
   is_tile, block = block < count, jnp.minimum(block, count - 1)
   first = start - size * jnp.pad(end, (1, 0))
-  rank = (first[block] + size * number)[:, None] + jnp.arange(size)[None]
+  begin = first[block] + size * number
+  rank = begin[:, None] + jnp.arange(size)[None]
+  padded = jnp.pad(order, (0, size))
   slot = jnp.argsort(order) - first[pairs]
   is_part = pairs < count
   return _Tiles(
     block=block,
-    pair=order[jnp.clip(rank, 0, pairs.size - 1)],
+    pair=jax.vmap(lambda i: jax.lax.dynamic_slice_in_dim(padded, i, size))(
+      begin
+    ),
     is_pair=is_tile[:, None] & (rank < start[block + 1][:, None]),
     slot=jnp.where(is_part, slot, 0).reshape(blocks.shape),
     is_part=is_part.reshape(blocks.shape),

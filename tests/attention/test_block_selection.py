@@ -12,6 +12,7 @@ from attention import (
   dense_attention,
   moba_attention,
   nsa_attention,
+  platform,
 )
 from attention.block_selection import best_blocks, selected_blocks
 from tests.attention import calls
@@ -23,18 +24,20 @@ draw = partial(calls.draw, T)
 PLACES = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
 
 
-@jax.jit
-def moba_blocks(query, key):
-  return best_blocks(query, key, jnp.ones((B, T), bool), PLACES, SIZE, 4)
+@partial(jax.jit, static_argnums=2)
+def moba_blocks(query, key, where):
+  with platform.tracing_for(where):
+    return best_blocks(query, key, jnp.ones((B, T), bool), PLACES, SIZE, 4)
 
 
-@jax.jit
-def nsa_blocks(query, key):
+@partial(jax.jit, static_argnums=2)
+def nsa_blocks(query, key, where):
   # Compressed keys are every second key, of blocks of two.
   key = key[:, 1::2]
   shown = jnp.ones(key.shape[:2], bool)
   sizes, total = (2, 2, SIZE, 5), -(-T // SIZE)
-  return selected_blocks(query, key, shown, PLACES, sizes, total, None)
+  with platform.tracing_for(where):
+    return selected_blocks(query, key, shown, PLACES, sizes, total, None)
 
 
 SELECTIONS = pytest.mark.parametrize(
@@ -43,13 +46,23 @@ SELECTIONS = pytest.mark.parametrize(
 
 
 @SELECTIONS
+def test_accelerators_select_the_same_without_a_sort(blocks):
+  """Scores of few values, of which many are equal, and one that is no number."""
+  query, key, _ = (np.array(np.round(x)) for x in draw())
+  query[1, 30, 2, 0] = np.nan
+  expected = blocks(query, key, "cpu")
+  np.testing.assert_array_equal(blocks(query, key, "gpu"), expected)
+  assert "sort" not in blocks.lower(query, key, "gpu").as_text()
+
+
+@SELECTIONS
 def test_the_future_never_changes_a_selection(blocks):
   query, key, _ = draw()
-  expected = np.asarray(blocks(query, key))
+  expected = np.asarray(blocks(query, key, "cpu"))
   for t in (3, 17, 31):
     changed = np.array(key)
     changed[:, t + 1 :] = 100.0 * changed[:, t + 1 :] + 7.0
-    got = np.asarray(blocks(query, changed))
+    got = np.asarray(blocks(query, changed, "cpu"))
     np.testing.assert_array_equal(got[:, : t + 1], expected[:, : t + 1])
     assert (got[:, t + 1 :] != expected[:, t + 1 :]).any()
 
@@ -58,7 +71,7 @@ def test_the_future_never_changes_a_selection(blocks):
 def test_of_equal_blocks_the_earlier_is_taken(blocks):
   query, key, _ = draw()
   key = np.broadcast_to(np.asarray(key)[:, :1], key.shape)
-  last = np.sort(np.asarray(blocks(query, key))[:, -1])
+  last = np.sort(np.asarray(blocks(query, key, "cpu"))[:, -1])
   expected = [0, 1, 2, 11] if blocks is moba_blocks else [0, 1, 2, 10, 11]
   np.testing.assert_array_equal(
     last, np.broadcast_to(expected, (*last.shape[:-1], len(expected)))
@@ -68,7 +81,7 @@ def test_of_equal_blocks_the_earlier_is_taken(blocks):
 @SELECTIONS
 def test_a_query_never_lacks_its_own_block(blocks):
   query, key, _ = draw()
-  chosen = np.asarray(blocks(query, key))
+  chosen = np.asarray(blocks(query, key, "cpu"))
   own = (np.arange(T) // SIZE)[None, :, None, None]
   assert (chosen == own).any(axis=-1).all()
   assert (chosen <= own).all()

@@ -63,6 +63,15 @@ def test_programs_for_an_h100(name):
 
 
 @pytest.mark.thorough
+def test_the_widest_state_compiles_for_a_tpu():
+  """Prefixes of 256 chunks, fused with what made them, aborted its compiler."""
+  _need_compilers()
+  arguments = "COMPILED=--target=v5e --attention=performer"
+  table = _printed("make", "-s", "compiled", arguments)
+  assert table.count("\n| `performer` |") == 2, table
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   "name", ["flash", "sliding_window", "retention", "delta"]
 )
