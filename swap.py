@@ -71,7 +71,10 @@ _SEED = flags.DEFINE_integer("seed", 0, "of all that is drawn")
 def main() -> None:
   """Measures every mechanism that is missing, and writes the report."""
   if _WORKDIR.value is None:
-    raise ConfigError("--workdir: missing; the folder that is written")
+    raise ConfigError(
+      "--workdir: missing; the folder that is written, beside --weights, --text and "
+      "--attention, as README.md has them"
+    )
   if importlib.util.find_spec("projects.swap") is None:
     raise ConfigError("swap.py: projects/swap is not in this checkout")
   from projects.swap import finetune, measure, records, report, rows, source

@@ -54,6 +54,8 @@ def seeds(task: Task, styles: Styles) -> Any | None:
   upper = criterion.upper_bound(first["metric"])
   if math.isfinite(upper) and first["best"] > upper / 2:
     axes.set_xlim(0, upper)
+  elif math.isfinite(upper):  # Margins would go on below 0.
+    axes.set_xlim(left=0)
   axes.set_xlabel(
     f"{first['metric']} on the {first['split']} split, a dot a seed"
   )

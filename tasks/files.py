@@ -143,7 +143,7 @@ def text_blocks(path: pathlib.Path) -> Iterator[str]:
         line += error.object.count(b"\n", 0, error.start)
         byte = error.object[error.start]
         raise DataError(
-          f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8"
+          f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8; convert the file"
         ) from error
       line, encoding = line + len(lines), "utf-8"
 

@@ -174,7 +174,10 @@ def read_config(workdir: Path) -> dict[str, Any]:
   try:
     config = json.loads(path.read_text("utf-8"))
   except (FileNotFoundError, NotADirectoryError):
-    raise ConfigError(f"workdir: no run in {workdir} ({path})") from None
+    raise ConfigError(
+      f"workdir: no run in {workdir}, which has no {CONFIG}; train.py --workdir "
+      "makes one"
+    ) from None
   except (ValueError, OSError) as error:
     raise ConfigError(f"workdir: cannot read {path}: {error}") from error
   if not isinstance(config, dict):

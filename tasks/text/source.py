@@ -129,6 +129,10 @@ def _rows(
         f"{path}, row {number}: expected text in {column!r} (task.column), got "
         f"{text!r:.60}"
       )
+    try:
+      text.encode()
+    except UnicodeEncodeError as error:  # JSON can have half a pair of UTF-16.
+      raise DataError(f"{path}, row {number}: {one_line(error)}") from error
     yield text + "\n"
 
 

@@ -204,6 +204,7 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
     ("f.npy", {"vocabulary": "ids"}, "integers along one axis, got float64"),
     ("odd.bin", {"vocabulary": "ids"}, "odd.bin: .*multiple"),
     ("bad.jsonl", {}, "bad.jsonl, line 2: not JSON"),
+    ("half.jsonl", {}, r"half.jsonl, row 1: .*surrogates"),
     ("bad.parquet", {}, "bad.parquet: .*Parquet"),
     ("bad.csv", {}, "bad.csv: .*(columns|UTF8|UTF-8)"),
     ("*.nothing", {}, "no file has such a name"),
@@ -217,6 +218,7 @@ def test_a_fault_is_one_line(tmp_path, name, options, message):
   np.save(tmp_path / "f.npy", np.ones(9))
   (tmp_path / "odd.bin").write_bytes(b"abc")
   (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text"')
+  (tmp_path / "half.jsonl").write_text('{"text": "a \\ud800"}\n')
   (tmp_path / "bad.parquet").write_bytes(b"PAR1 and more PAR0")
   (tmp_path / "bad.csv").write_bytes(b"text,b\n1,2\n1,2,3\n")
   path = ",".join(str(tmp_path / one) for one in name.split(","))
