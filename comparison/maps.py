@@ -79,7 +79,7 @@ def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
   # Equally apart on the scale of square roots, where whole tenths would overlap.
   ticks = [top * (n / 4) ** 2 for n in range(5)]
   bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
-  bar.set_label("weight, mean over heads (scale of square roots)")
+  bar.set_label("mean weight of the heads, √ scale")
   figure.supxlabel(first["key_axis"], fontsize=8.5)
   figure.supylabel(first["query_axis"], fontsize=8.5)
   figure.suptitle(f"{subject}: {first['title']}")
