@@ -337,16 +337,12 @@ def _tiles(blocks: Int[Array, "R M"], count: int) -> _Tiles:
   block = jnp.searchsorted(end, number, side="right")
   is_tile, block = block < count, jnp.minimum(block, count - 1)
   first = start - size * jnp.pad(end, (1, 0))
-  begin = first[block] + size * number
-  rank = begin[:, None] + jnp.arange(size)[None]
-  padded = jnp.pad(order, (0, size))
+  rank = (first[block] + size * number)[:, None] + jnp.arange(size)[None]
   slot = jnp.argsort(order) - first[pairs]
   is_part = pairs < count
   return _Tiles(
     block=block,
-    pair=jax.vmap(lambda i: jax.lax.dynamic_slice_in_dim(padded, i, size))(
-      begin
-    ),
+    pair=_at(order, jnp.clip(rank, 0, pairs.size - 1)),
     is_pair=is_tile[:, None] & (rank < start[block + 1][:, None]),
     slot=jnp.where(is_part, slot, 0).reshape(blocks.shape),
     is_part=is_part.reshape(blocks.shape),
