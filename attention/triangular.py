@@ -11,6 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attention import platform
+
+_SHORT = 8
+"""Positions whose products of matrices would be smaller than what accelerators multiply."""
+
 
 def pairs(
   readers: Sequence[Float[Array, "*Q G C M"]],
@@ -21,13 +26,11 @@ def pairs(
 
   Of each of `keys`, those of all readers x. By halves: a later and an earlier half
   split at the beginning of the later one, which makes their pairs a product of matrices.
+  Halves that are too short for such a product go by distances.
   """
   size = log_decay.shape[-2]
-  if size == 1:
-    return [
-      [jnp.sum(x * key, axis=-1, keepdims=True) for x in readers]
-      for key in keys
-    ]
+  if size <= (1 if platform.name() == "cpu" else _SHORT):
+    return _by_distance(readers, keys, log_decay)
   # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
   halves = jax.tree.map(
     lambda x: x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1]),
@@ -41,6 +44,33 @@ def pairs(
     [key[..., early, :] * until for key in keys],
   )
   return jax.tree.map(triangle, pairs(*halves), across)
+
+
+def _by_distance(readers, keys, log_decay):
+  """`pairs` of a short chunk, those of each distance d = i − j after one another.
+
+  The decay over d + 1 positions is that over d and one more, so no digits are lost.
+  """
+  size = log_decay.shape[-2]
+
+  def earlier(x, distance):
+    missing = [(0, 0)] * (x.ndim - 2) + [(distance, 0), (0, 0)]
+    return jnp.pad(x[..., : size - distance, :], missing)
+
+  def placed(*scores):
+    """`[*Q, C, C]` of the scores `[*Q, C]` of every distance."""
+    return jnp.sum(jnp.stack(scores, axis=-1)[..., None] * diagonals, axis=-2)
+
+  total, by_distance = jnp.zeros_like(log_decay), []
+  for d in range(size):
+    decayed = [earlier(key, d) * jnp.exp(total) for key in keys]
+    by_distance.append(
+      [[jnp.sum(x * key, axis=-1) for x in readers] for key in decayed]
+    )
+    total += earlier(log_decay, d)
+  diagonals = jnp.stack([jnp.eye(size, k=-d) for d in range(size)], axis=1)
+  diagonals = diagonals.reshape(*[1] * (total.ndim - 2), *diagonals.shape)
+  return jax.tree.map(placed, *by_distance)
 
 
 def products(

@@ -23,7 +23,7 @@ from attention import (
   rwkv7_attention,
 )
 from attention.definitions import recurrent
-from attention.triangular import pair_decays
+from attention.triangular import pair_decays, pairs
 from tests.attention.state_cases import (
   BATCH,
   DIM,
@@ -304,3 +304,35 @@ def test_decays_of_pairs_keep_their_digits(scale):
   np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
   found = pullback(jnp.asarray(cotangent))[0][..., 0]
   np.testing.assert_allclose(found, grads, rtol=0, atol=1e-6 * abs(grads).max())
+
+
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
+@pytest.mark.parametrize("scale", [0.01, 5.0])
+def test_decays_of_channels_keep_their_digits(scale, where):
+  rng = np.random.default_rng(6)
+  decay = -scale * rng.random((4, 1, 64, 3)).astype(np.float32)
+  for row, strong in enumerate((-30.0, -1000.0, -1e30)):
+    decay[row, rng.random((1, 64, 3)) < 0.1] = strong
+  reader, key = rng.normal(size=(2, 4, 1, 64, 3)).astype(np.float32)
+  cotangent = rng.normal(size=(4, 1, 64, 64)).astype(np.float32)
+
+  def scores(reader, key, decay):
+    return pairs([reader], [key], decay)[0][0]
+
+  with platform.tracing_for(where):
+    found, pullback = jax.vjp(scores, reader, key, decay)
+    found_grads = pullback(jnp.asarray(cotangent))
+  expected = np.zeros((4, 1, 64, 64))
+  grads = [np.zeros(decay.shape) for _ in range(3)]
+  for i in range(64):
+    for j in range(i + 1):
+      between = decay[:, :, j + 1 : i + 1].astype(np.float64)
+      left = np.exp(between.sum(axis=2))
+      product = reader[:, :, i].astype(np.float64) * key[:, :, j] * left
+      expected[:, :, i, j] = product.sum(axis=-1)
+      grad = cotangent[:, :, i, j, None]
+      grads[0][:, :, i] += grad * key[:, :, j] * left
+      grads[1][:, :, j] += grad * reader[:, :, i] * left
+      grads[2][:, :, j + 1 : i + 1] += (grad * product)[:, :, None]
+  for x, y in zip((found, *found_grads), (expected, *grads), strict=True):
+    np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 * abs(y).max())
