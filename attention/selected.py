@@ -252,13 +252,13 @@ class _Tiles(NamedTuple):
     """`[G, C]` rows of the pairs."""
     return self.pair // self.slot.shape[1]
 
-  def of_pairs(self, x):
+  def pair_values(self, x):
     """`[R, M, …]` of `[G, C, …]`: what each pair has in its tile."""
     x = _at(x.reshape(-1, *x.shape[2:]), self.slot)
     return jnp.where(_as_wide(self.is_part, x), x, 0)
 
-  def of_tiles(self, x):
-    """`[G, C, …]` of `[R, M, …]`, which `of_pairs` undoes."""
+  def tile_values(self, x):
+    """`[G, C, …]` of `[R, M, …]`, which `pair_values` undoes."""
     x = _at(x.reshape(-1, *x.shape[2:]), self.pair)
     return jnp.where(_as_wide(self.is_pair, x), x, 0)
 
@@ -279,7 +279,7 @@ def _as_wide(keep, x):
 def _rows_backward(inputs, saved, grad):
   del saved
   _, tiles = inputs
-  return jnp.sum(tiles.of_pairs(grad), axis=1, dtype=jnp.float32), tiles
+  return jnp.sum(tiles.pair_values(grad), axis=1, dtype=jnp.float32), tiles
 
 
 _tile_rows = with_backward(
@@ -291,11 +291,11 @@ _tile_rows = with_backward(
 def _parts_backward(inputs, saved, grads):
   del saved
   *_, tiles = inputs
-  return *map(tiles.of_tiles, grads), tiles
+  return *map(tiles.tile_values, grads), tiles
 
 
 _row_parts = with_backward(
-  lambda inputs: (tuple(map(inputs[-1].of_pairs, inputs[:-1])), None),
+  lambda inputs: (tuple(map(inputs[-1].pair_values, inputs[:-1])), None),
   _parts_backward,
 )
 """(out `[G, C, …]`, lse, tiles) -> `[R, M, …]` of each."""

@@ -52,6 +52,8 @@ def _by_distance(readers, keys, log_decay):
   The decay over d + 1 positions is that over d and one more, so no digits are lost.
   """
   size = log_decay.shape[-2]
+  diagonals = jnp.stack([jnp.eye(size, k=-d) for d in range(size)], axis=1)
+  diagonals = diagonals.reshape(*[1] * (log_decay.ndim - 2), *diagonals.shape)
 
   def earlier(x, distance):
     missing = [(0, 0)] * (x.ndim - 2) + [(distance, 0), (0, 0)]
@@ -68,8 +70,6 @@ def _by_distance(readers, keys, log_decay):
       [[jnp.sum(x * key, axis=-1) for x in readers] for key in decayed]
     )
     total += earlier(log_decay, d)
-  diagonals = jnp.stack([jnp.eye(size, k=-d) for d in range(size)], axis=1)
-  diagonals = diagonals.reshape(*[1] * (total.ndim - 2), *diagonals.shape)
   return jax.tree.map(placed, *by_distance)
 
 

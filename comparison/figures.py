@@ -52,10 +52,8 @@ def seeds(task: Task, styles: Styles) -> Any | None:
   axes.set_yticks(range(len(rows)), list(rows["name"]))
   axes.set_ylim(len(rows) - 0.5, -0.5)
   upper = criterion.upper_bound(first["metric"])
-  if math.isfinite(upper) and first["best"] > upper / 2:
-    axes.set_xlim(0, upper)
-  elif math.isfinite(upper):  # Margins would go on below 0.
-    axes.set_xlim(left=0)
+  if math.isfinite(upper):  # Margins would go on below 0.
+    axes.set_xlim(0, upper if first["best"] > upper / 2 else None)
   axes.set_xlabel(
     f"{first['metric']} on the {first['split']} split, a dot a seed"
   )
