@@ -128,7 +128,7 @@ def _export(run: Any, workdir: Path, folder: Path) -> None:
   check_writable("--export", folder)
   if folder.exists() and any(folder.iterdir()):
     raise ConfigError(f"--export: {folder} is not empty; choose a new folder")
-  p = published.of_experiment(run, workdir)
+  p = published.from_experiment(run, workdir)
   models.save_pretrained(folder, p)
   if vocabulary := tasks.find_vocabulary(workdir):
     shutil.copy(vocabulary, folder)

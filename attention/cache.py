@@ -103,7 +103,7 @@ def prefill(
   """The cache after the first `lengths` of P positions; a copy of these."""
   # What lies beyond an example's length is written over before it is seen, but until
   # then it takes part in products, so it may not be NaN.
-  key, value = (of_prompt(x, lengths) for x in (key, value))
+  key, value = (prompt_rows(x, lengths) for x in (key, value))
   forgotten = cache.forgotten
   if forgotten is not None and log_forget is not None:
     forgotten = layout.put(forgotten, forgotten_since(log_forget, lengths), 0)
@@ -115,7 +115,7 @@ def prefill(
   )
 
 
-def of_prompt(
+def prompt_rows(
   x: Shaped[Array, "B P *F"], lengths: Int[Array, "B"]
 ) -> Shaped[Array, "B P *F"]:
   """`x` with zeros beyond the length of each example."""
@@ -161,6 +161,6 @@ def forgotten_since(
   log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
 ) -> Float[Array, "B P N"]:
   """Σ log f between each position and the last of `lengths` positions."""
-  steps = of_prompt(log_forget.astype(jnp.float32), lengths)
+  steps = prompt_rows(log_forget.astype(jnp.float32), lengths)
   later = jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
   return later - steps

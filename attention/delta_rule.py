@@ -229,9 +229,9 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
     query, key = gates.unit_length(query), gates.unit_length(key)
     repeats = query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
-    of_heads = (None, None, slice(None), None)
-    query -= params["correction"][of_heads] * key
-    erase_key = jax.nn.sigmoid(params["feedback"])[of_heads] * key
+    head_axis = (None, None, slice(None), None)
+    query -= params["correction"][head_axis] * key
+    erase_key = jax.nn.sigmoid(params["feedback"])[head_axis] * key
     query, key = query.astype(dtypes[0]), key.astype(dtypes[1])
     return recurrent_attention(
       query, key, value, erase_key=erase_key, **options

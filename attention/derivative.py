@@ -68,12 +68,12 @@ def with_backward(
     def jvp(kept, vectors):
       x = jax.tree.leaves(kept_tree.unflatten(kept)[0])
 
-      def of_floats(*leaves):
+      def outputs(*leaves):
         leaves = _replaced(x, floats, leaves)
         y = jax.tree.leaves(forward(x_tree.unflatten(leaves))[0])
         return [y[i] for i in y_floats]
 
-      return jax.jvp(of_floats, [x[i] for i in floats], list(vectors))[1]
+      return jax.jvp(outputs, [x[i] for i in floats], list(vectors))[1]
 
     def vjp(kept, y_grad):
       x, saved = kept_tree.unflatten(kept)
@@ -147,12 +147,12 @@ def _jvp(primals, tangents, *, num_kept, **params):
     vectors = map(ad.instantiate_zeros, vectors)
     return out, _linear_p.bind(*kept, *vectors, num_kept=num_kept, **params)
 
-  def of_moving(*arguments):
+  def outputs(*arguments):
     arguments = _replaced(primals, moving, arguments)
     return list(_apply(*arguments, num_kept=num_kept, **params))
 
   moved, dots = ([x[i] for i in moving] for x in (primals, tangents))
-  return jax.jvp(of_moving, moved, dots)
+  return jax.jvp(outputs, moved, dots)
 
 
 def _transpose(cotangents, *arguments, num_kept, jvp, vjp, avals):

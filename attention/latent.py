@@ -220,13 +220,13 @@ def latent(
     def kernel(key, fan_in, *shape):
       return jax.random.normal(key, (fan_in, *shape)) / fan_in**0.5
 
-    down, of_key, of_value = jax.random.split(key, 3)
+    down, key_rng, value_rng = jax.random.split(key, 3)
     return {
       "params": {
         "down_kernel": kernel(down, dims.features, size + width),
         "norm_scale": jnp.ones(size),
-        "key_kernel": kernel(of_key, size, num_heads, own),
-        "value_kernel": kernel(of_value, size, num_heads, dims.values),
+        "key_kernel": kernel(key_rng, size, num_heads, own),
+        "value_kernel": kernel(value_rng, size, num_heads, dims.values),
       }
     }
 

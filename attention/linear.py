@@ -130,9 +130,9 @@ def _feature_map(scale, head_dim, *, feature_map) -> FeatureMap:
     )
   function, params = feature_map, []
   if not any(feature_map is named for named in FEATURE_MAPS.values()):
-    of_row, params = jax.closure_convert(feature_map, row)
+    row_map, params = jax.closure_convert(feature_map, row)
     excluded = frozenset(range(1, 1 + len(params)))
-    function = jnp.vectorize(of_row, excluded=excluded, signature="(h)->(m)")
+    function = jnp.vectorize(row_map, excluded=excluded, signature="(h)->(m)")
   if scale is None:
     return FeatureMap(function, shape[0], params=params)
 

@@ -62,7 +62,7 @@ class Logits:
   log_forget: Any = None
   sinks: Any = None
 
-  def of_heads(self, heads: Any) -> "Logits":
+  def select_heads(self, heads: Any) -> "Logits":
     """The tables of some of the heads."""
     bias, keys = self.relative_bias, self.relative_keys
     return dataclasses.replace(

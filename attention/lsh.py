@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, dropout, layout, loop, platform, plug
-from attention.cache import of_prompt
+from attention.cache import prompt_rows
 from attention.signature import attention_factory, attention_function
 from attention.softmax import block_attention, masked_softmax
 
@@ -417,7 +417,7 @@ def lsh(
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del scale  # The cache has no logits.
     _check_key(key)
-    query, value = (of_prompt(x, lengths) for x in (query, value))
+    query, value = (prompt_rows(x, lengths) for x in (query, value))
     bucket = _buckets(query, rotations_of(variables, query))
     order, rank = _sorted(bucket)
     rank = _by_position(rank, order)

@@ -151,7 +151,7 @@ def _step(count, num_iterations, regularizer, state, inputs):
   if state is not None:
     own = from_start[..., -1:, :], made
     first = jnp.zeros_like(own[0][:, :, :1]), state[:, :, None]
-    resets = packing.of_heads(resets, own[0])
+    resets = packing.head_resets(resets, own[0])
     _, before = chunk_prefixes(recurrence.joined, first, own, resets)
     after += own[0] * before
   decays = jnp.tril(pair_decays(log_decay))

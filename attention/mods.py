@@ -74,10 +74,10 @@ def untraced(name: str, function: Callable[..., Any]) -> Mod:
 def traced_score(score_mod: ScoreMod, shape: tuple[int, int, int, int]) -> Mod:
   """A score_mod for tiles (B, N, C, D)."""
 
-  def of_tile(score, *places):
+  def tile_score(score, *places):
     return jnp.asarray(score_mod(score, *places), jnp.float32)
 
-  return _traced(of_tile, shape, jax.ShapeDtypeStruct(shape, jnp.float32))
+  return _traced(tile_score, shape, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 def traced_mask(mask_mod: MaskMod, shape: tuple[int, int, int, int]) -> Mod:

@@ -166,7 +166,7 @@ def whole_steps(resets: Resets, count: int) -> Resets:
   return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), resets)
 
 
-def of_heads(
+def head_resets(
   resets: Resets | None, factor: Float[Array, "B N G X Y"]
 ) -> Resets | None:
   """Resets as `chunk_prefixes` takes them, to the states (0, `[B, N, G, …]`)."""

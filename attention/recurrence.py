@@ -358,7 +358,7 @@ def _step(count, erases_before_decay, params, state, inputs):
     first: Any = jnp.zeros_like(transition[:, :, :1]), before
     own = transition, total(1, values(None))
     _, before = chunk_prefixes(
-      joined, first, own, packing.of_heads(resets, transition)
+      joined, first, own, packing.head_resets(resets, transition)
     )
   written_values = values(before)
   out, after = total(0, written_values), total(1, written_values)

@@ -234,7 +234,7 @@ def scan_leftward(
     lambda x: jnp.moveaxis(x[:, :visits][:, ::-1], 1, 0), keys
   )
 
-  def of_far(x, near):
+  def far_visits(x, near):
     x = jnp.pad(x, [(0, visits - pairs)] + [(0, 0)] * (x.ndim - 1))
     return jax.lax.dynamic_slice_in_dim(x, near, visits, 0)
 
@@ -265,7 +265,7 @@ def scan_leftward(
         state,
       ), None
 
-    far_keys = jax.tree.map(lambda x: of_far(x, near), leftward)
+    far_keys = jax.tree.map(lambda x: far_visits(x, near), leftward)
     xs = jnp.arange(visits), far_keys, leftward
     return jax.lax.scan(visit, jax.vmap(start, 1, 1)(own), xs)[0]
 

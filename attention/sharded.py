@@ -401,7 +401,7 @@ def _all_to_all(query, key, value, axis_name, logits, **options):
     for x in (query, key, value)
   )
   visible = visible_from_options(query, key, **options)
-  out, _ = attend(query, key, value, visible, logits.of_heads(heads))
+  out, _ = attend(query, key, value, visible, logits.select_heads(heads))
   return jax.lax.all_to_all(out, axis_name, 1, 2, tiled=True)
 
 

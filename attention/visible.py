@@ -180,8 +180,8 @@ class Visible:
     """
     for mask in self.masks:
       # XLA:CPU takes a hundred times longer for both axes in one reduction.
-      of_any_head = functools.reduce(operator.or_, jnp.unstack(mask, axis=1))
-      x = jnp.where(jnp.any(of_any_head, 1)[..., None, None], x, 0)
+      any_head = functools.reduce(operator.or_, jnp.unstack(mask, axis=1))
+      x = jnp.where(jnp.any(any_head, 1)[..., None, None], x, 0)
     return x
 
 

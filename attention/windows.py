@@ -109,7 +109,7 @@ def _by_dilation(
         key[:, :, kv_heads],
         value[:, :, kv_heads],
         visible,
-        logits.of_heads(heads),
+        logits.select_heads(heads),
         rngs if rngs is None else rngs[i],
         dilations=(dilation,),
         **options,

@@ -397,16 +397,16 @@ def paced(
   if not recorded or any(leaf.rpartition(".")[2] == name for leaf in typed):
     return comparison
 
-  def of_folder(leaves: Mapping[str, Any], prefix: str = "") -> Leaves:
+  def recorded_leaves(leaves: Mapping[str, Any], prefix: str = "") -> Leaves:
     others = {k: x for k, x in flatten(leaves).items() if k != name}
     every = recorded.get(prefix + name)
     return others if every is None else others | {name: every}
 
   return dataclasses.replace(
     comparison,
-    overrides=of_folder(comparison.overrides),
+    overrides=recorded_leaves(comparison.overrides),
     per_task={
-      task: of_folder(leaves, f"per_task.{task}.")
+      task: recorded_leaves(leaves, f"per_task.{task}.")
       for task, leaves in comparison.per_task.items()
     },
   )

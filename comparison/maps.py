@@ -15,7 +15,7 @@ _READABLE = 32  # Tokens that a small panel can name.
 _MOST = 30
 
 
-def of_task(task: Task) -> tuple[Any | None, str]:
+def task_map(task: Task) -> tuple[Any | None, str]:
   """What every row of a task attends to in the same held-out example.
 
   Returns:

@@ -130,7 +130,7 @@ class Run:
       *(f"--config.{leaf}={value}" for leaf, value in self.leaves.items()),
     ]
 
-  def of_steps(self, steps: int) -> "Run":
+  def with_num_steps(self, steps: int) -> "Run":
     """The same with a budget of seconds as a number of steps."""
     if self.budget_seconds is None:
       return self

@@ -173,7 +173,7 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
   def picture(kind: str, figure: Any, caption: str) -> Picture:
     return Picture(f"{kind}-{anchor(task.name)}", figure, caption)
 
-  map_figure, map_note = maps.of_task(task)
+  map_figure, map_note = maps.task_map(task)
   parts: list[Any] = [
     ("Quality", tables.quality(task.summary)),
     remarks.row_model(task) or None,

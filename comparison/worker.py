@@ -189,7 +189,7 @@ def train(
       steps = _steps(run, folder)
       stop_at = None if share is None else records.step_at(steps, share)
       meter = usage.Meter()  # To time a step is not to train.
-      trial = begin(run.of_steps(steps), home, first)
+      trial = begin(run.with_num_steps(steps), home, first)
       spoken = Steps(functools.partial(say, run.identity))
       with contextlib.redirect_stdout(spoken):
         results = loop.run(trial, home, stop_at, signals) if trial else {}
@@ -285,7 +285,7 @@ def _write(
 ) -> None:
   """Writes the record of a run that has ended."""
   steps = records.steps(folder, run)
-  arguments = run.of_steps(steps).arguments if steps else run.arguments
+  arguments = run.with_num_steps(steps).arguments if steps else run.arguments
   spent = records.usage(folder, run)
   fields = {**ending, **spent, **_sum(spent, used), "arguments": arguments}
   if status == records.FAILED:

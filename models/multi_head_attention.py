@@ -419,7 +419,7 @@ class MultiHeadAttention(nn.Module):
     """The output projection of each head's result, normed and gated."""
     kind, gate = self.config.output_norm, self.config.output_gate
     if self.config.exclusive:
-      out = without_own(out, value)
+      out = orthogonal_part(out, value)
     if kind in ("rms", "group"):
       out = self.out_norm(out)
     if gate != "none":
@@ -461,7 +461,7 @@ def every_head(
   return for_values(query, value), key
 
 
-def without_own(
+def orthogonal_part(
   out: Float[Array, "B T N V"], value: Float[Array, "B T K V"]
 ) -> Float[Array, "B T N V"]:
   """What of each result is orthogonal to the value at its position."""

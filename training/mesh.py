@@ -167,7 +167,7 @@ def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
   return jax.P(*entries)
 
 
-def without_fsdp(one: jax.P) -> jax.P:
+def gathered(one: jax.P) -> jax.P:
   """As a layer computes with it: gathered along 'fsdp'."""
   return jax.P(*(None if name == FSDP else name for name in one))
 

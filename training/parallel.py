@@ -180,7 +180,7 @@ def _jit(functions, mesh) -> Parallel:
         variables = jax.tree.map(
           _gathered,
           variables,
-          shardings(variables, mesh_lib.without_fsdp),
+          shardings(variables, mesh_lib.gathered),
           shardings(variables),
         )
       if sizes[mesh_lib.SEQUENCE] == 1:

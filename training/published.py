@@ -13,7 +13,7 @@ from training import experiment, experiment_config, inference, workdir
 from training.experiment import Experiment
 
 
-def of_experiment(run: Experiment, folder: Path) -> models.Pretrained:
+def from_experiment(run: Experiment, folder: Path) -> models.Pretrained:
   """The newest checkpoint of a restored run as a model of a published family.
 
   Raises:
@@ -26,14 +26,16 @@ def of_experiment(run: Experiment, folder: Path) -> models.Pretrained:
     raise ConfigError(f"config.model: {error}") from error
 
 
-def of_run(folder: Path) -> models.Pretrained:
-  """As `of_experiment`, from the run's folder alone.
+def from_run(folder: Path) -> models.Pretrained:
+  """As `from_experiment`, from the run's folder alone.
 
   Raises:
     ConfigError: there is no run, or no family is its model.
   """
   config = experiment_config.parse(workdir.read_config(folder), restore=True)
-  return of_experiment(experiment.create(config, folder, restore=True), folder)
+  return from_experiment(
+    experiment.create(config, folder, restore=True), folder
+  )
 
 
 _LONGEST = 1024

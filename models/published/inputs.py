@@ -130,8 +130,8 @@ def _known(model: Any, name: str, given: Mapping[str, Any]) -> Any:
   if name == "token_type_ids":
     types = model.config.embedding.token_types
     return known_ids(name, ids, types, shown, table="token types")
-  of_source = model.config.layout != "decoder" and name == "input_ids"
-  size = model.source_vocab_size if of_source else model.target_vocab_size
+  is_source = model.config.layout != "decoder" and name == "input_ids"
+  size = model.source_vocab_size if is_source else model.target_vocab_size
   embedding = getattr(model.config, "embedding", None)
   padding = getattr(embedding, "position_padding", None) or 0
   return known_ids(name, ids, size, shown, hidden_id=padding)

@@ -69,7 +69,7 @@ def mu_law(values: np.ndarray) -> np.ndarray:
   return np.minimum((companded + 1) / 2 * BINS, BINS - 1).astype(np.int32)
 
 
-def of_bin(bins: np.ndarray) -> np.ndarray:
+def bin_value(bins: np.ndarray) -> np.ndarray:
   """The number in the middle of a bin: `mu_law` the other way."""
   companded = (np.asarray(bins) + 0.5) / BINS * 2 - 1
   size = np.expm1(np.abs(companded) * np.log(_RANGE * _MU + 1)) / _MU

@@ -280,7 +280,7 @@ class MixedTask(base.Task):
       case "text":
         return self._text.labels([token])[0]
       case "value":
-        return f"{control.of_bin(np.array(token - self._first_bin)):.2g}"
+        return f"{control.bin_value(np.array(token - self._first_bin)):.2g}"
       case "action":
         return _ACTION_NAMES[token - self._first_action]
       case _:

@@ -225,7 +225,7 @@ def test_figures_do_not_repeat_what_all_rows_share():
   assert names == ["dense", "linear"]
   curves = figures.lengths(one, styles).axes[0]
   assert [text.get_text() for text in curves.texts] == ["dense", "linear"]
-  figure, note = maps.of_task(one)
+  figure, note = maps.task_map(one)
   assert [axes.get_title() for axes in figure.axes[:2]] == ["dense", "linear"]
   assert note.startswith("No map of `lsh`")
 

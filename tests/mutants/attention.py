@@ -30,8 +30,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/visible.py",
-    "x = jnp.where(jnp.any(of_any_head, 1)[..., None, None], x, 0)",
-    "x = jnp.where(jnp.any(of_any_head, 1)[..., None, None], x, x)",
+    "x = jnp.where(jnp.any(any_head, 1)[..., None, None], x, 0)",
+    "x = jnp.where(jnp.any(any_head, 1)[..., None, None], x, x)",
     "flash",
     "NaN in hidden keys gets through",
   ),

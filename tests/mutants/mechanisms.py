@@ -48,8 +48,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/delta_rule.py",
-    'query -= params["correction"][of_heads] * key',
-    'query += params["correction"][of_heads] * key',
+    'query -= params["correction"][head_axis] * key',
+    'query += params["correction"][head_axis] * key',
     "comba",
     "the correction has the other sign",
   ),

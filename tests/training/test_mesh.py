@@ -284,7 +284,7 @@ def test_rules_split_heads_features_and_ids():
   ):
     assert tuple(mesh.spec(path, shape, sizes)) == expected
   one = mesh.spec("params/encoder_0/mlp/out/kernel", (8, 6), sizes)
-  assert tuple(mesh.without_fsdp(one)) == ("tensor", None)
+  assert tuple(mesh.gathered(one)) == ("tensor", None)
 
 
 def test_every_large_parameter_has_a_rule():

@@ -130,7 +130,7 @@ def test_a_run_is_weights_too(config, tmp_path):
   checkpoints = Checkpoints(folder)
   checkpoints.save(run.init(), {})
   checkpoints.close()
-  p = published.of_run(folder)
+  p = published.from_run(folder)
   assert p.architecture == "GPT2LMHeadModel"
   loaded = models.load_pretrained(folder)
   wanted = models.load_pretrained(FOLDERS["gpt2"])

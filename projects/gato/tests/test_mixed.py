@@ -130,8 +130,8 @@ def test_mu_law_is_the_papers():
   assert control.mu_law(np.array([-1e9, 0.0, 1e9])).tolist() == [0, 512, 1023]
   # The other way it is right within a bin.
   bins = np.arange(1024)
-  np.testing.assert_array_equal(control.mu_law(control.of_bin(bins)), bins)
-  assert (np.diff(control.of_bin(bins)) > 0).all()
+  np.testing.assert_array_equal(control.mu_law(control.bin_value(bins)), bins)
+  assert (np.diff(control.bin_value(bins)) > 0).all()
 
 
 def test_the_expert_balances_the_pole():
@@ -233,7 +233,7 @@ def test_actions_of_the_expert_are_learned_and_nothing_else(task):
     for at in weighted:
       bins = batch["inputs"][row][at - 4 : at] - task._first_bin
       action = batch["targets"][row][at] - task._first_action
-      values.append((control.of_bin(bins) @ control._EXPERT, action))
+      values.append((control.bin_value(bins) @ control._EXPERT, action))
       # And it is what the model reads next.
       if at + 1 < 35:
         assert batch["inputs"][row][at + 1] == batch["targets"][row][at]
@@ -319,7 +319,7 @@ def test_play_reads_what_it_did_and_sees_now(task):
     logits = np.zeros((*inputs.shape, task.target_vocab_size))
     for at in range(4, inputs.shape[1], 6):
       assert (inputs[:, at] == task._separator).all()
-      values = control.of_bin(inputs[:, at - 4 : at] - task._first_bin)
+      values = control.bin_value(inputs[:, at - 4 : at] - task._first_bin)
       chosen = task._first_action + control.expert(values.astype(np.float32))
       logits[np.arange(len(inputs)), at, chosen] = 1
       # An action that was taken is there to be read.

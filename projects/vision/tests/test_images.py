@@ -109,7 +109,7 @@ def test_a_run_starts_from_weights_of_another_image_size(run):
   assert parsed.model.image_shape == (8, 8, 1)
   began = experiment.create(parsed)
   state = began.init()
-  p = published.of_run(folder)
+  p = published.from_run(folder)
   jax.tree.map(
     np.testing.assert_array_equal, state.params, p.variables["params"]
   )
