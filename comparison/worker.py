@@ -244,6 +244,8 @@ def measure(
     What was measured; `shape` where nothing can be.
   """
   home = folder / records.RUNS / identity
+  if shape is None:  # For up to half a minute.
+    say(identity, "measuring time and memory of its program")
   try:
     results = measurements.trained(home, with_map=with_map, shape=shape)
   # It stays to be measured, and the others are not stopped.
