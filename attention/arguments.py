@@ -7,6 +7,7 @@ argument, what was expected and what came.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import math
+from numbers import Real
 from typing import Any
 
 import jax
@@ -107,7 +108,7 @@ def _check_sizes(
         f"{name}: expected a number for {letter}, got {size}; only the batch may be "
         "a symbol, so export a program for each length"
       )
-    if sizes.setdefault(letter, size) != size:
+    if sizes.setdefault(letter, _fixed_size(letter, size)) != size:
       wanted = ", ".join(str(known.get(x, x)) for x in letters)
       # A key "B T K H" is one of the sequence that the queries are of.
       across = name in _QKV and "T" in letters
@@ -115,10 +116,15 @@ def _check_sizes(
         f"{name}: expected [{wanted}] for [{', '.join(letters)}], got shape "
         f"{shape}" + "; dense attention reads another sequence" * across
       )
-    if not size and letter in "BTSNKHV":
+    if not size and letter in "BTSNQKUHVI":
       raise ValueError(
         f"{name}: expected at least one of everything, got shape {shape}"
       )
+
+
+def _fixed_size(letter: str, size: int) -> int:
+  """That of an axis which is annotated by a number, such as 3; else `size`."""
+  return int(letter) if letter.isdigit() else size
 
 
 _HEADS = {"Q": "query", "K": "key", "U": "value"}
@@ -362,6 +368,13 @@ def check_at_least(name: str, value: int, low: int) -> None:
     raise ValueError(
       f"{name}: expected an int of at least {low}, got {value!r}"
     )
+
+
+def check_number(name: str, value: float) -> None:
+  """Raises ValueError for what is no finite number."""
+  is_number = isinstance(value, Real) and not isinstance(value, bool)
+  if not is_number or not math.isfinite(value):
+    raise ValueError(f"{name}: expected a finite number, got {value!r}")
 
 
 def check_flag(name: str, value: bool) -> None:

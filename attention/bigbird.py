@@ -352,14 +352,15 @@ def bigbird_random_blocks(
     return jnp.zeros((num_heads, middle, num_random), jnp.int32)
   # Counted from the first block between the globals, the excluded blocks are a
   # run of neighbours, which is shorter at both ends.
-  i = jnp.arange(middle)
+  i = jnp.arange(middle, dtype=jnp.int32)
   run_start = jnp.maximum(i - 1, 0)
   run_length = jnp.minimum(i + 1, middle - 1) - run_start + 1
   candidates = jnp.broadcast_to(middle - run_length, shape)
-  highest = candidates - num_random + jnp.arange(num_random)[:, None, None]
+  draw = jnp.arange(num_random, dtype=jnp.int32)[:, None, None]
+  highest = candidates - num_random + draw
   # Uniform up to num_blocks / 2³².
   choices = jnp.maximum(highest + 1, 1).astype(jnp.uint32)
-  draws = (jax.random.bits(key, shape) % choices).astype(jnp.int32)
+  draws = (jax.random.bits(key, shape, jnp.uint32) % choices).astype(jnp.int32)
 
   def take(k, taken):
     again = jnp.any(taken == draws[k][None], axis=0)

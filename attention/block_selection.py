@@ -3,10 +3,11 @@
 A choice has no gradient. Of blocks with equal scores the earlier is taken.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
-import numpy as np
 
 from attention import arguments, platform
 from attention.layout import query_dot
@@ -75,7 +76,6 @@ def selected_blocks(
   size, stride, block_size, num_blocks = sizes
   query, key = jax.lax.stop_gradient((query, key))
   count, kv_heads = key.shape[1:3]
-  shared = jnp.asarray(_shared_strides(count, total, sizes), jnp.float32)
   ends = jnp.arange(count) * stride + size - 1
   numbers = jnp.arange(total)[None, None, None]
   scale = arguments.softmax_scale(scale, query.shape[3])
@@ -86,8 +86,8 @@ def selected_blocks(
     seen = shown[:, None] & (ends[None, None] <= places[..., None])
     weights = masked_softmax(logits, seen[:, :, None])
     shape = kv_heads, query.shape[2] // kv_heads, count
-    weights = weights.reshape(*query.shape[:2], *shape)
-    scores = jnp.einsum("btkjm,ms->btks", weights, shared)
+    weights = jnp.sum(weights.reshape(*query.shape[:2], *shape), axis=3)
+    scores = _block_scores(weights, total, sizes)
     own = (places // block_size)[:, :, None, None]
     is_fixed = (numbers == 0) | (numbers == own) | (numbers == own - 1)
     is_choice = numbers <= own
@@ -105,13 +105,19 @@ def _by_query_head(query, key):
   return jnp.swapaxes(products, 1, 2)
 
 
-def _shared_strides(count, total, sizes):
-  """How many strides compressed block i and block m share, `[count, total]`."""
+def _block_scores(weights, total, sizes):
+  """`[B, C, K, total]`: weights `[B, C, K, M]` of what a block shares strides with.
+
+  Compressed block i has the strides i to i + C/d − 1, and counts once for each that is
+  in the block.
+  """
   size, stride, block_size, _ = sizes
-  first, start = np.arange(count)[:, None], np.arange(total)[None]
-  start = start * (block_size // stride)
-  ends = np.minimum(first + size // stride, start + block_size // stride)
-  return np.maximum(ends - np.maximum(first, start), 0)
+  shared, width = size // stride, block_size // stride
+  pads = [(0, 0)] * 3 + [(shared - 1, total * width - weights.shape[-1])]
+  weights = jnp.pad(weights, pads)
+  shifted = (weights[..., i : i + total * width] for i in range(shared))
+  by_stride = functools.reduce(jnp.add, shifted)
+  return jnp.sum(by_stride.reshape(*weights.shape[:3], total, width), axis=-1)
 
 
 def _largest(scores, is_choice, is_fixed, count):

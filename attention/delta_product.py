@@ -163,11 +163,7 @@ def delta_product(
     keys = options.pop("other_keys", None)
     values = options.pop("other_values", None)
     dtypes = key.dtype, value.dtype
-    repeats = query.shape[2] // key.shape[2]
-    key, value = (
-      jnp.repeat(x.astype(jnp.float32), repeats, axis=2)[:, :, None]
-      for x in (key, value)
-    )
+    key, value = (x.astype(jnp.float32)[:, :, None] for x in (key, value))
     if others:
       if values.shape[-1] != value.shape[-1]:
         values = jnp.zeros((*keys.shape[:-1], value.shape[-1]), jnp.float32)

@@ -227,8 +227,6 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
   def recurrence(params, query, key, value, **options):
     dtypes = query.dtype, key.dtype
     query, key = gates.unit_length(query), gates.unit_length(key)
-    repeats = query.shape[2] // key.shape[2]
-    key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
     head_axis = (None, None, slice(None), None)
     query -= params["correction"][head_axis] * key
     erase_key = jax.nn.sigmoid(params["feedback"])[head_axis] * key

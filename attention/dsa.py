@@ -201,7 +201,8 @@ def dsa(
     if mask is None:
       return jnp.mean(losses)
     shown = jnp.broadcast_to(mask[:, 0, 0], losses.shape)
-    return jnp.sum(losses * shown) / jnp.maximum(jnp.sum(shown), 1)
+    losses = jnp.where(shown, losses, 0.0)
+    return jnp.sum(losses) / jnp.maximum(jnp.sum(shown), 1)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
@@ -221,8 +222,9 @@ def dsa(
     values = layout.written(cache.value, value, here)
     index_keys = layout.written(cache.index_key, call["index_key"], here)
     seen = (slots <= cache.index[:, None])[:, None, None]
-    call |= {"index_key": index_keys, "mask": seen, "is_causal": False}
-    out = attend(variables, query, keys, values, **call)
+    call["index_key"] = index_keys
+    shown = {"mask": seen, "is_causal": False}
+    out = attend(variables, query, keys, values, **call, **shown)
     return out, DsaCache(keys, values, index_keys, cache.index + 1)
 
   def prefill(

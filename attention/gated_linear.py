@@ -258,8 +258,6 @@ def with_steps(recurrence: Callable[..., Any]) -> Callable[..., Any]:
   """A recurrence of Mamba-2: values times Δ, which is `beta`, and D v_t beside it."""
 
   def run(params, query, key, value, *, beta, scale, **options):
-    repeats = query.shape[2] // key.shape[2]
-    key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
     steps = (value * beta[..., None]).astype(value.dtype)
     scale = 1.0 if scale is None else scale
     out, state = recurrence(query, key, steps, scale=scale, **options)

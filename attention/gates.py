@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
-from attention.recurrence import for_values, recurrent_attention
+from attention.recurrence import recurrent_attention
 from attention.signature import call_with_auto_axes, promoted
 
 Params = Mapping[str, Array]
@@ -192,7 +192,8 @@ def recurrent_mechanism(
   Args:
     name: of the mechanism, for messages.
     recurrence: `(params, query, key, value, **options) -> (out, state)`. Gates are
-      options; keys, values and gates of hidden positions are 0.
+      options; all arrays have N heads, and keys, values and gates of hidden positions
+      are 0.
     implementation: an option of the recurrence, where it computes whole sequences;
       None where it has no such option.
     init: `(key, dims) -> params`, needed if there are gates.
@@ -214,7 +215,7 @@ def recurrent_mechanism(
     return {"params": init(key, dims)}
 
   def run(
-    recurrence, variables, query, key, value, state=None, axis_name=None, **call
+    recurrence, variables, query, key, value, state, /, axis_name=None, **call
   ):
     checked = {"query": query, "key": key, "value": value}
     given = {gate: call.pop(gate, None) for gate in gates}
@@ -235,7 +236,7 @@ def recurrent_mechanism(
     return out.astype(query.dtype), state
 
   def apply(variables, query, key, value, **call):
-    return run(by_kernel, variables, query, key, value, **call)[0]
+    return run(by_kernel, variables, query, key, value, None, **call)[0]
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables, max_length, dtype
@@ -245,13 +246,14 @@ def recurrent_mechanism(
     return jnp.zeros(shape, jnp.float32)
 
   def decode(variables, state, query, key, value, **call):
-    call["is_causal"] = True
-    return run(recurrence, variables, query, key, value, state, **call)
+    qkv = query, key, value
+    return run(recurrence, variables, *qkv, state, is_causal=True, **call)
 
   def prefill(variables, state, query, key, value, lengths, **call):
     is_read = jnp.arange(query.shape[1])[None, :] < lengths[:, None]
-    call |= {"mask": is_read[:, None, None, :], "is_causal": True}
-    return run(by_kernel, variables, query, key, value, state, **call)[1]
+    shown = {"mask": is_read[:, None, None, :], "is_causal": True}
+    qkv = query, key, value
+    return run(by_kernel, variables, *qkv, state, **shown, **call)[1]
 
   def read(variables, inputs):
     params = variables["params"]
@@ -281,6 +283,7 @@ def _attend(
   value,
   given,
   state,
+  /,
   *,
   axis_name=None,
   mask=None,
@@ -294,6 +297,10 @@ def _attend(
   Query and key are one sequence, so a position whose two segment ids differ is in
   neither segment: it is hidden, and it sees nothing.
   """
+  num_heads = max(x.shape[2] for x in (query, key, value))
+  query, key, value = (
+    jnp.repeat(x, num_heads // x.shape[2], axis=2) for x in (query, key, value)
+  )
   keep = arguments.key_mask(mask, query, key)
   same = None
   if key_segment_ids is not None:
@@ -308,8 +315,8 @@ def _attend(
     key, value, given = jax.tree.map(seen, (key, value, given))
   out, state = recurrence(
     params,
-    for_values(query, value),
-    for_values(key, value),
+    query,
+    key,
     value,
     mask=mask,
     is_causal=is_causal,

@@ -138,6 +138,7 @@ def _recurrence(
         f"initial_state: expected shapes [{axes}, N, L-1, H, V] and [{axes}] = "
         f"{expected}, got {got}"
       )
+    count = count.astype(jnp.int32)
   dtype = query.dtype
   query = query.astype(jnp.float32) * arguments.softmax_scale(scale, head_dim)
   inputs = query, key, value, log_decay, scales[..., : used + 1]
@@ -175,7 +176,7 @@ def visible_positions(
   def counted(count):
     ends = jnp.cumsum(keep, axis=1, dtype=jnp.int32)
     before = ends - keep
-    start = jnp.where(began, before, -count.astype(jnp.int32)[:, None])
+    start = jnp.where(began, before, -count[:, None])
     start = jax.lax.cummax(start, axis=1)
     return before - start, ends - start
 
@@ -215,7 +216,7 @@ def _in_segments(packed, keep, inputs, sums, count, segment_ids):
   inputs = positions, ends, *inputs
   out, sums = packed.run(attend, inputs, sums.astype(jnp.float32))
   add = jax.vmap(lambda count, ids, keep: count.at[ids].add(keep))
-  count = add(count.astype(jnp.int32), segment_ids, keep.astype(jnp.int32))
+  count = add(count, segment_ids, keep.astype(jnp.int32))
   return out, LevelState(sums, count)
 
 
@@ -253,7 +254,8 @@ def _step(count, params, sums, inputs):
 
   def weights(spec, level):
     """The scale of each row at one level for each row or pair."""
-    return jnp.einsum(spec, scales, jax.nn.one_hot(level[:, 0], most + 1))
+    level = jax.nn.one_hot(level[:, 0], most + 1, dtype=scales.dtype)
+    return jnp.einsum(spec, scales, level)
 
   pairs = level(positions[..., :, None], positions[..., None, :])
   scores = jnp.einsum("...ch,...sh->...cs", query, key)
@@ -261,7 +263,9 @@ def _step(count, params, sums, inputs):
   scores *= weights("bngcl,bgcsl->bngcs", pairs)
   out = scores @ value
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
-  is_level = jax.nn.one_hot(level(ends[..., -1:], positions), most + 1)
+  is_level = jax.nn.one_hot(
+    level(ends[..., -1:], positions), most + 1, dtype=scales.dtype
+  )
   written = key * jnp.exp(decay_to_end(log_decay))
   written = written[..., None, :] * is_level[..., 1:, None]
   own = (

@@ -101,11 +101,9 @@ def mamba3(
 
   def init_state(batch, dims):
     heads, size = (batch, dims.num_heads), dims.head_dim
+    shapes = (size, dims.values), (num_angles(dims),), (size,), (dims.values,)
     return Mamba3State(
-      jnp.zeros((*heads, size, dims.values)),
-      jnp.zeros((*heads, num_angles(dims))),
-      jnp.zeros((*heads, size)),
-      jnp.zeros((*heads, dims.values)),
+      *(jnp.zeros((*heads, *shape), jnp.float32) for shape in shapes)
     )
 
   def log_decay(params, inputs):
@@ -155,10 +153,8 @@ def _recurrence(
   axis_name,
   **options,
 ):
-  dtype, repeats = query.dtype, query.shape[2] // key.shape[2]
-  key, value = (
-    jnp.repeat(x.astype(jnp.float32), repeats, axis=2) for x in (key, value)
-  )
+  dtype = query.dtype
+  key, value = (x.astype(jnp.float32) for x in (key, value))
   before = initial_state
   angle = _cumulative_turns(turn)
   if before is not None:

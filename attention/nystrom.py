@@ -147,7 +147,9 @@ def _attend(
   count = min(num_landmarks, length * devices)
   runs = rank * count // jnp.maximum(total, 1)
   # `one_hot` gives zeros for a number that is not that of a run.
-  members = jax.nn.one_hot(jnp.where(tokens, runs, -1), count)
+  members = jax.nn.one_hot(
+    jnp.where(tokens, runs, -1), count, dtype=jnp.float32
+  )
   sizes = _summed(jnp.sum(members, axis=1), axis_name)
   exists = both = None
   if keep is not None:

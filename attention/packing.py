@@ -96,7 +96,7 @@ def pack(
       "num_segments: expected segment_ids [B, T] from 0 to num_segments - 1 "
       "beside it, got None"
     )
-  length = segment_ids.shape[1]
+  length, segment_ids = segment_ids.shape[1], segment_ids.astype(jnp.int32)
   size = min(CHUNK, max(_SHORTEST, length // num_segments))
   size = chunk_size(length, size)
   count = min((length + num_segments * (size - 1)) // size, length)

@@ -125,7 +125,8 @@ def _block_transition(key, householder, beta):
   changes, kernel = solution @ dots, solution @ householder
   key = key - jnp.swapaxes(changes, 2, 3) @ householder
   product = jnp.swapaxes(householder, 2, 3) @ kernel
-  return key, jnp.eye(key.shape[3])[None, None] - product, changes, kernel
+  unit = jnp.eye(key.shape[3], dtype=product.dtype)[None, None]
+  return key, unit - product, changes, kernel
 
 
 def _final_keys(key, householder, beta):
@@ -141,9 +142,8 @@ def _final_keys(key, householder, beta):
 
   blocks = softmax.split_blocks((key, householder, beta), size)
   blocks = [jnp.moveaxis(x, 1, 0) for x in blocks]
-  unit = (
-    jnp.zeros_like(key[:, 0, :, :, None]) + jnp.eye(key.shape[3])[None, None]
-  )
+  unit = jnp.eye(key.shape[3], dtype=key.dtype)[None, None]
+  unit += jnp.zeros_like(key[:, 0, :, :, None])
   _, keys = jax.lax.scan(turn, unit, blocks, reverse=True)
   return softmax.join_blocks(jnp.moveaxis(keys, 0, 1), length)
 

@@ -354,7 +354,11 @@ def accepted_options(
     ValueError: `function` does not take an option that asks for something, no
       mechanism takes it, or the record gives it already.
   """
-  known = inspect.signature(function).parameters
+  known = {
+    name: parameter
+    for name, parameter in inspect.signature(function).parameters.items()
+    if parameter.kind is not parameter.POSITIONAL_ONLY
+  }
   takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
   accepted = {}
   for option, asked in options.items():

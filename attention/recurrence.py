@@ -353,7 +353,7 @@ def _step(count, erases_before_decay, params, state, inputs):
   if count > 1 or resets is not None:
     transition = factor
     if solution is not None:
-      unit = jnp.eye(key.shape[-1])[None, None, None]
+      unit = jnp.eye(key.shape[-1], dtype=key.dtype)[None, None, None]
       transition = factor * unit - writes[-1][1] @ (solution @ known)
     first: Any = jnp.zeros_like(transition[:, :, :1]), before
     own = transition, total(1, values(None))
@@ -403,7 +403,7 @@ def _stretch(erases_before_decay, query, key, value, log_decay, erase, moved):
     return factor, _attend(False, inputs, None)[1]
   # Together the state that they make of I with values of 0, and of 0 with theirs.
   batch, _, num_heads, size = key.shape
-  state = jnp.eye(size, size + value.shape[3])[None, None]
+  state = jnp.eye(size, size + value.shape[3], dtype=key.dtype)[None, None]
   state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
   value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
   inputs = query, key, value, log_decay, erase, moved

@@ -141,8 +141,6 @@ def rwkv7(
     def channels(name):
       return params[name][None, None]
 
-    repeats = query.shape[2] // key.shape[2]
-    key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
     wide = key.astype(jnp.float32)
     removed = gates.unit_length(channels("removal_scale") * wide)
     wide *= 1.0 + (rate - 1.0) * channels("rate_share")

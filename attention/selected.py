@@ -109,10 +109,11 @@ def selected_attention(
   """
   batch, length, num_heads, head_dim = query.shape
   kv_heads, groups = key.shape[2], block_indices.shape[2]
-  if groups not in (1, kv_heads, num_heads):
+  if groups not in (1, kv_heads, num_heads) or not block_indices.shape[3]:
     raise ValueError(
       f"block_indices: expected [B, T, G, M] with G = 1 for all heads, {kv_heads} for "
-      f"key heads or {num_heads} for query heads, got shape {block_indices.shape}"
+      f"key heads or {num_heads} for query heads, and M of at least 1, got shape "
+      f"{block_indices.shape}"
     )
   keep = arguments.key_mask(mask, query, key, "name keys in block_indices")
   if keep is None:
@@ -305,7 +306,7 @@ def _keys_backward(inputs, saved, grads):
   del saved
   key, _, tiles = inputs
   # A product with ones: a GPU adds to places that repeat one by one.
-  ones = jax.nn.one_hot(tiles.block, len(key))
+  ones = jax.nn.one_hot(tiles.block, len(key), dtype=jnp.float32)
 
   def total(x):
     # Factors of 16 bits are exact at any precision.

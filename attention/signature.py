@@ -32,6 +32,7 @@ _FROM_ZERO = ("shift", "shared_dim", "num_random")
 
 TYPES: Mapping[tuple[Any, ...], arguments.Check] = {
   (bool,): lambda name, flag, *_: arguments.check_flag(name, flag),
+  (float,): lambda name, number, *_: arguments.check_number(name, number),
   (int,): lambda name, count, *_: arguments.check_at_least(
     name, count, int(name not in _FROM_ZERO)
   ),
@@ -184,7 +185,7 @@ def _by_annotation(
   for option, parameter in parameters.items():
     allowed = _union_members(parameter.annotation)
     if allowed in TYPES:
-      checks[option] = TYPES[allowed]
+      checks.setdefault(option, TYPES[allowed])
     elif get_origin(allowed[0]) is Literal:
       checks[option] = _among(allowed[0], parameter.annotation)
     elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):

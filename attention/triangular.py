@@ -52,7 +52,8 @@ def _by_distance(readers, keys, log_decay):
   The decay over d + 1 positions is that over d and one more, so no digits are lost.
   """
   size = log_decay.shape[-2]
-  diagonals = jnp.stack([jnp.eye(size, k=-d) for d in range(size)], axis=1)
+  diagonals = [jnp.eye(size, k=-d, dtype=log_decay.dtype) for d in range(size)]
+  diagonals = jnp.stack(diagonals, axis=1)
   diagonals = diagonals.reshape(*[1] * (log_decay.ndim - 2), *diagonals.shape)
 
   def earlier(x, distance):

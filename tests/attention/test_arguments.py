@@ -227,3 +227,45 @@ def test_lists_in_place_of_arrays_are_refused_by_records(unchecked):
       ValueError, match=r"^query: expected an array, got list"
     ):
       ATTENTIONS[name]().apply({}, [1.0], X, X)
+
+
+def test_an_axis_without_anything_is_refused():
+  none, decay = X[:, :, :0], jnp.zeros((1, 4, 2))
+  with pytest.raises(ValueError, match=r"^query: expected at least one of ev"):
+    attention.gated_linear_attention(none, X, X, log_decay=decay)
+  blocks = jnp.zeros((1, 4, 1, 0), int)
+  with pytest.raises(ValueError, match=r"^block_indices: .* M of at least 1"):
+    attention.selected_attention(X, X, X, block_indices=blocks, block_size=4)
+
+
+def test_an_axis_of_a_fixed_size_has_it():
+  """Two gates of the three branches would be read beyond their end."""
+  weights = {"key_weights": jnp.ones((2, 2)), "value_weights": jnp.ones((2, 2))}
+  for size in (2, 4):
+    with pytest.raises(
+      ValueError, match=r"^branch_gates: expected \[1, 4, 2, 3\] for"
+    ):
+      attention.nsa_attention(
+        *(X, X, X),
+        branch_gates=jnp.ones((1, 4, 2, size)),
+        **weights,
+        **{"stride": 1, "block_size": 2, "num_blocks": 3, "window": 2},
+      )
+
+
+def test_the_record_of_a_recurrence_takes_no_option_of_its_own_code():
+  record = ATTENTIONS["retention"]()
+  dims = attention.Dims(2, 2, 8, 4, 16)
+  state = record.init_cache({}, 1, 4, dims, jnp.float32)
+  for option in ("state", "given", "params"):
+    with pytest.raises(
+      ValueError, match=f"^{option}: retention attention has n"
+    ):
+      record.apply({}, X, X, X, **{option: state}, is_causal=True)
+  lengths, keep = jnp.array([3]), jnp.ones((1, 1, 1, 4), bool)
+  for option in ({"is_causal": False}, {"mask": keep}):
+    with pytest.raises(TypeError, match="multiple values"):
+      record.prefill({}, state, X, X, X, lengths, **option)
+  row = X[:, :1]
+  with pytest.raises(TypeError, match="multiple values"):
+    record.decode({}, state, row, row, row, is_causal=False)

@@ -165,6 +165,21 @@ def test_padding_may_hold_anything():
   jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
+def test_a_hidden_query_may_hold_anything_for_the_loss():
+  mechanism = dsa(top_k=TOP_K, num_index_heads=3, index_dim=8)
+  (query, key, _), _ = draw()
+  inputs, dims = query.reshape(2, LENGTH, -1), Dims(4, 2, 8, LENGTH, 32)
+  variables = jax.jit(lambda key: mechanism.init(key, dims))(jax.random.key(0))
+  gates = mechanism.gates(variables, inputs)
+  call = {"mask": options()["mask"], "is_causal": True}
+  loss = jax.jit(partial(mechanism.loss, variables, **call))
+  expected = loss(query, key, **gates)
+  hidden = ~np.asarray(call["mask"])[:, 0, 0, :, None, None]
+  np.testing.assert_array_equal(
+    loss(jnp.where(hidden, jnp.inf, query), key, **gates), expected
+  )
+
+
 def test_the_record_trains_its_indexer_by_its_loss_alone():
   mechanism = dsa(top_k=TOP_K, num_index_heads=3, index_dim=8)
   qkv, _ = draw()

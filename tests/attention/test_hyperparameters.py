@@ -29,6 +29,12 @@ NUMBERS = [
   )
   or option in ("block_size", "num_buckets", "conv_kernel_size")
 ]
+FRACTIONS = [
+  (name, option)
+  for name, factory in ATTENTIONS.items()
+  for option, parameter in inspect.signature(factory).parameters.items()
+  if isinstance(parameter.default, float)
+]
 FLAGS = [
   (name, option)
   for name, factory in ATTENTIONS.items()
@@ -44,6 +50,13 @@ def test_a_number_of_the_wrong_kind_is_refused(name, option, unchecked):
   for value in (*WRONG, True, *([] if default is None else [None])):
     with pytest.raises(ValueError, match=f"^{option}: expected"):
       factory(**{option: value})
+
+
+@pytest.mark.parametrize(("name", "option"), FRACTIONS)
+def test_a_fraction_is_a_finite_number(name, option, unchecked):
+  for value in ("0.5", math.inf, math.nan, [0.5], None, True):
+    with pytest.raises(ValueError, match=f"^{option}: expected"):
+      ATTENTIONS[name](**{option: value})
 
 
 @pytest.mark.parametrize(("name", "option"), FLAGS)

@@ -219,6 +219,16 @@ def test_what_does_not_fit_is_told(change, message):
     jax.eval_shape(functools.partial(function, **static), **given)
 
 
+def test_ids_of_few_bits_count_more_segments_than_they_can():
+  function, _, given = chosen("gated-head")
+  ids, _ = ids_and_mask()
+  del given["initial_state"]
+  call = jax.jit(functools.partial(function, num_segments=200))
+  expected = call(**given, segment_ids=ids)
+  got = call(**given, segment_ids=ids.astype(np.int8))
+  jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
 @pytest.mark.parametrize("rule", ["gated-head", "log_linear"])
 def test_positions_of_no_segment_are_hidden(rule):
   """Their id is −1, as padding often has, or beyond the last."""

@@ -91,6 +91,22 @@ def test_the_budget_changes_no_number(name, is_causal):
     assert_close(got, expected, 2e-5)
 
 
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+def test_arrays_of_32_bits_stay_so_where_64_are_allowed(name, is_causal, where):
+  """Over several chunks: a constant of 64 bits makes a loop's carry wider."""
+  length, dims = 150, Dims(4, 2, 8, 150, 16)
+  arrays = *draw(length), draw(length)[0]
+  run, init, shares = program(name, is_causal, SIZES.get(name, {}), dims)
+  variables = jax.eval_shape(init, jax.random.key(0))
+  query, key, value, cotangent = arrays
+  arguments = variables, query, None if shares else key, value, cotangent
+  with platform.tracing_for(where), jax.enable_x64(True):
+    found = jax.eval_shape(run, *arguments)
+  for x in jax.tree.leaves(found):
+    assert x.dtype in (jnp.float32, jax.dtypes.float0)
+
+
 @functools.cache
 def traced(name, is_causal, where, length=16_384):
   """Forward and backward, traced for an accelerator."""

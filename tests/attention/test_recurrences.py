@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from attention import (
+  ATTENTIONS,
+  Dims,
   definitions,
   delta_product_attention,
   delta_rule_attention,
@@ -24,6 +26,8 @@ from attention import (
 )
 from attention.definitions import recurrent
 from attention.triangular import pair_decays, pairs
+from tests.attention import calls
+from tests.attention.forms import SIZES
 from tests.attention.state_cases import (
   BATCH,
   DIM,
@@ -336,3 +340,23 @@ def test_decays_of_channels_keep_their_digits(scale, where):
       grads[2][:, :, j + 1 : i + 1] += (grad * product)[:, :, None]
   for x, y in zip((found, *found_grads), (expected, *grads), strict=True):
     np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 * abs(y).max())
+
+
+@pytest.mark.parametrize(
+  "name", ["mamba2", "comba", "mamba3", "rwkv7", "delta_product", "log_linear"]
+)
+def test_whichever_array_has_fewer_heads_has_them_repeated(name):
+  mechanism = ATTENTIONS[name](**SIZES[name])
+  dims = Dims(4, 4, 8, 12, 16)
+  variables = jax.jit(functools.partial(mechanism.init, dims=dims))(
+    jax.random.key(0)
+  )
+  inputs, *arrays = calls.normal(
+    (2, 12, 16), (2, 12, 2, 8), (2, 12, 4, 8), (2, 12, 1, 8)
+  )
+  given = mechanism.gates(variables, inputs)
+  run = jax.jit(functools.partial(mechanism.apply, is_causal=True))
+  repeated = [jnp.repeat(x, 4 // x.shape[2], axis=2) for x in arrays]
+  got = run(variables, *arrays, **given)
+  expected = run(variables, *repeated, **given)
+  np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
