@@ -15,7 +15,7 @@ class DenseCache(NamedTuple):
 
   Attributes:
     key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
-    value: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     index: `[B]`, the number of positions seen.
     forgotten: Σ log f after each position, where a mechanism forgets.
     grows: not a field: a cache with grows = True has max_length slots on axis 1 of its

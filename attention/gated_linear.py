@@ -57,7 +57,8 @@ def gated_linear_attention(
     is_causal: must be True, because a state knows the past only.
     initial_state: S before the first position, from which the first segment goes on;
       None is 0.
-    segment_ids: `[B, T]`; where they change, the state begins anew, at 0.
+    segment_ids: `[B, T]`; where they change, the state begins anew, at 0, also at a hidden
+      position: give one inside of a segment that segment's id, or say `num_segments`.
     num_segments: G, for a first and a last state of each segment. Ids are then 0 … G−1,
       each of one stretch, and `initial_state` and the state returned are `[B, G, N, H,
       V]`; a segment without positions keeps its own. Results at hidden positions are 0.

@@ -55,7 +55,7 @@ def moba_attention(
     ValueError: the mask varies along queries, or `is_causal` is False.
 
   Cost: that of `selected_attention` with top_k blocks, and T·(T/D)·N·H for the
-  choice; memory linear in T.
+  choice, on accelerators T·(T/D)·N·top_k more; memory linear in T.
 
   Paper: MoBA: mixture of block attention for long-context LLMs, arXiv:2502.13189.
   """

@@ -73,7 +73,8 @@ def nsa_attention(
     ValueError: `num_blocks` is below 3, the mask varies along queries, or
       `is_causal` is False.
 
-  Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window); memory linear in T.
+  Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window), on accelerators
+  T·(T/block_size)·K·num_blocks more; memory linear in T.
 
   Departs from its paper in that the three read the same keys and values, and in that
   compression is a learnt weighted sum in place of an MLP, which keeps the result linear
