@@ -48,8 +48,8 @@ class MeshConfig:
   Attributes:
     data: devices of which each has other rows of a batch, and all parameters.
     fsdp: devices of which each has other rows too, and a part of every parameter, of its gradient
-      and of its optimiser state; a layer's parameters are gathered when it is
-      computed (ZeRO, stage 3).
+      and of its optimiser state (as in ZeRO, stage 3); a step gathers parameters, and keeps
+      them until its backward pass.
     tensor: devices of which each has some of the heads, of the features inside a feed-forward
       layer, and of the vocabulary.
     sequence: devices of which each has a stretch of the positions of every row.
