@@ -254,8 +254,8 @@ def _step(count, params, sums, inputs):
 
   def weights(spec, level):
     """The scale of each row at one level for each row or pair."""
-    level = jax.nn.one_hot(level[:, 0], most + 1, dtype=scales.dtype)
-    return jnp.einsum(spec, scales, level)
+    is_level = jax.nn.one_hot(level[:, 0], most + 1, dtype=scales.dtype)
+    return jnp.einsum(spec, scales, is_level)
 
   pairs = level(positions[..., :, None], positions[..., None, :])
   scores = jnp.einsum("...ch,...sh->...cs", query, key)

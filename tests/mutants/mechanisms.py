@@ -76,8 +76,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/log_linear.py",
-    "is_level = jax.nn.one_hot(level(ends[..., -1:], positions), most + 1)",
-    "is_level = jax.nn.one_hot(level(ends[..., -1:] - 1, positions), most + 1)",
+    "level(ends[..., -1:], positions), most + 1, dtype=scales.dtype",
+    "level(ends[..., -1:] - 1, positions), most + 1, dtype=scales.dtype",
     "log_linear",
     "levels are those before the last position",
   ),
