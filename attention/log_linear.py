@@ -347,7 +347,8 @@ def log_linear(num_levels: int = 16) -> plug.Attention:
 
   def init_state(batch, dims):
     shape = batch, dims.num_heads, num_levels - 1, dims.head_dim, dims.values
-    return LevelState(jnp.zeros(shape), jnp.zeros(batch, jnp.int32))
+    sums = jnp.zeros(shape, jnp.float32)
+    return LevelState(sums, jnp.zeros(batch, jnp.int32))
 
   read = {"log_decay": gates.step_decay, "beta": gates.step}
   return gates.recurrent_mechanism(

@@ -239,7 +239,7 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
     options = {"scale": scale, "log_forget": log_forget}
     along = jnp.sum(cache.key * householder, axis=-1, keepdims=True)
     keys = cache.key - beta[..., None] * along * householder
-    cache = cache._replace(key=keys)
+    cache = cache._replace(key=keys.astype(cache.key.dtype))
     return exact.decode(variables, cache, *qkv, **options)
 
   def prefill(variables, cache, *arrays, householder, beta, **options):

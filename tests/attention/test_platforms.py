@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, platform
+from attention import ATTENTIONS, Dims, gates_from_keys, platform, plug
 from attention.testing import assert_close
 from tests.attention.calls import draw, random_mask
-from tests.attention.forms import FORMS, KINDS, RECURRENT, SIZES
+from tests.attention.forms import FORMS, KINDS, OWN, RECURRENT, SIZES
 
 MOST_TRIPS = 16
 """Steps of a loop that is linear in T, at T 16,384, B 1, N 8, H 64."""
@@ -105,6 +105,34 @@ def test_arrays_of_32_bits_stay_so_where_64_are_allowed(name, is_causal, where):
     found = jax.eval_shape(run, *arguments)
   for x in jax.tree.leaves(found):
     assert x.dtype in (jnp.float32, jax.dtypes.float0)
+
+
+@pytest.mark.parametrize(
+  "name", [x for x in OWN if plug.can(plug.example(OWN[x]), "decode")]
+)
+def test_a_cache_keeps_its_dtypes_where_64_bits_are_allowed(name):
+  mechanism = gates_from_keys(ATTENTIONS[name](**SIZES.get(name, {})))
+  dims = Dims(4, 2, 8, 20, 16)
+  query, key, value = draw(5)
+  qkv = query, None if "shared_qk" in mechanism.supports else key, value
+  if "own_keys" in mechanism.supports:
+    qkv = query, key, None
+
+  def decoded(qkv):
+    variables = mechanism.init(jax.random.key(0), dims)
+    cache = mechanism.init_cache(variables, 2, 20, dims, jnp.float32)
+    after = cache
+    if mechanism.prefill is not None:
+      lengths = jnp.array([3, 5], jnp.int32)
+      after = mechanism.prefill(variables, cache, *qkv, lengths)
+    row = jax.tree.map(lambda x: x[:, :1], qkv)
+    out, last = mechanism.decode(variables, after, *row)
+    return cache, after, last, out
+
+  with jax.enable_x64(True):
+    cache, after, last, out = jax.eval_shape(decoded, qkv)
+  assert cache == after == last
+  assert out.dtype == jnp.float32
 
 
 @functools.cache
