@@ -52,7 +52,8 @@ def check_call(
   Args:
     given: argument -> value.
     arrays: argument -> annotation, such as `Float[Array, "B S K H"]`. A letter is
-      one size in all of them; of "..." the dtype is checked. None is `ARRAYS`.
+      one size in all of them, a number that size; of "..." the dtype is checked. None
+      is `ARRAYS`.
     checks: argument -> check. None is `CHECKS`.
     needed: arguments that may not be None.
 
@@ -108,7 +109,8 @@ def _check_sizes(
         f"{name}: expected a number for {letter}, got {size}; only the batch may be "
         "a symbol, so export a program for each length"
       )
-    if sizes.setdefault(letter, _fixed_size(letter, size)) != size:
+    wanted_size = int(letter) if letter.isdigit() else size
+    if sizes.setdefault(letter, wanted_size) != size:
       wanted = ", ".join(str(known.get(x, x)) for x in letters)
       # A key "B T K H" is one of the sequence that the queries are of.
       across = name in _QKV and "T" in letters
@@ -120,11 +122,6 @@ def _check_sizes(
       raise ValueError(
         f"{name}: expected at least one of everything, got shape {shape}"
       )
-
-
-def _fixed_size(letter: str, size: int) -> int:
-  """That of an axis which is annotated by a number, such as 3; else `size`."""
-  return int(letter) if letter.isdigit() else size
 
 
 _HEADS = {"Q": "query", "K": "key", "U": "value"}
