@@ -69,7 +69,7 @@ def kernel(key: Array, *shape: int) -> Float[Array, "..."]:
   return jax.random.normal(key, shape) / math.sqrt(shape[0])
 
 
-def float32_params(variables: plug.Variables) -> Params:
+def _float32_params(variables: plug.Variables) -> Params:
   """The parameters in float32, in which recurrences compute."""
   params = variables.get("params", {})
   return jax.tree.map(lambda x: x.astype(jnp.float32), params)
@@ -232,7 +232,7 @@ def recurrent_mechanism(
     needed = ("query", "key", "value")
     arguments.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
     check_given(name, given, *gates)
-    params, qkv = float32_params(variables), promoted(query, key, value)
+    params, qkv = _float32_params(variables), promoted(query, key, value)
     out, state = call_with_auto_axes(
       functools.partial(_attend, recurrence),
       query,
@@ -262,7 +262,7 @@ def recurrent_mechanism(
     return run(by_kernel, variables, *qkv, state, **shown, **call)[1]
 
   def read(variables, inputs):
-    params = float32_params(variables)
+    params = _float32_params(variables)
     return {gate: function(params, inputs) for gate, function in gates.items()}
 
   return plug.Attention(
