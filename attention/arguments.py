@@ -182,6 +182,15 @@ def check_pairs(
   check_call(locals(), needed=_QKV)
 
 
+def check_features(name: str, features: int) -> None:
+  """Raises ValueError where there are no inputs that a mechanism could read."""
+  if features < 1:
+    raise ValueError(
+      f"features: {name} reads inputs of Dims.features numbers; expected at least "
+      f"1, got {features}"
+    )
+
+
 def check_mask(
   mask: Bool[Array, "..."] | None, shape: tuple[int, int, int, int]
 ) -> None:

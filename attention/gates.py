@@ -81,15 +81,6 @@ def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
   return functools.reduce(lambda x, w: jnp.tensordot(x, w, 1), weights, inputs)
 
 
-def check_features(name: str, dims: plug.Dims) -> None:
-  """Raises ValueError where nothing is there that gates could be read from."""
-  if dims.features < 1:
-    raise ValueError(
-      f"features: {name} reads gates from inputs of Dims.features numbers; "
-      f"expected at least 1, got {dims.features}"
-    )
-
-
 def step_params(
   keys: Sequence[Array] | Array, dims: plug.Dims, rank: int | None = None
 ) -> dict[str, Array]:
@@ -217,7 +208,7 @@ def recurrent_mechanism(
   def make(key, dims):
     if init is None:
       return {}
-    check_features(name, dims)
+    arguments.check_features(name, dims.features)
     return {"params": init(key, dims)}
 
   def run(

@@ -42,11 +42,7 @@ def init(
   key: Array, dims: plug.Dims, num_heads: int, dim: int
 ) -> dict[str, Array]:
   """What the indexer reads its arrays with, of I = `num_heads` heads of width D."""
-  if dims.features < 1:
-    raise ValueError(
-      "features: an indexer reads inputs of Dims.features numbers; expected at "
-      f"least 1, got {dims.features}"
-    )
+  arguments.check_features("an indexer", dims.features)
   shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
   keys = jax.random.split(key, len(shapes))
   return {

@@ -202,11 +202,7 @@ def latent(
   """
 
   def init(key, dims):
-    if dims.features < 1:
-      raise ValueError(
-        "features: keys and values are read from inputs of Dims.features "
-        f"numbers; expected at least 1, got {dims.features}"
-      )
+    arguments.check_features("latent", dims.features)
     head_dim, num_heads = dims.head_dim, dims.num_heads
     width = 2 * max(1, head_dim // 6) if shared_dim is None else shared_dim
     own = head_dim - width

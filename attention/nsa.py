@@ -230,7 +230,7 @@ def nsa(
   attend = plug.applied("nsa", nsa_attention, lambda x: weights(x) | own)
 
   def init(key, dims):
-    gates.check_features("nsa", dims)
+    arguments.check_features("nsa", dims.features)
     mean = jnp.full((dims.num_kv_heads, compress_size), 1.0 / compress_size)
     return {
       "params": {

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import plug
+from attention import arguments, plug
 
 SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 """Options of a call that every exact mechanism takes."""
@@ -51,11 +51,7 @@ class OwnLogits(NamedTuple):
     if self.sinks:
       params["sinks"] = jnp.zeros(dims.num_heads)
     if self.forget:
-      if dims.features < 1:
-        raise ValueError(
-          "forget: gates are read from inputs of Dims.features numbers; "
-          f"expected at least 1, got {dims.features}"
-        )
+      arguments.check_features("a forget gate", dims.features)
       shape = (dims.features, dims.num_heads)
       kernel = jax.random.normal(key, shape) / math.sqrt(dims.features)
       params["forget_kernel"] = kernel

@@ -210,7 +210,7 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
   exact: Any = dense(forget=forget)
 
   def init(key, dims):
-    gates.check_features("path", dims)
+    arguments.check_features("path", dims.features)
     keys = jax.random.split(key, 4)
     features, heads = dims.features, dims.num_kv_heads
     params = {

@@ -52,6 +52,29 @@ def test_a_number_of_the_wrong_kind_is_refused(name, option, unchecked):
       factory(**{option: value})
 
 
+FORGETTING = [
+  (name, {"forget": True})
+  for name, factory in ATTENTIONS.items()
+  if "forget" in inspect.signature(factory).parameters
+]
+
+
+@pytest.mark.parametrize(
+  ("name", "given"), [*((name, {}) for name in ATTENTIONS), *FORGETTING]
+)
+def test_a_record_that_reads_inputs_refuses_to_have_none(name, given):
+  record = ATTENTIONS[name](**given)
+
+  def init(key):
+    return record.init(key, DIMS._replace(features=0))
+
+  if record.gates is None:
+    jax.eval_shape(init, jax.random.key(0))
+  else:
+    with pytest.raises(ValueError, match=r"^features: .* least 1, got 0$"):
+      init(jax.random.key(0))
+
+
 @pytest.mark.parametrize(("name", "option"), FRACTIONS)
 def test_a_fraction_is_a_finite_number(name, option, unchecked):
   for value in ("0.5", math.inf, math.nan, [0.5], None, True):
