@@ -56,7 +56,11 @@ _SHARD = flags.DEFINE_string(
 def main(command: str | None) -> None:
   """Plans, runs what is missing, and writes the tables."""
   if command is None:
+    if _RECORDS.value is not None:
+      raise ConfigError("--records: expected it behind `report` or `pack`")
     folder = _run()
+  elif flags.FLAGS["shard"].present:
+    raise ConfigError(f"--shard: expected it without `{command}`")
   elif _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of the comparison")
   else:
@@ -68,6 +72,10 @@ def main(command: str | None) -> None:
   if command == "status":
     print(status.text(folder))
     return
+  for name in records.read(folder)[1]:
+    print(
+      f"{folder / records.RECORDS / name}: damaged; run again to replace it"
+    )
   if command == "pack":
     if _RECORDS.value is None:
       raise ConfigError("--records: missing; the file.jsonl.xz to write")
@@ -79,10 +87,6 @@ def main(command: str | None) -> None:
   # With pandas and SciPy it takes two seconds to import.
   from comparison import report
 
-  for name in records.read(folder)[1]:
-    print(
-      f"{folder / records.RECORDS / name}: damaged; run again to replace it"
-    )
   print(report.write(folder))
   print(folder / report.PAGE)
   if command is None:

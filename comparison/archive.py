@@ -13,8 +13,8 @@ from training import atomic, metrics
 def pack(workdir: Path, path: Path) -> int:
   """Writes what a comparison has found as `.jsonl.xz`, a line a record.
 
-  The first line is what all runs share, with references and scaling where there are
-  any. Attention maps, most of a folder's bytes, stay in it, and of numbers about
+  The first line is what all runs share, with the plan, references and scaling where
+  there are any. Attention maps, most of a folder's bytes, stay in it, and of numbers about
   training data five digits are kept. The same records give the same bytes.
 
   Args:
@@ -32,6 +32,8 @@ def pack(workdir: Path, path: Path) -> int:
     "references": records.references(workdir),
     "scaling": metrics.read(workdir, records.SCALING),
   }
+  if plan := records.planned(workdir):
+    head["plan"] = plan
   run_records = records.by_identity(workdir)
   for record in run_records.values():
     record.get("measured", {}).pop("map", None)
@@ -47,8 +49,9 @@ def pack(workdir: Path, path: Path) -> int:
   text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
   try:
     atomic.write_bytes(path, lzma.compress(text.encode()))
-  except OSError as error:
-    raise ConfigError(f"--records: {error}") from error
+  except (OSError, ValueError) as error:  # A path may have no name.
+    reason = getattr(error, "strerror", None) or error
+    raise ConfigError(f"--records: {path}: {reason}") from error
   return len(run_records)
 
 
@@ -80,17 +83,27 @@ def unpack(path: Path, workdir: Path) -> None:
 
   Args:
     path: of the file.
-    workdir: a new folder, or one of this very comparison, whose own records stay.
+    workdir: a new folder, or one of this very comparison. What it has stays, but for
+      records of runs that are done in the file alone.
 
   Raises:
     ConfigError: the file is missing or damaged; or the folder holds other files.
   """
   head, run_records = read(path)
   records.claim(workdir, head["comparison"])
-  records.refer(workdir, head.get("references") or {})
-  if scaling := head.get("scaling"):
+  if not records.references(workdir):
+    records.refer(workdir, head.get("references") or {})
+  scaling = head.get("scaling")
+  if scaling and not (workdir / records.SCALING).exists():
     lines = "".join(json.dumps(row) + "\n" for row in scaling)
     atomic.write_text(workdir / records.SCALING, lines)
   (workdir / records.RECORDS).mkdir(exist_ok=True)
-  for name in run_records.keys() - records.by_identity(workdir).keys():
-    records.update(workdir, name, **run_records[name])
+  if plan := head.get("plan"):
+    records.keep_plan(workdir, plan | records.planned(workdir))
+  own = records.by_identity(workdir)
+  for name, record in run_records.items():
+    is_news = (
+      record["status"] == records.DONE != own.get(name, {}).get("status")
+    )
+    if name not in own or is_news:
+      records.update(workdir, name, **record)

@@ -26,6 +26,7 @@ LAYERS = "layers"
 
 APART = "apart"
 """The value of `Comparison.together` that gives every run its own process."""
+_BUDGETS = ("budget_seconds", "budget_flops")
 FIRST_CHOOSING_SEED = 10_000
 """Seeds below it are those of the report; those from it on choose a point."""
 
@@ -135,6 +136,8 @@ class Comparison:
       x.isdecimal() and int(x) < FIRST_CHOOSING_SEED for x in split(self.seeds)
     )
     check(self, "seeds", are_low, f"whole numbers below {FIRST_CHOOSING_SEED}")
+    numbers = self.seed_numbers
+    check(self, "seeds", len(set(numbers)) == len(numbers), "each once")
     self._check_budget()
     self._check_points()
     if self.halving.rungs and not self.choosing_seeds:
@@ -246,6 +249,11 @@ class Comparison:
           raise ValueError(
             f"{field}.{leaf}: expected each value once, got {values}"
           )
+        if field == "grid" and any(isinstance(x, tuple) for x in values):
+          raise ValueError(
+            f"grid.{leaf}: expected values that are no lists, got {values}; "
+            f"across.{leaf} has lists, each a row of its own"
+          )
         for value in values:
           if isinstance(value, tuple) and leaf.endswith("_attention"):
             for word in value:
@@ -258,11 +266,7 @@ class Comparison:
         )
 
   def _check_budget(self):
-    budgets = [
-      name
-      for name in ("budget_seconds", "budget_flops")
-      if getattr(self, name) is not None
-    ]
+    budgets = [name for name in _BUDGETS if getattr(self, name) is not None]
     check(self, "budget_flops", len(budgets) < 2, "one budget")
     leaves = {*flatten(self.grid), *flatten(self.across)}
     leaves.update(*map(self.leaves, self.task_names))
@@ -350,8 +354,29 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
       "runs; compare.py takes one of configs/compare/, such as "
       "configs/compare/copy.py"
     )
-  comparison = build(Comparison, dict(mapping.items()))
-  return _typed_first(comparison, set(typed))
+  typed = set(typed)
+  comparison = build(Comparison, _budget_first(dict(mapping.items()), typed))
+  return _typed_first(comparison, typed)
+
+
+def _budget_first(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
+  """A config whose numbers of steps give way to a budget that was typed."""
+  if not typed.intersection(_BUDGETS):
+    return mapping
+
+  def others(leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    name = "num_steps"
+    is_typed = prefix + name in typed
+    return {k: x for k, x in leaves.items() if k != name or is_typed}
+
+  per_task = mapping.get("per_task") or {}
+  sections = {
+    task: others(leaves, f"per_task.{task}.")
+    if hasattr(leaves, "items")
+    else leaves
+    for task, leaves in per_task.items()
+  }
+  return others(mapping) | ({"per_task": sections} if sections else {})
 
 
 def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
@@ -416,7 +441,7 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   """What all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)
   # More mechanisms, variants and seeds may come later; how runs share a process
-  # and what figures show beside them changes no number.
+  # and what a report names beside them changes no number.
   for field in ("attention", "seeds", "variants", "together", "references"):
     mapping.pop(field, None)
   # What is set for a task that does not run changes no number either.
@@ -427,7 +452,12 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   }
   if not comparison.choosing_seeds:  # Nothing is chosen.
     mapping.pop("halving")
-  return {name: v for name, v in flatten(mapping).items() if v is not None}
+  # A leaf of the runs may be None and differ from their file's; a budget is not there.
+  return {
+    name: value
+    for name, value in flatten(mapping).items()
+    if value is not None or name not in _BUDGETS
+  }
 
 
 def default_workdir(config_file: str, comparison: Comparison) -> Path:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 import json
 import math
+import shlex
 from typing import Any
 
 import pandas as pd
 
 from attention import ATTENTIONS
 from comparison.criterion import headline
-from comparison.plan import label, point, short
+from comparison.plan import label, point, titles
 from comparison.records import Record
 
 _RUN = (
@@ -125,7 +126,7 @@ def _run(record: Record) -> dict[str, Any]:
     x for x in record.get("history", ()) if x["split"] == choosing_split
   ]
   varied = {**record.get("across", {}), **record.get("grid", {})}
-  machine = record.get("machine") or {}
+  machine, leaves = record.get("machine") or {}, titles(record.get("grid", {}))
   return {
     "row": label(record),
     "run": name(record),
@@ -133,7 +134,7 @@ def _run(record: Record) -> dict[str, Any]:
     "slots": record.get("slots") or "",
     "options": record.get("options") or "",
     "choosing": bool(record.get("choosing")),
-    "at_edge": ", ".join(map(short, record.get("at_edge", ()))),
+    "at_edge": ", ".join(leaves.get(x, x) for x in record.get("at_edge", ())),
     "across": point(record.get("across", {})),
     "grid": point(record.get("grid", {})),
     **{leaf: _cell(value) for leaf, value in varied.items()},
@@ -149,7 +150,7 @@ def _run(record: Record) -> dict[str, Any]:
       f"{k}: {v}" for k, v in measured.get("notes", {}).items()
     ),
     "reason": record.get("reason") or None,
-    "command": "python train.py " + " ".join(record["arguments"]),
+    "command": shlex.join(["python", "train.py", *record["arguments"]]),
   }
 
 

@@ -9,6 +9,7 @@ from comparison import records, worker
 from comparison.config import APART, Comparison
 from comparison.plan import Run, grouped
 from settings.errors import RunError, one_line
+from training import ownership
 
 _TRIES = 2
 
@@ -35,7 +36,7 @@ def launch(
     after: called whenever runs of one process have ended.
 
   Raises:
-    RunError: a record cannot be written.
+    RunError: a record cannot be written, or another process makes one of them.
   """
   end = "" if share is None else f"; to {share:.3g} of the steps"
   numbers = {run.identity: number for number, run in enumerate(runs, 1)}
@@ -91,7 +92,15 @@ def _make(
   map_seed: int,
   tries: int,
 ) -> None:
-  """Makes runs of one shape in one process; what fails is tried again, apart."""
+  """Makes runs of one shape in one process; what fails is tried again, apart.
+
+  Raises:
+    RunError: another process makes one of them.
+  """
+  for run in runs:
+    if (home := records.home(workdir, run)).is_dir():
+      with ownership.lock(home):
+        pass
   with contextlib.ExitStack() as stack:
     for run in runs:
       stack.enter_context(records.running(workdir, run))

@@ -21,16 +21,28 @@ def measure(workdir: Path) -> None:
     RunError: other programs use the machine now, too.
   """
   shapes: dict[tuple[str, ...], dict[str, bool]] = {}
+  gone: list[str] = []
   for identity, record in records.by_identity(workdir).items():
     measured = record.get("measured", {})
-    if (measured.get("measured_others_cores") or 0.0) > BUSY_CORES:
+    if (measured.get("measured_others_cores") or 0.0) <= BUSY_CORES:
+      continue
+    if not (workdir / records.RUNS / identity).is_dir():
+      gone.append(identity)
+    else:
       arguments = [
         x for x in record["arguments"] if not x.startswith(_VARYING_ARGUMENTS)
       ]
       shape = shapes.setdefault((record["attention"], *arguments), {})
       shape[identity] = bool(measured.get("map"))
-  if not shapes:
+  if gone:
+    print(
+      f"not measured again, as they have no folder in {workdir / records.RUNS}: "
+      f"{', '.join(gone)}",
+      flush=True,
+    )
+  elif not shapes:
     print("nothing was measured while others used the machine", flush=True)
+  if not shapes:
     return
   meter = Meter()
   time.sleep(_WATCHED_SECONDS)

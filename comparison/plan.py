@@ -1,7 +1,7 @@
 """From a comparison to its runs: which, with what, and what cannot be."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -192,11 +192,25 @@ def point(leaves: Mapping[str, Any]) -> str:
 
   Leaves that end alike are whole: 'encoder.features=8, decoder.features=16'.
   """
+  names = titles(leaves)
+  return ", ".join(
+    f"{names[leaf]}={_spelled(leaves[leaf])}" for leaf in sorted(leaves)
+  )
+
+
+def titles(leaves: Iterable[str]) -> dict[str, str]:
+  """Leaf -> the last part of its name, or the whole where another ends so."""
   ends = Counter(map(short, leaves))
-  names = {
+  return {
     leaf: leaf if ends[short(leaf)] > 1 else short(leaf) for leaf in leaves
   }
-  return ", ".join(f"{names[leaf]}={leaves[leaf]}" for leaf in sorted(leaves))
+
+
+def _spelled(value: Any) -> str:
+  """A value in the name of a row, whose parts stand between ', '."""
+  if isinstance(value, list | tuple):
+    return f"[{','.join(map(_spelled, value))}]"
+  return str(value)
 
 
 def short(leaf: str) -> str:
@@ -303,7 +317,8 @@ def planned(comparison: Comparison, run: Run) -> Run:
       dense_feed_forward=_feed_forward(baseline),
       dense_parameters=parameters,
     )
-    if run.width == MATCHED and count != parameters:
+    has_width = run.dense_feed_forward != 0
+    if run.width == MATCHED and count != parameters and has_width:
       width = run.feed_forward
       if width is None or run.dense_feed_forward is None:
         raise ConfigError(

@@ -121,14 +121,19 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
     for seed in seeds:
       open_fields = {"seed": seed, "choosing": False, OPEN: True}
       entries[f"{run.row}, seed {seed}"] = fields | open_fields
-  atomic.write_json(workdir / PLAN, planned(workdir) | entries)
+  keep_plan(workdir, planned(workdir) | entries)
+
+
+def keep_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+  """Replaces what `planned` gives."""
+  atomic.write_json(workdir / PLAN, entries)
 
 
 def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
   """Forgets why runs could not be that can be now.
 
   Raises:
-    ConfigError: runs of one of their rows were made with other options.
+    ConfigError: runs of one of their rows were made with other settings.
   """
   candidates = {
     (run.row, _point(run.grid)): run for run in runs if not run.obstacle
@@ -141,17 +146,26 @@ def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
     if record["status"] == UNSUPPORTED:
       _path(workdir, identity).unlink()
       entries.pop(identity, None)
-      atomic.write_json(workdir / PLAN, entries)
-    elif record.get("options", run.options) != run.options:
+      keep_plan(workdir, entries)
+      continue
+    there, here = map(_settings, (record["arguments"], run.arguments))
+    if there != here:
       raise ConfigError(
-        f"workdir: {workdir} has runs of {run.attention} with "
-        f"{record['options'] or 'no options'}, got {run.options or 'none'}; choose "
-        "another name for the variant, or a new folder"
+        f"workdir: {workdir} has runs of {run.row} with "
+        f"{' '.join(sorted(there - here)) or 'no more settings'}, got "
+        f"{' '.join(sorted(here - there)) or 'none'}; choose another name for the "
+        "variant, or a new folder"
       )
 
 
 def _point(grid: Any) -> str:
   return json.dumps(grid, sort_keys=True)
+
+
+def _settings(arguments: Sequence[str]) -> set[str]:
+  """Arguments without the seed, and the steps that a budget may have become."""
+  varying = ("--config.seed=", "--config.num_steps=")
+  return {x for x in arguments if not x.startswith(varying)}
 
 
 def planned(workdir: Path) -> dict[str, dict[str, Any]]:

@@ -37,6 +37,7 @@ def row_model(task: Task) -> str:
     return ""
   model = statistics.row_model(np.stack(list(complete.values())))
   _, *others = complete
+  left_out = [name for name in values if name not in complete]
   alike = [
     name
     for name, p in zip(others, model.p_values, strict=True)
@@ -50,6 +51,8 @@ def row_model(task: Task) -> str:
     f"has {len(seeds) - 1}; Holm) tells {count} of the {len(others)} other rows from "
     "the first"
   )
+  if left_out:
+    text += f" (without {enumeration(left_out, _MOST)}, of other seeds)"
   if 0 < len(alike) < len(others):
     text += f", and not {enumeration(alike, _MOST)}"
   if model.p_variances < DIFFERENT:

@@ -81,9 +81,12 @@ def missing(workdir: Path) -> list[str]:
   open_count = sum(x in (_WAITING, records.STOPPED) for x in states)
   if not open_count:
     return []
-  failed = states.count(records.FAILED)
-  done = len(states) - open_count - failed
-  more = f", {failed} failed" if failed else ""
+  done = sum(x in (records.DONE, records.TRAINED) for x in states)
+  more = "".join(
+    f", {states.count(x)} {x}"
+    for x in (records.FAILED, *_RARE_STATES)
+    if x in states
+  )
   return [
     f"{done} of {len(states)} runs done{more}; what follows may change with the "
     "others."

@@ -78,8 +78,12 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
   """
   if runs.empty:
     return pd.DataFrame()
-  tables = [_task(group) for _, group in runs.groupby("task", sort=False)]
-  return pd.concat(tables, ignore_index=True)
+  # Of a task whose grid is being chosen from, no row is known yet.
+  is_open = runs.groupby("task")["choosing"].transform("all")
+  tables = [
+    _task(group) for _, group in runs[~is_open].groupby("task", sort=False)
+  ]
+  return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def is_counted(summary: pd.DataFrame) -> bool:

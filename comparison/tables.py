@@ -78,9 +78,7 @@ def quality(summary: pd.DataFrame) -> Table:
   ]
   for leaf in sorted({leaf for point in points for leaf in point}):
     columns[leaf.replace("_", " ")] = [
-      _grid_cell(
-        point.get(leaf, NOTHING), frame.short(leaf) in edge.split(", ")
-      )
+      _grid_cell(point.get(leaf, NOTHING), leaf in edge.split(", "))
       for point, edge in zip(points, summary["at_edge"], strict=True)
     ]
   names = ["slots", "options"]
@@ -146,9 +144,10 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
   if not (table["value"] >= limit).any():  # Nobody is counted.
     limit = math.nan
   columns = {"mechanism": _names(rows)}
+  worst, best = ("max", "min") if is_lower_better(metric) else ("min", "max")
   for length, points in table.groupby("length"):
     columns[f"at {length}"] = [
-      _spread(points[points["row"] == name]["value"], limit)
+      _spread(points[points["row"] == name]["value"], limit, worst, best)
       for name in rows["row"]
     ]
   legend = f"{metric}: mean over seeds (worst to best seed)."
@@ -251,12 +250,12 @@ def _grid_cell(value: str, at_edge: bool) -> Cell:
   return Cell(text, float(value) if is_number else value)
 
 
-def _spread(values: pd.Series, limit: float) -> Cell:
+def _spread(values: pd.Series, limit: float, worst: str, best: str) -> Cell:
   """'3 of 8; 0.8 (0.7–0.9)': seeds at the limit, mean, and ends where they differ."""
   if values.empty:
     return Cell(NOTHING)
-  worst, best = number(values.min()), number(values.max())
-  ends = f" ({worst}–{best})" if worst != best else ""
+  low, high = (number(values.agg(end)) for end in (worst, best))
+  ends = f" ({low}–{high})" if low != high else ""
   solved = f"{(values >= limit).sum()} of {len(values)}; "
   text = ("" if math.isnan(limit) else solved) + number(values.mean()) + ends
   return Cell(text, values.mean())

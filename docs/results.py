@@ -200,7 +200,7 @@ def board(sources: Sequence[str], folder: Path) -> pd.DataFrame:
       if math.isnan(limit):
         cells[column] = number(row["mean"])
       else:
-        cells[names[-1]] = f"{row['solved']:.0f} of {row['trials']:.0f}"
+        cells[names[-1]] = _seeds(task, row)["solved"]
       if len(names) > 1:
         own = trained[trained["row"] == row["row"]]["value"]
         cells[names[0]] = f"{(own >= limit).sum()} of {len(own)}"

@@ -19,6 +19,8 @@ from tests.here import copy_core
 from tests.refusals import assert_refused
 from tests.tasks.text_cases import TEXT
 
+_LISTS = {"decoder_attention": [["delta"], ["linear", "delta"]]}
+
 
 def test_faults_are_told_before_anything_runs():
   def variant(place, **options):
@@ -39,7 +41,7 @@ def test_faults_are_told_before_anything_runs():
     *({"attention": x} for x in ("dnse", "lsh,lsh", "nosuch:x")),
     # No file of this name, and files that are none of a task.
     *({"tasks": x} for x in ("cpoy", "attentions", "compare/copy", "reformer")),
-    *({"seeds": x} for x in ("1,x", "10000", "")),
+    *({"seeds": x} for x in ("1,x", "10000", "", "0,00")),
     {"num_stps": 3},
     ("modle.num_layers", {"modle": {"num_layers": 3}}),
     ("batch_size.x", {"batch_size": {"x": 3}}),
@@ -68,6 +70,7 @@ def test_faults_are_told_before_anything_runs():
     ),
     variant(".max_rate", name="delta", layers="flash", max_rate=2.0),
     ("across.seed", {"across": {"seed": (1, 2)}}),
+    ("grid.model.decoder_attention", {"grid": {"model": _LISTS}}),
     ("across.num_steps", {"across": {"num_steps": ""}}),
     *({name: 3} for name in ("across", "grid")),
     *(
@@ -268,6 +271,11 @@ _COPY = "--config=configs/compare/copy.py"
       "--workdir: no comparison in nosuch, or a",
     ),
     ((_COPY, "--workdir=nosuch", "--config.modl=3"), "config.modl: unknown"),
+    ((_COPY, "--records=a.xz"), "--records: expected it behind `report` or"),
+    (
+      ("status", "--workdir=nosuch", "--shard=1/2"),
+      "--shard: expected it without",
+    ),
     # What was typed is told from what the file has.
     (
       (
@@ -358,6 +366,27 @@ def test_a_leaf_typed_for_all_runs_wins_over_those_of_a_task():
   assert steps == [4, 9, 9]
   # Without a command line, what the file has for a task is for that task.
   assert config_lib.parse(mapping).leaves("recall")["num_steps"] == 1200
+
+
+def test_a_typed_budget_wins_over_the_steps_of_a_file():
+  mapping = mechanisms.get_config().to_dict() | {"num_steps": 7}
+  given = config_lib.parse(
+    mapping | {"budget_seconds": 9.0}, ["budget_seconds"]
+  )
+  for task in given.task_names:
+    assert "num_steps" not in given.leaves(task)
+    assert given.leaves(task)["eval_every"] in (100, 200)
+  for typed in (["budget_seconds", "num_steps"], []):
+    with pytest.raises(ConfigError, match="no num_steps beside it"):
+      config_lib.parse(mapping | {"budget_seconds": 9.0}, typed)
+
+
+def test_without_feed_forward_layers_nothing_is_matched():
+  """One unit would be a layer that dense attention does not have."""
+  bare = comparison(attention="dense,delta", **{"model.mlp_features": 0})
+  for run in plan.plan(bare):
+    assert run.feed_forward == run.dense_feed_forward == 0
+    assert run.parameters == run.unmatched_parameters
 
 
 @pytest.mark.parametrize("field", ["grid", "across"])

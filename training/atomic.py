@@ -46,5 +46,9 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
   """Writes a file, whole or not at all; several processes may do so at once."""
   partial = path.with_suffix(f".{os.getpid()}.tmp")
-  partial.write_bytes(content)
-  os.replace(partial, path)
+  try:
+    partial.write_bytes(content)
+    os.replace(partial, path)
+  except OSError:
+    partial.unlink(missing_ok=True)
+    raise

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from settings.errors import ConfigError
+from settings.errors import ConfigError, RunError
 from training import atomic
 
 
@@ -32,11 +32,13 @@ def check(
     if recorded is None:
       raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
     for name in sorted({*recorded, *what}):
-      if recorded.get(name) != what.get(name):
+      # A leaf that is None is not one that is left to a file.
+      there, here = ({x: y[x] for x in [name] if x in y} for y in (recorded, what))
+      if there != here:
         raise ConfigError(
           f"workdir: {workdir} holds another {kind}: {leaf}{name} is "
-          f"{recorded.get(name)!r} there and {what.get(name)!r} here; choose a "
-          "new folder"
+          f"{there.get(name, 'not set')!r} there and {here.get(name, 'not set')!r} "
+          "here; choose a new folder"
         )
   elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
     raise ConfigError(
@@ -62,14 +64,14 @@ def lock(workdir: Path) -> Iterator[None]:
   """Within it, no other process has the folder; a process that is killed frees it.
 
   Raises:
-    ConfigError: another one has it.
+    RunError: another one has it.
   """
   folder = os.open(workdir, os.O_RDONLY)
   try:
     try:
       fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      raise ConfigError(
+      raise RunError(
         f"workdir: another process writes in {workdir}; wait for it, or choose a "
         "new folder"
       ) from None

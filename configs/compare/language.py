@@ -6,7 +6,7 @@
 Every run is `configs/text.py`, which is nanoGPT's CPU size, with
 `model.short_convolution`; the hybrids have three recurrent layers to one of exact
 attention. nanoGPT's README reports a validation loss of 1.88 on tiny Shakespeare at
-this size, which figures have as a line.
+this size, which the report names.
 Rates are chosen on the first half of the held-out text, and the second is reported;
 `--config.task.test_share=0` has nanoGPT's one validation text.
 A run took 2 to 12 minutes on one CPU core; what came out is in docs/results.md.

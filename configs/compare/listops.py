@@ -3,8 +3,8 @@
     python compare.py --config=configs/compare/listops.py --workdir=/tmp/listops
 
 Expressions of 8 to 64 tokens, 2,000 steps of 32 of them, by every mechanism that can be
-an encoder; `flash` computes the same as `dense` and is left out. Figures have a line
-for what two rules answer that read little of an expression (docs/results.md):
+an encoder; `flash` computes the same as `dense` and is left out. The report names
+what two rules answer that read little of an expression (docs/results.md):
 the operator at the root, and that operator on those of its arguments that are digits.
 A run took 1.5 to 6 minutes on one CPU core; what came out is in docs/results.md.
 `long_range.py` has the lengths of a GPU.

@@ -4,9 +4,9 @@
 
 `listops.py` has up to 64 tokens, Long Range Arena 501 to 1,999. Here mechanisms have the
 sizes of configs/paper/ (windows of 64, rank 64) and the model has four layers of width
-64. The 800 steps of 16 expressions are few: they show what is learned first. Figures
-have a line for what two rules answer that read little of an expression: the operator
-at the root, and that operator on those of its arguments that are digits.
+64. The 800 steps of 16 expressions are few: they show what is learned first. The
+report names what two rules answer that read little of an expression: the operator at
+the root, and that operator on those of its arguments that are digits.
 
 A run took 1 to 8 minutes on one CPU core, and 12 to 23 for `latent`, `multiplicative`
 and `differential`, whose steps have become three times as fast since. Nine encoders of

@@ -2,11 +2,12 @@
 
 import collections
 import pathlib
+import re
 
 import numpy as np
 import pytest
 
-from comparison import archive, records
+from comparison import archive, records, status
 from docs import results
 from settings.errors import ConfigError
 
@@ -45,6 +46,43 @@ def test_own_records_stay(workdir):
   records.update(workdir, identity, reason="of this folder")
   archive.unpack(_SMALL, workdir)
   assert records.of(workdir, identity)["reason"] == "of this folder"
+
+
+def test_what_ended_since_is_taken_and_all_else_stays(workdir, tmp_path):
+  """Two packs of one comparison that goes on, into one folder."""
+  identity, other = list(records.by_identity(workdir))[:2]
+  plan = {"a run that waits": {"task": "text", "seed": 5}}
+  records.keep_plan(workdir, plan)
+  records.refer(workdir, {"text": {"ours": {"loss": 1.0}}})
+  (workdir / records.SCALING).write_text('{"own": 1}\n')
+  done = records.of(workdir, identity)
+  records.update(workdir, identity, status=records.STOPPED, reason="stopped")
+  records.update(workdir, other, reason="of Monday")
+  archive.pack(workdir, tmp_path / "monday.jsonl.xz")
+  archive.unpack(_SMALL, workdir)  # What had ended there, of other references.
+  assert records.of(workdir, identity) == done
+  assert records.of(workdir, other)["reason"] == "of Monday"
+  assert records.references(workdir) == {"text": {"ours": {"loss": 1.0}}}
+  archive.unpack(tmp_path / "monday.jsonl.xz", workdir)
+  assert records.of(workdir, identity) == done
+  archive.unpack(tmp_path / "monday.jsonl.xz", tmp_path / "new")
+  assert records.planned(tmp_path / "new") == plan
+  assert status.missing(tmp_path / "new") == [
+    "2 of 4 runs done; what follows may change with the others."
+  ]
+  scaling = (tmp_path / "new" / records.SCALING).read_text()
+  assert scaling == '{"own": 1}\n'
+
+
+@pytest.mark.parametrize("name", [".", "folder", "nosuch/a.jsonl.xz"])
+def test_a_file_that_cannot_be_written_is_named(workdir, tmp_path, name):
+  (tmp_path / "folder").mkdir()
+  path = pathlib.Path(name) if name == "." else tmp_path / name
+  with pytest.raises(
+    ConfigError, match=f"^--records: {re.escape(str(path))}: "
+  ):
+    archive.pack(workdir, path)
+  assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from comparison import config, measurements, plan, records, run, worker
 from comparison.launch import launch
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
-from training import metrics, step
+from training import metrics, ownership, step
 from training.signals import Signals
 
 
@@ -237,6 +237,39 @@ def test_a_full_disk_is_one_line(folder, trainer, monkeypatch):
   monkeypatch.setattr(records, "write", full)
   with pytest.raises(RunError, match=r"No space left .* continues the compar"):
     launched(small("0"), folder)
+
+
+def test_what_another_process_makes_has_not_failed(folder, trainer):
+  runs = plan.plan(small())
+  home = records.home(folder, runs[1])
+  home.mkdir(parents=True)
+  with (
+    ownership.lock(home),
+    pytest.raises(RunError, match="another process writes in"),
+  ):
+    launch(runs, folder, small())
+  assert not trainer.calls
+  launch(runs, folder, small())
+  assert {r["status"] for r in records.read(folder)[0]} == {records.DONE}
+
+
+def test_a_variant_of_other_layers_is_another_row(folder, trainer):
+  """`run` in a folder whose runs of that name were made with other settings."""
+
+  def hybrid(layers, **changes):
+    variants = {"hybrid": {"layers": layers}}
+    changes = {"model.num_layers": 2, "model.features": 8, **changes}
+    return small("0", attention="hybrid", variants=variants, **changes)
+
+  run.run(hybrid("delta,dense"), folder)
+  run.run(hybrid("delta,dense"), folder)
+  assert len(trainer.calls) == 1
+  told = r"runs of duplicate, hybrid with .*\[delta,dense\].*, got .*\[delta,linear\]"
+  with pytest.raises(ConfigError, match=told):
+    run.run(hybrid("delta,linear"), folder)
+  with pytest.raises(ConfigError, match=r"config\.optimizer\.clip_norm is"):
+    run.run(hybrid("delta,dense", **{"optimizer.clip_norm": None}), folder)
+  assert len(trainer.calls) == 1
 
 
 def test_a_budget_of_seconds_is_timed_once_for_all_seeds(

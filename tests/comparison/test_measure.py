@@ -1,6 +1,7 @@
 """What is measured again and when, and what other programs take of a machine."""
 
 import multiprocessing
+import shutil
 import time
 
 import pytest
@@ -48,6 +49,18 @@ def test_what_was_disturbed_is_measured_again_in_one_process(
   capsys.readouterr()
   measure.measure(folder)
   assert capsys.readouterr().out.startswith("nothing was measured while others")
+
+
+def test_what_came_without_its_folder_keeps_what_was_measured(
+  folder, trainer, busy, capsys
+):
+  runs, _ = busy
+  shutil.rmtree(records.home(folder, runs[1]))
+  measure.measure(folder)
+  told = f"no folder in {folder / records.RUNS}: {runs[1].identity}\n"
+  assert told in capsys.readouterr().out
+  assert seconds(folder, runs) == [9.0, 9.0, 0.5]
+  assert not records.of(folder, runs[1].identity)["reason"]
 
 
 def test_a_busy_machine_measures_nothing(folder, trainer, busy):

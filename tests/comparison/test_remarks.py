@@ -34,6 +34,13 @@ def test_one_model_is_said_in_one_line_beside_the_pairs():
   )
 
 
+def test_rows_of_other_seeds_are_said_to_be_left_out():
+  found = [*simulated(0.005), *runs("lsh", [0.2, 0.3])]
+  assert model(found).endswith(
+    "tells all of the 5 other rows from the first (without `lsh`, of other seeds)."
+  )
+
+
 def test_variances_that_differ_are_said():
   found = simulated(0.002)
   found += runs("lsh", [0.2, 0.6, 0.4])

@@ -45,6 +45,15 @@ def test_counts_and_the_time_that_is_left(workdir):
   assert "about 0:01 hours left" in status.text(folder)
 
 
+def test_only_what_was_trained_counts_as_done(workdir):
+  folder, runs = workdir
+  records.update(folder, runs[1].identity, status=records.STOPPED_EARLY)
+  assert status.missing(folder) == [
+    "1 of 6 runs done, 1 failed, 1 stopped early, 1 not supported; what follows may "
+    "change with the others."
+  ]
+
+
 def test_what_runs_is_told_with_its_step(workdir):
   folder, runs = workdir
   with records.running(folder, runs[2]):

@@ -1,6 +1,7 @@
 """Tables of a comparison: what is chosen, counted, told apart and left out."""
 
 import math
+import shlex
 
 import numpy as np
 import pytest
@@ -400,3 +401,56 @@ def test_no_two_mechanisms_look_alike():
   marks = {(s.color, s.marker) for s in named.values()}
   assert len(lines) == len(marks) == len(named)
   assert style.styles([])["dense"] == named["dense"]
+
+
+def test_a_row_is_known_when_its_point_is_chosen():
+  """Until then a page shows the other tasks, or that nothing has ended."""
+  choosing = [run("dense", 10_000, 0.5, choosing=True)]
+  assert summary_lib.summarize(frame.runs(choosing)).empty
+  assert not task.by_task(choosing)
+  others = runs("delta", [0.5, 0.6], task="copy")
+  found = summary_lib.summarize(frame.runs([*choosing, *others]))
+  assert list(found["task"]) == ["copy"]
+
+
+def test_a_list_is_one_part_of_a_name():
+  records = []
+  for pairs in ([4, 8], (2, 8), [[4], 16]):
+    records += runs("dense", [0.5], across={"task.fewer_pairs": pairs})
+  table = tables.quality(summary_lib.summarize(frame.runs(records)))
+  assert set(table.frame()["mechanism"]) == {
+    "dense, fewer_pairs=[4,8]",
+    "dense, fewer_pairs=[2,8]",
+    "dense, fewer_pairs=[[4],16]",
+  }
+  assert "All rows" not in table.shared
+
+
+def test_an_edge_is_of_the_leaf_that_has_it():
+  encoder, decoder = "model.encoder_attention.window", "model.decoder.window"
+  grid = {encoder: 8, decoder: 16}
+  found = summarize([run("dense", 0, 0.5, grid=grid, at_edge=[decoder])])
+  table = tables.quality(found.reset_index())
+  assert table.frame()[encoder.replace("_", " ")].tolist() == ["8"]
+  assert table.frame()[decoder].tolist() == ["16 (edge)"]
+
+
+def test_a_command_can_be_pasted():
+  arguments = ["--config=configs/recall.py:dense", "--config.task.pairs=[4, 8]"]
+  (command,) = frame.runs([run("dense", 0, 0.5, arguments=arguments)])[
+    "command"
+  ]
+  assert shlex.split(command) == ["python", "train.py", *arguments]
+
+
+def test_the_best_of_lengths_is_the_lowest_of_a_loss():
+  found = runs("dense", [0.5, 0.5], length=32)
+  for record, loss in zip(found, (1.0, 2.0), strict=True):
+    record["history"] = [
+      {"step": 5, "split": split, "error_rate": loss}
+      for split in ("test", "length_64")
+    ]
+    record["final"] = record["history"][-1]
+  (one,) = task.by_task(found).values()
+  shown = tables.lengths(one).frame()
+  assert shown["at 64"].tolist() == ["1.500 (2.000–1.000)"]
