@@ -29,6 +29,7 @@ import training  # noqa: F401  # isort: skip
 from absl import flags
 
 from comparison import archive, config, measure, records, run, status
+from comparison import folder as folder_lib
 from settings.errors import ConfigError
 from training import atomic, config_flag, entry
 
@@ -102,10 +103,10 @@ def _run() -> Path:
 
   typed = config_flag.typed(_CONFIG)
   comparison = config.parse(mapping, typed)
-  folder = config.default_workdir(file, comparison)
+  folder = folder_lib.default_workdir(file, comparison)
   if _WORKDIR.value is not None:
     folder = Path(_WORKDIR.value)
-  comparison = config.paced(comparison, records.shared(folder), typed)
+  comparison = folder_lib.paced(comparison, records.shared(folder), typed)
   run.run(comparison, folder, shard, report.meanwhile(folder))
   return folder
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from comparison import config as config_lib
+from comparison import folder as folder_lib
 from comparison import records as records_lib
 from comparison import run as run_lib
 from settings.errors import ConfigError, RunError
@@ -269,9 +270,9 @@ def compare(
       leaves[name] = ",".join(map(str, leaves[name]))
   parsed = config_lib.parse(_mapping(config, leaves), set(leaves))
   name = config if isinstance(config, str) else "comparison"
-  default = config_lib.default_workdir(name, parsed)
+  default = folder_lib.default_workdir(name, parsed)
   folder = default if workdir is None else Path(workdir)
-  parsed = config_lib.paced(parsed, records_lib.shared(folder), leaves)
+  parsed = folder_lib.paced(parsed, records_lib.shared(folder), leaves)
   run_lib.run(parsed, folder, after=report.meanwhile(folder))
   report.write(folder)
   return load_comparison(folder)

@@ -98,7 +98,7 @@ def _cells(
     step = compiled_step.compiled(experiment_config.parse(config), target)
   except Exception as error:  # A row of the table, not its end.
     return [first_line(error), *[""] * 5]
-  state = sum(local for local, _ in step.held.values()) / 1e9
+  state = (step.kept + step.padding) / 1e9
   if step.refusal:
     return [f"{state:.2f}", "", f"no: {step.refusal}", *[""] * 3]
   sent: dict[str, float] = {}
@@ -109,7 +109,7 @@ def _cells(
     f"{(step.temporaries + step.code) / 1e9:.2f}",
     f"{step.together / target.memory:.0%}",
     "; ".join(f"{axes} {x:.2f}" for axes, x in sent.items() if x >= 0.005),
-    f"{step.longest_loop:,}",
+    f"{step.longest_loop:,}" if step.longest_loop else "–",
     f"{step.seconds:.0f}",
   ]
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
-import hashlib
 import itertools
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from attention import ATTENTIONS, plug, registry
 from attention.suggest import near, one_of
 import models
-from settings.build import build, check_section, to_mapping
+from settings.build import build, check_section
 from settings.errors import ConfigError
 from settings.fields import STRICT, Count, Positive, Share, check, rest
 from settings.leaves import Leaves, flatten
@@ -26,7 +24,8 @@ LAYERS = "layers"
 
 APART = "apart"
 """The value of `Comparison.together` that gives every run its own process."""
-_BUDGETS = ("budget_seconds", "budget_flops")
+BUDGETS = ("budget_seconds", "budget_flops")
+"""Fields that stand in place of `num_steps`."""
 FIRST_CHOOSING_SEED = 10_000
 """Seeds below it are those of the report; those from it on choose a point."""
 
@@ -266,7 +265,7 @@ class Comparison:
         )
 
   def _check_budget(self):
-    budgets = [name for name in _BUDGETS if getattr(self, name) is not None]
+    budgets = [name for name in BUDGETS if getattr(self, name) is not None]
     check(self, "budget_flops", len(budgets) < 2, "one budget")
     leaves = {*flatten(self.grid), *flatten(self.across)}
     leaves.update(*map(self.leaves, self.task_names))
@@ -361,7 +360,7 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
 
 def _budget_first(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
   """A config whose numbers of steps give way to a budget that was typed."""
-  if not typed.intersection(_BUDGETS):
+  if not typed.intersection(BUDGETS):
     return mapping
 
   def others(leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -402,69 +401,6 @@ def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
     for task, leaves in comparison.per_task.items()
   }
   return dataclasses.replace(comparison, per_task=per_task)
-
-
-def paced(
-  comparison: Comparison, recorded: Leaves, typed: Iterable[str] = ()
-) -> Comparison:
-  """A comparison whose runs are evaluated as often as those of its folder.
-
-  No parameter depends on it but by `patience` and `checkpoint_keep=best`, so a folder
-  goes on when a config evaluates oftener than the one that it was made with.
-
-  Args:
-    comparison: to continue.
-    recorded: what all runs of the folder share; empty of a new one.
-    typed: leaves that the command line has set; where `eval_every` is one of them,
-      nothing changes.
-  """
-  name = "eval_every"
-  if not recorded or any(leaf.rpartition(".")[2] == name for leaf in typed):
-    return comparison
-
-  def recorded_leaves(leaves: Mapping[str, Any], prefix: str = "") -> Leaves:
-    others = {k: x for k, x in flatten(leaves).items() if k != name}
-    every = recorded.get(prefix + name)
-    return others if every is None else others | {name: every}
-
-  return dataclasses.replace(
-    comparison,
-    overrides=recorded_leaves(comparison.overrides),
-    per_task={
-      task: recorded_leaves(leaves, f"per_task.{task}.")
-      for task, leaves in comparison.per_task.items()
-    },
-  )
-
-
-def shared(comparison: Comparison) -> dict[str, Any]:
-  """What all runs of a comparison share, JSON-ready."""
-  mapping = to_mapping(comparison)
-  # More mechanisms, variants and seeds may come later; how runs share a process
-  # and what a report names beside them changes no number.
-  for field in ("attention", "seeds", "variants", "together", "references"):
-    mapping.pop(field, None)
-  # What is set for a task that does not run changes no number either.
-  mapping["per_task"] = {
-    task: leaves
-    for task, leaves in mapping["per_task"].items()
-    if task in comparison.task_names
-  }
-  if not comparison.choosing_seeds:  # Nothing is chosen.
-    mapping.pop("halving")
-  # A leaf of the runs may be None and differ from their file's; a budget is not there.
-  return {
-    name: value
-    for name, value in flatten(mapping).items()
-    if value is not None or name not in _BUDGETS
-  }
-
-
-def default_workdir(config_file: str, comparison: Comparison) -> Path:
-  """`runs/compare/<config file>-<digest of what all runs share>`."""
-  text = json.dumps(shared(comparison), sort_keys=True)
-  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-  return Path("runs/compare") / f"{Path(config_file).stem}-{digest}"
 
 
 def _values_by_leaf(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from comparison import choose, config, plan, records
+from comparison import choose, plan, records
+from comparison import folder as folder_lib
 from comparison.config import Comparison
 from comparison.launch import launch
 from settings.errors import RunError
@@ -29,7 +30,7 @@ def run(
     ConfigError: the folder holds something else, or a run cannot be at all.
     RunError: no row can run, or a record cannot be written.
   """
-  shared = config.shared(comparison)
+  shared = folder_lib.shared(comparison)
   records.check(folder, shared)
   # A fault that only planning finds leaves no folder behind.
   runs = plan.plan(comparison)

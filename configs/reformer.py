@@ -35,6 +35,8 @@ def lsh(rounds: str) -> dict:
       "num_buckets": 1,
       "chunk_size": 2 * SYMBOLS + 2,
     }
+  if not rounds.isdecimal():
+    raise ValueError(f"rounds: expected a number or 'full', got {rounds!r}")
   return {
     "name": "lsh",
     "num_rounds": int(rounds),

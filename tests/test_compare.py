@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from comparison import config as config_lib
+from comparison import folder as folder_lib
 from comparison import plan, records
 from configs.compare import copy, mechanisms, objectives, translation
 from settings.errors import ConfigError
@@ -359,7 +360,7 @@ def test_a_leaf_typed_for_all_runs_wins_over_those_of_a_task():
   for task in given.task_names:
     assert given.leaves(task)["num_steps"] == 9
     assert given.leaves(task)["eval_every"] in (100, 200)  # Of the file.
-  assert config_lib.shared(given)["num_steps"] == 9
+  assert folder_lib.shared(given)["num_steps"] == 9
   mapping["per_task"]["copy"]["num_steps"] = 4
   given = config_lib.parse(mapping, ["num_steps", "per_task.copy.num_steps"])
   steps = [given.leaves(task)["num_steps"] for task in given.task_names]

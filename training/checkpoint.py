@@ -9,6 +9,7 @@ adds its share, however the leaf is cut.
 """
 
 from collections.abc import Mapping
+import errno
 import hashlib
 import operator
 import pathlib
@@ -201,12 +202,12 @@ class Checkpoints:
     Raises:
       ConfigError: there are checkpoints, and not one of them is intact; or none of
         `step`.
+      OSError: the disk or the network fails, so that nobody knows.
     """
     self._manager.wait_until_finished()
     steps = sorted(self._manager.all_steps(), reverse=True)
-    if best and self._best_metric:
-      best_step = self._manager.best_step()  # None before there is a metric.
-      steps.sort(key=lambda number: number != best_step)
+    if best:
+      steps.sort(key=lambda number: number != self.best_step)
     if step is not None and step not in steps:
       raise ConfigError(f"step: expected one of {sorted(steps)}, got {step!r}")
     steps = steps if step is None else [step]
@@ -215,6 +216,8 @@ class Checkpoints:
         return self._restore_step(number, like)
       # Orbax and its formats raise exceptions of any type.
       except Exception as error:
+        if isinstance(error, MemoryError) or _is_of_the_disk(error):
+          raise  # It may be intact, and the next save would delete it.
         reason = str(error).strip().split("\n")[0][:200]
         if cluster.is_first():
           print(
@@ -267,10 +270,23 @@ class Checkpoints:
     state = TrainState(number, params, fields, opt_state, ema)
     return state, entry["record"]
 
+  @property
+  def best_step(self) -> int | None:
+    """The step of the best one; None before there is a metric, or keeps none."""
+    return self._manager.best_step() if self._best_metric else None
+
   def close(self) -> None:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+  """Whether a file could not be read, where it is no fault of what is in it."""
+  return isinstance(error, OSError) and error.errno in (
+    *(errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOMEM),
+    *(errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOTCONN),
+  )
 
 
 def _keep_best(metric: str) -> dict[str, Any]:

@@ -23,10 +23,11 @@ class Step(NamedTuple):
     run: what it is of.
     mesh: axis -> devices along it.
     held: what a device keeps -> its bytes there, and those of the whole.
+    padding: bytes that layouts add to it: a TPU keeps arrays in tiles of 8 × 128.
     temporaries: bytes of a device; of a program that its compiler refuses, 0.
     code: bytes of the program, where it lies in the memory of a device.
     sent: see `hlo.sent_along`.
-    longest_loop: how often it runs.
+    longest_loop: how often it runs; 0 where there is none of a known length.
     seconds: of compiling.
     refusal: why there is no such program, for want of memory; else empty.
   """
@@ -34,6 +35,7 @@ class Step(NamedTuple):
   run: experiment.Experiment
   mesh: Mapping[str, int]
   held: Mapping[str, tuple[int, int]]
+  padding: int = 0
   temporaries: int = 0
   code: int = 0
   sent: Mapping[tuple[str, str], tuple[int, float]] = {}
@@ -44,8 +46,12 @@ class Step(NamedTuple):
   @property
   def together(self) -> int:
     """Bytes that a device needs."""
-    held = sum(local for local, _ in self.held.values())
-    return held + self.temporaries + self.code
+    return self.kept + self.padding + self.temporaries + self.code
+
+  @property
+  def kept(self) -> int:
+    """Bytes of `held` on a device."""
+    return sum(local for local, _ in self.held.values())
 
 
 def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
@@ -92,7 +98,9 @@ def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
       raise
     return step._replace(refusal=refusal[0])
   memory, text = program.memory_analysis(), program.as_text()
+  padding = memory.argument_size_in_bytes - step.kept if target else 0
   return step._replace(
+    padding=max(0, padding),
     temporaries=memory.temp_size_in_bytes,
     code=memory.generated_code_size_in_bytes if target else 0,
     sent=hlo.sent_along(text, mesh.named),

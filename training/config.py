@@ -30,13 +30,14 @@ class OptimizerConfig:
       rate, such as 'muon', or 'package.module:factory' of a function like them.
     learning_rate: the peak.
     schedule: after the warm-up: 'constant', 'cosine' down to `final_fraction`
-      of the peak at the last step, or 'inverse_sqrt' of the step.
+      of the peak after the last step, or 'inverse_sqrt' of the step.
     warmup_steps: steps of linear growth to the peak.
     final_fraction: last learning rate of 'cosine' over the peak.
     b1: decay of the first moment, of an optimiser that has one.
     b2: decay of the second moment, likewise.
     eps: added to the root of the second moment, likewise.
-    weight_decay: decoupled; never applied to biases and norm scales.
+    weight_decay: decoupled; never applied to what is named a bias or a scale, nor
+      to the rates of decays (A) and skips (D) of Mamba and what followed it.
     clip_norm: largest global gradient norm; None does not clip.
     accumulate_steps: micro-batches that one batch is split into.
     label_smoothing: share of each target spread over the whole vocabulary.

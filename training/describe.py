@@ -64,6 +64,7 @@ def main() -> None:
   for name, (local, whole) in step.held.items():
     print(f"| {name} | {_readable(local)} | {_readable(whole)} |")
   for name, size in (
+    ("padding of layouts", step.padding),
     ("activations, gradients, temporaries", step.temporaries),
     ("the program", step.code),
   ):
@@ -80,7 +81,8 @@ def main() -> None:
     print(f"| {kind} | {axes} | {count:,} | {_readable(size)} |")
   if not step.sent:
     print("| nothing | | | |")
-  print(f"\nlongest loop: {step.longest_loop:,} steps")
+  longest = f"{step.longest_loop:,} steps" if step.longest_loop else "–"
+  print(f"\nlongest loop of a known length: {longest}")
 
 
 def _readable(count: float) -> str:

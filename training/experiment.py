@@ -23,7 +23,7 @@ from settings.typed import mechanism, split
 import tasks
 from tasks import files
 from tasks.base import save_vocabulary
-from training import best, cluster, memory, parallel
+from training import best, cluster, memory, ownership, parallel
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
@@ -70,6 +70,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   Raises:
     ConfigError: as in `create`, the mesh does not fit the devices, or the run began
       with other data.
+    RunError: another process has the folder.
   """
   parallel.check_mesh(config.train, config.model)
   with files.noted() as notes:
@@ -82,9 +83,12 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
     raise ConfigError(str(error)) from error
   cluster.wait("all have looked at the folder")
   if cluster.is_first():
-    workdir_lib.write_config(workdir, config)
-    run.task.save(workdir)
-    save_vocabulary(workdir, {files.DATA: data} if notes else {})
+    workdir_lib.make(workdir)
+    # What another process trains there keeps its config.
+    with ownership.lock(workdir):
+      workdir_lib.write_config(workdir, config)
+      run.task.save(workdir)
+      save_vocabulary(workdir, {files.DATA: data} if notes else {})
   cluster.wait("the folder is there")
   return run
 

@@ -108,6 +108,7 @@ def run(
     meter = LossMeter(
       record.get("meter", (0.0, 0.0)), record.get("seconds", 0.0), workdir
     )
+    last = first
     try:
       state = _train(
         experiment,
@@ -124,8 +125,8 @@ def run(
       if state is None:
         return None
       profile.close(state)
-      signals.interrupt = True
       last = int(state.step)
+      signals.interrupt = True
       if config.checkpoint_keep == "best":
         del state  # There may be no room for two.
         restored = checkpoints.restore(shapes, best=True)
@@ -133,7 +134,7 @@ def run(
         state = parallel.place_state(restored[0])
       results = _finish(experiment, parallel, state, meter, workdir)
     except Interrupted:
-      print(stopped_at(config.num_steps))
+      print(stopped_at(last))
       return None
     except jax.errors.JaxRuntimeError as error:
       # Here, as closing what is open would wait for the lost one.
@@ -142,7 +143,7 @@ def run(
       signals.interrupt = False
     for values in results.values():
       if config.checkpoint_keep == "best":
-        values["checkpoint"] = f"of step {int(state.step)}, the best"
+        values["checkpoint"] = _which(int(state.step), checkpoints.best_step)
       if best.has_ended and last < config.num_steps:
         values[STOPPED] = (
           f"at step {last}: no gain in {config.best_metric} in "
@@ -150,6 +151,13 @@ def run(
         )
     writer.write(last, results, meter.seconds)
     return results
+
+
+def _which(step: int, best_step: int | None) -> str:
+  """What is said of a checkpoint that stands for the best."""
+  if step == best_step:
+    return f"of step {step}, the best"
+  return f"of step {step}; the best, of step {best_step}, is damaged"
 
 
 def _place_state(

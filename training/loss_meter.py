@@ -13,7 +13,10 @@ _AHEAD = 4
 """Steps that the host may be ahead of the devices."""
 
 _BEYOND = 10
-"""Times the loss of guessing that no model has which learned anything."""
+"""Times the loss of guessing that no model of many classes has which learned."""
+
+_SURE = 50.0
+"""Nats that a model of few classes does not have either, however it overfits."""
 
 
 class LossMeter:
@@ -73,12 +76,13 @@ class LossMeter:
     `guess` is the loss of a uniform guess; infinite where there is none.
 
     Raises:
-      RunError: the loss is not finite, or ten times that of guessing while the
-        training loss is below it.
+      RunError: the loss is not finite, or ten times that of guessing and above 50
+        nats while the training loss is below that of guessing.
     """
     trained = self.sums[0] / self.sums[1] if self.sums[1] else self._last_loss
     learned = trained < guess
-    if math.isfinite(loss) and not (learned and loss > _BEYOND * guess):
+    limit = max(_BEYOND * guess, _SURE)
+    if math.isfinite(loss) and not (learned and loss > limit):
       return
     raise self._fault(
       step,
@@ -92,7 +96,10 @@ class LossMeter:
     )
 
   def flush(self) -> dict[str, float]:
-    """The values of one line; the next one starts from zero."""
+    """The values of one line; the next one starts from zero.
+
+    `tokens_per_second` counts what the loss counts: targets with a weight.
+    """
     self._last_loss = self.sums[0] / max(self.sums[1], 1.0)
     values = {
       "loss": self._last_loss,

@@ -26,6 +26,7 @@ def check(
   need, memory = batch + state, psutil.virtual_memory().total
   for device in jax.local_devices() if need > memory else ():
     memory += (device.memory_stats() or {}).get("bytes_limit", 0)
+  memory *= jax.process_count()  # Hosts that are alike.
   if need > memory:
     raise ConfigError(
       f"config.{'batch_size' if batch > state else 'model'}: parameters, moments "

@@ -19,16 +19,22 @@ _ON_THE_BAR = ("loss", "tokens_per_second")
 
 
 def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
-  """All whole lines of a file such as a run's metrics.jsonl; none without it."""
+  """All whole lines of a file such as a run's metrics.jsonl; none without it.
+
+  A line that is damaged is told in one line on standard error, but for the last, which
+  a kill may cut.
+  """
   path = workdir / file
   if not path.exists():
     return []
   records = []
-  for line in path.read_text().splitlines():
+  lines = path.read_text("utf-8", "replace").splitlines()
+  for number, line in enumerate(lines, 1):
     try:
       records.append(json.loads(line))
-    except json.JSONDecodeError:  # A kill may cut the last line.
-      break
+    except json.JSONDecodeError:
+      if number < len(lines):
+        print(f"{path}: line {number} is damaged", file=sys.stderr)
   return records
 
 

@@ -16,7 +16,8 @@ from attention import registry
 from attention.suggest import near
 from training.config import OptimizerConfig
 
-_NOT_DECAYED = ("bias", "scale")
+_NOT_DECAYED = ("bias", "scale", "log_rate", "skip")
+"""Ends of names: biases, scales of norms, and Mamba's A and D, which it exempts too."""
 
 
 class LearningRate(NamedTuple):
@@ -150,7 +151,7 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
 
 
 def _decayed(params: optax.Params) -> optax.Params:
-  """True where weight decay applies: not to biases and norm scales."""
+  """True where weight decay applies, by the last part of a name."""
   return jax.tree.map_with_path(
-    lambda path, _: path[-1].key not in _NOT_DECAYED, params
+    lambda path, _: not str(path[-1].key).endswith(_NOT_DECAYED), params
   )

@@ -33,7 +33,9 @@ def check(
       raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
     for name in sorted({*recorded, *what}):
       # A leaf that is None is not one that is left to a file.
-      there, here = ({x: y[x] for x in [name] if x in y} for y in (recorded, what))
+      there, here = (
+        {x: y[x] for x in [name] if x in y} for y in (recorded, what)
+      )
       if there != here:
         raise ConfigError(
           f"workdir: {workdir} holds another {kind}: {leaf}{name} is "

@@ -129,7 +129,6 @@ def make(
   functions: step_lib.StepFunctions,
   kind: str,
   mesh: MeshConfig = MeshConfig(),  # noqa: B008
-  count: int | None = None,
   devices: tuple[Any, ...] | None = None,
 ) -> Parallel:
   """The programs on all devices; equal arguments have the same ones.
@@ -142,10 +141,9 @@ def make(
     functions: see `StepFunctions`.
     kind: 'jit' or 'pmap'.
     mesh: how devices lie.
-    count: of devices; None is all.
     devices: None is those of JAX; 'jit' compiles for others (`training.target`).
   """
-  chosen = (devices or tuple(jax.devices()))[:count]
+  chosen = devices or tuple(jax.devices())
   sizes = mesh_lib.resolve(mesh, len(chosen)).named
   axes = (AXIS,) if kind == "pmap" else mesh_lib.AXES
   laid = jax.make_mesh(

@@ -156,8 +156,11 @@ def check_writable(name: str, folder: Path) -> None:
     ConfigError: it cannot; the message starts with `name`.
   """
   existing = folder
-  while not existing.exists():
-    existing = existing.parent
+  try:
+    while not existing.exists():
+      existing = existing.parent
+  except OSError as error:  # A name may be too long.
+    raise ConfigError(f"{name}: {error.strerror}: {existing}") from error
   if not existing.is_dir():
     raise ConfigError(f"{name}: {existing} is not a folder")
   if not os.access(existing, os.W_OK):
@@ -186,12 +189,11 @@ def read_config(workdir: Path) -> dict[str, Any]:
   return config
 
 
-def write_config(workdir: Path, config: ExperimentConfig) -> None:
-  """Makes the folder and says in it which run it holds.
+def make(workdir: Path) -> None:
+  """Makes the folder of a run where there is none.
 
-  The file has every leaf, in 'slots' which mechanism fills which slot (a config
-  may have chosen dense where the mechanism of its name cannot serve), and in
-  'xla_flags' how this process compiles.
+  Raises:
+    ConfigError: it cannot be.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -199,6 +201,16 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
     raise ConfigError(
       f"workdir: {workdir} cannot be made: {error.strerror}"
     ) from error
+
+
+def write_config(workdir: Path, config: ExperimentConfig) -> None:
+  """Makes the folder and says in it which run it holds.
+
+  The file has every leaf, in 'slots' which mechanism fills which slot (a config
+  may have chosen dense where the mechanism of its name cannot serve), and in
+  'xla_flags' how this process compiles.
+  """
+  make(workdir)
   content = {
     SLOTS: models.slots(config.model),
     XLA_FLAGS: process.flags(),

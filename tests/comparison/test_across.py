@@ -5,6 +5,7 @@ import json
 import pytest
 
 from comparison import config, plan, records
+from comparison import folder as folder_lib
 from settings.errors import ConfigError
 from tests.comparison.plans import comparison
 
@@ -73,24 +74,24 @@ def test_a_budget_decides_the_steps_alone():
 
 
 def test_without_values_a_comparison_is_what_it_was(tmp_path):
-  before = config.shared(comparison())
-  empty = config.shared(comparison(across={"model": {}, "task": {}}))
+  before = folder_lib.shared(comparison())
+  empty = folder_lib.shared(comparison(across={"model": {}, "task": {}}))
   assert empty == before
   records.claim(tmp_path, before)
   records.check(tmp_path, empty)
   with pytest.raises(ConfigError, match=r"config\.across\.model\.features is"):
-    records.check(tmp_path, config.shared(comparison(across=WIDTHS)))
+    records.check(tmp_path, folder_lib.shared(comparison(across=WIDTHS)))
   [run] = plan.plan(comparison(attention="dense"))
   assert run.across == {}
 
 
 def test_what_a_task_takes_counts_only_where_the_task_runs():
   per_task = {"copy": {"batch_size": 4}, "listops": {"batch_size": 2}}
-  both = config.shared(comparison(tasks="copy,listops", per_task=per_task))
+  both = folder_lib.shared(comparison(tasks="copy,listops", per_task=per_task))
   assert both["per_task.copy.batch_size"] == 4
   assert both["per_task.listops.batch_size"] == 2
-  one = config.shared(comparison(tasks="copy", per_task=per_task))
-  assert one == config.shared(
+  one = folder_lib.shared(comparison(tasks="copy", per_task=per_task))
+  assert one == folder_lib.shared(
     comparison(tasks="copy", per_task={"copy": {"batch_size": 4}})
   )
 

@@ -3,6 +3,7 @@
 import pytest
 
 from comparison import choose, plan, records
+from comparison import folder as folder_lib
 from comparison import run as run_lib
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import comparison
@@ -267,8 +268,7 @@ def test_rows_choose_for_themselves_and_shards_divide_them(folder, trainer):
 def test_halving_wants_a_grid_and_is_that_of_its_folder():
   with pytest.raises(ConfigError, match="expected a grid of two points"):
     compared("1e-3", halving={"rungs": 0.5})
-  from comparison import config
 
-  assert config.shared(compared())["halving.seeds"] == 2
-  assert "halving.seeds" not in config.shared(compared("1e-3"))
+  assert folder_lib.shared(compared())["halving.seeds"] == 2
+  assert "halving.seeds" not in folder_lib.shared(compared("1e-3"))
   assert not any(run.choosing for run in plan.plan(compared("1e-3")))

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from comparison import config, measurements, plan, records, run, worker
+from comparison import folder as folder_lib
+from comparison import measurements, plan, records, run, worker
 from comparison.launch import launch
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
@@ -77,13 +78,13 @@ def test_a_folder_goes_on_when_its_config_evaluates_oftener(folder, trainer):
   with pytest.raises(
     ConfigError, match=r"config\.eval_every is 12 there and 3"
   ):
-    run.run(config.paced(new, recorded, ["eval_every"]), folder)
+    run.run(folder_lib.paced(new, recorded, ["eval_every"]), folder)
   new = small("0,1", tasks="duplicate,recall", eval_every=3, per_task=per_task)
-  run.run(config.paced(new, recorded), folder)
+  run.run(folder_lib.paced(new, recorded), folder)
   assert {one.seed for one, _ in trainer.calls[made:]} == {1}
   every = {one.task: one.leaves["eval_every"] for one, _ in trainer.calls}
   assert every == {"duplicate": 12, "recall": 6}
-  assert config.paced(new, {}) is new
+  assert folder_lib.paced(new, {}) is new
 
 
 def test_a_row_has_one_mechanism(folder, trainer):

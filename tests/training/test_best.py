@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from settings.errors import ConfigError
+from tests.training.corruption import flip_a_byte
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import config, make_functions
 from training import best as best_lib
@@ -66,6 +67,16 @@ def test_the_best_checkpoint_stays_and_is_what_the_run_ends_with(
   run(Valley(lowest), **asked | {"num_steps": 9})
   assert kept(tmp_path) == [3, 4, 8, 9]
   assert newest(tmp_path)[0] == 9
+
+
+def test_another_one_is_not_called_the_best(run, lowest, tmp_path, capfd):
+  asked = {"checkpoint_keep": "best", "best_metric": "valley_loss", **OFTEN}
+  assert run(Valley(lowest), stop_at=7, **asked) is None
+  flip_a_byte(tmp_path, 3)
+  results = run(Valley(lowest), **asked)
+  assert capfd.readouterr().err.startswith("checkpoint 3 is corrupt")
+  told = "of step 8; the best, of step 3, is damaged"
+  assert {x["checkpoint"] for x in results.values()} == {told}
 
 
 def test_a_metric_that_grows_is_best_where_it_is_largest(run, tmp_path):

@@ -1,5 +1,6 @@
 """A checkpoint comes back as it was saved, or is not used at all."""
 
+import errno
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from settings.errors import ConfigError
+from tests.training.corruption import flip_a_byte
 from tests.training.tiny import make_functions
 from training import checkpoint, inference, metrics, workdir
 from training.checkpoint import Checkpoints, digests
@@ -35,17 +37,6 @@ def restore(workdir, like, **options):
     return checkpoints.restore(like)
   finally:
     checkpoints.close()
-
-
-def flip_a_byte(workdir, step):
-  """In the largest file of a step, which holds the data."""
-  files = (workdir / "checkpoints" / str(step)).rglob("*")
-  largest = max(
-    (f for f in files if f.is_file()), key=lambda f: f.stat().st_size
-  )
-  content = bytearray(largest.read_bytes())
-  content[len(content) // 2] ^= 1
-  largest.write_bytes(content)
 
 
 def test_round_trip(tmp_path):
@@ -123,6 +114,22 @@ def test_an_empty_step_is_reported_and_makes_room(tmp_path, capfd):
   kept = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
   assert kept == ["1", "2", "3"]
   assert restore(tmp_path, like)[0].step == 3
+
+
+@pytest.mark.parametrize(
+  "fault", [OSError(errno.EIO, "Input/output error"), MemoryError("16 GB")]
+)
+def test_a_disk_that_fails_is_no_damage(tmp_path, monkeypatch, fault, capfd):
+  """The checkpoint may be intact, and going on before it would delete it."""
+  like = save(tmp_path, 1, 2)
+
+  def fail(self, *unused, **options):
+    raise fault
+
+  monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "restore", fail)
+  with pytest.raises(type(fault)):
+    restore(tmp_path, like)
+  assert "corrupt" not in capfd.readouterr().err
 
 
 def test_nothing_intact_is_an_error_and_nothing_is_deleted(tmp_path):

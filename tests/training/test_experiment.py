@@ -238,7 +238,7 @@ def test_every_mechanism_trains(attention, tmp_path):
     },
   )
   run = experiment.create(experiment_config.parse(config), tmp_path)
-  functions = parallel.make(run.functions, "jit", count=1)
+  functions = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
   state = functions.place_state(drawn(run))
   batch = functions.place_batch(run.task.train_batch(0))
   losses = []

@@ -41,7 +41,7 @@ def test_every_split_is_evaluated(name):
   config.model.num_layers = config.model.num_heads = 1
   config.model.features = config.model.mlp_features = 16
   run = experiment.create(experiment_config.parse(config))
-  functions = parallel.make(run.functions, "jit", count=1)
+  functions = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
   # Of a model whose numbers are all alike.
   variables = jax.tree.map(lambda x: np.full(x.shape, 0.1, x.dtype), run.shapes)
   for split in run.task.eval_splits:

@@ -12,6 +12,7 @@ from settings.errors import RunError
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import CLASSES
 from training import evaluate, loop, metrics
+from training.loss_meter import LossMeter
 
 
 class Translation(FakeTask):
@@ -178,6 +179,15 @@ def test_an_evaluation_that_cannot_be_right_stops_the_run(
     )
   assert newest(tmp_path)[0] == 5
   assert run(FakeTask(), num_steps=5)["validation"]["loss"] < 10
+
+
+def test_a_model_that_overfits_goes_on(tmp_path):
+  """With two labels ten times guessing is 6.9 nats, which such a model passes."""
+  meter = LossMeter((0.1, 1.0), 0.0, tmp_path)
+  meter.check_held_out(1000, 7.74, math.log(2))
+  meter.check_held_out(1000, 49.0, math.log(2))
+  with pytest.raises(RunError, match=r"^step 9: held-out loss is 51 where "):
+    meter.check_held_out(9, 51.0, math.log(2))
 
 
 class OfItsOwnLoss(FakeTask):

@@ -65,6 +65,13 @@ def test_arrays_may_lie_on_devices(monkeypatch):
     memory.check(config(), 3, held=10 * GB)
 
 
+def test_several_hosts_share_a_run(monkeypatch):
+  monkeypatch.setattr(memory.jax, "process_count", lambda: 16)
+  memory.check(config(), 3, held=15 * GB)
+  with pytest.raises(ConfigError, match="more than the 16 GB of memory here"):
+    memory.check(config(), 3, held=17 * GB)
+
+
 @pytest.mark.parametrize(
   "attention",
   [

@@ -79,6 +79,15 @@ def test_continuing_drops_what_came_after_the_checkpoint(tmp_path):
   assert [record["step"] for record in metrics.read(tmp_path)] == [1, 2, 3]
 
 
+def test_a_damaged_line_costs_that_line(tmp_path, capsys):
+  write(tmp_path, 0, 1, 2, 3)
+  path = tmp_path / metrics.FILE
+  lines = path.read_bytes().splitlines(keepends=True)
+  path.write_bytes(b"".join([lines[0], b"\xff\x00" + lines[1], *lines[2:]]))
+  assert [record["step"] for record in metrics.read(tmp_path)] == [1, 3]
+  assert capsys.readouterr().err == f"{path}: line 2 is damaged\n"
+
+
 def test_plain_lines_without_a_terminal(capsys):
   progress = metrics.Progress(10, 100)
   progress.restart_clock(10, 30.0)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention import ATTENTIONS, Dims
 from configs import copy
 from settings.errors import ConfigError
 from training import experiment_config
@@ -59,6 +60,28 @@ def test_biases_and_scales_do_not_decay():
   assert np.all(updates["layer"]["kernel"] < 0)
   assert not np.any(updates["layer"]["bias"])
   assert not np.any(updates["norm"]["scale"])
+
+
+# What Mamba's and fla's code marks as `_no_weight_decay` (A_log, dt_bias, D), and what
+# is a bias or a scale of a norm by its name.
+@pytest.mark.parametrize(
+  ("name", "exempt"),
+  [
+    ("mamba2", {"log_rate", "step_bias", "skip"}),
+    ("gated_delta", {"log_rate", "step_bias"}),
+    ("kimi_delta", {"log_rate", "step_bias"}),
+    ("gated_linear", {"gate_bias"}),
+    ("latent", {"norm_scale"}),
+  ],
+)
+def test_rates_biases_and_scales_of_mechanisms_do_not_decay(name, exempt):
+  dims = Dims(2, 2, 8, 16, 8)
+  params = ATTENTIONS[name]().init(jax.random.key(0), dims)["params"]
+  params = {"layer": jax.tree.map(jnp.ones_like, params)}
+  optimizer = make_optimizer(OptimizerConfig(weight_decay=0.5), 10)
+  updates = update(optimizer, jax.tree.map(np.zeros_like, params), params)
+  kept = {k for k, x in updates["layer"].items() if not np.any(x)}
+  assert kept == exempt
 
 
 def test_clipping_scales_the_gradient_that_adam_sees():

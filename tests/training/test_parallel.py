@@ -31,7 +31,7 @@ def on_one(splits):
     whole, state.params, state.collections, batch
   )
   norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
-  single = parallel.make(functions, "jit", count=1)
+  single = parallel.make(functions, "jit", devices=(jax.devices()[0],))
   placed = single.place_state(state)
   after, _ = single.train(NUMBERS, placed, single.place_batch(batch), STEP)
   return norm, sums, after
@@ -46,7 +46,7 @@ def test_gradient_and_loss_of_an_uneven_batch_agree(kind, count, splits):
   functions, state = make_functions(accumulate_steps=splits, clip_norm=1.0)
   batch = make_batch()
   norm, sums, expected = on_one(splits)
-  run = parallel.make(functions, kind, count=count)
+  run = parallel.make(functions, kind, devices=tuple(jax.devices()[:count]))
   placed = run.place_state(state)
   new, metrics = run.train(NUMBERS, placed, run.place_batch(batch), STEP)
   np.testing.assert_allclose(metrics["loss"], sums, rtol=1e-6)
@@ -66,7 +66,7 @@ def test_evaluation_agrees(kind):
   batch = make_batch()
   totals = {}
   for count in (1, 8):
-    run = parallel.make(functions, kind, count=count)
+    run = parallel.make(functions, kind, devices=tuple(jax.devices()[:count]))
     variables = run.place_state(state).variables
     totals[count] = run.evaluate(variables, run.place_batch(batch))
   for name, sums in totals[1].items():

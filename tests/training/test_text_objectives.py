@@ -1,5 +1,6 @@
 """Each kind of model is trained on a text, restored, and generates."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -28,7 +29,7 @@ def config(path, kind, task, **model):
 
 def trained(run, steps=20):
   """Variables after some steps, and the loss of the first and of the last."""
-  functions = parallel.make(run.functions, "jit", count=1)
+  functions = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
   state = functions.place_state(tiny.drawn(run))
   losses = []
   for step in range(steps):

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from configs import copy, duplicate
-from settings.errors import ConfigError
+from settings.errors import ConfigError, RunError
 from settings.leaves import put
 from tests import commands
-from training import atomic, experiment_config, ownership, workdir
+from training import (
+  atomic,
+  experiment,
+  experiment_config,
+  ownership,
+  workdir,
+)
 
 
 def config(schedule="constant", of=copy, **leaves):
@@ -179,11 +185,21 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
       check=False,
     )
 
+  before, longer = config(num_steps=20), config(num_steps=40)
+  workdir.write_config(tmp_path, before)
   with ownership.lock(tmp_path):
+    with pytest.raises(RunError, match="another process writes in"):
+      experiment.begin(longer, tmp_path)
+    assert workdir.read_config(tmp_path)["num_steps"] == 20
     result = other()
     assert result.returncode == 1
     assert "workdir: another process writes in" in result.stderr
   assert other().returncode == 0
+
+
+def test_a_name_that_is_too_long_is_told(tmp_path):
+  with pytest.raises(ConfigError, match=r"^workdir: File name too long: "):
+    workdir.check_writable("workdir", tmp_path / ("x" * 300))
 
 
 def test_what_is_written_is_read(tmp_path):

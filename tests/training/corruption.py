@@ -1,0 +1,12 @@
+"""Damages a checkpoint."""
+
+
+def flip_a_byte(workdir, step):
+  """In the largest file of a step, which holds the data."""
+  files = (workdir / "checkpoints" / str(step)).rglob("*")
+  largest = max(
+    (f for f in files if f.is_file()), key=lambda f: f.stat().st_size
+  )
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(content)
