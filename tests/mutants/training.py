@@ -73,8 +73,8 @@ MUTANTS = (
   ),
   Mutant(
     "training/optimizer.py",
-    "lambda path, _: path[-1].key not in _NOT_DECAYED, params",
-    'lambda path, _: path[-1].key != "scale", params',
+    "not str(path[-1].key).endswith(_NOT_DECAYED), params",
+    'str(path[-1].key) != "scale", params',
     _STEPS,
     "biases decay",
   ),
