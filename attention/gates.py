@@ -254,6 +254,8 @@ def recurrent_mechanism(
 
   def read(variables, inputs):
     params = _float32_params(variables)
+    # Once: of several casts, devices along 'tensor' would sum each gradient apart.
+    inputs = inputs.astype(jnp.float32)
     return {gate: function(params, inputs) for gate, function in gates.items()}
 
   return plug.Attention(

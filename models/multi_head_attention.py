@@ -152,12 +152,15 @@ class MultiHeadAttention(nn.Module):
     def convolve(convolution, x):
       return convolution(x, call.get("mask"), call.get("query_segment_ids"))
 
+    # Before the query, so that the gradients of query, key and value are added first
+    # and devices along 'tensor' exchange one sum of them.
+    gates = self._gates(inputs, positions)
     query = self.make_query(sources["query"], positions, convolve)
     key, value = self._key_value(sources, positions, convolve)
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
-    call |= self.options(inputs, call) | self._gates(inputs, positions)
+    call |= self.options(inputs, call) | gates
     if self.is_mutable_collection("intermediates"):
       apply = functools.partial(self.attention.apply, self.mechanism)
       weights = attention_weights(apply, *every_head(query, key, value), **call)

@@ -53,27 +53,43 @@ def test_whether_a_step_fits():
   assert told.startswith("does not fit 16 GB: the compiler says, Used 24.35G")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["h100:8", "v5e:2x4"])
-def test_a_step_for_devices_that_are_not_here(name):
-  """Parameters are gathered once, and their gradients scattered and not whole."""
+def described(attention, *arguments, **leaves):
+  """What `make describe` prints of configs/copy.py; skips where it is not set up."""
   if not (ROOT / ".venv-devices" / ".installed").exists():
     pytest.skip("needs `make describe`, which sets up .venv-devices")
-  size = {"num_layers": 1, "features": 256, "mlp_features": 1024}
-  arguments = [
-    "--config=configs/copy.py",
-    *commands.flags({"model": size, "mesh": {"fsdp": 8}, "batch_size": 8}),
-    f"--target={name}",
-  ]
+  words = f"--config=configs/copy.py:{attention}", *commands.flags(leaves)
   shown = subprocess.run(
-    ["make", "-s", "describe", f"DESCRIBE={' '.join(arguments)}"],
+    ["make", "-s", "describe", f"DESCRIBE={' '.join([*words, *arguments])}"],
     cwd=ROOT,
     capture_output=True,
     text=True,
     env={x: y for x, y in os.environ.items() if x != "XLA_FLAGS"},
   )
   assert shown.returncode == 0, shown.stderr
-  shown = shown.stdout
+  return shown.stdout
+
+
+@pytest.mark.thorough
+def test_gates_add_no_sum_of_gradients_along_tensor():
+  """Where each read its own copy of the inputs, a step sent 1.13 times as much."""
+  model = {"num_layers": 1, "features": 256, "dtype": "bfloat16"}
+  sent = {}
+  for name in ("dense", "gated_delta"):
+    leaves = {"model": model, "mesh": {"tensor": 4}, "batch_size": 8}
+    shown = described(name, "--target=h100:4", **leaves)
+    row = r"^\| all-reduce \| tensor \| \d+ \| (.*) (.*) \|$"
+    ((size, unit),) = re.findall(row, shown, re.M)
+    sent[name] = float(size) * UNITS[unit]
+  assert sent["gated_delta"] < 1.05 * sent["dense"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["h100:8", "v5e:2x4"])
+def test_a_step_for_devices_that_are_not_here(name):
+  """Parameters are gathered once, and their gradients scattered and not whole."""
+  size = {"num_layers": 1, "features": 256, "mlp_features": 1024}
+  leaves = {"model": size, "mesh": {"fsdp": 8}, "batch_size": 8}
+  shown = described("dense", f"--target={name}", **leaves)
   assert "mesh: data 1 × fsdp 8 × tensor 1 × sequence 1" in shown
   assert re.search(r"^fits \d+ GB: 0\.\d+ GB, \d%$", shown, re.M), shown
   assert re.search(
