@@ -401,6 +401,7 @@ class MultiHeadAttention(nn.Module):
     gates = dict(self.attention.gates(self.mechanism, inputs))
     if "shared_key" in gates:
       key = gates["shared_key"][:, :, None]
+      self._check_pairs(key.shape[-1])
       gates["shared_key"] = self._turned(key, positions)[:, :, 0]
     return gates
 
@@ -411,12 +412,16 @@ class MultiHeadAttention(nn.Module):
     inputs = jax.ShapeDtypeStruct((1, 1, self.dims.features), jnp.float32)
     made = jax.eval_shape(gates, self.mechanism, inputs)
     width = made["shared_key"].shape[-1] if "shared_key" in made else 0
+    self._check_pairs(width)
+    return width
+
+  def _check_pairs(self, width: int) -> None:
+    """Raises ValueError where a shared key of this width cannot be turned."""
     if self.rotary and (width < 2 or width % 2):
       raise ValueError(
         "position: rotary turns pairs of the key that all heads share; expected "
         f"an even width of at least 2, got {width}"
       )
-    return width
 
   def _merge(self, out, inputs, value: Any = None):
     """The output projection of each head's result, normed and gated."""

@@ -73,9 +73,9 @@ def made(attention="dense", kind="encoder_decoder", around=()):
 @functools.cache
 def compiled(mesh_name, *run):
   """The functions of a run on a mesh; each is compiled once for all tests."""
-  count = 1 if mesh_name == "one" else 8
+  devices = tuple(jax.devices()[: 1 if mesh_name == "one" else 8])
   functions = made(*run).functions
-  return parallel.make(functions, "jit", MESHES[mesh_name], count)
+  return parallel.make(functions, "jit", MESHES[mesh_name], devices)
 
 
 def take(functions, run, state, numbers):

@@ -91,7 +91,7 @@ def test_a_run_learns_and_draws(run, tmp_path):
 def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
   config = experiment_config.parse(of_bytes(text, "performer"))
   began = experiment.create(config, tmp_path)
-  functions = parallel.make(began.functions, "jit", count=1)
+  functions = parallel.make(began.functions, "jit", devices=(jax.devices()[0],))
   state, losses = functions.place_state(began.init()), []
   for step in range(20):
     batch = functions.place_batch(began.task.train_batch(step))

@@ -48,7 +48,7 @@ def _train(run, kind, count):
   functions = run.functions
   if kind == "pmap":
     functions = create({"parallel": "pmap"}).functions
-  made = parallel.make(functions, kind, count=count)
+  made = parallel.make(functions, kind, devices=tuple(jax.devices()[:count]))
   state = made.place_state(run.init())
   losses = []
   for step in range(2):
@@ -88,7 +88,7 @@ def test_devices_agree(steps, kind, count):
 def test_micro_batches_move_running_statistics_in_turn(steps):
   optimizer = config_of()["optimizer"] | {"accumulate_steps": 2}
   run = create({"optimizer": optimizer})
-  made = parallel.make(run.functions, "jit", count=1)
+  made = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
   state, batch = made.place_state(run.init()), run.task.train_batch(0)
   state, _ = made.train(
     run.numbers, state, made.place_batch(batch), np.int32(0)
