@@ -102,8 +102,7 @@ def unpack(path: Path, workdir: Path) -> None:
     records.keep_plan(workdir, plan | records.planned(workdir))
   own = records.by_identity(workdir)
   for name, record in run_records.items():
-    is_news = (
-      record["status"] == records.DONE != own.get(name, {}).get("status")
-    )
-    if name not in own or is_news:
+    is_done = own.get(name, {}).get("status") == records.DONE
+    has_ended = record["status"] == records.DONE and not is_done
+    if name not in own or has_ended:
       records.update(workdir, name, **record)

@@ -207,7 +207,8 @@ class Checkpoints:
     self._manager.wait_until_finished()
     steps = sorted(self._manager.all_steps(), reverse=True)
     if best:
-      steps.sort(key=lambda number: number != self.best_step)
+      best_step = self.best_step
+      steps.sort(key=lambda number: number != best_step)
     if step is not None and step not in steps:
       raise ConfigError(f"step: expected one of {sorted(steps)}, got {step!r}")
     steps = steps if step is None else [step]
