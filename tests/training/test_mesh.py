@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS
+from attention import ATTENTIONS, Dims, registry
 from configs import copy
 import models
+from models.mechanism_variables import variable_shapes
 from settings.build import build
 from settings.errors import ConfigError
 from tests import commands
@@ -304,6 +305,33 @@ def test_every_large_parameter_has_a_rule():
       is_small = leaf.ndim == 1 or "positions" in name
       odd = "embedding" in name and leaf.shape[0] % 2
       assert is_split or is_small or odd, name
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_what_a_mechanism_makes_for_each_head_lies_with_it(name):
+  """All that is as large as a projection; of it, the axis that grows with the heads."""
+  heads = 16
+
+  def variables(num_heads):
+    dims = Dims(num_heads, num_heads, 64, 2048, 1024, 64)
+    shapes = variable_shapes(registry.example(name), dims)
+    leaves = jax.tree_util.tree_leaves_with_path(shapes.get("params", {}))
+    return {
+      jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+      for path, leaf in leaves
+    }
+
+  more = variables(2 * heads)
+  for path, shape in variables(heads).items():
+    path = f"params/decoder_0/self_attention/attention/{path}"
+    entries = mesh.spec(path, shape, {"tensor": 2})
+    grows = [
+      x != y for x, y in zip(shape, more[path.split("/")[-1]], strict=True)
+    ]
+    is_large = any(grows) and math.prod(shape) >= 1024 * heads * 64 // 4
+    split = [x == "tensor" for x in entries]
+    if any(split) or is_large:
+      assert split == grows, path
 
 
 @pytest.mark.parametrize(
