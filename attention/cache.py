@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import layout, plug
+from attention.logits import above_closed
 
 
 class DenseCache(NamedTuple):
@@ -154,13 +155,14 @@ def forgotten_after(
     )
   if forgotten is None or log_forget is None:
     return None
-  return jnp.where(is_new[..., None], 0.0, forgotten + log_forget)
+  forgotten = forgotten + above_closed(log_forget)
+  return jnp.where(is_new[..., None], 0.0, forgotten)
 
 
 def forgotten_since(
   log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
 ) -> Float[Array, "B P N"]:
   """Σ log f between each position and the last of `lengths` positions."""
-  steps = prompt_rows(log_forget.astype(jnp.float32), lengths)
-  later = jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
-  return later - steps
+  steps = prompt_rows(above_closed(log_forget.astype(jnp.float32)), lengths)
+  later = jnp.pad(steps[:, 1:], [(0, 0), (0, 1), (0, 0)])
+  return jax.lax.cumsum(later, axis=1, reverse=True)

@@ -384,7 +384,14 @@ def tables_at(
   return total[:, :, None]
 
 
-@jax.custom_jvp
+def above_closed(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N"]:
+  """Logarithms of gates, of which those that are 0 get −2²⁰.
+
+  It leaves nothing either, and a sum with it keeps the digits of the others.
+  """
+  return jnp.maximum(log_forget, -(2.0**20))
+
+
 def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
   """F at every position, in float32 or more, as two numbers whose sum it is.
 
@@ -392,15 +399,20 @@ def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
   digits. So the first number is F rounded and the second what rounding took away;
   the difference of the first ones of neighbours is exact.
   """
+  return _forget_sums(above_closed(log_forget))
+
+
+@jax.custom_jvp
+def _forget_sums(log_forget):
   high = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
   pairs = high, jnp.zeros_like(high)
   return jnp.stack(jax.lax.associative_scan(_pair_sum, pairs, axis=1), axis=-1)
 
 
-@forget_sums.defjvp
+@_forget_sums.defjvp
 def _forget_sums_jvp(primals, tangents):
   """Rounding has no derivative: the first number has that of F, and the other 0."""
-  sums = forget_sums(*primals)
+  sums = _forget_sums(*primals)
   total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)
   return sums, jnp.stack([total, jnp.zeros_like(total)], axis=-1)
 

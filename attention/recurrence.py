@@ -59,6 +59,7 @@ from attention.scan import (
 from attention.triangular import (
   decay_to_end,
   inverse,
+  moved,
   pair_decays,
   pairs,
   products,
@@ -315,8 +316,8 @@ def _step(count, erases_before_decay, params, state, inputs):
   known: Any = None
   if erases_before_decay:
     # A reader at i − 1 sees what is there before the decay of i.
-    known = erase * jnp.exp(_shifted(decays, 1))
-    readers.append(_shifted(erase, -1))
+    known = erase * jnp.exp(moved(decays, 1))
+    readers.append(moved(erase, -1))
   elif erase is not None:
     known = erase * from_start
     readers.append(erase)
@@ -325,7 +326,7 @@ def _step(count, erases_before_decay, params, state, inputs):
     """What queries read of a key, what is left of it, and what erased keys read."""
     scores, *overlaps = scores
     if erases_before_decay:
-      overlaps = [_shifted(x, 1) for x in overlaps]
+      overlaps = [moved(x, 1) for x in overlaps]
     last = jnp.swapaxes(key * to_end, -2, -1)
     return jnp.tril(scores), last, *(jnp.tril(x, -1) for x in overlaps)
 
@@ -385,14 +386,6 @@ def unchunked(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
   """Undoes `chunks` on one array."""
   x = x.transpose(0, 2, 3, 1, 4)
   return x.reshape(x.shape[0], -1, *x.shape[3:])
-
-
-def _shifted(x, distance):
-  """Rows moved on by one position, or back; zeros come in."""
-  pads = [(0, 0)] * (x.ndim - 2)
-  if distance > 0:
-    return jnp.pad(x[..., :-1, :], [*pads, (1, 0), (0, 0)])
-  return jnp.pad(x[..., 1:, :], [*pads, (0, 1), (0, 0)])
 
 
 def _stretch(erases_before_decay, query, key, value, log_decay, erase, moved):

@@ -93,10 +93,10 @@ def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
     else:
       program = made.train.lower(*arguments).compile()
   except jax.errors.JaxRuntimeError as error:
-    refusal = re.search(r"Used \S+ of \S+ hbm", str(error))
-    if target is None or refusal is None:
+    refused = refusal(str(error))
+    if target is None or not refused:
       raise
-    return step._replace(refusal=refusal[0])
+    return step._replace(refusal=refused)
   memory, text = program.memory_analysis(), program.as_text()
   padding = memory.argument_size_in_bytes - step.kept if target else 0
   return step._replace(
@@ -109,11 +109,22 @@ def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
   )
 
 
+def refusal(message: str) -> str:
+  """What a TPU's compiler wants of what there is, where it ends for want of memory.
+
+  Its versions say it in two ways. Of any other error it is empty.
+  """
+  used = r"Used (\S+) of (\S+) hbm"
+  required = r"memory required .*\((\S+)\) exceeds available HBM \((\S+)\)"
+  found = re.search(used, message) or re.search(required, message)
+  return f"{found[1]} of {found[2]}" if found else ""
+
+
 def fits(step: Step, target: Target) -> str:
   """Whether a device has the memory that a step needs, in one line."""
   memory = f"{target.memory // 10**9} GB"
   if step.refusal:
-    return f"does not fit {memory}: the compiler says, {step.refusal}"
+    return f"does not fit {memory}: the compiler wants {step.refusal}"
   share = step.together / target.memory
   verdict = "fits" if share <= 1 else "does not fit"
   return f"{verdict} {memory}: {step.together / 1e9:.2f} GB, {share:.0%}"

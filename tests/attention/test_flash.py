@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import definitions, dense_attention, flash_attention
+from attention import (
+  ATTENTIONS,
+  Dims,
+  definitions,
+  dense_attention,
+  flash_attention,
+)
 from attention.flash import flash
 from attention.testing import Case, assert_close
 from tests.attention.calls import assert_refused, draw, normal
@@ -190,3 +196,43 @@ def test_forgetting_keeps_its_digits_over_a_long_sequence():
   for function in (flash_attention, dense_attention):
     out = jax.jit(functools.partial(function, **call))(*qkv)
     assert_close(out, expected, 2e-6)
+
+
+@pytest.mark.parametrize("name", ["dense", "flash", "sliding_window", "path"])
+def test_a_closed_gate_leaves_nothing(name):
+  """A forget gate of 0, in a call and for a token after a prompt."""
+  length, options = 20, {"window": 12} if name == "sliding_window" else {}
+  qkv = draw(length, heads=2, batch=1)
+  gates = -np.random.default_rng(0).exponential(0.2, (1, length, 2))
+  given = {"log_forget": gates.astype(np.float32)}
+  if name == "path":
+    given |= {"householder": 0 * qkv[1], "beta": np.zeros((1, length, 2))}
+  record = ATTENTIONS[name](forget=True, **options)
+  dims = Dims(2, 2, qkv[0].shape[3], length, 8)
+
+  def call(given):
+    return record.apply({}, *qkv, is_causal=True, **given)
+
+  def token(given):
+    cache = record.init_cache({}, 1, length, dims, jnp.float32)
+    first, last = slice(length - 1), slice(length - 1, None)
+    prompt, now = (
+      jax.tree.map(lambda x, part=part: x[:, part], (qkv, given))
+      for part in (first, last)
+    )
+    lengths = jnp.array([length - 1])
+    cache = record.prefill({}, cache, *prompt[0], lengths, **prompt[1])
+    return record.decode({}, cache, *now[0], **now[1])[0]
+
+  def closed(log_forget):
+    changed = np.array(given["log_forget"])
+    changed[:, [5, 13]] = log_forget
+    return given | {"log_forget": changed}
+
+  expected = jax.jit(call)(closed(-1e4))
+  for low in (-np.inf, -1e30):
+    out = jax.jit(call)(closed(low))
+    assert_close(out, expected, 1e-6)
+    assert_close(jax.jit(token)(closed(low)), expected[:, -1:], 1e-6)
+    total = jax.jit(jax.grad(lambda x: jnp.sum(call(x) ** 2)))(closed(low))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(total))

@@ -86,6 +86,10 @@ def test_all_gradients():
   cases.assert_gradients(*SCALED, partial(naive, scale=0.7), given(150))
 
 
+def test_gradients_of_strong_decays():
+  cases.assert_strong_decays(*SCALED, partial(naive, scale=0.7), given(150))
+
+
 def test_one_call_goes_on_from_another():
   """Also where the examples of a batch are at different positions."""
   arrays = given(100)

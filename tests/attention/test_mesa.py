@@ -57,6 +57,10 @@ def test_all_gradients():
   cases.assert_gradients(*SCALED, partial(naive, scale=0.7), given(150))
 
 
+def test_gradients_of_strong_decays():
+  cases.assert_strong_decays(*SCALED, partial(naive, scale=0.7), given(150))
+
+
 def test_extreme_decays_stay_finite():
   arrays = given(150)
   for low in (-1e4, 0.0):

@@ -38,6 +38,7 @@ from tests.attention.state_cases import (
   assert_finite,
   assert_goes_on,
   assert_gradients,
+  assert_strong_decays,
   assert_values,
   compiled,
   options,
@@ -179,6 +180,15 @@ def test_all_gradients(rule, form):
   function, definition, given = chosen(rule, 150, form)
   both = function, definition
   assert_gradients(*both, naive, given, tolerance=1e-5, by_largest=False)
+
+
+@pytest.mark.parametrize(
+  ("rule", "form"), [x for x in RULES if "none" not in x and "product" not in x]
+)
+def test_gradients_of_strong_decays(rule, form):
+  """Of the product rule, a decay of 1 lies between two writes at one position."""
+  function, definition, given = chosen(rule, 150, form)
+  assert_strong_decays(function, definition, naive, given)
 
 
 @pytest.mark.parametrize(("rule", "form"), RULES)
