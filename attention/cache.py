@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import layout, plug
 from attention.logits import above_closed
+from attention.triangular import decay_to_end
 
 
 class DenseCache(NamedTuple):
@@ -164,5 +165,4 @@ def forgotten_since(
 ) -> Float[Array, "B P N"]:
   """Σ log f between each position and the last of `lengths` positions."""
   steps = prompt_rows(above_closed(log_forget.astype(jnp.float32)), lengths)
-  later = jnp.pad(steps[:, 1:], [(0, 0), (0, 1), (0, 0)])
-  return jax.lax.cumsum(later, axis=1, reverse=True)
+  return decay_to_end(steps)

@@ -59,10 +59,10 @@ from attention.scan import (
 from attention.triangular import (
   decay_to_end,
   inverse,
-  moved,
   pair_decays,
   pairs,
   products,
+  shifted,
 )
 
 _SMALL_STATE = 2**15
@@ -316,8 +316,8 @@ def _step(count, erases_before_decay, params, state, inputs):
   known: Any = None
   if erases_before_decay:
     # A reader at i − 1 sees what is there before the decay of i.
-    known = erase * jnp.exp(moved(decays, 1))
-    readers.append(moved(erase, -1))
+    known = erase * jnp.exp(shifted(decays, 1))
+    readers.append(shifted(erase, -1))
   elif erase is not None:
     known = erase * from_start
     readers.append(erase)
@@ -326,7 +326,7 @@ def _step(count, erases_before_decay, params, state, inputs):
     """What queries read of a key, what is left of it, and what erased keys read."""
     scores, *overlaps = scores
     if erases_before_decay:
-      overlaps = [moved(x, 1) for x in overlaps]
+      overlaps = [shifted(x, 1) for x in overlaps]
     last = jnp.swapaxes(key * to_end, -2, -1)
     return jnp.tril(scores), last, *(jnp.tril(x, -1) for x in overlaps)
 

@@ -322,12 +322,10 @@ def test_what_a_mechanism_makes_for_each_head_lies_with_it(name):
     }
 
   more = variables(2 * heads)
-  for path, shape in variables(heads).items():
-    path = f"params/decoder_0/self_attention/attention/{path}"
+  for leaf, shape in variables(heads).items():
+    path = f"params/decoder_0/self_attention/attention/{leaf}"
     entries = mesh.spec(path, shape, {"tensor": 2})
-    grows = [
-      x != y for x, y in zip(shape, more[path.split("/")[-1]], strict=True)
-    ]
+    grows = [x != y for x, y in zip(shape, more[leaf], strict=True)]
     is_large = any(grows) and math.prod(shape) >= 1024 * heads * 64 // 4
     split = [x == "tensor" for x in entries]
     if any(split) or is_large:
