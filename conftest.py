@@ -42,7 +42,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 if compiling.FULLY:
   jaxtyping.install_import_hook(["attention"], "beartype.beartype")
 
-from attention import ATTENTIONS  # isort: skip
+from attention import ATTENTIONS, programs  # isort: skip
 
 # Programs are many objects that live long. With Python's own thresholds, looking
 # through them again and again takes a tenth of the suite's time.
@@ -105,8 +105,20 @@ def _forget_programs():
   resident = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
   if resident > _MOST_PAGES:
     jax.clear_caches()
+    programs.forget()
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+@pytest.fixture(autouse=True)
+def _trace_what_is_patched(request):
+  """Keeps no program that was traced with a module's name replaced."""
+  is_patched = "monkeypatch" in request.fixturenames
+  if is_patched:
+    programs.forget()
+  yield
+  if is_patched:
+    programs.forget()
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ from attention.path import path, path_attention
 from attention.dsa import dsa, dsa_attention
 # isort: on
 
+from attention import platform
 from attention.adapters import as_attention_fn
 from attention.gates import gates_from_keys
 from attention.indexer import dsa_indexer_loss
@@ -91,6 +92,8 @@ from attention.visible import (
   window,
 )
 from attention.weights import attention_weights
+
+platform.warn_of_faulty_fusion()
 
 if TYPE_CHECKING:
   from attention import definitions as definitions

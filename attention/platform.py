@@ -36,12 +36,14 @@ from collections.abc import Callable, Iterator
 import contextlib
 import contextvars
 import functools
+import importlib.util
+import os
+import platform
 from typing import Any, NamedTuple
 import warnings
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+import jaxlib
 
 LEAST_ROWS = 512
 """The fewest rows of a product that runs at its full rate."""
@@ -202,27 +204,41 @@ def window_rows(width: int) -> int:
   return 128 if width > 256 else 64
 
 
-@functools.cache
-def warn_of_faulty_fusion() -> None:
-  """Warns once where XLA:CPU compiles a product with a constant into garbage.
+FUSION_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+"""The flag of XLA that, set to nothing, switches the faulty fusion off."""
 
-  jaxlib 0.10.2 to 0.12.0.1 do, and a state of zeros that a caller makes inside of
-  `jax.jit` is such a constant. It is found by compiling one small program, which
-  takes 50 ms, so that later versions need no list here.
+
+def has_faulty_fusion(version: str) -> bool:
+  """Whether a jaxlib, as '0.10.2', compiles some products for CPUs wrongly.
+
+  The first and the last version that were seen to do so are 0.10.2 and 0.12.0.1:
+  benchmarks/README.md, "XLA:CPU's faulty fusion". Later ones have not been tried.
   """
-  if name() != "cpu" or jax.default_backend() != "cpu":
-    return
+  numbers = tuple(int(x) for x in version.split(".")[:4] if x.isdigit())
+  return (0, 10, 2) <= numbers <= (0, 12, 0, 1)
 
-  def summed(x):
-    return (x @ jnp.full((32, 32), 3.0, x.dtype)).sum(-1)
 
-  x = np.ones((512, 32), np.float32)
-  if not np.allclose(jax.jit(summed).lower(x).compile()(x), 3 * 32 * 32):
+def warn_of_faulty_fusion() -> None:
+  """Warns where programs for this CPU may be compiled wrongly, and names the flag.
+
+  It starts no backend: JAX computes on a CPU if `jax_platforms` says so, or if no
+  plugin of an accelerator is installed.
+  """
+  chosen = jax.config.jax_platforms
+  if chosen:
+    is_cpu = chosen.split(",")[0] == "cpu"
+  else:
+    plugins = "jax_plugins", "libtpu"
+    is_cpu = not any(map(importlib.util.find_spec, plugins))
+  is_x86 = platform.machine() in ("x86_64", "AMD64")
+  has_flag = FUSION_FLAG in os.environ.get("XLA_FLAGS", "")
+  if (
+    is_cpu and is_x86 and not has_flag and has_faulty_fusion(jaxlib.__version__)
+  ):
     warnings.warn(
-      "this jaxlib compiles some products for CPUs wrongly, as those of a state of "
-      "zeros inside of jax.jit; set XLA_FLAGS="
-      "--xla_cpu_experimental_ynn_fusion_type= in the environment before JAX makes "
-      "its first array",
+      f"jaxlib {jaxlib.__version__} compiles some products for CPUs wrongly; set "
+      f"XLA_FLAGS={FUSION_FLAG}= in the environment before JAX makes its first "
+      "array",
       RuntimeWarning,
-      stacklevel=2,
+      stacklevel=3,
     )

@@ -96,8 +96,6 @@ def scan(
     # XLA:CPU compute products of constants wrongly (benchmarks/README.md).
     if is_empty:
       state = None
-    else:
-      platform.warn_of_faulty_fusion()
     state, ys = jax.checkpoint(step)(params, state, xs)
   else:
     one_by_one = None

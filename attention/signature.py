@@ -11,6 +11,7 @@ from typing import (
   ParamSpec,
   TypeVar,
   Union,
+  cast,
   get_args,
   get_origin,
 )
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import AbstractArray, Array
 
-from attention import arguments, plug
+from attention import arguments, plug, programs
 from attention.cache import bounded
 
 P = ParamSpec("P")
@@ -72,6 +73,13 @@ def attention_function(
     defaults = {n: p.default for n, p in parameters.items() if n not in needed}
     arrays, checks = _by_annotation(parameters)
 
+    def promoting(**given: Any) -> Any:
+      if len({given[n].dtype for n in positional}) > 1:
+        return _call_promoted(function, positional, **given)
+      return cast(Any, function)(**given)
+
+    program = programs.compiled_once(promoting)
+
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
       if len(args) > len(positional):
@@ -86,12 +94,9 @@ def attention_function(
       asked = {n: checks[n] for n in given if n in checks}
       arguments.check_call({**defaults, **given}, arrays, asked, needed)
       query = given[positional[0]]
-      run: Any = function
-      if len({given[n].dtype for n in positional}) > 1:
-        run = functools.partial(_call_promoted, function, positional)
       if jax.typeof(query).sharding.mesh.explicit_axes:
-        return call_with_auto_axes(run, query, (), given)
-      return run(**given)
+        return call_with_auto_axes(promoting, query, (), given)
+      return program(**given)
 
     # As it is written, where `help` would show jaxtyping's classes.
     written = signature.replace(
@@ -143,7 +148,19 @@ def attention_factory(
         )
       if option in checks and not (value is None and option in optional):
         checks[option](option, value, {}, given.arguments)
-    return _with_refusals(name, bounded(factory(*args, **options)))
+    try:
+      hash((args, tuple(options.values())))
+    except TypeError:
+      return made.__wrapped__(*args, **options)
+    return made(*args, **options)
+
+  # Programs are kept by function, so equal hyperparameters have one record.
+  @functools.lru_cache(maxsize=programs.MOST, typed=True)
+  def made(*args: Any, **options: Any) -> plug.Attention:
+    record: plug.Attention = cast(Any, factory)(*args, **options)
+    if not any(map(callable, [*args, *options.values()])):
+      record = _compiled(record)
+    return _with_refusals(name, bounded(record))
 
   plug.MECHANISMS[name] = checked
   return checked
@@ -156,6 +173,20 @@ _LACKING = {
   "apply_sharded": ("sequence", "has no form for a sequence in parts"),
 }
 """Function of a record -> what its `supports` says of it, and what lacks without it."""
+
+
+def _compiled(record: plug.Attention) -> plug.Attention:
+  """The record, whose eager calls are compiled once."""
+  functions = {
+    field: getattr(record, field)
+    for field in ("apply", "decode", "prefill", "apply_sharded", "loss")
+  }
+  return record._replace(
+    **{
+      field: function and programs.compiled_once(function)
+      for field, function in functions.items()
+    }
+  )
 
 
 def _with_refusals(name: str, record: plug.Attention) -> plug.Attention:

@@ -8,6 +8,7 @@ environment has no packages, it says in one line how to get them.
 
 import importlib.util
 import sys
+import warnings
 
 for package in ("absl", "jaxlib"):
   if importlib.util.find_spec(package) is None:
@@ -16,7 +17,9 @@ for package in ("absl", "jaxlib"):
       "and .venv/bin/python has everything"
     )
 
-# Imports JAX.
-from training import process  # noqa: E402
+# `attention` warns of the fusion, which is switched off below.
+with warnings.catch_warnings():
+  warnings.simplefilter("ignore", RuntimeWarning)
+  from training import process
 
 process.avoid_faulty_fusion()

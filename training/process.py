@@ -11,17 +11,13 @@ maps such a block anew each time, and the kernel clears every page of it: 10 of 
 """
 
 import ctypes
-import importlib.metadata
 import os
 
 import jax
+import jaxlib
 
+from attention import platform
 from tasks import cache
-
-FLAG = "--xla_cpu_experimental_ynn_fusion_type"
-
-_FIRST_FAULTY = (0, 10, 2)
-_LAST_TRIED = (0, 12, 0, 1)
 
 # Of glibc's <malloc.h>.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -34,15 +30,9 @@ def avoid_faulty_fusion() -> None:
   jaxlib that is right, or newer than those tried: XLA ends a process at a flag
   that it does not know.
   """
-  flags = os.environ.get("XLA_FLAGS", "")
-  if FLAG not in flags and is_faulty(importlib.metadata.version("jaxlib")):
-    os.environ["XLA_FLAGS"] = f"{flags} {FLAG}=".strip()
-
-
-def is_faulty(version: str) -> bool:
-  """Whether a version of jaxlib, as '0.10.2', has the fault."""
-  numbers = tuple(int(x) for x in version.split(".")[:4] if x.isdigit())
-  return _FIRST_FAULTY <= numbers <= _LAST_TRIED
+  flags, flag = os.environ.get("XLA_FLAGS", ""), platform.FUSION_FLAG
+  if flag not in flags and platform.has_faulty_fusion(jaxlib.__version__):
+    os.environ["XLA_FLAGS"] = f"{flags} {flag}=".strip()
 
 
 def flags() -> str:

@@ -1,5 +1,7 @@
 """A mechanism under JAX's transformations, and its attention matrix."""
 
+from collections.abc import Iterator
+import contextlib
 from functools import partial
 import gc
 from typing import Any
@@ -144,6 +146,46 @@ def eager_equals_jit(mechanism: Mechanism) -> None:
   expected = mechanism.define(variables, qkv, **is_causal, **call)
   qkv, call = jax.device_put((qkv, call))
   assert_close(apply(qkv, **call), expected, 1e-5)
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[str]]:
+  """A list of one entry for each program that is compiled inside."""
+  found: list[str] = []
+
+  def listen(event: str, *_: Any, **__: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+      found.append(event)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield found
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@law(every_setting=False)
+def eager_compiles_once(mechanism: Mechanism) -> None:
+  """An eager call must compile nothing that an earlier one has compiled.
+
+  A loop of JAX compiles anew for each new Python function. Define the functions of a
+  loop outside of the call, or keep one `jax.jit` of the whole for each set of options.
+  """
+  apply, qkv, call = _drawn(mechanism, 64)
+  call = jax.device_put(call)
+
+  def gradient(*qkv):
+    return jax.grad(lambda qkv: apply(qkv, **call).sum())(qkv)
+
+  def run(*qkv):
+    return apply(qkv, **call)
+
+  for name, function in (("call", run), ("gradient", gradient)):
+    jax.block_until_ready(function(*jax.device_put(qkv)))
+    other = jax.device_put([2 * x for x in qkv])
+    with compilations() as found:
+      jax.block_until_ready(function(*other))
+    require(not found, f"a second eager {name} compiles {len(found)} programs")
 
 
 @law(every_setting=False)

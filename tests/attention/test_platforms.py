@@ -5,7 +5,12 @@ without being compiled, and run on the CPU with the accelerator's budget.
 """
 
 import functools
+import os
+import pathlib
+from platform import machine
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -231,3 +236,49 @@ def test_the_trips_are_what_the_budget_says():
       found = trips(program.jaxpr.jaxpr)
     # 128 rows see 640 keys: 2.5 MiB of scores, and as much of keys and values.
     assert set(found) == {expected}
+
+
+@pytest.mark.parametrize(
+  ("version", "is_faulty"),
+  [
+    ("0.9.2", False),
+    ("0.10.1", False),
+    ("0.10.2", True),
+    ("0.11.0", True),
+    ("0.12.0", True),
+    ("0.12.0.1", True),
+    ("0.12.1", False),
+    ("0.13.0.dev20270101", False),
+  ],
+)
+def test_versions_with_the_faulty_fusion(version, is_faulty):
+  assert platform.has_faulty_fusion(version) == is_faulty
+
+
+_FUSION = """
+import jax, jax.numpy as jnp, numpy as np
+f = lambda x: (x @ jnp.full((32, 32), 3.0, x.dtype)).sum(-1)
+print(np.allclose(jax.jit(f)(np.ones((512, 32), np.float32)), 3 * 32 * 32))
+import attention
+"""
+
+
+@pytest.mark.skipif(
+  machine() not in ("x86_64", "AMD64"), reason="the fault is of x86-64"
+)
+@pytest.mark.parametrize("flags", ["", f"{platform.FUSION_FLAG}="])
+def test_the_import_warns_where_this_jaxlib_has_the_fault(flags):
+  """And the table of versions is right about this one."""
+  done = subprocess.run(
+    [sys.executable, "-c", _FUSION],
+    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+    cwd=pathlib.Path(__file__).parents[2],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  version = jax.lib.__version__
+  is_faulty = platform.has_faulty_fusion(version) and not flags
+  assert done.stdout == f"{not is_faulty}\n"
+  advice = f"set XLA_FLAGS={platform.FUSION_FLAG}= in the environment"
+  assert done.stderr.count(advice) == is_faulty

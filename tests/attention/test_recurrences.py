@@ -1,12 +1,6 @@
 """The functions of the recurrence are their definitions."""
 
 import functools
-import importlib.metadata
-import os
-import pathlib
-import subprocess
-import sys
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +37,6 @@ from tests.attention.state_cases import (
   compiled,
   options,
 )
-from training import process
 
 RULES = [
   ("gated", "head"),
@@ -255,40 +248,6 @@ def test_what_does_not_fit_is_told(change, message):
   given = arrays(9, "head") | ({} if flags else change)
   with pytest.raises(ValueError, match=message):
     compiled(delta_rule_attention, **flags)(given)
-
-
-def test_a_program_with_the_faulty_fusion_is_warned():
-  """Only where it gives a state, which may be a constant of its program."""
-  code = """
-import warnings
-import jax, jax.numpy as jnp
-from attention import delta_rule_attention
-x, beta = jnp.ones((2, 16, 1, 8)), jnp.ones((2, 16, 1))
-
-def call(state):
-  return delta_rule_attention(x, x, x, beta=beta, initial_state=state)
-
-for state in (None, jnp.zeros((2, 1, 8, 8))):
-  with warnings.catch_warnings(record=True) as found:
-    warnings.simplefilter("always")
-    jax.eval_shape(lambda: call(state))
-  print([str(x.message) for x in found])
-"""
-  out = subprocess.run(
-    [sys.executable, "-c", code],
-    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-    cwd=pathlib.Path(__file__).parents[2],
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout.splitlines()
-  assert out[0] == "[]"
-  is_faulty = process.is_faulty(importlib.metadata.version("jaxlib"))
-  assert (f"XLA_FLAGS={process.FLAG}=" in out[1]) == is_faulty
-  # The suite has the flag.
-  with warnings.catch_warnings():
-    warnings.simplefilter("error")
-    platform.warn_of_faulty_fusion.__wrapped__()
 
 
 def test_lightning_has_slopes_for_any_number_of_heads():
