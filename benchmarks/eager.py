@@ -1,0 +1,66 @@
+"""What an eager call costs from the second one on, beside `jax.nn`'s.
+
+    python -m benchmarks.eager
+    python -m benchmarks.eager --attention=flash,performer --length=256
+
+B 2, N 8, H 16, float32, no `jax.jit`: a call, its gradients and a step of decoding, of
+every mechanism in each direction. A ratio is the least time of a call in ten, over
+that of `jax.nn.dot_product_attention` on the same arrays in the same run; "compiled"
+counts the programs that these calls compile, which should be none.
+"""
+
+from collections.abc import Callable
+import time
+from typing import Any
+
+from absl import flags
+
+from training import entry
+
+_ATTENTION = flags.DEFINE_list("attention", ["all"], "mechanisms, or all")
+_LENGTH = flags.DEFINE_integer("length", 64, "T = S", lower_bound=1)
+_CALLS = flags.DEFINE_integer("calls", 10, "of each", lower_bound=1)
+
+
+def main() -> None:
+  """Prints a line for each mechanism, direction and part."""
+  # JAX takes a second to import: --help and a faulty flag do not wait for it.
+  import jax
+
+  from attention.testing.transforms import compilations
+  from benchmarks import programs
+
+  names = programs.chosen(_ATTENTION.value)
+  size = programs.Size(batch=2, heads=8, head_dim=16)
+  shape = (size.batch, _LENGTH.value, size.heads, size.head_dim)
+  x = jax.random.normal(jax.random.key(0), shape)
+  baseline = _seconds(lambda: jax.nn.dot_product_attention(x, x, x))
+  print(f"`jax.nn.dot_product_attention`: {baseline * 1e3:.2f} ms\n")
+  print("| mechanism | causal | part | ms | ratio | compiled |")
+  print("| --- | :-: | --- | --: | --: | --: |")
+  for program in programs.programs(names, size, _LENGTH.value):
+    # XLA compiles in the first call.
+    jax.block_until_ready(program.function(*program.arguments))
+    with compilations() as compiled:
+      seconds = _seconds(lambda: program.function(*program.arguments))  # noqa: B023
+    print(
+      f"| `{program.mechanism}` | {'✓' * program.causal} | {program.part} | "
+      f"{seconds * 1e3:.2f} | {seconds / baseline:.2f} | {len(compiled)} |",
+      flush=True,
+    )
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+  """The least time of a call."""
+  import jax
+
+  times = []
+  for _ in range(_CALLS.value):
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    times.append(time.perf_counter() - start)
+  return min(times)
+
+
+if __name__ == "__main__":
+  entry.run(main)
