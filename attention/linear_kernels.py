@@ -133,7 +133,7 @@ def _obstacle(kind, qkv, gates, options, scale, axis_name) -> str:
   if lies_in_parts(axis_name):
     return "cannot take a sequence in parts"
   if isinstance(scale, jax.core.Tracer):
-    return "takes a number for scale, got an array that is traced"
+    return "takes a number for scale, got an array"
   module, name = _SUPPORTS[kind].split(".")
   module = importlib.import_module(f"jla.ops.mosaic_gpu.{module}")
   if getattr(module, name)(*qkv, *gates.values(), **options):

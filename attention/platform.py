@@ -224,7 +224,8 @@ def warn_of_faulty_fusion() -> None:
   It starts no backend: JAX computes on a CPU if `jax_platforms` says so, or if no
   plugin of an accelerator is installed.
   """
-  chosen = jax.config.jax_platforms
+  config: Any = jax.config  # Its settings have no types.
+  chosen = config.jax_platforms
   if chosen:
     is_cpu = chosen.split(",")[0] == "cpu"
   else:

@@ -177,16 +177,12 @@ _LACKING = {
 
 def _compiled(record: plug.Attention) -> plug.Attention:
   """The record, whose eager calls are compiled once."""
-  functions = {
-    field: getattr(record, field)
-    for field in ("apply", "decode", "prefill", "apply_sharded", "loss")
+  fields = "apply", "decode", "prefill", "apply_sharded", "loss"
+  given = {x: getattr(record, x) for x in fields if getattr(record, x)}
+  compiled: dict[str, Any] = {
+    field: programs.compiled_once(function) for field, function in given.items()
   }
-  return record._replace(
-    **{
-      field: function and programs.compiled_once(function)
-      for field, function in functions.items()
-    }
-  )
+  return record._replace(**compiled)
 
 
 def _with_refusals(name: str, record: plug.Attention) -> plug.Attention:

@@ -16,7 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import flash_attention, platform, sliding_window_attention
+from attention import (
+  flash_attention,
+  platform,
+  programs,
+  sliding_window_attention,
+)
 from attention.sliding_window import sliding_window
 from attention.testing import Case
 from attention.visible import window
@@ -340,6 +345,7 @@ def test_gpus_that_cudnn_does_not_serve(monkeypatch, attend):
       compute_capability=capability,
     )
     calls.clear()
+    programs.forget()
     with monkeypatch.context() as patch:
       patch.setattr(jax, "devices", itertools.repeat([device]).__next__)
       traced(attend, *qkv)
