@@ -51,6 +51,11 @@ class Units(abc.ABC):
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text, int32; what reads like a special token is text."""
 
+  def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """`encode_text`, and the characters of the text that each id stands for."""
+    ids = self.encode_text(text)
+    return ids, np.ones_like(ids)
+
   @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of ids, up to EOS."""
@@ -168,6 +173,12 @@ class Bytes(Units):
     """Ids of a text, int32; what reads like a special token is text."""
     values = np.frombuffer(text.encode("utf-8"), np.uint8)
     return values.astype(np.int32) + self._first
+
+  def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """As of any unit; a character counts with the first of its bytes."""
+    ids = self.encode_text(text)
+    is_first = (ids - self._first) & 0b1100_0000 != 0b1000_0000
+    return ids, is_first.astype(np.int32)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of ids, up to EOS; a part of a character becomes '\ufffd'."""

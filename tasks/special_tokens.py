@@ -69,6 +69,12 @@ class SpecialTokens(NamedTuple):
       sentinels.append(ids[name])
     return cls(**tokens, sentinels=tuple(sentinels))
 
+  @property
+  def ids(self) -> set[int]:
+    """All of them."""
+    roles = {getattr(self, role) for role in NAMES} - {None}
+    return roles | {*self.sentinels}
+
   def need(self, role: str, file: str, objective: str) -> int:
     """The id of a token, or DataError where the vocabulary has none.
 

@@ -60,20 +60,33 @@ class Tokenizer:
     special = {i for i, token in added.items() if token.special}
     self.size = 1 + max(ids.values(), default=-1)
     self.special = SpecialTokens.find(ids)
+    # A file may have an end among its words.
+    special.update(self.special.ids)
     self.ordinary = np.array(sorted({*ids.values()} - special), np.int32)
     self._special_ids = special
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text, int32; what reads like a special token is text."""
-    self._library.encode_special_tokens = True
-    ids = [
-      np.array(
-        self._library.encode(part, add_special_tokens=False).ids, np.int32
-      )
-      for part in parts([text])
-    ]
-    self._library.encode_special_tokens = False
-    return np.concatenate(ids) if ids else np.zeros(0, np.int32)
+    return _joined([np.array(x.ids, np.int32) for x in self._encodings(text)])
+
+  def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """`encode_text`, and the characters of the text that each id stands for.
+
+    A character that no token covers, as a space of WordPiece, counts with the
+    next token, and with the last one at the end of a part: their sum is the
+    length of the text, whatever a normalizer makes of it.
+    """
+    ids, lengths = [], []
+    for part, encoding in zip(
+      parts([text]), self._encodings(text), strict=True
+    ):
+      ids.append(np.array(encoding.ids, np.int32))
+      ends = np.array([end for _, end in encoding.offsets], np.int32)
+      if len(ends):
+        ends[-1] = len(part)
+      # The bytes of one character all end where it does.
+      lengths.append(np.diff(np.maximum.accumulate(ends), prepend=0))
+    return _joined(ids), _joined(lengths)
 
   def encode(self, line: str) -> list[int]:
     """Ids of a line that a user typed; special tokens by their names.
@@ -101,6 +114,14 @@ class Tokenizer:
   def content(self) -> bytes:
     """The file, unchanged."""
     return self._content
+
+  def _encodings(self, text: str) -> Iterator[Any]:
+    """Encodings of the parts of a text, in which no special token is read."""
+    for part in parts([text]):
+      self._library.encode_special_tokens = True
+      encoding = self._library.encode(part, add_special_tokens=False)
+      self._library.encode_special_tokens = False
+      yield encoding
 
   def _label(self, token_id: int) -> str:
     token = self._library.id_to_token(token_id) or f"<{token_id}>"
@@ -168,6 +189,10 @@ def train_tokenizer(
       f"as many as this text has, got {size}"
     )
   return Tokenizer(library.to_str().encode())
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+  return np.concatenate(arrays) if arrays else np.zeros(0, np.int32)
 
 
 def parts(blocks: Iterable[str]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def make(
   task = objective(config, vocabulary, parts, **sizes)
   if len(parts.train) <= task.piece:
     raise DataError(
-      f"{path}: {sum(map(len, parts))} {vocabulary.unit}, of which 90 % are "
+      f"{path}: {len(parts.train) + len(parts.validation)} {vocabulary.unit}, of which 90 % are "
       f"trained, are too few for task.context={config.context}"
     )
   for split in task.eval_splits:

@@ -11,6 +11,7 @@ from tasks.base import Batch, DecodeBatch
 from tasks.characters import Ids
 from tasks.text.ngrams import Pairs
 from tasks.text.task import NUM_SAMPLES, TextConfig, TextTask
+from tasks.vocabularies import Vocabulary
 
 
 class CausalText(TextTask):
@@ -70,12 +71,18 @@ class CausalText(TextTask):
   def summarize(
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Adds bits per character of the text that the predicted tokens make."""
+    """Adds bits per character: of all predicted tokens, over their text.
+
+    Characters are those of the text that was written, before a normalizer, and of
+    a file of ids those that each document decodes to. Special tokens, such as the
+    end of a document, cost bits and have no characters.
+    """
     metrics = super().summarize(sums, split)
     if "loss" in metrics and not isinstance(self._vocabulary, Ids):
       bits = metrics["loss"] / math.log(2)
       characters = self._characters_per_token[split or self.eval_splits[0]]
-      metrics["bits_per_character"] = bits / characters
+      if characters:
+        metrics["bits_per_character"] = bits / characters
     return metrics
 
   def encode(self, line: str) -> list[int]:
@@ -87,18 +94,36 @@ class CausalText(TextTask):
   def _characters_per_token(self) -> Mapping[str, float]:
     """Split -> characters of its predicted part over the tokens of that."""
 
-    def ratio(text):
+    def ratio(split):
+      text, characters = self.tokens(split), self._characters[split]
       most = len(text) - 1
       windows = sum(len(starts) for starts in self._starts(most))
-      tokens = text[: min(windows * self.piece, most) + 1]
-      first = len(self.decode(tokens[:1]))
-      return (len(self.decode(tokens)) - first) / (len(tokens) - 1)
+      count = min(windows * self.piece, most)
+      if characters is not None:
+        return int(characters[1 : count + 1].sum(dtype=np.int64)) / count
+      first, all_of_them = (
+        count_characters(text[:end], self._vocabulary) for end in (1, count + 1)
+      )
+      return (all_of_them - first) / count
 
-    return {split: ratio(self.tokens(split)) for split in self.eval_splits}
+    return {split: ratio(split) for split in self.eval_splits}
 
   def _predicted(self, batch: Batch) -> Pairs:
     counted = batch["weights"] > 0
     return Pairs(batch["inputs"][counted], batch["targets"][counted])
+
+
+def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
+  """Characters that ids decode to, each document on its own.
+
+  A special token ends a document and has no characters.
+  """
+  special = np.flatnonzero(~np.isin(ids, vocabulary.ordinary))
+  starts, ends = [0, *(special + 1)], [*special, len(ids)]
+  return sum(
+    len(vocabulary.decode(ids[start:end]))
+    for start, end in zip(starts, ends, strict=True)
+  )
 
 
 def _batch(windows: np.ndarray, counts: np.ndarray) -> Batch:

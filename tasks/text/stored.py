@@ -19,8 +19,6 @@ _IN_MEMORY = 2**28
 _CHUNK = 2**24
 """Ids that are looked at together."""
 
-_PARTS = ("train", "validation")
-
 
 class Parts(NamedTuple):
   """The two parts of a text, as ids.
@@ -28,10 +26,13 @@ class Parts(NamedTuple):
   Attributes:
     train: the first 90 %.
     validation: the rest.
+    characters: of the text that each id of `validation` stands for; None of a
+      file of ids, whose text is not known.
   """
 
   train: np.ndarray
   validation: np.ndarray
+  characters: np.ndarray | None = None
 
 
 def boundary(length: int) -> int:
@@ -74,7 +75,7 @@ def read(
     config, extra, text + also, text[:cut] + also, workdir
   )
   return vocabulary, Parts(
-    vocabulary.encode_text(text[:cut]), vocabulary.encode_text(text[cut:])
+    vocabulary.encode_text(text[:cut]), *vocabulary.align(text[cut:])
   )
 
 
@@ -138,10 +139,17 @@ def _on_disk(
       config, extra, "".join(characters), training, None
     )
     (folder / vocabulary.FILE).write_bytes(vocabulary.content())
-    for name, start, stop in zip(_PARTS, (0, cut), (cut, length), strict=True):
-      text = tokenizer.parts(_between(blocks(), start, stop))
-      ids = map(vocabulary.encode_text, text)
-      _write(folder / name, ids, _dtype(vocabulary))
+    dtype = _dtype(vocabulary)
+    text = tokenizer.parts(_between(blocks(), 0, cut))
+    _write(folder / "train", map(vocabulary.encode_text, text), dtype)
+    with (
+      (folder / "validation").open("wb") as ids,
+      (folder / "characters").open("wb") as lengths,
+    ):
+      for part in tokenizer.parts(_between(blocks(), cut, length)):
+        aligned = vocabulary.align(part)
+        aligned[0].astype(dtype).tofile(ids)
+        aligned[1].astype(np.int32).tofile(lengths)
     return folder
 
   given = ""
@@ -155,15 +163,19 @@ def _on_disk(
   folder = cache.prepare(place, write)
   vocabulary = vocabularies.open_file(str(folder), extra)
   base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())
-  train, validation = (
-    np.memmap(folder / name, _dtype(vocabulary), mode="r") for name in _PARTS
+  dtype = _dtype(vocabulary)
+  dtypes = {"train": dtype, "validation": dtype, "characters": np.int32}
+  return vocabulary, Parts(
+    **{
+      name: np.memmap(folder / name, dtype, mode="r")
+      for name, dtype in dtypes.items()
+    }
   )
-  return vocabulary, Parts(train, validation)
 
 
 def _key(*content: Any) -> str:
-  """A name in the cache. Raise the number when the ids of a text change."""
-  return hashlib.sha256(repr((1, *content)).encode()).hexdigest()[:16]
+  """A name in the cache. Raise the number when what is kept of a text changes."""
+  return hashlib.sha256(repr((2, *content)).encode()).hexdigest()[:16]
 
 
 def _dtype(vocabulary: Vocabulary) -> type[np.integer]:

@@ -95,12 +95,18 @@ class TextTask(base.Task):
     self.pad_id = self._need("pad")
     self.bos_id = self._need("bos")
     self._held_out: dict[str, np.ndarray] = {}
+    self._characters: dict[str, np.ndarray | None] = {}
     if parts is not None:
-      self._train, held_out = parts
+      self._train, held_out, characters = parts
       cut = len(held_out) - int(len(held_out) * config.test_share)
-      self._held_out["validation"] = held_out[:cut]
+      splits = {"validation": slice(cut)}
       if config.test_share:
-        self._held_out["test"] = held_out[cut:]
+        splits["test"] = slice(cut, None)
+      for split, places in splits.items():
+        self._held_out[split] = held_out[places]
+        self._characters[split] = (
+          None if characters is None else characters[places]
+        )
     self.eval_splits = tuple(self._held_out)
     self._ngram_losses: dict[str, Mapping[str, float]] = {}
 

@@ -51,6 +51,8 @@ def same(found, wanted):
       assert batches[0][name].dtype == batches[1][name].dtype
       np.testing.assert_array_equal(*(batch[name] for batch in batches))
   assert found.baselines == wanted.baselines
+  sums = {"loss": (3.0, 2.0)}
+  assert found.summarize(sums) == wanted.summarize(sums)
 
 
 @pytest.fixture

@@ -6,8 +6,11 @@ import pathlib
 
 import numpy as np
 import pytest
+import tokenizers
 
 import tasks
+from tasks import vocabularies
+from tasks.characters import Bytes
 from tasks.text import TextConfig
 from tests.tasks import text_cases
 from tests.tasks.generated_cases import assert_refused
@@ -110,6 +113,62 @@ def test_bits_per_character_of_subwords(path, eval_batches):
   assert metrics["bits_per_character"] == pytest.approx(
     tokens * 3.0 / math.log(2) / len(text), rel=1e-6
   )
+
+
+def test_bits_per_character_of_documents(tmp_path):
+  """Of the 70 held-out ids the first is not predicted, and 6 others are ends."""
+  vocabulary = Bytes()
+  vocabularies.save_vocabulary(vocabulary, tmp_path / "run")
+  end = vocabulary.special.eos
+  rows = "an end.\n", "Ω is a longer one.\n", "ε\n", "", "the €nd of it all"
+  held_out = [i for row in rows for i in (end, *vocabulary.encode_text(row))]
+  held_out += [*vocabulary.encode_text(", which is on"), end, end]
+  ids = np.array([*vocabulary.encode_text("a" * 630), *held_out], np.uint16)
+  ids.tofile(tmp_path / "a.bin")
+  options = {"tokenizer": str(tmp_path / "run"), "context": 23}
+  task = make(tmp_path / "a.bin", **options)
+  np.testing.assert_array_equal(task.tokens("validation"), held_out)
+  # 8 + 19 + 2 + 30 characters, of which three have 2, 2 and 3 bytes.
+  assert task.summarize({"loss": (math.log(2), 1.0)}) == {
+    "loss": pytest.approx(math.log(2)),
+    "bits_per_character": pytest.approx(69 / 59),
+    **task.baselines,
+  }
+  # The first 46 predictions go to "the €nd o": 8 + 19 + 2 + 9 characters.
+  few = make(tmp_path / "a.bin", **options, eval_batches=1, batch_size=2)
+  bits = few.summarize({"loss": (math.log(2), 1.0)})["bits_per_character"]
+  assert bits == pytest.approx(46 / 38)
+
+
+def test_a_text_without_characters_has_no_bits_of_them(tmp_path):
+  vocabularies.save_vocabulary(Bytes(), tmp_path / "run")
+  np.full(200, 2, np.uint16).tofile(tmp_path / "a.bin")
+  task = make(tmp_path / "a.bin", tokenizer=str(tmp_path / "run"))
+  assert "bits_per_character" not in task.summarize({"loss": (1.0, 1.0)})
+
+
+def test_bits_per_character_are_of_the_text_before_a_normalizer(tmp_path):
+  """WordPiece writes in lower case, without accents, with spaces of its own."""
+  words = ["don", "'", "t", "stop", ",", "the", "cafe", "##s", "!"]
+  names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+  library = tokenizers.Tokenizer(
+    tokenizers.models.WordPiece(
+      {name: i for i, name in enumerate(names)}, unk_token="[UNK]"
+    )
+  )
+  library.normalizer = tokenizers.normalizers.BertNormalizer()
+  library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+  library.decoder = tokenizers.decoders.WordPiece()
+  (tmp_path / "tokenizer.json").write_text(library.to_str())
+  line = "Don't STOP,  the Cafe\u0301s! Queer\n"
+  (tmp_path / "text.txt").write_text(line * 20)
+  task = make(tmp_path / "text.txt", context=7, tokenizer=str(tmp_path))
+  ids = task.tokens("validation")
+  labels = ["don", "'", "t", "stop", ",", "the", "cafe", "##s", "!", "[UNK]"]
+  assert task.labels(ids) == labels * 2
+  bits = task.summarize({"loss": (math.log(2), 1.0)})["bits_per_character"]
+  # All of two lines but "Don", by 19 tokens.
+  assert bits == pytest.approx(19 / (2 * len(line) - 3))
 
 
 def test_decode_batches_continue_the_held_out_text(path):
