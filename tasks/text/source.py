@@ -23,11 +23,17 @@ _DEFAULT_COLUMN = "text"
 _CSV_BLOCK = 2**24
 """Bytes that pyarrow reads at a time, which a row has to fit in."""
 
+_BLOCK = 2**24
+"""Ids that are looked at together."""
+
 _ROWS = 256
 """Rows of a Parquet file that are read at a time."""
 
-IDS = types.MappingProxyType({".npy": "", ".bin": "uint16"})
-"""Suffix of a file of ids -> their type, where the file does not say it."""
+_IDS = (".npy", ".bin")
+"""Suffixes of files of ids."""
+
+_MOST_IDS = 2**16
+"""Ids that 16 bits can tell apart."""
 
 
 def find(path: str) -> list[pathlib.Path]:
@@ -56,20 +62,26 @@ def find(path: str) -> list[pathlib.Path]:
 
 def has_ids(paths: Sequence[pathlib.Path]) -> bool:
   """Whether files have ids in place of text."""
-  return paths[0].suffix in IDS
+  return paths[0].suffix.lower() in _IDS
 
 
-def read_ids(path: pathlib.Path) -> np.ndarray:
-  """Ids of a file, memory-mapped: `.npy`, or 16 bits each in `.bin` (nanoGPT).
+def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
+  """Ids of a file, memory-mapped.
+
+  A `.npy` says how wide they are. A `.bin` does not: its ids have 16 bits, as
+  nanoGPT writes them, and 32 where the vocabulary is too large for 16.
+
+  Args:
+    path: a `.npy`, or a `.bin`.
+    count: ids of the vocabulary.
 
   Raises:
-    DataError: they are none.
+    DataError: they are none, or wider than that.
   """
+  if path.suffix.lower() == ".bin":
+    return _plain_ids(path, count)
   try:
-    if dtype := IDS[path.suffix]:
-      ids = np.memmap(path, dtype, mode="r")
-    else:
-      ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    ids = np.load(path, mmap_mode="r", allow_pickle=False)
   except (OSError, ValueError) as error:
     raise DataError(f"{path}: {one_line(error)}") from error
   if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -78,6 +90,35 @@ def read_ids(path: pathlib.Path) -> np.ndarray:
       f"{ids.shape}"
     )
   return ids
+
+
+def _plain_ids(path: pathlib.Path, count: int) -> np.ndarray:
+  bits = 16 if count <= _MOST_IDS else 32
+  place = f"{path}: read as ids of {bits} bits, for a vocabulary of {count:,}: "
+  try:
+    ids = np.memmap(path, f"<u{bits // 8}", mode="r")
+  except (OSError, ValueError) as error:
+    raise DataError(
+      f"{place}{one_line(error)}; save them as .npy, which says how wide they are"
+    ) from error
+  actual, wider = bits, ids
+  while actual < 64 and _upper_halves_are_0(wider):
+    actual, wider = 2 * actual, wider[::2]
+  if actual > bits:
+    raise DataError(
+      f"{place}every second one is 0, as of ids of {actual} bits; save them as "
+      f'.npy: np.save("ids.npy", np.fromfile({str(path)!r}, "uint{actual}"))'
+    )
+  return ids
+
+
+def _upper_halves_are_0(ids: np.ndarray) -> bool:
+  """Whether pairs of ids are ids of twice the width."""
+  upper = ids[1::2]
+  blocks = range(0, len(upper), _BLOCK)
+  return len(upper) > 0 and not any(
+    upper[start : start + _BLOCK].any() for start in blocks
+  )
 
 
 def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:

@@ -96,23 +96,25 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
   leaf, count = "task.tokenizer", vocabulary.size
   if not config.tokenizer:
     leaf, count = "task.vocab_size", config.vocab_size
-  mapped = [source.read_ids(path) for path in paths]
+  mapped = [source.read_ids(path, count) for path in paths]
   for path, ids in zip(paths, mapped, strict=True):
     for start in range(0, len(ids), _CHUNK):
       chunk = ids[start : start + _CHUNK]
       if chunk.min() < 0 or chunk.max() >= count:
         raise DataError(
           f"{path}: expected ids from 0 to {count - 1}, which {leaf} has, got "
-          f"{chunk.min()} to {chunk.max()}"
+          f"{chunk.min()} to {chunk.max()} of {ids.dtype}"
         )
   ids = mapped[0]
   if len(mapped) > 1:
-    dtype = np.result_type(*mapped)
+    dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in mapped]
+    # The same bytes are other ids behind a header, or where they are wider.
+    suffixes = [source.suffix(path) for path in paths]
 
     def write(scratch: pathlib.Path) -> pathlib.Path:
       return _write(scratch / "ids", mapped, dtype)
 
-    place = cache.folder("texts") / _key("ids", digests)
+    place = cache.folder("texts") / _key("ids", suffixes, dtypes, digests)
     ids = np.memmap(cache.prepare(place, write), dtype, mode="r")
   cut = boundary(len(ids))
   return vocabulary, Parts(ids[:cut], ids[cut:])
@@ -139,7 +141,7 @@ def _on_disk(
       config, extra, "".join(characters), training, None
     )
     (folder / vocabulary.FILE).write_bytes(vocabulary.content())
-    dtype = _dtype(vocabulary)
+    dtype = _dtype(vocabulary.size)
     text = tokenizer.parts(_between(blocks(), 0, cut))
     _write(folder / "train", map(vocabulary.encode_text, text), dtype)
     with (
@@ -163,7 +165,7 @@ def _on_disk(
   folder = cache.prepare(place, write)
   vocabulary = vocabularies.open_file(str(folder), extra)
   base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())
-  dtype = _dtype(vocabulary)
+  dtype = _dtype(vocabulary.size)
   dtypes = {"train": dtype, "validation": dtype, "characters": np.int32}
   return vocabulary, Parts(
     **{
@@ -178,8 +180,9 @@ def _key(*content: Any) -> str:
   return hashlib.sha256(repr((2, *content)).encode()).hexdigest()[:16]
 
 
-def _dtype(vocabulary: Vocabulary) -> type[np.integer]:
-  return np.uint16 if vocabulary.size <= 2**16 else np.int32
+def _dtype(count: int) -> type[np.integer]:
+  """Of ids below a number."""
+  return np.uint16 if count <= 2**16 else np.int32
 
 
 def _write(

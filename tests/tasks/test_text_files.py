@@ -149,6 +149,94 @@ def test_ids_that_are_there_are_those_of_a_tokenizer(
   same(joined, found)
 
 
+@pytest.mark.parametrize(
+  ("name", "dtype", "size"),
+  [
+    *(("a.npy", x, 120) for x in ("i1", "u1", ">u2", "i4", ">u4", "i8", "u8")),
+    ("a.NPY", "u4", 70_000),
+    ("a.bin", "<u2", 65_536),
+    ("a.BIN", "<u4", 65_537),
+    ("a.bin", "<u4", 128_256),
+  ],
+)
+def test_ids_are_as_wide_as_they_were_written(tmp_path, name, dtype, size):
+  ids = (np.arange(400) * 7919 % size).astype(dtype)
+  ids[5] = size - 1
+  save = np.save if ".n" in name.lower() else lambda file, x: x.tofile(file)
+  with (tmp_path / name).open("wb") as file:
+    save(file, ids)
+  leaves = {"vocabulary": "ids", "vocab_size": size}
+  task = make(tmp_path / name, "decoder", **leaves)
+  np.testing.assert_array_equal(task._train, ids[:360])
+  np.testing.assert_array_equal(task.tokens("validation"), ids[360:])
+  # Beside ids of another type, which no type but a float has all values of.
+  np.save(tmp_path / "b.npy", np.arange(100, dtype=np.uint64))
+  joined = make(f"{tmp_path / name},{tmp_path / 'b.npy'}", "decoder", **leaves)
+  assert np.issubdtype(joined._train.dtype, np.integer)
+  np.testing.assert_array_equal(
+    [*joined._train, *joined.tokens("validation")], [*ids, *range(100)]
+  )
+
+
+@pytest.mark.parametrize(
+  ("dtype", "size", "options", "message"),
+  [
+    (
+      "<u4",
+      5000,
+      {},
+      "of 16 bits.*: every second one is 0.* of 32 bits; .*32",
+    ),
+    ("<i8", 5000, {}, "of 16 bits.*: every second one is 0.* of 64 bits; .*64"),
+    ("<u8", 70_000, {}, "of 32 bits.*: every second one is 0.* of 64 bits"),
+    ("<u2", 5000, {"vocab_size": 70_000}, "0 to 69999, .* of uint32"),
+    (
+      "<u2",
+      5000,
+      {"vocab_size": 4999},
+      "0 to 4998, .* got 0 to 4999 of uint16",
+    ),
+    (
+      "<u2",
+      9,
+      {"tail": 1},
+      "of 16 bits.*: .* multiple .*; save them as .npy",
+    ),
+    (
+      "<u4",
+      70_000,
+      {"tail": 2},
+      "of 32 bits.*: .* multiple .*; save them as .npy",
+    ),
+  ],
+)
+def test_ids_of_another_width_are_refused(
+  tmp_path, dtype, size, options, message
+):
+  ids = (np.arange(400) * 7919 % size).astype(dtype)
+  ids[7] = size - 1
+  content = ids.tobytes() + b"\0" * options.get("tail", 0)
+  (tmp_path / "a.bin").write_bytes(content)
+  leaves = {"vocabulary": "ids", "vocab_size": options.get("vocab_size", size)}
+  with pytest.raises(tasks.DataError, match=message) as info:
+    make(tmp_path / "a.bin", "decoder", **leaves)
+  assert "\n" not in str(info.value)
+
+
+def test_the_same_bytes_are_other_ids_where_the_vocabulary_is_larger(tmp_path):
+  parts = [tmp_path / f"{i}.bin" for i in range(2)]
+  for path in parts:
+    (np.arange(400) % 2 + np.arange(400) // 2).astype("<u2").tofile(path)
+  path = ",".join(map(str, parts))
+  narrow, wide = (
+    make(path, "decoder", vocabulary="ids", vocab_size=x) for x in (300, 2**25)
+  )
+  assert (len(narrow._train), len(wide._train)) == (720, 360)
+  np.testing.assert_array_equal(
+    wide._train[:200], [i + (i + 1) * 2**16 for i in range(200)]
+  )
+
+
 def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
   ids = np.arange(400, dtype=np.uint16) % 30
   np.save(tmp_path / "a.npy", ids)
