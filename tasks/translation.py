@@ -12,7 +12,7 @@ from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
 from tasks.bucketing import BucketedBatches, Ragged, choose_shapes, fit
 from tasks.corpora import AUTOMATIC_SIZES, TranslationConfig, open_corpus
-from tasks.vocabulary import MODEL_FILE, Subwords, cached_subwords
+from tasks.vocabulary import LIST_FILE, Subwords, cached_subwords
 
 # Vaswani et al. (2017), 6.1: outputs at most 50 tokens longer than the input.
 _EXTRA_LENGTH = 50
@@ -191,7 +191,7 @@ class TranslationTask(base.Task):
     pairs = list(zip(hypotheses, references, strict=True))
     if not pairs:  # SacreBLEU would raise IndexError.
       return {}
-    # Spaces are not the model's to get right: the vocabulary squeezes them.
+    # BLEU does not count spaces either.
     exact = sum(h.split() == r.split() for h, r in pairs) / len(pairs)
     if self._config.source == "numbers":
       return {"exact_match": exact}
@@ -293,7 +293,7 @@ def make(
     config.vocab_size or AUTOMATIC_SIZES[config.source],
     corpus.digest,
   )
-  base.check_vocabulary(workdir, MODEL_FILE, vocabulary.model)
+  base.check_vocabulary(workdir, LIST_FILE, vocabulary.content())
   splits = {
     name: EncodedPairs(corpus.read(name), vocabulary, keep_text=name != "train")
     for name in corpus.splits

@@ -18,9 +18,25 @@ from tasks.base import BOS, EOS, PAD, DataError
 MODEL_FILE = "subwords.model"
 LIST_FILE = "subwords.txt"
 
+_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+_PIECES = ("pad_piece", "bos_piece", "eos_piece", "unk_piece")
+_MARK = "\r"
+"""Ends the names of special tokens in the model: no text has it there."""
+
+_RESERVED = "\0\r▁▅"
+"""What SentencePiece drops or takes for a space."""
+
+_PRIVATE = "\U000f0000\U000f0001\U000f0002\U000f0003"
+"""Private characters that stand for them in the model, and they for these."""
+
+_SWAPS = str.maketrans(_RESERVED + _PRIVATE, _PRIVATE + _RESERVED)
+
 
 class Subwords:
   """Text to ids and back; a SentencePiece model with the ids of `tasks.base`.
+
+  `decode(encode(text))` is the text, whose characters are in the vocabulary: nothing
+  is normalized, and what reads like a special token is text.
 
   Attributes:
     model: the serialised model.
@@ -34,23 +50,31 @@ class Subwords:
 
   def encode(self, lines: Sequence[str]) -> list[list[int]]:
     """Ids of each line, without BOS and EOS; 10 µs a line."""
-    return self._processor.encode(list(lines))
+    return self._processor.encode([line.translate(_SWAPS) for line in lines])
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of ids, up to EOS."""
-    return self._processor.decode(base.until_eos(ids))
+    text = self._processor.decode(base.until_eos(ids))
+    return text.translate(_SWAPS)
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
     """The piece of each id; '▁' stands for the space before a word."""
-    return [self._processor.id_to_piece(int(i)) for i in ids]
+    return [
+      _SPECIAL[i] if i < len(_SPECIAL) else self._processor.id_to_piece(i)
+      for i in map(int, ids)
+    ]
 
   def save(self, directory: pathlib.Path) -> None:
     """Writes the model, and a list that people can read."""
-    pieces = self.labels(range(self.size))
-    content = "".join(f"{i}\t{piece}\n" for i, piece in enumerate(pieces))
     base.save_vocabulary(
-      directory, {MODEL_FILE: self.model, LIST_FILE: content.encode()}
+      directory, {MODEL_FILE: self.model, LIST_FILE: self.content()}
     )
+
+  def content(self) -> bytes:
+    """The piece of each id, a line each, from which the ids of any text follow."""
+    pieces = self.labels(range(self.size))
+    lines = (f"{i}\t{piece}\n" for i, piece in enumerate(pieces))
+    return "".join(lines).encode()
 
   @classmethod
   def load(cls, workdir: pathlib.Path | None) -> "Subwords":
@@ -61,7 +85,8 @@ class Subwords:
 def train_subwords(lines: Iterable[str], size: int) -> bytes:
   """Trains a model on lines of text: the same bytes for the same lines.
 
-  A text too small for `size` pieces gets as many as it supports.
+  A text too small for `size` pieces gets as many as it supports. Characters are
+  taken as they are: references are not normalized, so what is learned must not be.
 
   Raises:
     DataError: fewer pieces than distinct characters.
@@ -69,19 +94,21 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(lines),
+      sentence_iterator=(line.translate(_SWAPS) for line in lines),
       model_writer=model,
       model_type="bpe",
       vocab_size=size,
       hard_vocab_limit=False,
       character_coverage=1.0,
+      normalization_rule_name="identity",
+      remove_extra_whitespaces=False,
+      # Of a longer line not even the characters would be known.
+      max_sentence_length=2**30,
       pad_id=PAD,
       bos_id=BOS,
       eos_id=EOS,
       unk_id=3,
-      pad_piece="<pad>",
-      bos_piece="<bos>",
-      eos_piece="<eos>",
+      **dict(zip(_PIECES, (x + _MARK for x in _SPECIAL), strict=True)),
       num_threads=1,
       minloglevel=2,
     )
@@ -105,7 +132,8 @@ def cached_subwords(lines: Iterable[str], size: int, digest: str) -> Subwords:
     size: pieces wanted.
     digest: names the text.
   """
-  key = f"{digest} {size} {sentencepiece.__version__}"
+  # Raise the number when the same text gets another model.
+  key = f"2 {digest} {size} {sentencepiece.__version__}"
   name = hashlib.sha256(key.encode()).hexdigest()[:16] + ".model"
 
   def write(scratch: pathlib.Path) -> pathlib.Path:

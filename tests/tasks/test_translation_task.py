@@ -13,6 +13,7 @@ from comparison import statistics
 import tasks
 from tasks import cache
 from tasks.translation import TranslationConfig
+from tasks.vocabulary import Subwords, train_subwords
 from tests.tasks.generated_cases import assert_refused
 from tests.tasks.translation_cases import files, make
 
@@ -47,6 +48,51 @@ def test_a_batch_holds_pairs_that_belong_together(folder):
   batch = task.train_batch(0)
   for source, target in zip(batch["source"], batch["targets"], strict=True):
     assert task.decode(source).replace("en", "de") == task.decode(target)
+
+
+ODD = [
+  "… ½ ＡＢ９ e\u0301 é ﬁ ² Å",
+  "a <eos> b <pad><bos> <unk> <s> </s> ⁇ [SEP]",
+  "  two  spaces\tand\u00a0a\u3000tab ",
+  "▁ ▅ \ufeffx\u200by \x00 \x85\u2028z",
+  "a \r b\r",
+  "日本語のテキスト 🙂👩\u200d👩 العربية",
+  "“Quotes” – ’dashes’ — Ｆｕｌｌ ｗｉｄｔｈ！",
+  "long " * 1500 + "Ж",
+]
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_any_text_of_known_characters_comes_back(line):
+  vocabulary = Subwords(train_subwords(ODD, 400))
+  [ids] = vocabulary.encode([line])
+  # It has no special token, and no unknown one.
+  assert min(ids) >= 4
+  assert vocabulary.decode([*ids, 2, 5]) == line
+
+
+def test_references_have_the_bleu_of_a_perfect_translation(tmp_path):
+  """Through the files, the vocabulary and sacrebleu with its defaults."""
+  import sacrebleu
+
+  lines = [x for x in ODD if "\r" not in x]
+  for split, count in (("train", 4), ("val", 2)):
+    for language in ("en", "de"):
+      text = "".join(line + "\n" for line in lines * count)
+      (tmp_path / f"{split}.{language}").write_bytes(text.encode())
+  task = make(**files(tmp_path, vocab_size=400, max_length=4000))
+  batches = [*task.decode_batches("validation")]
+  references = [x for batch in batches for x in batch.references]
+  assert sorted(references) == sorted(lines * 2)
+  decoded = [
+    task.decode(row)
+    for batch in task.eval_batches("validation")
+    for row in batch["targets"]
+    if row.any()
+  ]
+  assert sorted(decoded) == sorted(references)
+  score = sacrebleu.corpus_bleu(sorted(decoded), [sorted(references)])
+  assert score.score == pytest.approx(100)
 
 
 def test_few_shapes_and_little_padding():
@@ -205,7 +251,7 @@ def test_restore_needs_a_run(tmp_path):
 def test_a_run_continues_only_on_the_same_vocabulary(folder, tmp_path):
   make(**files(folder)).save(tmp_path / "run")
   make(workdir=tmp_path / "run", **files(folder))
-  with pytest.raises(tasks.DataError, match=r"subwords\.model does not fit"):
+  with pytest.raises(tasks.DataError, match=r"subwords\.txt does not fit"):
     make(workdir=tmp_path / "run", **files(folder, vocab_size=30))
 
 
@@ -273,6 +319,7 @@ def test_tensorflow_is_never_imported(tmp_path):
   code = f"""
 import sys, json, tasks
 from tasks.translation import TranslationConfig
+from tasks.vocabulary import Subwords, train_subwords
 task = tasks.TASKS["translation"].make(
   TranslationConfig(**{NUMBERS!r}), kind="encoder_decoder",
   batch_size=4, seed=0, workdir=None)
