@@ -90,7 +90,7 @@ def main() -> None:
     choices = settings.choices(model.context)
   except ValueError as error:
     raise ConfigError(f"--{error}") from error
-  records.claim(folder, settings)
+  records.claim(folder, settings, model.data)
   print(f"{folder}: {source.describe(model)}", flush=True)
   if records.read(folder, records.OWN) is None:
     records.write(folder, measure.own(model, settings))

@@ -28,6 +28,9 @@ TWIN = "feed-forward as in dense"
 """Names a row whose feed-forward layers were not narrowed, beside its match."""
 
 _WIDTH = "model.mlp_features"
+_SOURCES = ("model.kind", "model.weights")
+"""Leaves that decide what is read, beside those of the task."""
+
 _NARROW, _DEVIATION = 1 / 2, 0.02
 """Of dense attention's width and parameters: where a row gets a twin."""
 
@@ -174,6 +177,27 @@ def plan(comparison: Comparison) -> list[Run]:
     for seed in choosing or comparison.seed_numbers
     for run in points
   ]
+
+
+def data(runs: Iterable[Run]) -> dict[str, str]:
+  """Name -> digest of the data that runs of a plan read.
+
+  Raises:
+    ConfigError: they cannot be read.
+  """
+  runs_by_data = {}
+  for run in runs:
+    if not run.obstacle:
+      leaves = {
+        leaf: value
+        for leaf, value in run.leaves.items()
+        if leaf.startswith("task.") or leaf in _SOURCES
+      }
+      runs_by_data[run.task, json.dumps(leaves, sort_keys=True)] = run
+  return experiment.data_digests(
+    config_of(run.task, run.mechanism, run.leaves)
+    for run in runs_by_data.values()
+  )
 
 
 def label(run: Mapping[str, Any]) -> str:

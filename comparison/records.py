@@ -10,6 +10,7 @@ from typing import Any
 
 from comparison.plan import Run
 from settings.errors import ConfigError
+from tasks import files
 from training import atomic, metrics, ownership
 
 COMPARISON = "comparison.json"
@@ -48,6 +49,25 @@ def check(workdir: Path, shared: Mapping[str, Any]) -> None:
 def shared(workdir: Path) -> dict[str, Any]:
   """What all runs of a comparison share; empty where there is none."""
   return atomic.read_json(workdir / COMPARISON) or {}
+
+
+def check_data(workdir: Path, home: Path) -> None:
+  """Checks that a run reads what the comparison began with.
+
+  Args:
+    workdir: of the comparison.
+    home: of the run, which has begun.
+
+  Raises:
+    ConfigError: a file has changed since.
+  """
+  data = shared(workdir).get(ownership.DATA, {})
+  for name, digest in files.kept_data(home).items():
+    if data.get(name, digest) != digest:
+      raise ConfigError(
+        f"config.task: {name} is not what the comparison in {workdir} began with; "
+        "restore it or choose a new folder"
+      )
 
 
 def claim(workdir: Path, shared: Mapping[str, Any]) -> None:

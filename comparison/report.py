@@ -25,7 +25,7 @@ from comparison.records import Record
 from comparison.tables import Table
 from comparison.task import Task, divided
 from settings.errors import one_line
-from training import atomic, metrics
+from training import atomic, metrics, ownership
 
 PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
 PLOTS = "plots"
@@ -252,6 +252,7 @@ def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
       "split."
     )
   exclusions = ("tasks", "match_parameters", "budget_seconds", "budget_flops")
+  exclusions += (ownership.DATA,)
   leaves = [
     f"`{leaf} = {value}`"
     for leaf, value in shared.items()

@@ -8,6 +8,7 @@ from comparison import folder as folder_lib
 from comparison.config import Comparison
 from comparison.launch import launch
 from settings.errors import RunError
+from training import ownership
 
 
 def run(
@@ -38,6 +39,7 @@ def run(
     print(line, flush=True)
   if all(run.obstacle for run in runs):
     raise RunError("nothing can be trained; choose other mechanisms or tasks")
+  shared[ownership.DATA] = plan.data(runs)
   seeds = comparison.seed_numbers
   is_chosen = bool(comparison.choosing_seeds)
   records.claim(folder, shared)

@@ -190,6 +190,8 @@ def train(
       stop_at = None if share is None else records.step_at(steps, share)
       meter = usage.Meter()  # To time a step is not to train.
       trial = begin(run.with_num_steps(steps), home, first)
+      # A file may be replaced while other runs train.
+      records.check_data(folder, home)
       spoken = Steps(functools.partial(say, run.identity))
       with contextlib.redirect_stdout(spoken):
         results = loop.run(trial, home, stop_at, signals) if trial else {}

@@ -1,5 +1,6 @@
 """Text files as people have them: UTF-8, plain or gzipped, a line a sentence."""
 
+import collections
 from collections.abc import Iterator
 import contextlib
 import gzip
@@ -39,16 +40,19 @@ def existing_file(text: str) -> pathlib.Path:
   return path
 
 
-_notes: list[dict[str, str]] = []
+Notes = dict[pathlib.Path | str, str]
+"""File, or name of a data set -> SHA-256 of its content."""
+
+_notes: list[Notes] = []
 
 _MOST_NAMES = 1000
 """Of more files one digest is kept, of all of theirs."""
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[dict[str, str]]:
-  """Notes 'folder/name' -> SHA-256 of the content of all that is read meanwhile."""
-  notes = {}
+def noted() -> Iterator[Notes]:
+  """Notes the digests of all that is read meanwhile."""
+  notes: Notes = {}
   _notes.append(notes)
   try:
     yield notes
@@ -56,7 +60,7 @@ def noted() -> Iterator[dict[str, str]]:
     _notes.pop()
 
 
-def note(name: str, content: bytes) -> None:
+def note(name: pathlib.Path | str, content: bytes) -> None:
   """What a run read, for `noted`."""
   if _notes:
     _keep_note(name, hashlib.sha256(content).hexdigest())
@@ -66,41 +70,76 @@ def note_file(path: pathlib.Path) -> str:
   """The digest of a file, unpacked, of which a run reads a part at a time."""
   with opened(path) as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
-  _keep_note(_name(path), digest)
+  _keep_note(path, digest)
   return digest
 
 
-def _keep_note(name: str, digest: str) -> None:
+def _keep_note(name: pathlib.Path | str, digest: str) -> None:
   for notes in _notes:
     notes[name] = digest
 
 
-def _name(path: pathlib.Path) -> str:
-  return "/".join(path.parts[-2:])
+def named(notes: Notes) -> dict[str, str]:
+  """Name -> digest: a folder that moves keeps the names.
+
+  A file has the last two parts of its path, 'folder/name', or as many as no other
+  file has.
+  """
+  names: dict[pathlib.Path | str, str] = {}
+  paths = [key for key in notes if isinstance(key, pathlib.Path)]
+  length = 2
+  while paths:
+    ends = {path: _end(path, length) for path in paths}
+    counts = collections.Counter(ends.values())
+    for path, end in ends.items():
+      if counts[end] == 1 or len(path.parts) <= length:
+        names[path] = end
+    paths = [path for path in paths if path not in names]
+    length += 1
+  return _few({names.get(key, str(key)): x for key, x in notes.items()})
 
 
-def check_data(workdir: pathlib.Path, notes: dict[str, str]) -> bytes:
+def _end(key: pathlib.Path | str, length: int = 2) -> str:
+  return key if isinstance(key, str) else "/".join(key.parts[-length:])
+
+
+def _few(named_digests: dict[str, str]) -> dict[str, str]:
+  if len(named_digests) <= _MOST_NAMES:
+    return named_digests
+  text = repr(sorted(named_digests.items())).encode()
+  name = f"{len(named_digests)} files"
+  return {name: hashlib.sha256(text).hexdigest()}
+
+
+def kept_data(workdir: pathlib.Path) -> dict[str, str]:
+  """Name -> digest of the data that the run in `workdir` began with."""
+  path = vocabulary_path(workdir, DATA)
+  if not path.exists():
+    return {}
+  lines = path.read_text("utf-8", "replace").split("\n")[:-1]
+  return {
+    name: digest for digest, _, name in (x.partition("  ") for x in lines)
+  }
+
+
+def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
   """What is kept of the data of a run, as `sha256sum` has it.
 
   Raises:
     DataError: the run in `workdir` began with other data.
   """
-  if len(notes) > _MOST_NAMES:
-    text = repr(sorted(notes.items())).encode()
-    notes = {f"{len(notes)} files": hashlib.sha256(text).hexdigest()}
-  path = vocabulary_path(workdir, DATA)
-  if path.exists():
-    lines = path.read_text("utf-8", "replace").split("\n")[:-1]
-    began = {
-      name: digest for digest, _, name in (x.partition("  ") for x in lines)
-    }
-    for name in sorted(notes.keys() | began.keys()):
-      if notes.get(name) != began.get(name):
+  digests, began = named(notes), kept_data(workdir)
+  # Earlier versions named every file by two parts.
+  earlier = _few({_end(key): digest for key, digest in notes.items()})
+  if began and began != earlier:
+    for name in sorted(digests.keys() | began.keys()):
+      if digests.get(name) != began.get(name):
+        path = vocabulary_path(workdir, DATA)
         raise DataError(
           f"config.task: {name} is not what the run in {workdir} began with "
           f"({path}); restore it or choose a new folder"
         )
-  lines = (f"{digest}  {name}\n" for name, digest in sorted(notes.items()))
+  lines = (f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
   return "".join(lines).encode()
 
 
@@ -121,7 +160,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
   """Reads a file, unpacking `.gz`; DataError where that cannot be done."""
   with opened(path) as file:
     content = file.read()
-  note(_name(path), content)
+  note(path, content)
   return content
 
 

@@ -4,7 +4,7 @@ The data is read, the model made and traced, so that what does not fit is found
 before anything is compiled or written.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import functools
 from pathlib import Path
@@ -194,6 +194,24 @@ def create(
   return Experiment(
     config, task, model, functions, numbers, start, draw, shapes, generate
   )
+
+
+def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
+  """Name -> digest of all that the tasks of some runs read, and of their weights.
+
+  Args:
+    configs: of the runs, whose data are read now.
+
+  Raises:
+    ConfigError: data are missing or wrong.
+  """
+  with files.noted() as notes:
+    for config in configs:
+      _make_task(config, None, restore=False)
+      if config.weights:
+        for file in sorted(Path(config.weights).glob("*.safetensors")):
+          files.note_file(file)
+  return files.named(notes)
 
 
 def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:

@@ -10,6 +10,9 @@ from typing import Any
 from settings.errors import ConfigError, RunError
 from training import atomic
 
+DATA = "data"
+"""In what a folder holds: name -> digest of the data that all of it is made from."""
+
 
 def check(
   workdir: Path, file: str, what: Mapping[str, Any], kind: str, leaf: str
@@ -19,7 +22,8 @@ def check(
   Args:
     workdir: a folder.
     file: name of the JSON in it that says what it holds.
-    what: that this command would write there, JSON-ready.
+    what: that this command would write there, JSON-ready. Where it and the folder
+      have `DATA`, these must be the same; an earlier version kept none.
     kind: of what it holds, for messages: 'comparison'.
     leaf: what comes before a name of `what` where it is typed: 'config.'.
 
@@ -31,7 +35,7 @@ def check(
     recorded = atomic.read_json(path)
     if recorded is None:
       raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
-    for name in sorted({*recorded, *what}):
+    for name in sorted({*recorded, *what} - {DATA}):
       # A leaf that is None is not one that is left to a file.
       there, here = (
         {x: y[x] for x in [name] if x in y} for y in (recorded, what)
@@ -42,6 +46,14 @@ def check(
           f"{there.get(name, 'not set')!r} there and {here.get(name, 'not set')!r} "
           "here; choose a new folder"
         )
+    if DATA in recorded and DATA in what:
+      there, here = recorded[DATA], what[DATA]
+      for name in sorted({*there, *here}):
+        if there.get(name) != here.get(name):
+          raise ConfigError(
+            f"workdir: {workdir} holds a {kind} of other data: {name} is not what "
+            "it began with; restore it or choose a new folder"
+          )
   elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
     raise ConfigError(
       f"workdir: {workdir} holds other files and no {kind}; choose a new folder"
@@ -58,7 +70,9 @@ def claim(workdir: Path, file: str, what: Mapping[str, Any]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ConfigError(f"workdir: {error}") from error
-  atomic.write_json(workdir / file, what)
+  recorded = atomic.read_json(workdir / file) or {}
+  kept = {DATA: recorded[DATA]} if DATA in recorded else {}
+  atomic.write_json(workdir / file, {**kept, **what})
 
 
 @contextlib.contextmanager

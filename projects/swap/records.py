@@ -31,9 +31,20 @@ def check(workdir: Path, settings: Settings) -> None:
   ownership.check(workdir, SWAP, settings.shared(), "swap", "--")
 
 
-def claim(workdir: Path, settings: Settings) -> None:
-  """Makes `workdir` that of this swap."""
-  ownership.claim(workdir, SWAP, settings.shared())
+def claim(workdir: Path, settings: Settings, data: Mapping[str, str]) -> None:
+  """Makes `workdir` that of this swap.
+
+  Args:
+    workdir: new, or of the same swap.
+    settings: what was typed.
+    data: of its `Source`.
+
+  Raises:
+    ConfigError: its rows were made from other data.
+  """
+  shared = settings.shared() | {ownership.DATA: dict(data)}
+  ownership.check(workdir, SWAP, shared, "swap", "--")
+  ownership.claim(workdir, SWAP, shared)
   for name in (RECORDS, MODELS):
     (workdir / name).mkdir(exist_ok=True)
 

@@ -1,6 +1,7 @@
 """The model as it is, and the text that it is measured on."""
 
 from collections.abc import Mapping
+import hashlib
 from pathlib import Path
 import re
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ from models.transformer import Transformer
 from projects.swap.settings import Settings
 from settings.errors import ConfigError
 import tasks
+from tasks import files
 from tasks import text as text_task
+from training import checkpoint
 
 _LONGEST = 256
 
@@ -52,6 +55,7 @@ class Source(NamedTuple):
     vocabulary: the file that makes ids of a text.
     task: windows of the text, to train on and held out.
     batches: the held-out windows that losses are measured on.
+    data: name -> digest of the text, the vocabulary and the weights.
     places: every self-attention, in the order of the model.
     context: tokens of a window.
   """
@@ -63,6 +67,7 @@ class Source(NamedTuple):
   vocabulary: Path
   task: tasks.Task
   batches: list[tasks.Batch]
+  data: Mapping[str, str]
   places: tuple[Place, ...]
   context: int
 
@@ -112,17 +117,18 @@ def read(settings: Settings) -> Source:
   if not Path(settings.text).is_file():
     raise ConfigError(f"--text: no such file: {settings.text}")
   try:
-    task = text_task.make(
-      text_task.TextConfig(
-        path=settings.text,
-        context=context,
-        eval_batches=settings.batches,
-        tokenizer=str(vocabulary),
-      ),
-      kind=config.kind,
-      batch_size=settings.batch_size,
-      seed=settings.seed,
-    )
+    with files.noted() as notes:
+      task = text_task.make(
+        text_task.TextConfig(
+          path=settings.text,
+          context=context,
+          eval_batches=settings.batches,
+          tokenizer=str(vocabulary),
+        ),
+        kind=config.kind,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+      )
   except ValueError as error:
     raise ConfigError(_as_typed(str(error))) from error
   if task.target_vocab_size > described.vocab_size:
@@ -153,10 +159,16 @@ def read(settings: Settings) -> Source:
     variables=variables,
     vocabulary=vocabulary,
     task=task,
+    data=files.named(notes) | {"--weights": _digest(variables)},
     batches=list(task.eval_batches(task.eval_splits[0])),
     places=places,
     context=context,
   )
+
+
+def _digest(variables: Mapping[str, Any]) -> str:
+  digests = sorted(checkpoint.digests(variables).items())
+  return hashlib.sha256(repr(digests).encode()).hexdigest()
 
 
 def describe(source: Source) -> str:

@@ -39,7 +39,8 @@ _MOST_IDS = 2**16
 def find(path: str) -> list[pathlib.Path]:
   """The files of `task.path`: one, a pattern such as 'data/*.txt', or a list.
 
-  Files of a pattern are in the order of their names.
+  Files of a pattern are in the order of their names. One that several patterns name
+  is read once, where the first names it: twice, it would be trained and held out.
 
   Raises:
     DataError: there is none, or some are text and some are ids.
@@ -47,17 +48,18 @@ def find(path: str) -> list[pathlib.Path]:
   # A comma or a bracket may be a part of a name.
   if os.path.exists(files.typed_path(path)):
     return [files.existing_file(path)]
-  found = []
+  found: dict[str, pathlib.Path] = {}
   for part in filter(None, map(str.strip, path.split(","))):
     matches = sorted(glob.glob(str(files.typed_path(part)), recursive=True))
     if not matches and glob.has_magic(part):
       raise DataError(f"{part}: no file has such a name (task.path)")
-    found += map(files.existing_file, matches or [part])
-  if len({has_ids([file]) for file in found}) > 1:
+    for file in map(files.existing_file, matches or [part]):
+      found.setdefault(os.path.realpath(file), file)
+  if len({has_ids([file]) for file in found.values()}) > 1:
     raise DataError(
       f"{path}: expected files of text or files of ids, got both (task.path)"
     )
-  return found
+  return [*found.values()]
 
 
 def has_ids(paths: Sequence[pathlib.Path]) -> bool:

@@ -28,9 +28,9 @@ class TextConfig:
   """Which text, in which tokens, in pieces of which length.
 
   Attributes:
-    path: a file, a pattern such as 'data/*.txt', or files with commas between; the
-      first 90 % are trained, the rest is held out. Plain UTF-8, or by its suffix
-      .jsonl, .csv, .parquet, and .npy or .bin of ids.
+    path: a file, a pattern such as 'data/*.txt', or files with commas between,
+      each read once; the first 90 % are trained, the rest is held out. Plain
+      UTF-8, or by its suffix .jsonl, .csv, .parquet, and .npy or .bin of ids.
     column: of a file that has columns or keys; '' is 'text'.
     test_share: how much of what is held out, from its end, is a split 'test' that
       nothing is chosen by; the rest is 'validation'.

@@ -153,8 +153,8 @@ MUTANTS = (
   ),
   Mutant(
     "tasks/files.py",
-    "if notes.get(name) != began.get(name):",
-    "if name not in notes:",
+    "if digests.get(name) != began.get(name):",
+    "if name not in digests:",
     (*_RUNS, *_TASKS),
     "a run goes on with other data",
   ),

@@ -89,11 +89,26 @@ def test_files_come_in_the_order_of_a_list_or_of_their_names(plain, tmp_path):
   same(make(", ".join(map(str, parts)), "decoder"), wanted)
   with files.noted() as notes:
     same(make(tmp_path / "[123].*", "decoder"), wanted)
-  assert [*notes] == [f"{tmp_path.name}/{name}" for name in names]
+  assert [*files.named(notes)] == [f"{tmp_path.name}/{name}" for name in names]
   # What has a comma in its name is one file.
   one = tmp_path / "a,b.txt"
   one.write_bytes(plain.read_bytes())
   same(make(one, "decoder"), wanted)
+
+
+def test_a_file_that_two_patterns_name_is_read_once(plain, tmp_path):
+  """Twice, the second time would hold out what the first one trains."""
+  (tmp_path / "1.txt").write_bytes(plain.read_bytes())
+  (tmp_path / "link.txt").symlink_to(tmp_path / "1.txt")
+  (tmp_path / "2.txt").write_text("xyz" * 99)
+  names = "2.txt", "*.txt", "sub/../1.txt", "[1l]*.txt"
+  (tmp_path / "sub").mkdir()
+  found = source.find(",".join(str(tmp_path / name) for name in names))
+  assert [file.name for file in found] == ["2.txt", "1.txt"]
+  same(
+    make(f"{plain}, {plain}, {tmp_path}/plai?", "decoder"),
+    make(plain, "decoder"),
+  )
 
 
 @pytest.mark.parametrize("kind", KINDS)

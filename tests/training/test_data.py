@@ -43,6 +43,32 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path):
   assert (run / "vocabulary" / files.DATA).exists()
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_files_whose_paths_end_alike_are_told_apart(tmp_path, number):
+  paths = [tmp_path / x / "data/train.txt" for x in ("en", "de", "fr/de")]
+  for path in paths:
+    path.parent.mkdir(parents=True)
+    path.write_text(TEXT)
+  given, run = config_of(",".join(map(str, paths))), tmp_path / "run"
+  experiment.begin(given, run)
+  names = {
+    "en/data/train.txt",
+    f"{tmp_path.name}/de/data/train.txt",
+    "fr/de/data/train.txt",
+  }
+  assert set(files.kept_data(run)) == names
+  paths[number].write_text(TEXT[::-1])
+  with pytest.raises(ConfigError, match=r"^config.task: .*train.txt is not wh"):
+    experiment.begin(given, run)
+  # An earlier version kept the last of them, under two parts of its path.
+  paths[number].write_text(TEXT)
+  digest = files.kept_data(run).popitem()[1]
+  kept = run / "vocabulary" / files.DATA
+  kept.write_text(f"{digest}  data/train.txt\n")
+  experiment.begin(given, run)
+  assert set(files.kept_data(run)) == names
+
+
 def test_what_is_noted_is_the_content(tmp_path):
   plain, packed = tmp_path / "a.txt", tmp_path / "b.txt.gz"
   plain.write_text(TEXT)
@@ -52,7 +78,7 @@ def test_what_is_noted_is_the_content(tmp_path):
       files.read_bytes(path)
   files.read_bytes(tmp_path / "a.txt")
   folder = tmp_path.name
-  assert [*notes] == [f"{folder}/a.txt", f"{folder}/b.txt.gz"]
+  assert [*files.named(notes)] == [f"{folder}/a.txt", f"{folder}/b.txt.gz"]
   assert len(set(notes.values())) == 1
 
 

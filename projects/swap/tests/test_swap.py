@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import models
 from projects.swap import finetune, measure, records, scores, source, variant
@@ -147,6 +148,34 @@ def test_a_fault_is_one_line_and_writes_nothing(finished, place, tmp_path):
     assert message in commands.fault(found)
     assert not found[1]
   assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+  ("name", "told"),
+  [
+    ("input.txt", "input.txt"),
+    ("gpt2/tokenizer.json", "gpt2/tokenizer.json"),
+    ("gpt2/model.safetensors", "--weights"),
+  ],
+)
+def test_data_that_were_replaced_are_told(tmp_path, name, told):
+  asked, model = cases.read("gpt2", tmp_path)
+  out = tmp_path / "out"
+  records.claim(out, asked, model.data)
+  records.claim(out, asked, source.read(asked).data)
+  file = tmp_path / name
+  if name == "input.txt":
+    file.write_text(file.read_text()[::-1].replace("w", " w"))
+  elif name.endswith(".json"):
+    cases.write_tokenizer(file, "gpt2", words=29)
+  else:
+    tensors = load_file(file)
+    first = sorted(tensors)[0]
+    save_file(tensors | {first: -tensors[first]}, file)
+  with pytest.raises(
+    ValueError, match=f"a swap of other data: .*{told} is not"
+  ):
+    records.claim(out, asked, source.read(asked).data)
 
 
 @pytest.mark.parametrize(
