@@ -133,7 +133,7 @@ class Characters(Units):
     """Reads the `characters.json` that a run wrote, or raises DataError."""
     try:
       characters = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
       raise DataError(f"task.tokenizer: {file} is not JSON: {error}") from error
     if not isinstance(characters, list) or not all(
       isinstance(one, str) and len(one) == 1 for one in characters
@@ -251,7 +251,7 @@ class Ids(Units):
     """Reads the `ids.json` that a run wrote, or raises DataError."""
     try:
       return cls(int(json.loads(content)), extra)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
       raise DataError(f"task.tokenizer: {file} is no number of ids") from error
 
   def _spell(self, text: str) -> list[int]:

@@ -1,5 +1,6 @@
 """Classification of texts: one label for a whole sequence."""
 
+import collections
 from collections.abc import Iterator, Sequence
 import csv
 import pathlib
@@ -13,11 +14,13 @@ from settings.fields import STRICT, Count, Share, check
 from tasks import base, vocabularies
 from tasks.base import Batch, DataError
 from tasks.bucketing import Ragged
-from tasks.files import existing_file, read_lines
+from tasks.files import existing_file, long_cells, read_lines, suffix
 from tasks.generated import answers_at
 from tasks.labelled import LabelledTask, load_names
 from tasks.special_tokens import OWN_ENCODER
 from tasks.vocabularies import Vocabulary
+
+_HEADER = ["label", "text"]
 
 Row = tuple[str, str]
 """Label and text."""
@@ -44,7 +47,8 @@ class ClassificationConfig:
   """Where texts and labels come from, and in which tokens they are read.
 
   Attributes:
-    path: a file of rows LABEL<tab>TEXT, or LABEL,TEXT where it ends in .csv.
+    path: a file of rows LABEL<tab>TEXT, or LABEL,TEXT where it ends in .csv, with a
+      header `label,text` or without one.
     dataset: in place of a file, a name in the TFDS catalogue; the set needs the
       features 'text' and 'label'.
     held_out: share of rows that are held out, where there is no split for it.
@@ -188,10 +192,11 @@ def make(
 
 
 def read_rows(path: str, held_out: float) -> LabelledTexts:
-  """Reads a file of a label and a text in each row, without a header.
+  """Reads a file of a label and a text in each row.
 
   A name that ends in `.csv` or `.csv.gz` is read as comma-separated values with
-  quotes; any other file has a tab behind the label.
+  quotes; any other file has a tab behind the label. A header with the names
+  `label` and `text` is read as one, and says which columns of a `.csv` these are.
 
   Args:
     path: as it was typed.
@@ -199,12 +204,18 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
       alone.
 
   Raises:
-    DataError: a missing or undecodable file, a row without a label or text, or
-      too few rows.
+    DataError: a missing or undecodable file, a row without a label or text, what
+      seems to be a header with other names, or too few rows.
   """
   file = existing_file(path)
-  is_csv = file.name.removesuffix(".gz").endswith(".csv")
-  rows = list(_csv(file) if is_csv else _tabbed(file))
+  rows = list(_csv(file) if suffix(file) == ".csv" else _tabbed(file))
+  counts = collections.Counter(label for label, _ in rows)
+  first, *others = counts.values() or [0]
+  if first == 1 and len(others) > 1 and min(others) > 1:
+    raise DataError(
+      f"{file}, first row: no other row has its label {rows[0][0]!r}, as of a "
+      "header; name its columns label and text, or leave it out"
+    )
   return _split(rows, held_out, str(file))
 
 
@@ -272,19 +283,33 @@ def _tabbed(file: pathlib.Path) -> Iterator[Row]:
     label, tab, text = line.partition("\t")
     if not tab or not label or not text.strip():
       raise DataError(f"{file}, line {number}: expected LABEL<tab>TEXT")
-    yield label, text
+    names = [cell.strip().lower() for cell in (label, text)]
+    if number > 1 or sorted(names) != sorted(_HEADER):
+      yield label, text
+    elif names != _HEADER:
+      raise DataError(f"{file}, line 1: expected label<tab>text, got {line!r}")
 
 
 def _csv(file: pathlib.Path) -> Iterator[Row]:
   lines = (line + "\n" for line in read_lines(file))
   reader = csv.reader(lines, strict=True)
+  width, places = 0, (0, 1)
   try:
-    for row in reader:
-      if len(row) != 2 or not row[0] or not row[1].strip():
-        raise DataError(
-          f"{file}, line {reader.line_num}: expected LABEL,TEXT, got "
-          f"{len(row)} columns"
+    with long_cells():
+      for row in filter(None, reader):
+        if not width:
+          width, names = 2, [cell.strip().lower() for cell in row]
+          if {*_HEADER} <= {*names}:
+            width, places = len(row), tuple(map(names.index, _HEADER))
+            continue
+        label, text = (
+          (row[place] for place in places) if len(row) == width else ("", "")
         )
-      yield row[0], row[1]
+        if not label or not text.strip():
+          raise DataError(
+            f"{file}, line {reader.line_num}: expected LABEL,TEXT, got "
+            f"{len(row)} columns"
+          )
+        yield label, text
   except csv.Error as error:
     raise DataError(f"{file}, line {reader.line_num}: {error}") from error

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterator
 import contextlib
+import csv
 import gzip
 import hashlib
 import logging
@@ -147,13 +148,28 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
 def opened(path: pathlib.Path) -> Iterator[Any]:
   """A file as bytes, `.gz` unpacked; DataError where that cannot be done."""
   try:
-    is_packed = path.suffix == ".gz"
+    is_packed = path.suffix.lower() == ".gz"
     with gzip.open(path) if is_packed else path.open("rb") as file:
       yield file
   except (gzip.BadGzipFile, EOFError, zlib.error) as error:
     raise DataError(f"{path}: damaged gzip file ({error})") from error
   except OSError as error:
     raise DataError(f"{path}: {error.strerror}") from error
+
+
+def suffix(path: pathlib.Path) -> str:
+  """What says how a file is read: '.jsonl' of 'a.JSONL.gz'."""
+  return pathlib.Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+@contextlib.contextmanager
+def long_cells() -> Iterator[None]:
+  """The module csv refuses cells of more than 131,072 characters; not within this."""
+  limit = csv.field_size_limit(2**31 - 1)
+  try:
+    yield
+  finally:
+    csv.field_size_limit(limit)
 
 
 def read_bytes(path: pathlib.Path) -> bytes:

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 
 from tasks import base
-from tasks.base import Batch
+from tasks.base import Batch, DataError
 
 _FILE = "labels.json"
 
@@ -86,4 +86,11 @@ class LabelledTask(base.Task):
 
 def load_names(workdir: pathlib.Path | None) -> list[str]:
   """Reads the labels of a run, or raises DataError."""
-  return json.loads(base.load_vocabulary(workdir, _FILE))
+  content = base.load_vocabulary(workdir, _FILE)
+  try:
+    names = json.loads(content)
+  except (ValueError, RecursionError) as error:
+    raise DataError(f"{_FILE} of {workdir}: not JSON ({error})") from error
+  if not isinstance(names, list) or not all(isinstance(x, str) for x in names):
+    raise DataError(f"{_FILE} of {workdir}: expected a list of labels")
+  return names

@@ -137,7 +137,7 @@ def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
     DataError: what is wrong with a file, in one line.
   """
   for number, path in enumerate(paths):
-    read = _READERS.get(suffix(path))
+    read = _READERS.get(files.suffix(path))
     if read is None and column:
       raise DataError(
         f"task.column: {path} is plain text, which has no columns; expected "
@@ -153,11 +153,6 @@ def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
       yield block
     if number < len(paths) - 1 and not block.endswith("\n"):
       yield "\n"
-
-
-def suffix(path: pathlib.Path) -> str:
-  """What says how a file is read: '.jsonl' of 'a.jsonl.gz'."""
-  return pathlib.Path(path.name.removesuffix(".gz")).suffix
 
 
 def _rows(
@@ -176,7 +171,8 @@ def _rows(
       text.encode()
     except UnicodeEncodeError as error:  # JSON can have half a pair of UTF-16.
       raise DataError(f"{path}, row {number}: {one_line(error)}") from error
-    yield text + "\n"
+    # As of a plain file.
+    yield text.replace("\r\n", "\n") + "\n"
 
 
 def _check_column(place: Any, column: str, names: Sequence[str]) -> None:
@@ -190,16 +186,17 @@ def _check_column(place: Any, column: str, names: Sequence[str]) -> None:
 def _json_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   with files.opened(path) as file:
     for number, line in enumerate(file, 1):
+      if not line.strip():
+        continue
       try:
-        row = json.loads(line) if line.strip() else None
-      except ValueError as error:
+        row = json.loads(line)
+      except (ValueError, RecursionError) as error:
         raise DataError(
           f"{path}, line {number}: not JSON ({one_line(error)})"
         ) from error
-      if row is not None:
-        names = [*row] if isinstance(row, dict) else []
-        _check_column(f"{path}, line {number}", column, names)
-        yield row[column]
+      names = [*row] if isinstance(row, dict) else []
+      _check_column(f"{path}, line {number}", column, names)
+      yield row[column]
 
 
 def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
@@ -207,11 +204,15 @@ def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   try:
     with (
       files.opened(path) as file,
-      io.TextIOWrapper(file, "utf-8-sig") as text,
+      io.TextIOWrapper(file, "utf-8-sig", newline="") as text,
+      files.long_cells(),
     ):
-      header = next(csv.reader(text), ())
+      # pyarrow, too, passes over empty lines.
+      header = next(filter(None, csv.reader(text)), ())
   except UnicodeDecodeError as error:
     raise DataError(f"{path}: expected UTF-8, {one_line(error)}") from error
+  except csv.Error as error:
+    raise DataError(f"{path}: {one_line(error)}") from error
   _check_column(path, column, header)
   with files.opened(path) as file, _faults_of(path):
     batches = pyarrow.open_csv(

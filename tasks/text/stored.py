@@ -109,7 +109,7 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
   if len(mapped) > 1:
     dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in mapped]
     # The same bytes are other ids behind a header, or where they are wider.
-    suffixes = [source.suffix(path) for path in paths]
+    suffixes = [files.suffix(path) for path in paths]
 
     def write(scratch: pathlib.Path) -> pathlib.Path:
       return _write(scratch / "ids", mapped, dtype)
@@ -160,7 +160,7 @@ def _on_disk(
     given = hashlib.sha256(opened.content()).hexdigest()
   made = config.column, config.vocabulary, config.vocab_size, given, extra, also
   # The same bytes are another text as JSON Lines.
-  suffixes = [source.suffix(path) for path in paths]
+  suffixes = [files.suffix(path) for path in paths]
   place = cache.folder("texts") / _key(*made, suffixes, digests)
   folder = cache.prepare(place, write)
   vocabulary = vocabularies.open_file(str(folder), extra)

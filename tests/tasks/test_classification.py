@@ -1,5 +1,7 @@
 """Classification of texts: files, splits, rows, faults."""
 
+import csv
+import gzip
 import math
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 import tasks
-from tasks.classification import ClassificationConfig
+from tasks.classification import ClassificationConfig, read_rows
 from tests.tasks import generated_cases
 from tests.tasks.generated_cases import assert_refused
 from tests.tasks.text_cases import BERT, GPT, words_tokenizer
@@ -94,6 +96,58 @@ def test_values_between_commas(tmp_path, path):
   assert {label for label, _ in found} == set(NAMES)
 
 
+@pytest.mark.parametrize(
+  ("name", "header", "row"),
+  [
+    ("rows.csv", "label,text", "{0},{1}"),
+    ("rows.CSV", " Label ,TEXT", "{0},{1}"),
+    ("rows.csv", "text,label", "{1},{0}"),
+    ("rows.csv.gz", "id,text,score,label", "7,{1},0.5,{0}"),
+    ("rows.csv", "\nlabel,text", "\n{0},{1}"),
+    ("rows.tsv", "Label\ttext", "{0}\t{1}"),
+  ],
+)
+def test_a_header_is_no_row(path, tmp_path, name, header, row):
+  lines = [header, *(row.format(label, text) for label, text in rows())]
+  content = "".join(f"{line}\n" for line in lines).encode()
+  file = tmp_path / name
+  file.write_bytes(gzip.compress(content) if ".gz" in name else content)
+  found, wanted = make(file), make(path)
+  assert found.names == wanted.names == NAMES
+  for batches in zip(
+    [found.train_batch(0), *found.eval_batches("validation")],
+    [wanted.train_batch(0), *wanted.eval_batches("validation")],
+    strict=True,
+  ):
+    np.testing.assert_array_equal(*(batch["source"] for batch in batches))
+    np.testing.assert_array_equal(*(batch["targets"] for batch in batches))
+
+
+def test_a_label_of_one_row_alone_is_no_header_elsewhere(tmp_path):
+  lines = ["a\tx"] * 9 + ["b\ty"] * 9
+  file = tmp_path / "rows.tsv"
+  for place in (1, 18):
+    file.write_text("\n".join([*lines[:place], "rare\tz", *lines[place:]]))
+    assert make(file).names == ["a", "b", "rare"]
+
+
+def test_a_cell_may_be_long(tmp_path):
+  file = tmp_path / "rows.csv"
+  long = "y" * 140_000
+  file.write_text("a,x\n" * 9 + f"b,{long}\n" * 9)
+  assert set(read_rows(str(file), 0.1).train) == {("a", "x"), ("b", long)}
+  assert csv.field_size_limit() == 131_072
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "{}", "[1]", "a"])
+def test_labels_of_a_run_that_are_damaged_are_one_line(path, tmp_path, content):
+  make(path).save(tmp_path / "run")
+  (tmp_path / "run/vocabulary/labels.json").write_text(content)
+  with pytest.raises(tasks.DataError, match=r"^labels\.json of ") as info:
+    make(path, workdir=tmp_path / "run", restore=True)
+  assert "\n" not in str(info.value)
+
+
 @pytest.mark.parametrize("first", [0, 5])
 def test_a_tokenizer_of_bert_is_used_as_it_is(path, tmp_path, first):
   (tmp_path / "tokenizer.json").write_bytes(words_tokenizer(BERT, first))
@@ -146,6 +200,24 @@ def test_save_and_restore_without_the_file(path, tmp_path, vocabulary):
     ("rows.tsv", "a\tx\n" * 9, "expected at least 2 labels among 8 rows"),
     ("rows.csv", "a,x\na,x,y\n", "line 2: expected LABEL,TEXT, got 3 columns"),
     ("rows.csv", 'a,x\na,"x\n', "line 2: unexpected end of data"),
+    (
+      "rows.csv",
+      "text,label,id\nx,a\n",
+      "line 2: expected LABEL,TEXT, got 2 c",
+    ),
+    ("rows.csv", "label,text\n" + "a,x\n" * 9, "expected at least 2 labels am"),
+    ("rows.tsv", "label\ttext\n" + "a\tx\n" * 9, "expected at least 2 labels"),
+    ("rows.tsv", "text\tlabel\nx\ta\n", "line 1: expected label<tab>text, got"),
+    (
+      "rows.csv",
+      "sentiment,review\n" + "a,x\nb,y\n" * 9,
+      "first row: no other row has its label 'sentiment', as of a header; name",
+    ),
+    (
+      "rows.tsv",
+      "sentiment\treview\n" + "a\tx\nb\ty\n" * 9,
+      "first row: no other row has its label 'sentiment', as of a header; name",
+    ),
   ],
 )
 def test_faults_are_one_line(tmp_path, name, content, message):

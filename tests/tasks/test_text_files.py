@@ -23,6 +23,7 @@ def write(folder, name, rows=ROWS, column="text"):
   path = folder / name
   table = {"number": range(len(rows)), column: rows}
   columns = [*table.values()]
+  name = name.lower()
   if ".jsonl" in name:
     lines = (
       dict(zip(table, row, strict=True)) for row in zip(*columns, strict=True)
@@ -67,14 +68,39 @@ def plain(tmp_path):
   [
     ("a.jsonl", "text"),
     ("a.jsonl.gz", "body"),
+    ("a.JSONL", "text"),
+    ("a.Jsonl.GZ", "body"),
     ("a.csv", "body"),
+    ("a.CSV", "text"),
     ("a.parquet", "text"),
+    ("a.Parquet", "body"),
   ],
 )
 def test_a_column_is_the_text_of_its_rows(plain, tmp_path, kind, name, column):
   path = write(tmp_path, name, column=column)
   leaf = {} if column == "text" else {"column": column}
   same(make(path, kind, **leaf), make(plain, kind))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_line_ends_within_a_row_are_those_of_a_plain_file(tmp_path, name):
+  rows = ['one\r\ntwo, "three"', "\r\n", "", "four\n", "x" * 140_000, "é"]
+  text = "".join(row + "\n" for row in rows).replace("\r\n", "\n")
+  path = write(tmp_path, name, rows=rows)
+  assert "".join(source.text_blocks([path], "")) == text
+
+
+@pytest.mark.parametrize("before", ["\n", "\n\r\n\n", "\ufeff", "\ufeff\n"])
+def test_a_header_may_come_behind_empty_lines(tmp_path, before):
+  path = tmp_path / "a.csv"
+  path.write_bytes(f"{before}number,text\n1,one\n\n2,two\n".encode())
+  assert "".join(source.text_blocks([path], "")) == "one\ntwo\n"
+
+
+def test_empty_lines_of_json_are_no_rows(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_text('\n{"text": "one"}\n \n\n{"text": "two"}')
+  assert "".join(source.text_blocks([path], "")) == "one\ntwo\n"
 
 
 def test_files_come_in_the_order_of_a_list_or_of_their_names(plain, tmp_path):
@@ -309,6 +335,11 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
     ("f.npy", {"vocabulary": "ids"}, "integers along one axis, got float64"),
     ("odd.bin", {"vocabulary": "ids"}, "odd.bin: .*multiple"),
     ("bad.jsonl", {}, "bad.jsonl, line 2: not JSON"),
+    ("null.jsonl", {}, "null.jsonl, line 2: expected task.column among no na"),
+    ("none.jsonl", {}, "none.jsonl, row 2: expected text in 'text' .* None"),
+    ("list.jsonl", {}, "list.jsonl, line 1: expected task.column among no na"),
+    ("deep.jsonl", {}, "deep.jsonl, line 2: not JSON .*recursion"),
+    ("wide.csv", {}, "wide.csv: expected task.column among number, xxxx"),
     ("half.jsonl", {}, r"half.jsonl, row 1: .*surrogates"),
     ("bad.parquet", {}, "bad.parquet: .*Parquet"),
     ("bad.csv", {}, "bad.csv: .*(columns|UTF8|UTF-8)"),
@@ -323,6 +354,12 @@ def test_a_fault_is_one_line(tmp_path, name, options, message):
   np.save(tmp_path / "f.npy", np.ones(9))
   (tmp_path / "odd.bin").write_bytes(b"abc")
   (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text"')
+  (tmp_path / "null.jsonl").write_text('{"text": "a"}\nnull\n')
+  (tmp_path / "none.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
+  (tmp_path / "list.jsonl").write_text('["text"]\n')
+  deep = '{"a":' * 200_000
+  (tmp_path / "deep.jsonl").write_text('{"text": "a"}\n' + deep + "\n")
+  (tmp_path / "wide.csv").write_text(f"number,{'x' * 140_000}\n1,2\n")
   (tmp_path / "half.jsonl").write_text('{"text": "a \\ud800"}\n')
   (tmp_path / "bad.parquet").write_bytes(b"PAR1 and more PAR0")
   (tmp_path / "bad.csv").write_bytes(b"text,b\n1,2\n1,2,3\n")
