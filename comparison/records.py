@@ -239,11 +239,17 @@ def evaluations(workdir: Path, run: Run) -> dict[int, dict[str, Any]]:
 
 
 def loss_at(workdir: Path, run: Run, share: float) -> float | None:
-  """Held-out loss after a share of the steps; None where a run is not there yet."""
+  """Held-out loss after a share of the steps; None where a run is not there yet.
+
+  Of a run that `patience` has ended before, it is the last one.
+  """
   count = steps(workdir, run)
   if count is None:
     return None
-  line = evaluations(workdir, run).get(step_at(count, share))
+  step, lines = step_at(count, share), evaluations(workdir, run)
+  if lines and status(workdir, run) == DONE:
+    step = min(step, max(lines))
+  line = lines.get(step)
   return None if line is None else line["loss"]
 
 

@@ -23,6 +23,7 @@ class Trainer:
   Attributes:
     loss: (run, step) -> loss on the first held-out split; may raise.
     metrics: (run, step) -> other metrics there.
+    end: run -> step at which `patience` ends it; None where it does not.
     calls: (run, where it was to stop), as they came.
     measured: identities, as they came.
     died: why the process ends after it has done all; empty where it does not.
@@ -31,6 +32,7 @@ class Trainer:
   def __init__(self, monkeypatch):
     self.loss = lambda run, step: 1.0
     self.metrics = lambda run, step: {}
+    self.end = lambda run: None
     self.calls, self.measured, self.processes, self.died = [], [], [], ""
     monkeypatch.setattr(worker, "run", self.process)
     monkeypatch.setattr(worker, "begin", self.begin)
@@ -54,7 +56,7 @@ class Trainer:
   def begin(self, run, home, first):
     """`worker.begin`; the run itself stands for all that is made of it."""
     steps = [line["step"] for line in worker.metrics.read(home)]
-    return None if run.steps in steps else run
+    return None if {run.steps, self.end(run)} & {*steps} else run
 
   def train(self, run, home, stop_at, signals):
     """`loop.run`: one line for each of two held-out splits at the end."""
@@ -62,6 +64,8 @@ class Trainer:
     self.calls.append((run, stop_at))
     home.mkdir(parents=True, exist_ok=True)
     step = stop_at or run.steps or run.leaves["num_steps"]
+    if (end := self.end(run)) is not None and end <= step:
+      step, stop_at = end, None
     loss = self.loss(run, step)
     splits = ("validation",) if stop_at else ("validation", "test")
     with (home / "metrics.jsonl").open("a") as file:

@@ -127,6 +127,30 @@ def test_halving_is_warned_of_where_a_task_is_all_or_nothing(
   assert not choose.warning(plan.plan(whole), whole)
 
 
+@pytest.mark.parametrize("loss", [1.650, 1.997])
+def test_a_run_that_patience_ends_before_a_rung_counts_by_its_last_line(
+  folder, trainer, loss
+):
+  """0.003 ends at step 6 of 40, before the rungs at 10 and 20."""
+  losses = {0.001: 2.5, 0.003: loss, 0.01: 1.996}
+  trainer.loss = lambda run, step: losses[run.leaves[RATE]] + 1 / (9 * step)
+  trainer.end = lambda run: 6 if run.leaves[RATE] == 0.003 else None
+  run_lib.run(compared(halving={"rungs": (0.25, 0.5)}), folder)
+  chosen = 0.003 if loss < 1.99 else 0.01
+  assert {rate for rate, _ in reported(folder)} == {chosen}
+  tried = calls(trainer)
+  # To all rungs, or until it is worse than what goes on; never twice.
+  assert tried[0.003, 10_000] == [10]
+  assert tried[0.001, 10_000] == [10]
+  assert tried[0.01, 10_000] == (
+    [10, 20] if chosen == 0.003 else [10, 20, "end"]
+  )
+  found, _ = records.read(folder)
+  ended = [r for r in found if r["grid"][RATE] == 0.003 and r["choosing"]]
+  assert {r["status"] for r in ended} == {records.DONE}
+  assert all(r["history"][-1]["step"] == 6 for r in ended)
+
+
 def test_of_three_points_two_go_on(folder, trainer):
   trainer.loss = by_rate
   run_lib.run(compared(halving={"rungs": (0.5,)}), folder)
