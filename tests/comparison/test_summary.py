@@ -5,6 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
+import sacrebleu
 
 from comparison import frame, style, tables, task
 from comparison import summary as summary_lib
@@ -390,6 +391,116 @@ def test_bleu_is_compared_over_sentences_and_common_seeds():
   for record in records:
     del record["sentences"]
   assert tables.bleu(found) is None
+
+
+def test_bleu_pairs_seeds_by_their_numbers():
+  """The rows have seeds 1 and 2 in common, in another order and at other places."""
+  from tests.comparison import test_statistics as cases
+
+  lines, records, score = cases.references(40), [], {}
+  for attention, wrong in (
+    ("dense", {0: 0.05, 1: 0.1, 2: 0.3}),
+    ("linear", {5: 0.1, 2: 0.6, 1: 0.4}),
+  ):
+    for seed, share in wrong.items():
+      statistics = cases.counts(lines, share, seed)
+      sums = [int(x) for x in statistics.sum(axis=0)]
+      score[attention, seed] = sacrebleu.BLEU.compute_bleu(
+        sums[:4], sums[4:8], *sums[8:], smooth_method="exp"
+      ).score
+      final = {"step": 9, "split": "test", "loss": 1.0}
+      final["bleu"] = score[attention, seed]
+      records.append(
+        run(attention, seed, 0.0)
+        | {"final": final, "history": [final], "sentences": statistics.tolist()}
+      )
+  records = records[:3] + [records[i] for i in (4, 3, 5)]
+  shown = tables.bleu(task.by_task(records)["recall"]).frame()
+  expected = np.mean(
+    [score["linear", seed] - score["dense", seed] for seed in (1, 2)]
+  )
+  assert shown["BLEU − best"].tolist() == [f"{expected:+.2f}"]
+
+
+METRICS = (
+  *("bleu", "exact_match", "last_accuracy", "accuracy", "error_rate"),
+  *("bits_per_character", "token_accuracy", "loss", "unigram_loss"),
+  *("bigram_loss", "sequence_accuracy", "perplexity", "return"),
+)
+MEASURED = (
+  *("forward_flops", "train_flops", "step_seconds", "tokens_per_second"),
+  *("temp_bytes", "device_peak_bytes", "decode_tokens_per_second"),
+  *("cache_bytes", "compile_seconds", "approximation_error"),
+)
+PLANNED = (
+  *("parameters", "seconds", "peak_bytes"),
+  *("feed_forward", "dense_feed_forward", "dense_parameters"),
+)
+
+
+@pytest.mark.parametrize("name", [*METRICS, *MEASURED, *PLANNED])
+def test_every_number_of_a_row_is_the_mean_of_its_seeds(name):
+  """1, 2 and 6 have the mean 3 and the median 2."""
+  records = runs("dense", [0.5, 0.5, 0.5])
+  for record, value in zip(records, (1.0, 6.0, 2.0), strict=True):
+    # Of a record that does not say it, it is looked up in dense attention's.
+    record["dense_parameters"] = 100
+    if name in METRICS:
+      record["final"] = record["final"] | {name: value}
+      record["history"] = [*record["history"][:-1], record["final"]]
+    elif name in MEASURED:
+      record["measured"] = {name: value}
+    else:
+      record[name] = value
+  row = summarize(records).loc["dense"]
+  assert row[name] == pytest.approx(3.0)
+  if name == row["metric"]:
+    lower = name in ("error_rate", "bits_per_character", "loss")
+    assert row["mean"] == pytest.approx(3.0)
+    assert (row["best"], row["worst"]) == ((1, 6) if lower else (6, 1))
+
+
+@pytest.mark.parametrize(
+  ("name", "value", "title", "text"),
+  [
+    ("parameters", 1234.0, "parameters", "1,234"),
+    ("forward_flops", 2.5e9, "forward, GFLOP", "2.5"),
+    ("train_flops", 7.5e12, "update, GFLOP", "7,500"),
+    ("step_seconds", 0.0125, "step, ms", "12.5"),
+    ("tokens_per_second", 4321.0, "training, tokens/s", "4,321"),
+    ("temp_bytes", 3 * 2**20, "temporaries, MiB", "3"),
+    ("device_peak_bytes", 5 * 2**20, "device peak, MiB", "5"),
+    ("decode_tokens_per_second", 98.76, "decoding, tokens/s", "98.8"),
+    ("cache_bytes", 6 * 2**10, "cache and state, KiB", "6"),
+    ("compile_seconds", 1.25, "compiling, s", "1.25"),
+    ("seconds", 90.0, "run, min", "1.5"),
+    ("peak_bytes", 7 * 2**20, "process peak, MiB", "7"),
+  ],
+)
+def test_every_cost_is_shown_in_its_unit(name, value, title, text):
+  assert len(summary_lib.COSTS) == 12
+  records = [*runs("dense", [0.9]), *runs("linear", [0.5])]
+  for record, factor in zip(records, (1, 2), strict=True):
+    # A table of costs has two at least.
+    other = "parameters" if name != "parameters" else "seconds"
+    numbers = {name: value * factor, other: 64.0}
+    record["measured"] = numbers
+    record |= {k: x for k, x in numbers.items() if k in PLANNED}
+  shown = tables.cost(summary_lib.summarize(frame.runs(records))).frame()
+  assert shown[title][0] == text
+
+
+@pytest.mark.parametrize("name", MEASURED[2:3] + MEASURED[6:7] + MEASURED[8:9])
+@pytest.mark.parametrize("cores", [0.26, 0.24])
+def test_a_measured_time_needs_an_idle_machine(name, cores):
+  """More than a quarter of a core of other programs, as docs/comparing.md says."""
+  load = {"measured_others_cores": cores}
+  records = [
+    run("dense", 0, 0.5, measured={name: 9.0, **load}),
+    run("dense", 1, 0.5, measured={name: 1.0, "measured_others_cores": 0.0}),
+  ]
+  mean = 1.0 if cores > 0.25 else 5.0
+  assert summarize(records).loc["dense", name] == mean
 
 
 def test_no_two_mechanisms_look_alike():
