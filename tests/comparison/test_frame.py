@@ -1,0 +1,144 @@
+"""Every field of a run goes from the plan to its record and to its column."""
+
+import dataclasses
+import json
+
+import pytest
+
+from comparison import frame, records
+from comparison.plan import Run
+
+LEAVES = {"seed": 3, "model.features": 24}
+RUN = Run(
+  task="recall",
+  attention="mine",
+  mechanism="delta",
+  seed=3,
+  leaves=LEAVES,
+  grid={"optimizer.learning_rate": 0.25},
+  across={"model.features": 24},
+  width="dense",
+  choosing=True,
+  at_edge=("optimizer.learning_rate",),
+  parameters=11,
+  unmatched_parameters=12,
+  feed_forward=13,
+  dense_feed_forward=14,
+  dense_parameters=15,
+  slots="decoder delta",
+  options="chunk_size=8",
+  learning_rate=0.125,
+  steps=16,
+  length=17,
+  solved_at=0.875,
+)
+WRITTEN = {
+  "task": "recall",
+  "attention": "mine",
+  "seed": 3,
+  "grid": {"optimizer.learning_rate": 0.25},
+  "across": {"model.features": 24},
+  "row": "recall, mine, features=24, feed-forward as in dense",
+  "width": "dense",
+  "choosing": True,
+  "at_edge": ["optimizer.learning_rate"],
+  "parameters": 11,
+  "unmatched_parameters": 12,
+  "feed_forward": 13,
+  "dense_feed_forward": 14,
+  "dense_parameters": 15,
+  "slots": "decoder delta",
+  "options": "chunk_size=8",
+  "learning_rate": 0.125,
+  "length": 17,
+  "solved_at": 0.875,
+  "arguments": [
+    "--config=configs/recall.py:delta",
+    "--config.seed=3",
+    "--config.model.features=24",
+  ],
+  "reason": "",
+  "status": "failed",
+}
+MEASURED = {
+  "seconds": 61.0,
+  "cpu_seconds": 62.0,
+  "peak_bytes": 63.0,
+  "others_cores": 0.5,
+  "together": 2,
+}
+
+
+@pytest.fixture
+def record(tmp_path):
+  records.write(tmp_path, RUN, status="failed", **MEASURED)
+  (path,) = (tmp_path / records.RECORDS).iterdir()
+  assert path.stem == RUN.identity
+  return records.of(tmp_path, RUN.identity)
+
+
+@pytest.mark.parametrize("name", {**WRITTEN, **MEASURED})
+def test_every_field_is_written(record, name):
+  assert record[name] == {**WRITTEN, **MEASURED}[name]
+
+
+def test_no_field_is_written_that_nobody_asks_for(record):
+  assert record.keys() == {**WRITTEN, **MEASURED}.keys()
+  # What a record leaves out is known from what it has.
+  names = {field.name for field in dataclasses.fields(Run)}
+  left_out = names - record.keys()
+  assert left_out == {
+    "mechanism",
+    "leaves",
+    "budget_seconds",
+    "obstacle",
+    "steps",
+  }
+
+
+@pytest.mark.parametrize(
+  ("column", "value"),
+  [
+    *((name, WRITTEN[name]) for name in ("task", "attention", "width", "seed")),
+    *((name, WRITTEN[name]) for name in ("status", "choosing", "parameters")),
+    *((name, WRITTEN[name]) for name in ("unmatched_parameters", "length")),
+    *((name, WRITTEN[name]) for name in ("dense_parameters", "feed_forward")),
+    *((name, WRITTEN[name]) for name in ("dense_feed_forward", "solved_at")),
+    *((name, WRITTEN[name]) for name in ("learning_rate", "slots", "options")),
+    *MEASURED.items(),
+    ("row", "mine, features=24, feed-forward as in dense"),
+    ("grid", "learning_rate=0.25"),
+    ("across", "features=24"),
+    ("at_edge", "learning_rate"),
+    ("optimizer.learning_rate", 0.25),
+    ("model.features", 24),
+    ("split", "length_34"),
+    ("metric", "accuracy"),
+    ("quality", 0.75),
+    ("choosing_split", "validation"),
+    ("choosing_quality", 0.5),
+    ("loss", 2.0),
+    ("cache_bytes", 96),
+    ("cores", 4),
+    ("notes", "step_seconds: why not\ncache_bytes: so"),
+    (
+      "command",
+      "python train.py --config=configs/recall.py:delta --config.seed=3 "
+      "--config.model.features=24",
+    ),
+  ],
+)
+def test_every_column_has_its_field(record, column, value):
+  lines = [
+    {"step": 4, "split": "train", "accuracy": 0.1, "loss": 9.0},
+    {"step": 4, "split": "validation", "accuracy": 0.2, "loss": 8.0},
+    {"step": 8, "split": "validation", "accuracy": 0.5, "loss": 4.0},
+    {"step": 8, "split": "length_34", "accuracy": 0.75, "loss": 2.0},
+  ]
+  notes = {"step_seconds": "why not", "cache_bytes": "so"}
+  record |= {"history": lines, "final": lines[-1]}
+  record |= {"measured": {"cache_bytes": 96, "notes": notes}}
+  record |= {"machine": {"cores": 4, "jax": "1", "device": "cpu"}}
+  (row,) = json.loads(frame.runs([record]).to_json(orient="records"))
+  assert row[column] == value
+  assert "jax" not in row
