@@ -19,7 +19,6 @@ MODEL_FILE = "subwords.model"
 LIST_FILE = "subwords.txt"
 
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-_PIECES = ("pad_piece", "bos_piece", "eos_piece", "unk_piece")
 _MARK = "\r"
 """Ends the names of special tokens in the model: no text has it there."""
 
@@ -108,7 +107,10 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
       bos_id=BOS,
       eos_id=EOS,
       unk_id=3,
-      **dict(zip(_PIECES, (x + _MARK for x in _SPECIAL), strict=True)),
+      pad_piece=f"<pad>{_MARK}",
+      bos_piece=f"<bos>{_MARK}",
+      eos_piece=f"<eos>{_MARK}",
+      unk_piece=f"<unk>{_MARK}",
       num_threads=1,
       minloglevel=2,
     )

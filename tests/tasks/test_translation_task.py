@@ -315,6 +315,59 @@ def test_config_refuses():
   )
 
 
+@pytest.mark.parametrize(
+  ("source", "unread"),
+  [
+    ("numbers", ["path", "dataset"]),
+    ("files", ["dataset", "max_number", "num_train", "num_validation"]),
+    ("tfds", ["max_number", "num_train", "num_validation"]),
+  ],
+)
+def test_what_a_source_does_not_read_is_refused(source, unread):
+  given = {
+    "path": "/nope",
+    "dataset": "wmt14_translate/de-en",
+    "max_number": 9999,
+    "num_train": 9,
+    "num_validation": 9,
+  }
+  needed = {"files": {"path": "x"}}.get(source, {})
+  for name, value in given.items():
+    fields = {"source": source, **needed, name: value}
+    if name in unread:
+      with pytest.raises(ValueError, match=name):
+        TranslationConfig(**fields)
+    else:
+      assert getattr(TranslationConfig(**fields), name) == value
+
+
+@pytest.mark.parametrize(
+  ("source", "size"), [("numbers", 128), ("files", 4000), ("tfds", 8000)]
+)
+def test_every_source_has_a_size_of_its_own(source, size):
+  """As the docstring of `vocab_size` says."""
+  from tasks import corpora
+
+  assert corpora.AUTOMATIC_SIZES[source] == size
+  assert len(corpora.AUTOMATIC_SIZES) == 3
+
+
+def test_a_vocabulary_has_the_size_of_its_source(monkeypatch, folder):
+  from tasks import translation
+
+  sizes = []
+
+  def cached(lines, size, digest):
+    sizes.append(size)
+    return Subwords(train_subwords(lines, 100))
+
+  monkeypatch.setattr(translation, "cached_subwords", cached)
+  make(**NUMBERS)
+  make(**files(folder, vocab_size=0))
+  make(**files(folder, vocab_size=77))
+  assert sizes == [128, 4000, 77]
+
+
 def test_tensorflow_is_never_imported(tmp_path):
   code = f"""
 import sys, json, tasks
