@@ -9,18 +9,22 @@ _ABOUT_AS_LIKE = 0.05
 def nearest(got: str, known: Iterable[str]) -> list[str]:
   """The name that is most like `got`, in a list; an empty one where none is.
 
-  Of names that are about as like, the first: `dropout_rate` comes before
-  `dropout_rng` in every signature. Otherwise the first that begins with it.
+  Case does not count. Of names that are about as like, the first: `dropout_rate`
+  comes before `dropout_rng` in every signature. Otherwise the first that begins
+  with it.
   """
-  known = list(known)
+  got, names = got.casefold(), {name.casefold(): name for name in known}
+  if got in names:
+    return [names[got]]
   like = {
     name: difflib.SequenceMatcher(None, name, got).ratio()
-    for name in difflib.get_close_matches(got, known)
+    for name in difflib.get_close_matches(got, names)
   }
-  for name in known:
+  for name in names:
     if name in like and like[name] >= max(like.values()) - _ABOUT_AS_LIKE:
-      return [name]
-  return [name for name in known if len(got) > 2 and name.startswith(got)][:1]
+      return [names[name]]
+  longer = [x for name, x in names.items() if name.startswith(got)]
+  return longer[:1] if len(got) > 2 else []
 
 
 def near(got: str, known: Iterable[str]) -> str:
