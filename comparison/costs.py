@@ -31,7 +31,7 @@ def forward_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
   """Floating-point operations of the logits of one batch."""
   return flops.count(
     lambda variables, rows: run.functions.forward(variables, rows, None),
-    run.shapes.variables,
+    jax.eval_shape(lambda state: state.variables, run.shapes),
     dict(batch),
   )
 

@@ -58,6 +58,7 @@ def training(
         "learning_rate": 1e-3,
         "schedule": "cosine",
         "warmup_steps": 100,
+        "weight_decay": 0.0,
         "clip_norm": 1.0,
         **optimizer,
       },

@@ -73,7 +73,7 @@ def check_metric(experiment: Any) -> None:
   name, task = experiment.config.train.best_metric, experiment.task
   sums = jax.eval_shape(
     functools.partial(step.eval_step, experiment.functions),
-    experiment.shapes.variables,
+    jax.eval_shape(lambda state: state.variables, experiment.shapes),
     next(iter(task.eval_batches(task.eval_splits[0]))),
   )
   found = task.summarize(dict.fromkeys(sums, (1.0, 1.0)))

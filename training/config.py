@@ -33,16 +33,17 @@ class OptimizerConfig:
       of the peak after the last step, or 'inverse_sqrt' of the step.
     warmup_steps: steps of linear growth to the peak.
     final_fraction: last learning rate of 'cosine' over the peak.
-    b1: decay of the first moment, of an optimiser that has one.
-    b2: decay of the second moment, likewise.
-    eps: added to the root of the second moment, likewise.
+    b1: decay of the first moment, if the optimiser has one; None is its own
+      default, as it is for the next three.
+    b2: decay of the second moment, if the optimiser has one.
+    eps: added to the root of the second moment, if the optimiser takes it.
     weight_decay: decoupled; never applied to what is named a bias or a scale, nor
       to the rates of decays (A) and skips (D) of Mamba and what followed it.
     clip_norm: largest global gradient norm; None does not clip.
     accumulate_steps: micro-batches that one batch is split into.
     label_smoothing: share of each target spread over the whole vocabulary.
-    ema_decay: of a running mean of the parameters, which evaluation and generation
-      then use, as 0.999; 0 uses the parameters.
+    ema_decay: of a running mean of the parameters in float32, which evaluation and
+      generation then use, as 0.999; 0 uses the parameters.
     options: any other leaf is an argument of the optimiser, as `ns_steps` of Muon.
   """
 
@@ -51,10 +52,10 @@ class OptimizerConfig:
   schedule: Literal["constant", "cosine", "inverse_sqrt"] = "constant"
   warmup_steps: Whole32 = 0
   final_fraction: Annotated[float, Interval(ge=0, le=1)] = 0.0
-  b1: Rate = 0.9
-  b2: Rate = 0.999
-  eps: Positive = 1e-8
-  weight_decay: Annotated[float, Ge(0)] = 0.0
+  b1: Rate | None = None
+  b2: Rate | None = None
+  eps: Annotated[float, Ge(0)] | None = None
+  weight_decay: Annotated[float, Ge(0)] | None = None
   clip_norm: Positive | None = None
   accumulate_steps: Count = 1
   label_smoothing: Rate = 0.0

@@ -27,7 +27,7 @@ from training import best, cluster, memory, ownership, parallel
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
-from training.state import TrainState
+from training.state import TrainState, is_schedule_free
 from training.step import Numbers, StepFunctions
 
 _SYMBOLS = ("vocab_size", "num_keys", "num_values", "num_fillers")
@@ -134,19 +134,17 @@ def create(
   schedule = train.optimizer, train.num_steps
   optimizer = optimizer_lib.make_optimizer(*schedule)
   has_ema = train.optimizer.ema_decay > 0
-  if has_ema and jnp.finfo(config.model.param_dtype).bits < 32:
-    raise ConfigError(
-      "config.optimizer.ema_decay: a mean of parameters with fewer than 32 bits "
-      "does not move; expected config.model.param_dtype='float32' beside it, got "
-      f"{config.model.param_dtype!r}"
-    )
   with _refusals(config):
     model = models.create(config.model, **_sizes(config, task))
-    init = functools.partial(_init_state, model, optimizer, has_ema)
-    shapes = jax.eval_shape(init, train.seed)
+    variables = jax.eval_shape(
+      functools.partial(_draw_variables, model), train.seed
+    )
+  name = train.optimizer.name
+  shapes = _state_shapes(name, optimizer, variables, has_ema)
   if fits:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     memory.check(config, task.target_vocab_size, *lengths, held=held)
+  init = functools.partial(_init_state, model, optimizer, has_ema)
   draw, start = init, functools.partial(jax.jit(init), train.seed)
   if config.weights and not restore:
     draw = None
@@ -317,9 +315,38 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
     ) from error
 
 
+def _draw_variables(model, seed) -> Any:
+  return models.initialize(model, jax.random.key(seed), model.example())
+
+
 def _init_state(model, optimizer, has_ema, seed) -> TrainState:
-  variables = models.initialize(model, jax.random.key(seed), model.example())
+  variables = _draw_variables(model, seed)
   return TrainState.first(variables, optimizer, has_ema)
+
+
+def _state_shapes(name, optimizer, variables, has_ema) -> TrainState:
+  """Shapes of the state of a run.
+
+  Raises:
+    ConfigError: the optimiser cannot update such parameters.
+  """
+  try:
+    optimizer_lib.check_update(name, optimizer, variables["params"])
+  except ValueError as error:
+    raise ConfigError(f"config.optimizer.{error}") from error
+  first = functools.partial(
+    TrainState.first, optimizer=optimizer, has_ema=has_ema
+  )
+  shapes = jax.eval_shape(first, variables)
+  dtypes = {leaf.dtype for leaf in jax.tree.leaves(shapes.params)}
+  narrow = [x.name for x in dtypes if jnp.finfo(x).bits < 32]
+  if narrow and is_schedule_free(shapes.opt_state):
+    raise ConfigError(
+      f"config.optimizer.name: {name} averages the parameters themselves, which "
+      "fewer than 32 bits do not resolve; expected config.model.param_dtype="
+      f"'float32', got {narrow[0]!r}"
+    )
+  return shapes
 
 
 def _published_state(config, model, optimizer, has_ema) -> TrainState:

@@ -106,6 +106,9 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
     )
   with _faults_at("optimizer"):
     optimizer.make_optimizer(train.optimizer, num_steps=1)
+    # A run records what it was trained with.
+    resolved = optimizer.with_defaults(train.optimizer)
+    train = dataclasses.replace(train, optimizer=resolved)
   for name in ("task", "model"):
     if name not in sections:
       raise ConfigError(f"config.{name}: missing, and it has no default")

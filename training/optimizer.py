@@ -14,10 +14,23 @@ import optax.contrib
 
 from attention import registry
 from attention.suggest import near
+from settings.errors import one_line
 from training.config import OptimizerConfig
+from training.state import float32
 
 _NOT_DECAYED = ("bias", "scale", "log_rate", "skip")
 """Ends of names: biases, scales of norms, and Mamba's A and D, which it exempts too."""
+
+
+_OWN_DEFAULT = ("b1", "b2", "eps", "weight_decay")
+"""Fields whose None is the default of the optimiser."""
+
+_WEIGHT_DECAYS = {
+  "weight_decay": ("mask", "weight_decay_mask"),
+  "weight_decay_rate": ("weight_decay_mask",),  # Of Adafactor.
+  "adam_weight_decay": (),  # Of Muon.
+}
+"""Arguments of Optax -> those that choose the parameters which decay."""
 
 
 class LearningRate(NamedTuple):
@@ -87,6 +100,9 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Clipping, then the named optimiser under the schedule of `make_schedule`.
 
+  The optimiser gets the arguments that the config sets, and no other. It computes
+  in float32 and keeps its state there, even if parameters have fewer bits.
+
   Raises:
     ValueError: there is no such optimiser, or it refuses an option; the message
       starts with the leaf.
@@ -94,24 +110,31 @@ def make_optimizer(
   factory = _factory(config.name)
   known = inspect.signature(factory).parameters
   options = dict(config.options)
-  for name in ("b1", "b2", "eps", "weight_decay"):
+  for name in _OWN_DEFAULT:
     value = getattr(config, name)
-    if name in known:
+    if name in known and value is not None:
       options[name] = value
     elif name == "weight_decay" and value:
       raise ValueError(
         f"weight_decay: {config.name} has none, got {value}; set 0 or use "
         "optimizer.name='adamw'"
       )
-  for name in ("mask", "weight_decay_mask"):
-    if name in known and "weight_decay" in known:
-      options.setdefault(name, _decayed)
   for name in options:
     if name not in known:
       leaves = [field.name for field in dataclasses.fields(config)]
       raise ValueError(
         f"{name}: unknown; {config.name} takes {', '.join(known)}"
         f"{near(name, [*leaves, *known])}"
+      )
+  for name, masks in _WEIGHT_DECAYS.items():
+    mask = next((argument for argument in masks if argument in known), None)
+    if name in known and mask:
+      options.setdefault(mask, _decayed)
+    elif options.get(name):
+      raise ValueError(
+        f"{name}: {config.name} has no mask for it, so biases and scales of norms "
+        f"would decay too; expected 0, got {options[name]}; or pass a function of "
+        "your own that takes a mask (docs/howto/optimiser.md)"
       )
   schedule = make_schedule(config, num_steps, learning_rate)
   try:
@@ -120,9 +143,61 @@ def make_optimizer(
     raise ValueError(
       f"name: {config.name} refused its options: {error}"
     ) from error
-  if config.clip_norm is None:
-    return update
-  return optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+  if config.clip_norm is not None:
+    update = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+  return _in_float32(update)
+
+
+def with_defaults(config: OptimizerConfig) -> OptimizerConfig:
+  """The config with the optimiser's own defaults in place of None.
+
+  So the record of a run has the numbers that it was trained with. What the
+  optimiser does not take stays None.
+
+  Raises:
+    ValueError: there is no such optimiser; the message starts with the leaf.
+  """
+  known = inspect.signature(_factory(config.name)).parameters
+  own = {
+    name: float(known[name].default)
+    for name in _OWN_DEFAULT
+    if name in known
+    and getattr(config, name) is None
+    and isinstance(known[name].default, int | float)
+  }
+  return dataclasses.replace(config, **own)
+
+
+def check_update(
+  name: str, optimizer: optax.GradientTransformation, params: optax.Params
+) -> None:
+  """Checks that an optimiser needs parameters and their gradient, and no more.
+
+  Nothing is computed. Others need the loss, or a gradient of each example.
+
+  Args:
+    name: of the optimiser.
+    optimizer: of `make_optimizer`.
+    params: of the model, or their shapes.
+
+  Raises:
+    ValueError: it needs more; the message starts with the leaf.
+  """
+
+  def update(params):
+    return optimizer.update(params, optimizer.init(params), params)[0]
+
+  try:
+    updates = jax.eval_shape(update, params)
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in (updates, params)]
+    if shapes[0] != shapes[1]:
+      raise ValueError("its updates have other shapes than the parameters")
+  # An optimiser raises what it likes.
+  except Exception as error:
+    raise ValueError(
+      f"name: {name} cannot update parameters from their gradient and a schedule "
+      f"alone: {one_line(error)}; use another, such as 'adamw'"
+    ) from error
 
 
 def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
@@ -132,6 +207,7 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
     for module in (optax.contrib, optax)
     for name, factory in vars(module).items()
     if inspect.isfunction(factory)
+    and not name.startswith("_")
     and "learning_rate" in inspect.signature(factory).parameters
   }
   try:
@@ -148,6 +224,24 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
       f"name: expected a function of a learning_rate, got {name!r}"
     )
   return factory
+
+
+def _in_float32(
+  optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """An optimiser that computes in float32 with parameters of fewer bits.
+
+  In bfloat16 a second moment with b2=0.999 never falls: a step takes a thousandth
+  of it, and the next smaller number is a 256th away.
+  """
+
+  def init(params):
+    return optimizer.init(float32(params))
+
+  def update(gradient, state, params=None):
+    return optimizer.update(float32(gradient), state, float32(params))
+
+  return optax.GradientTransformation(init, update)
 
 
 def _decayed(params: optax.Params) -> optax.Params:

@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 import optax
+import optax.contrib
+
+Params = Mapping[str, Any]
 
 
 class TrainState(NamedTuple):
@@ -18,7 +21,7 @@ class TrainState(NamedTuple):
     collections: what the model has beside 'params', by name, which no optimiser
       touches: 'constants', and what a step replaces, such as 'batch_stats'.
     opt_state: state of the optimiser.
-    ema: running mean of the parameters, like them; None where there is none.
+    ema: running mean of `evaluated` parameters, in float32; None where there is none.
   """
 
   step: Int[Array, ""]
@@ -39,11 +42,70 @@ class TrainState(NamedTuple):
     params = collections.pop("params")
     step = jnp.zeros((), "int32")
     # Of its own memory, as a step is given both.
-    ema = jax.tree.map(jnp.copy, params) if has_ema else None
+    ema = jax.tree.map(jnp.copy, float32(params)) if has_ema else None
     return cls(step, params, collections, optimizer.init(params), ema)
 
   @property
   def variables(self) -> dict[str, Any]:
-    """What the model is evaluated with: the mean of parameters where there is one."""
-    params = self.params if self.ema is None else self.ema
+    """What is evaluated, generated from and exported.
+
+    The parameters are the running mean if there is one, else `evaluated`.
+    """
+    if self.ema is None:
+      params = evaluated(self.params, self.opt_state)
+    else:
+      params = jax.tree.map(_cast, self.ema, self.params)
     return {"params": params, **self.collections}
+
+
+def evaluated(params: Params, opt_state: optax.OptState) -> Params:
+  """The parameters that an optimiser asks to be evaluated.
+
+  Schedule-free optimisers compute gradients at y and average the parameters as x,
+  which is what they evaluate (arXiv:2405.15682). Those of any other optimiser are
+  the parameters.
+  """
+  for state in _schedule_free_states(opt_state):
+    params = _average(params, state)
+  return params
+
+
+def is_schedule_free(opt_state: optax.OptState) -> bool:
+  """Whether the parameters that `evaluated` returns are an average."""
+  return bool(_schedule_free_states(opt_state))
+
+
+def float32(tree: Any) -> Any:
+  """The same numbers, those with fewer bits than float32 as float32."""
+  return jax.tree.map(
+    lambda x: x.astype(jnp.promote_types(x.dtype, "float32")), tree
+  )
+
+
+def _schedule_free_states(opt_state: optax.OptState) -> list[Any]:
+  def is_one(node):
+    return isinstance(node, optax.contrib.ScheduleFreeState)
+
+  return [x for x in jax.tree.leaves(opt_state, is_leaf=is_one) if is_one(x)]
+
+
+@jax.jit
+def _average(params: Params, state: Any) -> Params:
+  """Parameters x of a schedule-free state, but for those that it masks."""
+
+  def average(z, y):
+    if isinstance(z, optax.MaskedNode):
+      return y
+    x = optax.contrib.schedule_free_eval_params(state._replace(z=z), y)
+    return x.astype(y.dtype)
+
+  return jax.tree.map(
+    average,
+    state.z,
+    params,
+    is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+  )
+
+
+def _cast(mean: Any, param: Any) -> Any:
+  return mean if mean.dtype == param.dtype else mean.astype(param.dtype)

@@ -42,6 +42,7 @@ _NEW = (
   ("optimizer", "ema_decay", 0.0),
   ("task", "column", ""),
 )
+_FORMER_OPTIMIZER = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 _CHOICES = ("_attention", "_attention.name")
 _UNSET = "not set"
 
@@ -49,7 +50,7 @@ _UNSET = "not set"
 def default(config_file: str, config: ExperimentConfig) -> Path:
   """`runs/<config file>-<mechanism>-<digest of the config>`."""
   attention, *_ = next(iter(config.model.attentions.values()))
-  mapping = config.to_mapping()
+  mapping = _mapping(config)
   for leaf in ("log", "profile_steps"):  # No number follows from them.
     mapping.pop(leaf)
   # So that a run which was begun before these leaves has its folder still.
@@ -129,7 +130,19 @@ def _recorded_leaves(written: Mapping[str, Any]) -> Leaves:
 
 def _leaves(config: ExperimentConfig) -> Leaves:
   """The leaves of a config as JSON has them."""
-  return flatten(json.loads(json.dumps(config.to_mapping())))
+  return flatten(json.loads(json.dumps(_mapping(config))))
+
+
+def _mapping(config: ExperimentConfig) -> dict[str, Any]:
+  """A config as its run recorded it before an optimiser could be without a number."""
+  mapping = config.to_mapping()
+  optimizer = mapping["optimizer"]
+  optimizer |= {
+    leaf: former
+    for leaf, former in _FORMER_OPTIMIZER.items()
+    if optimizer[leaf] is None
+  }
+  return mapping
 
 
 def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:

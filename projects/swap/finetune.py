@@ -58,6 +58,7 @@ def finetune(
       "warmup_steps": steps // 10,
       "final_fraction": 0.1,
       "b2": 0.99,
+      "weight_decay": 0.0,
       "clip_norm": 1.0,
     },
   )

@@ -84,6 +84,37 @@ def test_a_leaf_that_a_run_does_not_know_has_its_default(tmp_path):
   assert "config.task.eval_lengths is [] there and [50] here" in line
 
 
+FORMER = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+"""Numbers of AdamW, which runs recorded of every optimiser where none was typed."""
+
+
+@pytest.mark.parametrize(
+  ("name", "differs"),
+  [
+    ("adamw", ""),
+    ("sgd", ""),  # It takes none of them.
+    ("novograd", "optimizer.b2 is 0.999 there and 0.25 here (2 leaves differ)"),
+  ],
+)
+def test_a_run_with_the_numbers_of_adamw_is_the_same_where_it_was(
+  tmp_path, name, differs
+):
+  untyped = dict.fromkeys([f"optimizer.{x}" for x in ("b1", "b2", "eps")])
+  new = {"optimizer.name": name, **untyped, "optimizer.weight_decay": 0.0}
+  workdir.write_config(tmp_path, config(**new))
+  rewrite(tmp_path, lambda mapping: mapping["optimizer"].update(FORMER))
+  typed = {f"optimizer.{leaf}": value for leaf, value in FORMER.items()}
+  folders = {
+    workdir.default("configs/copy.py", config(**leaves))
+    for leaves in (new, new | typed)
+  }
+  if differs:
+    assert differs in fault(tmp_path, **new)
+  else:
+    workdir.check(tmp_path, config(**new))
+  assert len(folders) == 1 + bool(differs)
+
+
 def test_a_leaf_inside_a_list_has_its_default(tmp_path):
   def of_layers(norm):
     around = {"output_norm": norm}
