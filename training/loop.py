@@ -57,8 +57,8 @@ def run(
 
   Raises:
     KeyboardInterrupt: SIGINT asked to stop this run alone, with everything saved.
-    RunError: data cannot be read, a loss or gradient is not finite, or a held-out
-      loss is not, or is far beyond that of guessing.
+    RunError: data cannot be read; a loss, a gradient or an updated parameter is not
+      finite; or a held-out loss is not, or is far beyond that of guessing.
     ConfigError: no checkpoint is intact.
   """
   if signals is None:

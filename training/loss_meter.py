@@ -51,16 +51,20 @@ class LossMeter:
     """Waits for every step so far.
 
     Raises:
-      RunError: a loss or gradient was not finite; the state is that before.
+      RunError: a loss, a gradient or a new parameter was not finite; the state is
+        that before.
     """
     for step, metrics in jax.device_get(self._pending):
       total, count = map(float, metrics["loss"])
       if metrics["updates"] != step + 1:
-        raise self._fault(
-          step + 1,
-          f"loss or gradient is not finite (loss {total / max(count, 1)}, "
-          f"gradient norm {metrics['grad_norm']}); nothing was updated",
-        )
+        loss, norm = total / max(count, 1), metrics["grad_norm"]
+        numbers = f"(loss {loss}, gradient norm {norm}"
+        if math.isfinite(loss) and math.isfinite(norm):
+          what = "the update makes a parameter infinite or NaN"
+          numbers += f", learning rate {metrics['learning_rate']}"
+        else:
+          what = "loss or gradient is not finite"
+        raise self._fault(step + 1, f"{what} {numbers}); nothing was updated")
       self.sums = (self.sums[0] + total, self.sums[1] + count)
       self._tokens += count
       self._last = metrics

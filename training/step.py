@@ -16,7 +16,7 @@ import optax
 
 from training.config import OptimizerConfig
 from training.optimizer import LearningRate
-from training.state import TrainState
+from training.state import TrainState, evaluated, float32
 
 Batch = Mapping[str, Array]
 Sums = dict[str, Array]
@@ -123,8 +123,8 @@ def mean_gradient(
     reduce: sums a tree over devices where each holds only its own rows.
 
   Returns:
-    gradient (like `params`), the cross-entropy as (sum, count), and the
-    collections afterwards.
+    gradient (float32 if `params` have fewer bits), the cross-entropy as (sum,
+    count), and the collections afterwards.
   """
 
   def objective(params, rows, key, collections):
@@ -141,7 +141,10 @@ def mean_gradient(
       value += count * mean  # The sum is divided by the count later.
     return value, (jnp.stack([nats, count]), collections)
 
-  gradient_of = jax.grad(objective, has_aux=True)
+  def gradient_of(params, *arguments):
+    gradient, aux = jax.grad(objective, has_aux=True)(params, *arguments)
+    return float32(gradient), aux
+
   splits = functions.accumulate_steps
   if splits == 1:
     gradient, (sums, collections) = gradient_of(params, batch, key, collections)
@@ -157,7 +160,7 @@ def mean_gradient(
       totals = jax.tree.map(jnp.add, totals, (gradient, sums))
       return (totals, collections), None
 
-    zeros = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(2))
+    zeros = (jax.tree.map(jnp.zeros_like, float32(params)), jnp.zeros(2))
     ((gradient, sums), collections), _ = jax.lax.scan(
       accumulate,
       (zeros, collections),
@@ -179,7 +182,7 @@ def train_step(
   reduce: Callable[[Any], Any] = lambda tree: tree,
   shard: Callable[[Array], Array] = lambda key: key,
 ) -> tuple[TrainState, dict[str, Array]]:
-  """One update, done only where the loss and the gradient are finite.
+  """One update, done only if loss, gradient and new parameters are finite.
 
   A bad step leaves the whole state as it was, and since an update also wants
   `state.step == step`, so do all that follow. The host may therefore look
@@ -212,9 +215,12 @@ def train_step(
   ema = state.ema
   if ema is not None:
     rate = 1 - functions.ema_decay
-    ema = cast(Any, optax.incremental_update(params, ema, rate))
+    mean_of = float32(evaluated(params, opt_state))
+    ema = cast(Any, optax.incremental_update(mean_of, ema, rate))
   updated = TrainState(state.step + 1, params, collections, opt_state, ema)
   finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
+  for leaf in jax.tree.leaves(updated.variables["params"]):
+    finite &= jnp.all(jnp.isfinite(leaf))
   valid = finite & (state.step == step)
   new_state = jax.tree.map(
     lambda new, old: jnp.where(valid, new, old), updated, state

@@ -1,5 +1,6 @@
 """The loop, on a task and a model that do nothing but obey."""
 
+import dataclasses
 import types
 
 import numpy as np
@@ -12,7 +13,7 @@ from training.config import TrainConfig
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-  """Runs the loop on a fake task and returns its results."""
+  """Runs the loop on a fake task and returns its results; keeps the experiment."""
   monkeypatch.setattr(
     loop.attention_maps, "draw_attention", lambda *unused: None
   )
@@ -28,14 +29,19 @@ def run(tmp_path, monkeypatch):
         **leaves,
       }
     )
-    ema_decay = config.optimizer.ema_decay
-    functions, state = make_functions(dropout=True, ema_decay=ema_decay)
-    experiment = types.SimpleNamespace(
+    typed = {
+      field.name: getattr(config.optimizer, field.name)
+      for field in dataclasses.fields(config.optimizer)
+      if getattr(config.optimizer, field.name) != field.default
+      and field.name != "options"
+    }
+    functions, state = make_functions(dropout=True, **typed)
+    run.experiment = types.SimpleNamespace(
       config=types.SimpleNamespace(train=config),
       task=task,
       model=None,
       functions=functions,
-      numbers=numbers(),
+      numbers=numbers(**typed),
       init=lambda: state,
       draw=None,
       shapes=state,
@@ -43,6 +49,6 @@ def run(tmp_path, monkeypatch):
         tokens=np.ones((2, 3), np.int32)
       ),
     )
-    return loop.run(experiment, tmp_path, stop_at)
+    return loop.run(run.experiment, tmp_path, stop_at)
 
   return run

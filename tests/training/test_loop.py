@@ -5,13 +5,16 @@ import math
 import signal
 import types
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from settings.errors import RunError
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import CLASSES
 from training import evaluate, loop, metrics
+from training.config import OptimizerConfig
 from training.loss_meter import LossMeter
 
 
@@ -147,6 +150,33 @@ def test_a_bad_step_is_named_and_never_saved(run, tmp_path):
   assert str(tmp_path / "config.json") in message
   assert "\n" not in message
   assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"3"}
+
+
+def exploding(learning_rate):
+  """An optimiser whose third update overflows, whatever the gradient is."""
+
+  def rate(count):
+    return jnp.where(count < 2, learning_rate(count), 3e38)
+
+  return optax.chain(optax.scale(1e5), optax.sgd(rate))
+
+
+@pytest.mark.parametrize("parallel", ["jit", "pmap"])
+def test_an_update_that_overflows_is_named_and_never_saved(
+  run, tmp_path, parallel
+):
+  optimizer = OptimizerConfig(name=f"{__name__}:exploding", learning_rate=1e-8)
+  asked = {"checkpoint_every": 1, "parallel": parallel, "optimizer": optimizer}
+  with pytest.raises(RunError) as info:
+    run(FakeTask(), **asked)
+  assert info.match(
+    r"^step 3: the update makes a parameter infinite or NaN \(loss \d\.\d+, "
+    r"gradient norm \d\.\d+, learning rate 9\.99\S+e-09\); nothing was updated; "
+    rf"config: {tmp_path / 'config.json'}$"
+  )
+  steps = {int(p.name) for p in (tmp_path / "checkpoints").iterdir()}
+  assert steps == {1, 2}
+  assert records(tmp_path)[-1]["step"] == 2
 
 
 # The tiny model is at a loss of 2 to 3; that of guessing is log(classes).

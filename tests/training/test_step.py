@@ -59,7 +59,7 @@ def test_micro_batches_give_the_gradient_of_the_batch(splits):
 
 
 def test_a_batch_without_targets_changes_nothing_but_the_step():
-  functions, state = make_functions()
+  functions, state = make_functions(weight_decay=0.0)
   batch = make_batch()
   batch["weights"] = np.zeros_like(batch["weights"])
   new, metrics = step(functions, state, batch, np.int32(0))
@@ -92,6 +92,37 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
   bad = functions._replace(forward=forward)
   new, metrics = step(bad, state, make_batch(), np.int32(0))
   assert np.isfinite(metrics["loss"]).all()
+  assert metrics["updates"] == 0
+  jax.tree.map(np.testing.assert_array_equal, new, state)
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+@pytest.mark.parametrize(
+  ("options", "has_targets"),
+  [
+    # 3e38 times a gradient above 1.2 is beyond float32.
+    ({"name": "sgd", "learning_rate": 3e38}, True),
+    ({"name": "schedule_free_sgd", "learning_rate": 3e38}, True),
+    # Prodigy divides by a norm of the gradient.
+    ({"name": "prodigy", "learning_rate": 1.0}, False),
+  ],
+)
+def test_an_update_that_is_not_finite_changes_nothing(
+  options, has_targets, ema_decay
+):
+  options = {**options, "ema_decay": ema_decay}
+  functions, state = make_functions(**options)
+  batch = make_batch()
+  batch["weights"] *= has_targets
+
+  def loss(logits, batch, smoothing):
+    objective, nats, count = cross_entropy(logits, batch, smoothing)
+    return 100 * objective, nats, count
+
+  functions = functions._replace(loss=loss)
+  new, metrics = step(functions, state, batch, np.int32(0), **options)
+  assert np.isfinite(metrics["loss"]).all()
+  assert np.isfinite(metrics["grad_norm"])
   assert metrics["updates"] == 0
   jax.tree.map(np.testing.assert_array_equal, new, state)
 
