@@ -1,13 +1,13 @@
 """The best evaluation of a run, and when there were enough that were not."""
 
 from collections.abc import Mapping
-import functools
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from settings.errors import ConfigError
+from settings.errors import ConfigError, RunError
 from training import step
 from training.config import TrainConfig
 
@@ -43,7 +43,15 @@ class BestEvaluation:
 
     Returns:
       The metric, where it is better than that of any before; else None.
+
+    Raises:
+      RunError: this evaluation does not have it.
     """
+    if self._metric not in values:
+      raise RunError(
+        f"config.best_metric: this evaluation has no {self._metric!r}, as nothing "
+        f"was counted for it; it has {', '.join(values)}"
+      )
     value = values[self._metric]
     sign = -1 if is_lower_better(self._metric) else 1
     if self._value is None:
@@ -65,24 +73,38 @@ class BestEvaluation:
 def check_metric(experiment: Any) -> None:
   """Checks that evaluations will have the metric that a config names.
 
-  Nothing is computed: the shapes of one evaluation have the names.
+  Held-out batches are read until one has an example that counts for it; their
+  logits are not computed.
 
   Raises:
     ConfigError: they will not.
   """
   name, task = experiment.config.train.best_metric, experiment.task
-  sums = jax.eval_shape(
-    functools.partial(step.eval_step, experiment.functions),
-    jax.eval_shape(lambda state: state.variables, experiment.shapes),
-    next(iter(task.eval_batches(task.eval_splits[0]))),
-  )
-  found = task.summarize(dict.fromkeys(sums, (1.0, 1.0)))
-  known = [metric for metric in found if metric not in task.baselines]
-  if name not in known:
-    raise ConfigError(
-      f"config.best_metric: expected one of {', '.join(known)}, which the "
-      f"evaluations of this task have, got {name!r}"
+  functions, shapes = experiment.functions, experiment.shapes
+  variables = jax.eval_shape(lambda state: state.variables, shapes)
+
+  @jax.jit
+  def counts(batch):
+    logits = jax.eval_shape(functions.forward, variables, batch, None)
+    zeros = jnp.zeros(logits.shape, logits.dtype)
+    sums = step.eval_step(
+      functions._replace(forward=lambda *_: zeros), variables, batch
     )
+    return {metric: count for metric, (_, count) in sums.items()}
+
+  totals: dict[str, float] = {}
+  known: list[str] = []
+  for batch in task.eval_batches(task.eval_splits[0]):
+    for metric, count in jax.device_get(counts(batch)).items():
+      totals[metric] = totals.get(metric, 0.0) + float(count)
+    values = task.summarize({k: (count, count) for k, count in totals.items()})
+    known = [metric for metric in values if metric not in task.baselines]
+    if name in known:
+      return
+  raise ConfigError(
+    f"config.best_metric: expected one of {', '.join(known)}, which the "
+    f"evaluations of this task have, got {name!r}"
+  )
 
 
 def is_lower_better(metric: str) -> bool:

@@ -196,7 +196,7 @@ def check_update(
   except Exception as error:
     raise ValueError(
       f"name: {name} cannot update parameters from their gradient and a schedule "
-      f"alone: {one_line(error)}; use another, such as 'adamw'"
+      f"alone: {one_line(error).rstrip('.')}; use another, such as 'adamw'"
     ) from error
 
 

@@ -3,9 +3,11 @@
 import pathlib
 import shutil
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from settings.errors import ConfigError
+from settings.errors import ConfigError, RunError
 from tests.training.corruption import flip_a_byte
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import config, make_functions
@@ -145,6 +147,52 @@ def test_a_metric_that_no_evaluation_has_is_told_and_nothing_written(tmp_path):
   with pytest.raises(ConfigError, match=r"one of accuracy, loss, .*'bleu'"):
     experiment.begin(asked, tmp_path / "run")
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("counted_at", [0, 1, None])
+def test_a_metric_that_no_example_counts_for_is_refused(
+  tmp_path, monkeypatch, counted_at
+):
+  """Of two held-out batches, the second may be the first that has one."""
+  asked = config(
+    "decoder",
+    {"name": "recall", "eval_size": 16},
+    **{"num_steps": 9, "eval_every": 3},
+    **{"checkpoint_keep": "best", "best_metric": "rare"},
+  )
+  task_type = type(experiment.create(asked).task)
+  eval_batches, metric_sums = task_type.eval_batches, task_type.metric_sums
+
+  def marked(self, split):
+    for number, batch in enumerate(eval_batches(self, split)):
+      rows = len(batch["weights"])
+      yield {**batch, "rare": np.full(rows, float(number == counted_at))}
+
+  def with_rare(self, logits, batch):
+    count = jnp.sum(batch["rare"])
+    return {
+      **metric_sums(self, logits, batch),
+      "rare": jnp.stack([count, count]),
+    }
+
+  monkeypatch.setattr(task_type, "eval_batches", marked)
+  monkeypatch.setattr(task_type, "metric_sums", with_rare)
+  if counted_at is not None:
+    experiment.begin(asked, tmp_path / "run")
+    return
+  with pytest.raises(ConfigError, match=r"one of accuracy, loss, .*'rare'"):
+    experiment.begin(asked, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_without_the_metric_is_explained(run):
+  """What a task leaves out may follow from the logits."""
+  with pytest.raises(RunError) as info:
+    run(FakeTask(), patience=2, best_metric="bleu", **OFTEN)
+  assert str(info.value) == (
+    "config.best_metric: this evaluation has no 'bleu', as nothing was counted "
+    "for it; it has accuracy, loss"
+  )
 
 
 def test_a_profile_is_written(run, tmp_path, capsys):

@@ -58,6 +58,41 @@ def test_micro_batches_give_the_gradient_of_the_batch(splits):
   )
 
 
+@pytest.mark.parametrize("splits", [1, 16])
+def test_gradients_of_bfloat16_parameters_are_summed_in_float32(splits):
+  """256 + 1 is 256 in bfloat16: over micro-batches, and over devices."""
+  functions, _ = make_functions()
+  functions = functions._replace(
+    forward=lambda variables, batch, _: (
+      variables["params"]["w"] * batch["inputs"].astype("bfloat16")
+    ),
+    loss=lambda logits, batch, _: (
+      jnp.sum(logits),
+      jnp.sum(logits),
+      jnp.sum(batch["weights"]),
+    ),
+    accumulate_steps=splits,
+  )
+  batch = {
+    "inputs": np.array([[256.0]] + [[1.0]] * 15),
+    "weights": np.ones((16, 1)),
+  }
+  if splits == 1:
+    batch = {name: rows[:1] for name, rows in batch.items()}
+  params = {"w": jnp.ones((), "bfloat16")}
+
+  def reduce(tree):  # A second device, whose gradient is 1.
+    return jax.tree.map(lambda x: x + jnp.ones_like(x), tree)
+
+  gradient, (_, count), _ = mean_gradient(
+    functions, params, {}, batch, reduce=reduce
+  )
+  assert gradient["w"].dtype == "float32"
+  total = 257 if splits == 1 else 256 + 15 + 1
+  assert gradient["w"] == pytest.approx(total / float(count))
+  assert count == (2 if splits == 1 else 17)
+
+
 def test_a_batch_without_targets_changes_nothing_but_the_step():
   functions, state = make_functions(weight_decay=0.0)
   batch = make_batch()
