@@ -331,3 +331,36 @@ def test_tiles_overlap_and_their_gradients_do_not_scatter(width):
     expected[:, i * rows : i * rows + width] += cotangent[:, i]
   np.testing.assert_allclose(pullback(cotangent)[0], expected, atol=1e-6)
   assert "scatter" not in str(jax.make_jaxpr(pullback)(cotangent))
+
+
+# In bfloat16, 256 + 1 is 256.
+TERMS = jnp.asarray([256.0] + [1.0] * 8, "bfloat16")
+
+
+def test_gradients_of_a_repeated_row_are_summed_in_float32():
+  x = jnp.zeros((1, 3, 1, 1), "bfloat16")
+  index = jnp.asarray([1] * 9 + [3]).reshape(1, 1, 1, 10)
+  rows, pullback = jax.vjp(lambda x: layout.head_rows(x, index), x)
+  assert rows.dtype == "bfloat16"
+  cotangent = jnp.append(TERMS, 7.0).reshape(rows.shape)
+  (gradient,) = pullback(cotangent.astype("bfloat16"))
+  # The index T reads zeros, so its 7 reaches nothing.
+  np.testing.assert_array_equal(gradient.ravel(), [0, 264, 0])
+
+
+def test_blocks_and_products_of_bfloat16_are_summed_in_float32():
+  tiles = TERMS.reshape(9, 1, 1, 1, 1)
+  total = jnp.zeros((1, 2, 1, 1))
+  added = layout.add_blocks(total, tiles, jnp.ones(9, "int32"))
+  np.testing.assert_array_equal(added.ravel(), [0, 264])
+  ones = jnp.ones((1, 1, 9, 1), "bfloat16")
+  keys = layout.key_dot(ones, TERMS.reshape(1, 1, 9, 1), 1)
+  assert keys.dtype == "float32"
+  np.testing.assert_array_equal(keys.ravel(), [264])
+  logits = layout.query_dot(
+    "bkqh,bkdh->bkqd",
+    TERMS.reshape(1, 1, 1, 9),
+    jnp.ones((1, 1, 1, 9), "bfloat16"),
+  )
+  assert logits.dtype == "float32"
+  np.testing.assert_array_equal(logits.ravel(), [264])

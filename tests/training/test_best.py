@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from comparison import criterion
 from settings.errors import ConfigError, RunError
 from tests.training.corruption import flip_a_byte
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import config, make_functions
 from training import best as best_lib
-from training import experiment, profile
+from training import checkpoint, experiment, profile
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
 
@@ -222,6 +223,38 @@ def test_a_run_with_more_steps_ends_where_one_of_these_steps_does(
   results = run(Valley(lowest), **asked)
   assert results["validation"]["stopped"].startswith("at step 6: ")
   assert newest(tmp_path) == expected
+
+
+LOWER = ("loss", "error_rate", "perplexity", "bits_per_character", "my_loss")
+HIGHER = (
+  *("accuracy", "token_accuracy", "last_accuracy", "exact_match", "bleu"),
+  *("recall", "episode_return", "lossless", "characters"),
+)
+
+
+@pytest.mark.parametrize(
+  ("metric", "better"),
+  [*((x, 1.0) for x in LOWER), *((x, 3.0) for x in HIGHER)],
+)
+def test_which_value_of_a_metric_is_better(metric, better):
+  settings = TrainConfig(
+    **{"batch_size": 4, "num_steps": 9, "eval_every": 1, "patience": 1},
+    best_metric=metric,
+  )
+  worse = 4.0 - better
+  evaluations = best_lib.BestEvaluation(settings, {})
+  gains = [
+    evaluations.add({metric: value}, counts=True)
+    for value in (2.0, better, worse)
+  ]
+  assert gains == [2.0, better, None]
+  # Orbax keeps the same one.
+  options = checkpoint._keep_best(metric)
+  assert options["best_mode"] == ("min" if metric in LOWER else "max")
+
+
+def test_every_metric_that_decides_has_a_direction():
+  assert {*criterion.HEADLINES} <= {*LOWER, *HIGHER}
 
 
 def test_a_value_that_is_no_number_is_no_gain():

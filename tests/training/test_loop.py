@@ -5,6 +5,7 @@ import math
 import signal
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,8 +13,8 @@ import pytest
 
 from settings.errors import RunError
 from tests.training.fake_task import FakeTask, emptied, newest, records
-from tests.training.tiny import CLASSES
-from training import evaluate, loop, metrics
+from tests.training.tiny import CLASSES, make_batch, make_functions
+from training import evaluate, loop, loss_meter, metrics, step
 from training.config import OptimizerConfig
 from training.loss_meter import LossMeter
 
@@ -72,6 +73,93 @@ def test_a_run_writes_its_story(run, tmp_path, capsys):
   assert "reference  a" in (tmp_path / "samples.txt").read_text()
   assert not (tmp_path / evaluate.SENTENCES).exists()
   assert "step 6/7" in capsys.readouterr().out
+
+
+def test_every_number_of_a_line_is_that_of_its_steps(run, tmp_path):
+  """Loss, gradient norm and learning rate of SGD by hand."""
+  typed = {"name": "sgd", "learning_rate": 0.5, "warmup_steps": 3}
+  typed |= {"schedule": "inverse_sqrt", "clip_norm": 0.01}
+  run(FakeTask(), optimizer=OptimizerConfig(**typed))
+  lines = {
+    line["step"]: line for line in records(tmp_path) if line["split"] == "train"
+  }
+  assert sorted(lines) == [2, 4, 6, 7]
+  # Quarters of the peak, and from step 3 on √(3 / step) of it.
+  rates = [0.125, 0.25, 0.375, *(0.5 * (3 / i) ** 0.5 for i in (3, 4, 5, 6))]
+  functions, state = make_functions(dropout=True, **typed)
+  pairs = []
+  for index, rate in enumerate(rates):
+    key = jax.random.fold_in(jax.random.key(1), index)
+    gradient, pair, _ = step.mean_gradient(
+      functions, state.params, state.collections, make_batch(index), key
+    )
+    norm = np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in gradient.values()))
+    scale = rate * min(1.0, 0.01 / norm)
+    params = {
+      name: x - scale * gradient[name] for name, x in state.params.items()
+    }
+    state = state._replace(params=params)
+    pairs.append(np.float64(pair))
+    if (line := lines.get(index + 1)) is None:
+      continue
+    total, count = np.sum(pairs, axis=0)
+    numbers = {"loss": total / count, "grad_norm": norm, "learning_rate": rate}
+    assert norm > 0.01  # What is recorded is before clipping.
+    assert {name: line[name] for name in numbers} == pytest.approx(
+      numbers, rel=1e-5
+    )
+    assert line.keys() == {"step", "split", *numbers}
+    pairs = []
+
+
+def test_the_schedule_is_recorded_by_pmap_too(run, tmp_path):
+  asked = {"learning_rate": 0.5, "warmup_steps": 4}
+  run(FakeTask(), parallel="pmap", optimizer=OptimizerConfig(**asked))
+  rates = {
+    line["step"]: line["learning_rate"]
+    for line in records(tmp_path)
+    if line["split"] == "train"
+  }
+  # Of the last step before a line, steps counted from 0.
+  assert rates == pytest.approx({2: 0.2, 4: 0.4, 6: 0.5, 7: 0.5})
+
+
+def test_seconds_and_tokens_of_training_alone(tmp_path, monkeypatch):
+  """By hand: two steps of 3 s with 20 and 30 tokens, between waits of 100 s."""
+  clock = types.SimpleNamespace(now=0.0)
+  monkeypatch.setattr(loss_meter.time, "monotonic", lambda: clock.now)
+  meter = LossMeter((0.0, 0.0), 50.0, tmp_path)
+
+  def take(number, seconds, total, count):
+    clock.now += seconds
+    metrics = {
+      **{"loss": np.array([total, count]), "updates": number + 1},
+      **{"grad_norm": 0.5 + number, "learning_rate": 0.1 * (number + 1)},
+    }
+    meter.add(number, metrics)
+    meter.fetch()
+
+  take(0, 1000.0, 70.0, 10.0)
+  meter.forget_first()  # It compiled.
+  take(1, 3.0, 100.0, 20.0)
+  clock.now += 100.0
+  meter.skip_clock()  # An evaluation.
+  take(2, 3.0, 60.0, 30.0)
+  assert meter.sums == (230.0, 60.0)
+  assert meter.flush() == pytest.approx(
+    {
+      **{"loss": 230 / 60, "grad_norm": 2.5, "learning_rate": 0.3},
+      "tokens_per_second": 50 / 6,
+    }
+  )
+  assert (meter.sums, meter.seconds) == ((0.0, 0.0), 56.0)
+  take(3, 2.0, 12.0, 4.0)
+  assert meter.flush() == pytest.approx(
+    {
+      **{"loss": 3.0, "grad_norm": 3.5, "learning_rate": 0.4},
+      "tokens_per_second": 2.0,
+    }
+  )
 
 
 def test_samples_of_an_earlier_split_stay(run, tmp_path):

@@ -93,6 +93,38 @@ def test_gradients_of_bfloat16_parameters_are_summed_in_float32(splits):
   assert count == (2 if splits == 1 else 17)
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_losses_of_a_model_are_added_to_the_mean_of_the_task(
+  splits, label_smoothing
+):
+  """d/dw of w³/3 + 5w is w² + 5, whatever the number of targets and splits is."""
+  plain, state = make_functions(
+    label_smoothing=label_smoothing, accumulate_steps=splits
+  )
+
+  def forward_and_state(variables, batch, rng):
+    kernel = variables["params"]["kernel"]
+    losses = {"a": jnp.sum(kernel**3) / 3, "b": (5 * jnp.sum(kernel),)}
+    return plain.forward(variables, batch, rng), {"losses": losses}
+
+  functions = plain._replace(forward_and_state=forward_and_state)
+  batch = make_batch()
+  arguments = state.params, state.collections, batch
+  expected, sums, _ = gradient_of(plain, *arguments)
+  got, same_sums, collections = gradient_of(functions, *arguments)
+  kernel = np.asarray(state.params["kernel"])
+  np.testing.assert_allclose(
+    got["kernel"], expected["kernel"] + kernel**2 + 5, rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    got["embedding"], expected["embedding"], rtol=1e-4, atol=1e-7
+  )
+  # What is reported is the task's loss alone.
+  np.testing.assert_allclose(same_sums, sums, rtol=1e-6)
+  assert collections.keys() == state.collections.keys()
+
+
 def test_a_batch_without_targets_changes_nothing_but_the_step():
   functions, state = make_functions(weight_decay=0.0)
   batch = make_batch()
@@ -116,17 +148,22 @@ def test_a_bad_step_freezes_the_state_and_keeps_its_number():
   jax.tree.map(np.testing.assert_array_equal, state, before)
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing():
-  functions, state = make_functions()
+@pytest.mark.parametrize("name", ["adamw", "sign_sgd"])
+def test_a_gradient_that_is_not_finite_changes_nothing(name):
+  """Not with an optimiser that makes a finite update of it, either."""
+  functions, state = make_functions(name=name)
 
   def forward(variables, batch, rng):
-    # Its derivative at 0 is infinite.
-    zero = jnp.sqrt(0.0 * variables["params"]["kernel"][0, 0])
-    return functions.forward(variables, batch, rng) + zero
+    # Zero, and its derivative is infinite.
+    kernel = variables["params"]["kernel"][0, 0]
+    zero = jnp.sqrt(kernel - jax.lax.stop_gradient(kernel))
+    logits = functions.forward(variables, batch, rng)
+    return logits.at[..., 0].add(zero)
 
   bad = functions._replace(forward=forward)
-  new, metrics = step(bad, state, make_batch(), np.int32(0))
+  new, metrics = step(bad, state, make_batch(), np.int32(0), name=name)
   assert np.isfinite(metrics["loss"]).all()
+  assert not np.isfinite(metrics["grad_norm"])
   assert metrics["updates"] == 0
   jax.tree.map(np.testing.assert_array_equal, new, state)
 
