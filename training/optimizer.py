@@ -238,8 +238,8 @@ def _in_float32(
   def init(params):
     return optimizer.init(float32(params))
 
-  def update(gradient, state, params=None):
-    return optimizer.update(float32(gradient), state, float32(params))
+  def update(updates, state, params=None):
+    return optimizer.update(float32(updates), state, float32(params))
 
   return optax.GradientTransformation(init, update)
 

@@ -14,6 +14,10 @@ RATES = ["scale", "dropout_rate", "dropout_rng", "block_size"]
   ("got", "known", "name"),
   [
     ("perfomer", ["linear", "performer"], "performer"),
+    # Case does not count.
+    ("Performer", ["linear", "performer"], "performer"),
+    ("adamW", ["adam", "adamw"], "adamw"),
+    ("rmsNorm", ["layerNorm", "RMSNorm"], "RMSNorm"),
     # Of two that are about as like, the first.
     ("dropout", RATES, "dropout_rate"),
     ("dropout_p", RATES, "dropout_rate"),

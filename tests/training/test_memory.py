@@ -9,6 +9,7 @@ import pytest
 
 from configs import copy
 from settings.errors import ConfigError
+from tests.training import tiny
 from training import experiment, experiment_config, memory
 
 GB = 10**9
@@ -70,6 +71,26 @@ def test_several_hosts_share_a_run(monkeypatch):
   memory.check(config(), 3, held=15 * GB)
   with pytest.raises(ConfigError, match="more than the 16 GB of memory here"):
     memory.check(config(), 3, held=17 * GB)
+
+
+@pytest.mark.parametrize(
+  ("task", "leaf"),
+  [
+    ("copy", "vocab_size"),
+    ("needle", "num_keys"),
+    ("needle", "num_values"),
+    ("needle", "num_fillers"),
+  ],
+)
+def test_symbols_of_a_task_are_counted_before_it_makes_data(
+  monkeypatch, task, leaf
+):
+  made = tiny.config("decoder", {"name": task, leaf: 10**9})
+  monkeypatch.setattr(experiment, "_make_task", None)
+  with pytest.raises(
+    ConfigError, match=r"^config\.model: .* 1,000,000,000 sym"
+  ):
+    experiment.create(made)
 
 
 @pytest.mark.parametrize(

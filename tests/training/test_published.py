@@ -1,5 +1,6 @@
 """Runs that start from published weights, and runs that become such weights."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -79,6 +80,23 @@ def test_the_config_chooses_mechanism_dropout_and_dtype(config):
   assert model.features == 24
   state = experiment.create(experiment_config.parse(config)).init()
   assert jax.tree.leaves(state.collections["constants"])
+
+
+@pytest.mark.parametrize(
+  ("leaf", "value"),
+  [
+    ("dropout_rate", 0.25),
+    ("attention_dropout_rate", 0.125),
+    ("dtype", "bfloat16"),
+    ("param_dtype", "bfloat16"),
+  ],
+)
+def test_a_config_chooses_each_of_these_beside_weights(config, leaf, value):
+  without = experiment_config.parse(config).model
+  config["model"][leaf] = value
+  model = experiment_config.parse(config).model
+  assert dataclasses.replace(without, **{leaf: value}) == model
+  assert getattr(without, leaf) != value
 
 
 @pytest.mark.parametrize(

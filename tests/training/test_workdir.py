@@ -84,6 +84,44 @@ def test_a_leaf_that_a_run_does_not_know_has_its_default(tmp_path):
   assert "config.task.eval_lengths is [] there and [50] here" in line
 
 
+MAY_CHANGE = {
+  **{"log_every": 7, "eval_every": 7, "checkpoint_every": 7},
+  **{"profile_steps": "1:2", "model.remat": "block", "log.tensorboard": False},
+  **{"log.wandb": True, "log.project": "other"},
+  **{"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "mesh.sequence": 2},
+}
+DECIDES = {
+  **{"seed": 1, "batch_size": 8, "redraw_every": 2, "decode_method": "beam"},
+  **{"checkpoint_keep": "best", "patience": 2, "parallel": "pmap"},
+  **{"optimizer.name": "lion", "optimizer.learning_rate": 0.5},
+  **{"optimizer.warmup_steps": 3, "optimizer.final_fraction": 0.5},
+  **{"optimizer.b1": 0.5, "optimizer.b2": 0.5, "optimizer.eps": 0.5},
+  **{"optimizer.weight_decay": 0.5, "optimizer.clip_norm": 0.5},
+  **{"optimizer.accumulate_steps": 2, "optimizer.label_smoothing": 0.5},
+  **{"optimizer.ema_decay": 0.5, "optimizer.eps_root": 0.5},
+  **{"task.vocab_size": 9, "model.num_heads": 1, "model.dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("leaf", [*MAY_CHANGE, *DECIDES])
+def test_each_leaf_either_may_change_or_decides(tmp_path, monkeypatch, leaf):
+  # Weights & Biases need not be installed.
+  monkeypatch.setattr(experiment_config, "find_spec", lambda name: True)
+  workdir.write_config(tmp_path, config())
+  changed = {leaf: (MAY_CHANGE | DECIDES)[leaf]}
+  if leaf in MAY_CHANGE:
+    workdir.check(tmp_path, config(**changed))
+  else:
+    assert f"config.{leaf} is " in fault(tmp_path, **changed)
+
+
+def test_evaluations_decide_in_a_run_that_asks_for_the_best(tmp_path):
+  best = {"checkpoint_keep": "best"}
+  workdir.write_config(tmp_path, config(**best))
+  line = fault(tmp_path, **best, eval_every=7)
+  assert "config.eval_every is " in line
+
+
 FORMER = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 """Numbers of AdamW, which runs recorded of every optimiser where none was typed."""
 
