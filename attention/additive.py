@@ -151,7 +151,7 @@ class _Scores(Scores):
   def scores(self, query, visible, shape):
     """See `Logits`."""
     del visible, shape
-    return query, self, ()
+    return query, self, None
 
   def added(self, tile, start, first):
     """See `Scores`."""
@@ -170,7 +170,7 @@ class _Scores(Scores):
     x = jnp.einsum("bnxa,bna->bnx", pairs, kernel)
     return x.reshape(*query.shape[:3], -1)
 
-  def vjp(self, query, key, places, score_arrays=()):
+  def vjp(self, query, key, places, score_arrays=None):
     """See `Scores`; JAX's own, as there is no product of queries and keys."""
     return jax.vjp(
       lambda query, key, scores: scores.tile(query, key, places, score_arrays),

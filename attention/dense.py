@@ -164,7 +164,7 @@ def dense_attention(
     """(out, lse) of C rows, the first of which is at `start`, over `seen` keys."""
     rows = query.shape[1]
     pairs = batch, num_heads, rows, seen
-    places = visible.query_start + start, visible.key_start
+    places = visible.places(start, 0)
     part = dataclasses.replace(
       scores.cut(start, rows, 0, seen), bias=bias, dtype=dtype
     )
@@ -213,8 +213,7 @@ def _by_rows(
     rows = length if length <= _WHOLE else rows
   if length <= rows:
     return attend(query, bias, 0, source_length)
-  offset = visible.query_start - visible.key_start
-  is_causal = visible.right == 0 and isinstance(offset, int) and offset == 0
+  is_causal = visible.right == 0 and visible.positions is None
   by_row = bias is not None and bias.shape[2] > 1
 
   def part(start, end):

@@ -102,17 +102,26 @@ def match_varying(tree: Any, like: Any = None) -> Any:
 
   Inside `jax.shard_map`, loops and custom derivatives want one type of all.
   """
-  leaves = jax.tree.leaves(tree if like is None else like)
+  return vary(tree, varying_axes(tree if like is None else like))
+
+
+def varying_axes(tree: Any) -> frozenset[str]:
+  """The mesh axes that any of the arrays varies over inside `jax.shard_map`."""
+  leaves = jax.tree.leaves(tree)
   varying = (jax.typeof(x).manual_axis_type.varying for x in leaves)
-  axes = frozenset().union(*varying)
+  return frozenset().union(*varying)
+
+
+def vary(tree: Any, axes: frozenset[str]) -> Any:
+  """The arrays, varying over these mesh axes as well."""
   if not axes:
     return tree
 
-  def vary(x):
+  def cast(x):
     lacking = tuple(axes - jax.typeof(x).manual_axis_type.varying)
     return jax.lax.pcast(x, lacking, to="varying") if lacking else x
 
-  return jax.tree.map(vary, tree)
+  return jax.tree.map(cast, tree)
 
 
 def _floats(leaves):

@@ -84,7 +84,7 @@ def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
   others = {
     "query_segment_ids": visible.segments or None,
     "mask_mod": visible.mods or None,
-    "visible": visible.bands or visible.masks[1:] or None,
+    "visible": visible.bands or visible.masks[1:] or visible.positions,
     "relative_bias": logits.relative_bias,
     "relative_keys": logits.relative_keys,
     "sinks": logits.sinks,

@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int
 from attention import arguments
 from attention import mods as mods_lib
 from attention.layout import cut, dot, key_dot, query_dot
-from attention.mods import ScoreMod
+from attention.mods import Mod, ScoreMod
 from attention.visible import Visible
 
 _STATIC: Any = {"static": True}
@@ -76,18 +76,19 @@ class Logits:
     query: Float[Array, "B T N H"],
     visible: Visible,
     shape: tuple[int, int, int, int] | None = None,
-  ) -> tuple[Float[Array, "B T N H"], "Scores", tuple[Array, ...]]:
+  ) -> tuple[Float[Array, "B T N H"], "Scores", Mod | None]:
     """The scores of tiles.
 
     Args:
       query: `[B, T, N, H]`.
       visible: its masks of one row say which gates count as 1.
-      shape: of a tile, (B, N, C, D), for which `score_mod` is traced. It is not
-        where JAX differentiates the tile: None.
+      shape: of a tile, (B, N, C, D), for which `score_mod` is traced, with scores
+        that vary over mesh axes as the query does. It is not where JAX
+        differentiates the tile: None.
 
     Returns:
-      The queries, which a traced scale is multiplied into; the scores; arrays of
-      `score_mod` that have no gradient.
+      The queries, which a traced scale is multiplied into; the scores; `score_mod`
+      with the arrays that have no gradient, or None.
     """
     query, scale = arguments.scaled_query(query, self.scale)
     keys, gates = self.relative_keys, self.log_forget
@@ -99,11 +100,12 @@ class Logits:
         if mask.shape[2] == 1:
           gates = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), gates, 0.0)
       gates = forget_sums(gates)
-    mod, fixed = None, ()
+    mod = fixed = None
     if self.score_mod is not None:
       mod = mods_lib.untraced("score_mod", self.score_mod)
       if shape is not None:
-        mod, fixed = mods_lib.traced_score(self.score_mod, shape).divided()
+        mod = mods_lib.traced_score(self.score_mod, shape, query)
+        mod, fixed = mod.divided()
     scores = Scores(
       scale=scale,
       soft_cap=self.soft_cap,
@@ -237,7 +239,7 @@ class Scores:
     query: Float[Array, "B N C H"],
     key: Float[Array, "B K D H"],
     places: tuple[Array | int, Array | int],
-    score_arrays: tuple[Array, ...] = (),
+    score_arrays: Mod | None = None,
   ) -> Float[Array, "B N C D"]:
     """The scores of a tile; self is `cut` for it.
 
@@ -245,7 +247,7 @@ class Scores:
       query: C queries.
       key: D keys.
       places: positions of the first query and the first key.
-      score_arrays: those of `score_mod` without a gradient.
+      score_arrays: `score_mod` with its arrays that have no gradient.
     """
     x = self.product(query, key)
     return self.adjusted(x, query, places, score_arrays)
@@ -255,7 +257,7 @@ class Scores:
     query: Float[Array, "B N C H"],
     key: Float[Array, "B K D H"],
     places: tuple[Array | int, Array | int],
-    score_arrays: tuple[Array, ...] = (),
+    score_arrays: Mod | None = None,
   ) -> tuple[Float[Array, "B N C D"], Pull]:
     """`tile`, and what takes the cotangent of its result further.
 
@@ -289,7 +291,7 @@ class Scores:
     x: Float[Array, "B N C D"],
     query: Float[Array, "B N C H"],
     places: tuple[Array | int, Array | int],
-    score_arrays: tuple[Array, ...],
+    score_arrays: Mod | None,
   ) -> Float[Array, "B N C D"]:
     """The products with all else that a score is made of, in their dtype."""
     if self.soft_cap is not None:

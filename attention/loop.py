@@ -21,6 +21,7 @@ there is one visit, a GPU or TPU takes several neighbouring tiles in one batched
 """
 
 from collections.abc import Callable
+import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,9 +30,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import dropout, layout, platform
-from attention.derivative import match_varying, with_backward
+from attention.derivative import match_varying, varying_axes, with_backward
 from attention.layout import cut, key_dot, put, query_dot
 from attention.logits import Logits
+from attention.mods import vary_beside_mods
 from attention.visible import Visible
 
 _ONE_VISIT = 2048
@@ -80,12 +82,20 @@ def attend(
   visible, logits = visible or Visible(), logits or Logits()
   grid = grid_of(query, value, visible, block, dropout_rate)
   shape = (query.shape[0], query.shape[2], grid.rows, grid.width)
-  query, scores, fixed = logits.scores(query, visible, shape)
-  arrays = query, visible.readable(key), visible.readable(value), scores
-  constants = Constants(visible.traced(shape), fixed, dropout_rng)
+
+  def inputs_like(query):
+    """Inputs of `forward`, with mods traced for tiles that vary as the query does."""
+    scaled, scores, fixed = logits.scores(query, visible, shape)
+    arrays = scaled, visible.readable(key), visible.readable(value), scores
+    constants = Constants(visible.traced(shape, query), fixed, dropout_rng)
+    return jax.tree.map(jnp.asarray, (*arrays, constants))
+
+  inputs = inputs_like(match_varying(query, (query, key, value)))
+  if varying_axes(inputs) != varying_axes(inputs[0]):
+    # Other arrays vary over more axes, such as those that a mod closes over.
+    inputs = inputs_like(match_varying(query, inputs))
   run = with_backward(partial(forward, grid), partial(backward, grid))
-  inputs = jax.tree.map(jnp.asarray, (*arrays, constants))
-  out, lse = run(match_varying(inputs))
+  out, lse = run(vary_beside_mods(inputs))
   if logits.sinks is None:
     return out, lse
   return with_sinks(out, lse, logits.sinks)
@@ -96,12 +106,12 @@ class Constants(NamedTuple):
 
   Attributes:
     visible: which pairs count.
-    score_arrays: arrays of a score_mod that are no floats.
+    score_arrays: a score_mod with its arrays that are no floats; None without one.
     rng: key of the dropout.
   """
 
   visible: Visible
-  score_arrays: tuple[Any, ...]
+  score_arrays: Any
   rng: Any
 
 
@@ -217,11 +227,22 @@ def backward(
       dq, totals = body(0, carry)
     else:
       visits = grid.visits(constants.visible, starts)
+      axes = varying_axes(visits)
+      if any(axes - varying_axes(x) for x in jax.tree.leaves(mod)):
+        # A tile sums their gradients over devices, so all visit as many tiles.
+        visits = jax.lax.pmax(visits, tuple(axes))
       dq, totals = jax.lax.fori_loop(0, visits, body, carry)
     return grid.put(dquery, i, dq), totals
 
   zeros = partial(layout.zeros_after, out_grad)
   totals = jax.tree.map(lambda x: zeros(x, jnp.float32), arrays)
+  mod = arrays[2].score_mod
+  if mod is not None:
+    # Its arrays vary as they did when it was traced, and so do their gradients.
+    sums = jax.tree.map(
+      lambda x: match_varying(jnp.zeros_like(x, jnp.float32), x), mod
+    )
+    totals[2] = dataclasses.replace(totals[2], score_mod=sums)
   carry = zeros(query), totals
   dquery, totals = jax.lax.fori_loop(0, grid.steps, step, carry)
   return dquery, *totals, constants
@@ -242,7 +263,7 @@ def _pairs(grid, constants, query, start, visit):
   visible = constants.visible
   first, fresh = grid.first(visible, start, visit)
   shown = visible.block(start, grid.rows, first, grid.width, fresh)
-  places = visible.query_start + start, visible.key_start + first
+  places = visible.places(start, first)
   kept = None
   if grid.dropout_rate:
     kept = dropout.pair_factors(
@@ -267,7 +288,8 @@ def _added(grid, constants, totals, parts, starts, visit, dtype):
       add = partial(layout.add_blocks, wanted=wanted)
       key_parts = [x.astype(dtype) for x in key_parts]
     else:
-      begin = starts[0] + visible.query_start - visible.key_start - visible.left
+      begin, first = visible.places(starts[0], 0)
+      begin = begin - first - visible.left
       add = partial(layout.add_tiles, begin=begin, rows=grid.rows)
     tiles = jax.vmap(
       lambda start, scores: _keys(

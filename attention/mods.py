@@ -5,6 +5,9 @@
 b, n, t, s are arrays of whole numbers that broadcast against `[B, N, C, D]`, the
 scores of a tile; so do the results. A function is traced once for the shape of a
 tile. The arrays that it closes over become arguments, so that gradients reach them.
+Inside `jax.shard_map`, the gradient of an array that does not vary over a mesh axis is
+summed over that axis once for each tile, as JAX does it for what a loop closes over;
+`jax.lax.pcast(array, axes, to="varying")` outside of the function makes that one sum.
 
 Paper: Flex attention, arXiv:2412.05496.
 """
@@ -14,12 +17,11 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention.derivative import match_varying
+from attention.derivative import vary, varying_axes
 
 ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
@@ -42,15 +44,19 @@ class Mod:
   )
   arrays: tuple[Any, ...] = ()
 
-  def __call__(self, *arguments: Any, fixed: tuple[Any, ...] = ()) -> Array:
-    """The result for one tile; `fixed` are arrays that `divided` took out."""
-    return self.function((*self.arrays, *fixed), *arguments)
+  def __call__(self, *arguments: Any, fixed: "Mod | None" = None) -> Array:
+    """The result for one tile; `fixed` has the arrays that `divided` took out."""
+    more = () if fixed is None else fixed.arrays
+    return self.function((*self.arrays, *more), *arguments)
 
-  def divided(self) -> tuple["Mod", tuple[Any, ...]]:
-    """The function with its floats alone, and its other arrays."""
+  def divided(self) -> tuple["Mod", "Mod"]:
+    """The function with its floats alone, and with its other arrays alone."""
     number = sum(jnp.issubdtype(x.dtype, jnp.inexact) for x in self.arrays)
     floats, fixed = self.arrays[:number], self.arrays[number:]
-    return dataclasses.replace(self, arrays=floats), fixed
+    return (
+      dataclasses.replace(self, arrays=floats),
+      dataclasses.replace(self, arrays=fixed),
+    )
 
   def indices(self, start: Any, first: Any) -> tuple[Int[Array, "..."], ...]:
     """b, n, t, s of the tile whose first query and key are at these positions."""
@@ -71,29 +77,42 @@ def untraced(name: str, function: Callable[..., Any]) -> Mod:
   return Mod(lambda _, *arguments: function(*arguments))
 
 
-def traced_score(score_mod: ScoreMod, shape: tuple[int, int, int, int]) -> Mod:
-  """A score_mod for tiles (B, N, C, D)."""
+def traced_score(
+  score_mod: ScoreMod, shape: tuple[int, int, int, int], like: Any = ()
+) -> Mod:
+  """A score_mod for tiles (B, N, C, D); see `traced_mask`."""
 
   def tile_score(score, *places):
     return jnp.asarray(score_mod(score, *places), jnp.float32)
 
-  return _traced(tile_score, shape, jax.ShapeDtypeStruct(shape, jnp.float32))
+  return _traced(tile_score, shape, like, has_score=True)
 
 
-def traced_mask(mask_mod: MaskMod, shape: tuple[int, int, int, int]) -> Mod:
+def traced_mask(
+  mask_mod: MaskMod, shape: tuple[int, int, int, int], like: Any = ()
+) -> Mod:
   """A mask_mod for tiles (B, N, C, D).
+
+  Inside `jax.shard_map` the indices vary over the mesh axes that the arrays `like`
+  vary over. Arrays that the function closes over keep their own type.
 
   Raises:
     ValueError: it does not return a bool for each pair.
   """
-  return _traced(lambda *places: as_bool(mask_mod(*places)), shape)
+  return _traced(lambda *places: as_bool(mask_mod(*places)), shape, like)
 
 
-def _traced(function, shape, *score):
+def _traced(function, shape, like, has_score=False):
   """A function of a tile as one of the arrays that it closes over, too."""
+
+  def operands():
+    score = (jnp.zeros(shape, jnp.float32),) * has_score
+    return vary((*score, *indices(shape, 0, 0)), axes)
+
+  axes = varying_axes(like)
   closed = jax.make_jaxpr(
     lambda *arguments: jnp.broadcast_to(function(*arguments), shape)
-  )(*score, *jax.eval_shape(lambda: indices(shape, 0, 0)))
+  )(*jax.eval_shape(operands))
   consts = [jnp.asarray(x) for x in closed.consts]
   is_fixed = [not jnp.issubdtype(x.dtype, jnp.inexact) for x in consts]
   order = np.argsort(is_fixed, kind="stable")
@@ -101,39 +120,19 @@ def _traced(function, shape, *score):
 
   def call(arrays, *arguments):
     consts = [arrays[i] for i in places]
-    return _evaluated(closed.jaxpr, consts, *arguments)[0]
+    return jax.core.eval_jaxpr(closed.jaxpr, consts, *vary(arguments, axes))[0]
 
   return Mod(call, shape, tuple(consts[i] for i in order))
 
 
-def _evaluated(jaxpr, consts, *arguments):
-  """`jax.core.eval_jaxpr`, with operands that vary alike over a mesh's axes.
-
-  Inside of `jax.shard_map` the arguments vary and the literals of a jaxpr do not,
-  which primitives refuse.
-  """
-  arguments, consts = match_varying((arguments, consts))
-  if not any(jax.typeof(x).manual_axis_type.varying for x in arguments):
-    return jax.core.eval_jaxpr(jaxpr, consts, *arguments)
-  names = [*jaxpr.constvars, *jaxpr.invars]
-  values = dict(zip(names, [*consts, *arguments], strict=True))
-
-  def read(x):
-    return x.val if isinstance(x, Literal) else values[x]
-
-  for equation in jaxpr.eqns:
-    operands = match_varying([jnp.asarray(read(x)) for x in equation.invars])
-    kind, params = equation.primitive.name, equation.params
-    if kind in ("jit", "custom_jvp_call"):
-      inner = params["jaxpr" if kind == "jit" else "call_jaxpr"]
-      results = _evaluated(inner.jaxpr, inner.consts, *operands)
-    elif kind in ("pvary", "pcast"):
-      results = operands
-    else:
-      results = equation.primitive.bind(*operands, **params)
-      results = results if equation.primitive.multiple_results else [results]
-    values |= zip(equation.outvars, results, strict=True)
-  return [read(x) for x in jaxpr.outvars]
+def vary_beside_mods(tree: Any) -> Any:
+  """`match_varying`, except for the arrays of mods, whose type is traced."""
+  axes = varying_axes(tree)
+  return jax.tree.map(
+    lambda x: x if isinstance(x, Mod) else vary(x, axes),
+    tree,
+    is_leaf=lambda x: isinstance(x, Mod),
+  )
 
 
 def indices(

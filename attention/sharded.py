@@ -272,7 +272,7 @@ class _Ring(NamedTuple):
         key_start=key_chunk * key.shape[1],
       )
       key, value = visible.readable(key), visible.readable(value)
-      constants = loop.Constants(visible, (), rng)
+      constants = loop.Constants(visible, None, rng)
       arrays = query, key, value, scores, constants
       yield a, b, visible, match_varying(arrays)
 

@@ -157,7 +157,7 @@ def sliding_window_attention(
       log_forget=logits.log_forget,
       score_mod=logits.score_mod,
       mask_mod=visible.mods or None,
-      visible=visible.bands or None,
+      visible=visible.bands or visible.positions,
     )
   if logits.bias is not None or visible.block_mask is not None:
     raise ValueError(

@@ -48,8 +48,9 @@ class Visible:
     mods: functions (b, n, t, s) -> bool.
     left: the key lies at most so far before the query; None sets no limit.
     right: and at most so far behind it. Causal is 0.
-    query_start: position of the first query.
-    key_start: position of the first key.
+    query_start: position of the first query, which sides and mods count from; None
+      is 0.
+    key_start: likewise of the first key.
     block_mask: the only blocks that are visited, from `make_block_mask`.
   """
 
@@ -61,15 +62,42 @@ class Visible:
   mods: tuple[Mod, ...] = ()
   left: int | None = dataclasses.field(default=None, metadata=_STATIC)
   right: int | None = dataclasses.field(default=None, metadata=_STATIC)
-  query_start: Any = 0
-  key_start: Any = 0
+  query_start: Any = None
+  key_start: Any = None
   block_mask: BlockMask | None = None
 
+  @property
+  def positions(self) -> tuple[Any, Any] | None:
+    """(`query_start`, `key_start`), or None where neither is given."""
+    starts = self.query_start, self.key_start
+    return None if all(x is None for x in starts) else starts
+
+  def places(self, start: Any, first: Any) -> tuple[Any, Any]:
+    """The positions of the query number `start` and of the key number `first`."""
+    if self.query_start is not None:
+      start = start + self.query_start
+    return start, first if self.key_start is None else first + self.key_start
+
   def __and__(self, other: "Visible") -> "Visible":
-    """Both conditions; positions are those of the first."""
+    """Both conditions, at the positions of the side that has any.
+
+    Raises:
+      ValueError: both sides have positions, and these differ.
+    """
     lefts, rights = (self.left, other.left), (self.right, other.right)
+    starts = self.positions or other.positions or (None, None)
+    if other.positions is not None and not all(
+      map(_is_same, starts, other.positions)
+    ):
+      raise ValueError(
+        "visible: expected both sides of & to have the same query_start and "
+        f"key_start, got {self.positions} and {other.positions}; combine the "
+        "conditions first and set their positions once, by dataclasses.replace"
+      )
     return dataclasses.replace(
       self,
+      query_start=starts[0],
+      key_start=starts[1],
       masks=self.masks + other.masks,
       segments=self.segments + other.segments,
       lengths=self.lengths + other.lengths,
@@ -93,18 +121,21 @@ class Visible:
         found &= segments(ids, none)
     return found
 
-  def traced(self, shape: tuple[int, int, int, int]) -> "Visible":
-    """The same with its mods traced for tiles (B, N, C, D)."""
+  def traced(
+    self, shape: tuple[int, int, int, int], like: Any = ()
+  ) -> "Visible":
+    """The same with its mods traced for tiles (B, N, C, D), see `traced_mask`."""
     if not self.mods:
       return self
-    mods = (mods_lib.traced_mask(mod, shape) for mod in self.mods)
+    mods = (mods_lib.traced_mask(mod, shape, like) for mod in self.mods)
     return dataclasses.replace(self, mods=tuple(mods))
 
   def span(
     self, start: Array | int, rows: int, source_length: int
   ) -> tuple[Array | int, Array | int]:
     """The keys [lo, hi) that `rows` queries from number `start` on can see."""
-    start = start + self.query_start - self.key_start
+    start, first = self.places(start, 0)
+    start = start - first
     low, high = 0, source_length
     if self.left is not None:
       low = jnp.clip(start - self.left, 0, source_length)
@@ -124,9 +155,10 @@ class Visible:
 
     None is all. Keys before the number `fresh` do not count, if it is given.
     """
+    places = self.places(start, first)
     keys = first + jnp.arange(width)
-    distance = (keys + self.key_start)[None, :] - (
-      start + self.query_start + jnp.arange(rows)
+    distance = (places[1] + jnp.arange(width))[None, :] - (
+      places[0] + jnp.arange(rows)
     )[:, None]
     conditions = []
     if fresh is not None:
@@ -148,7 +180,6 @@ class Visible:
       apart = query_codes - cut(key_codes, first, width)[:, None, None, :]
       conditions.append(((apart >= 0) & (apart < size)) == inside)
     for mod in self.mods:
-      places = self.query_start + start, self.key_start + first
       conditions.append(mod(*mod.indices(*places)))
     return functools.reduce(operator.and_, conditions) if conditions else None
 
@@ -183,6 +214,14 @@ class Visible:
       any_head = functools.reduce(operator.or_, jnp.unstack(mask, axis=1))
       x = jnp.where(jnp.any(any_head, 1)[..., None, None], x, 0)
     return x
+
+
+def _is_same(x: Any, y: Any) -> bool:
+  """Whether two positions are known to be the same."""
+  if x is y:
+    return True
+  is_traced = any(isinstance(z, jax.core.Tracer) for z in (x, y))
+  return not is_traced and np.array_equal(x, y)
 
 
 def causal() -> Visible:

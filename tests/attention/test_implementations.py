@@ -5,6 +5,7 @@ place, with what the true ones refuse: read in jax 0.10, cudnn-frontend 1.9 to
 1.14 and tokamax 0.0.12.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -201,6 +202,19 @@ def test_sides_of_a_visible_are_not_lost(monkeypatch, sides):
   attend = functools.partial(FLASH, visible=window(*sides))
   equals_xla(attend, None, qkv, 2e-2)
   assert len(calls) == (sides[1] == 0)  # cuDNN takes none to the right.
+
+
+@pytest.mark.parametrize("attend", [FLASH, WINDOW])
+def test_positions_of_a_visible_are_not_lost(monkeypatch, attend):
+  """No kernel knows them: the first query may stand at position 4."""
+  calls = emulate(monkeypatch, "gpu")
+  qkv, _ = draw(Case(), "bfloat16")
+  visible = dataclasses.replace(window(None, 0), query_start=4)
+  attend = functools.partial(attend, visible=visible)
+  equals_xla(attend, None, qkv, 2e-2)
+  assert not calls
+  with pytest.raises(ValueError, match=r"^implementation: .* take visible"):
+    attend(*qkv, implementation="cudnn")
 
 
 @pytest.mark.parametrize(

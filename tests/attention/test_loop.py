@@ -251,6 +251,38 @@ def test_bands_and_positions():
     assert_close(run(*qkv), expected, 1e-5)
 
 
+@pytest.mark.parametrize("starts", [(40, 20), (8, None), (None, 8)])
+def test_conditions_are_combined_at_their_positions(starts):
+  """In either order; one side alone has positions, or both have the same."""
+  query, key, value = drawn(21, 33)
+  at = Visible(query_start=starts[0], key_start=starts[1])
+  positions = [
+    np.arange(size) + (start or 0)
+    for size, start in zip((21, 33), starts, strict=True)
+  ]
+  seen = positions[1][None] <= positions[0][:, None]
+  expected = definitions.dense_attention(
+    query, key, value, mask=seen[None, None]
+  )
+  causal = visible.causal()
+  for sees in (at & causal, causal & at, (at & causal) & (causal & at)):
+    assert (sees.query_start, sees.key_start) == starts
+    assert_close(attend(query, key, value, sees)[0], expected, 1e-5)
+    # As an argument of a compiled function, and at positions that are traced.
+    run = jax.jit(lambda *qkv, sees: attend(*qkv, sees)[0])
+    assert_close(run(query, key, value, sees=sees), expected, 1e-5)
+
+
+def test_conditions_at_different_positions_are_refused():
+  here = visible.causal() & Visible(query_start=16)
+  for other in (Visible(query_start=8), Visible(query_start=16, key_start=1)):
+    with pytest.raises(ValueError, match=r"^visible: expected both sides of &"):
+      here & other
+  with pytest.raises(ValueError, match=r"^visible: expected both sides of &"):
+    jax.jit(lambda i: (here & Visible(query_start=i)).right)(jnp.int32(16))
+  assert (here & Visible(query_start=np.int32(16))).query_start == 16
+
+
 def test_dropout_is_the_same_for_all_tiles():
   key, sees = jax.random.key(3), visible.window(6, 2)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention import (
+  Visible,
   definitions,
   dense_attention,
   flash_attention,
@@ -167,6 +168,75 @@ def test_what_does_not_fit_raises(unchecked):
     make_block_mask(prefix, length=4, batch=0)
   with pytest.raises(ValueError, match=r"^mask_mod: expected None with .*dila"):
     WINDOW(*draw(12), dilation=2, mask_mod=prefix)
+
+
+@jax.custom_vjp
+def saturated(x):
+  return jnp.clip(x, -1.0, 1.0)
+
+
+saturated.defvjp(
+  lambda x: (saturated(x), x), lambda x, g: (jnp.where(abs(x) < 2, g, g / 4),)
+)
+
+CONTROL_FLOW = {
+  "custom_vjp": lambda x, w: saturated(x + w),
+  "fori_loop": lambda x, w: jax.lax.fori_loop(
+    0, 3, lambda i, y: jnp.tanh(y) * 1.5 + i * w, x
+  ),
+  "scan": lambda x, w: jax.lax.scan(
+    lambda y, c: (y + c * jnp.tanh(y + w), None), x, jnp.asarray([0.1, 0.4])
+  )[0],
+  "cond": lambda x, w: jax.lax.cond(
+    x.shape[0] > 0, lambda y: y * w, lambda y: y, x
+  ),
+  "checkpoint": lambda x, w: jax.checkpoint(jnp.sin)(x * w),
+}
+
+
+@pytest.mark.parametrize("blocks", [{}, {"block_size": 4}])
+@pytest.mark.parametrize("name", CONTROL_FLOW)
+def test_a_mod_with_control_flow_inside_of_shard_map(name, blocks):
+  """As dense attention outside of it, which JAX differentiates.
+
+  The scores vary over one axis, and what the functions close over does not. Each
+  device has other positions, and so visits another number of tiles.
+  """
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.make_mesh((2, 2), ("x", "y"), auto, devices=jax.devices()[:4])
+  (table,) = normal((HEADS, 33), seed=1)
+  documents = jnp.asarray(np.arange(16) % 3)
+
+  def total(function, table, documents, *qkv, **call):
+    def score_mod(score, b, n, t, s):
+      del b
+      return CONTROL_FLOW[name](score, table[n, t - s + 16])
+
+    def mask_mod(b, n, t, s):
+      del b, n
+      return (s <= t) & (documents[t] <= documents[s])
+
+    call |= {"score_mod": score_mod, "mask_mod": mask_mod}
+    return (function(*qkv, **call) ** 2).sum()
+
+  def on_devices(table, documents, *qkv):
+    first = jax.lax.axis_index("x") * qkv[0].shape[1]
+    visible = Visible(right=0, query_start=first)
+    options = {"visible": visible, **blocks}
+    one = total(flash_attention, table, documents, *qkv, **options)
+    return jax.lax.psum(one, "x")
+
+  rows = jax.P(None, "x")
+  specs = (jax.P(), jax.P(), rows, jax.P(), jax.P())
+  sharded = jax.shard_map(
+    on_devices, mesh=mesh, in_specs=specs, out_specs=jax.P()
+  )
+  arguments = table, documents, *draw(16)
+  found, expected = (
+    jax.jit(jax.value_and_grad(f, (0, 2, 3, 4)))(*arguments)
+    for f in (sharded, partial(total, dense_attention))
+  )
+  assert_equal(found, expected, 1e-5)
 
 
 def test_a_mod_inside_of_shard_map():

@@ -13,6 +13,7 @@ import pytest
 
 from attention import (
   Dims,
+  Visible,
   attention_weights,
   definitions,
   platform,
@@ -313,6 +314,9 @@ def test_a_traced_scale_has_a_gradient(unchecked):
   )
 
 
+MOVED = Visible(query_start=4)
+
+
 def test_what_does_not_fit_is_refused(unchecked):
   query, key, value, _ = draw_inputs(9)
   ids, indices = np.zeros((2, 9), int), jnp.zeros((2, 1), jnp.int32)
@@ -338,6 +342,8 @@ def test_what_does_not_fit_is_refused(unchecked):
         ("global_qkv", {"global_qkv": (0, 0, 0)}),
         ("dropout_rate", {"dropout_rate": 1.0}),
         ("dropout_rng", {"dropout_rate": 0.1}),
+        ("visible", {"visible": MOVED, "dilation": 2}),
+        ("visible", {"visible": MOVED, "global_indices": indices}),
       )
     ],
   )
