@@ -20,6 +20,7 @@ def delta_product_attention(
   *,
   beta: Float[Array, "B T R N"],
   log_decay: Float[Array, "..."] | None = None,
+  normalize_keys: bool = False,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -34,7 +35,9 @@ def delta_product_attention(
 ):
   """Each position decays the state once and corrects it for R keys in turn.
 
-    out = delta_product_attention(q, k, v, beta=beta, log_decay=log_decay)
+    out = delta_product_attention(
+      q, k, v, beta=beta, log_decay=log_decay, normalize_keys=True
+    )
 
     S_t,0 = diag(e^g_t) S_{t−1}
     S_t,r = S_t,r−1 + β_t,r k_t,r (v_t,r − S_t,r−1ᵀ k_t,r)ᵀ        r = 1 … R
@@ -42,13 +45,16 @@ def delta_product_attention(
 
   with g = `log_decay`, for each head. The R factors I − β k kᵀ of a position are a
   product of generalised Householder reflections; with R of them and β up to 2 a state
-  can follow permutations of R + 1 things. R = 1 is `delta_rule_attention`.
+  can follow permutations of R + 1 things. R = 1 is `delta_rule_attention`, and as
+  there the state grows without bound where β|k|² > 2.
 
   Args:
-    key: R keys a position, of length 1 for a state that does not grow.
+    key: R keys for each position.
     value: their values.
     beta: their rates.
     log_decay: `[B, T, N]`, `[B, T, N, H]` or None, as in `delta_rule_attention`.
+    normalize_keys: as in `delta_rule_attention`; the keys and queries of the paper's
+      models have length 1.
 
   Other options, results and errors: as `gated_linear_attention`.
 
@@ -169,9 +175,8 @@ def delta_product(
         values = jnp.zeros((*keys.shape[:-1], value.shape[-1]), jnp.float32)
       key = jnp.concatenate([keys, key], axis=2)
       value = jnp.concatenate([values, value], axis=2)
-    query = gates.unit_length(query).astype(query.dtype)
-    key = gates.unit_length(key).astype(dtypes[0])
-    return _repeated_writes(query, key, value.astype(dtypes[1]), **options)
+    key, value = key.astype(dtypes[0]), value.astype(dtypes[1])
+    return _repeated_writes(query, key, value, normalize_keys=True, **options)
 
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
   arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}

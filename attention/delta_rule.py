@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import gates, plug
 from attention.linear_kernels import Implementation
-from attention.recurrence import recurrent_attention
+from attention.recurrence import recurrent_attention, unit_length
 from attention.signature import attention_factory, attention_function
 
 
@@ -24,6 +24,7 @@ def delta_rule_attention(
   erase_key: Float[Array, "B T K H"] | None = None,
   erase_gate: Float[Array, "B T N H"] | None = None,
   write_gate: Float[Array, "B T N V"] | None = None,
+  normalize_keys: bool = False,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -38,15 +39,18 @@ def delta_rule_attention(
 ):
   """Each position moves what the state has for its key towards its value.
 
-    out = delta_rule_attention(q, k, v, beta=beta, log_decay=log_decay)
+    out = delta_rule_attention(
+      q, k, v, beta=beta, log_decay=log_decay, normalize_keys=True
+    )
 
     S' = diag(e^g_t) S_{t−1}
     S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ        out_t = scale · S_tᵀ q_t
 
   with g = `log_decay`, for each head, where b and w are 1 unless a call has them. It is
   then one step of gradient descent on ½|Sᵀk − v|². With keys of length 1 and β = 1,
-  S_tᵀ k_t = v_t; longer keys need β|k|² ≤ 2, or the state grows: normalise them ahead of
-  the call. Everything is float32 for inputs of any dtype.
+  S_tᵀ k_t = v_t. Where β|k|² > 2 the state grows exponentially, and the keys of a
+  softmax model have |k|² ≈ H: give `normalize_keys=True`, or keys with |k| ≤ 1.
+  Everything is float32 for inputs of any dtype.
 
   With keys p of what is erased, that is read before the decay:
 
@@ -65,6 +69,9 @@ def delta_rule_attention(
     erase_gate: b, which share of k or p is erased, for each channel (Gated
       DeltaNet-2).
     write_gate: w, which share of the value is written.
+    normalize_keys: divides each query and key by its length √(|x|² + 10⁻⁶), as the
+      papers' models do ahead of the rule; `erase_key` stays as it is. False takes
+      both as they are.
 
   Other options, heads, results and errors: as `gated_linear_attention`.
 
@@ -226,7 +233,7 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
 
   def recurrence(params, query, key, value, **options):
     dtypes = query.dtype, key.dtype
-    query, key = gates.unit_length(query), gates.unit_length(key)
+    query, key = unit_length(query), unit_length(key)
     head_axis = (None, None, slice(None), None)
     query -= params["correction"][head_axis] * key
     erase_key = jax.nn.sigmoid(params["feedback"])[head_axis] * key
@@ -291,10 +298,8 @@ def gated_delta_2(
       write_gate = jnp.mean(write_gate, axis=-1, keepdims=True)
       shape = (*write_gate.shape[:3], value.shape[-1])
       write_gate = jnp.broadcast_to(write_gate, shape)
-    query, key = (gates.unit_length(x).astype(x.dtype) for x in (query, key))
-    return recurrent_attention(
-      query, key, value, write_gate=write_gate, **options
-    )
+    options |= {"write_gate": write_gate, "normalize_keys": True}
+    return recurrent_attention(query, key, value, **options)
 
   return gates.recurrent_mechanism(
     "gated_delta_2",
@@ -316,10 +321,9 @@ def gated_delta_2(
 def _delta_rule(name, max_rate, init, implementation, log_decay=None):
   """The record of a delta rule with queries and keys of length 1."""
 
-  def recurrence(params, query, key, value, **options):
+  def recurrence(params, *qkv, **options):
     del params
-    query, key = (gates.unit_length(x).astype(x.dtype) for x in (query, key))
-    return recurrent_attention(query, key, value, **options)
+    return recurrent_attention(*qkv, normalize_keys=True, **options)
 
   read = {"beta": gates.rate(max_rate)}
   if log_decay is not None:

@@ -57,13 +57,6 @@ def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
   )
 
 
-def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
-  """X / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
-  x = x.astype(jnp.float32)
-  squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt(squares + 1e-6)
-
-
 def kernel(key: Array, *shape: int) -> Float[Array, "..."]:
   """A matrix from the first axis to the others, N(0, 1/F)."""
   return jax.random.normal(key, shape) / math.sqrt(shape[0])

@@ -34,6 +34,7 @@ def mesa_attention(
   beta: Float[Array, "B T N"],
   regularizer: Float[Array, "N H"],
   num_iterations: int = 30,
+  normalize_keys: bool = False,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -54,7 +55,7 @@ def mesa_attention(
 
   for each head: what the ridge regression from k_s to v_s, s ≤ t, of weights
   β_s e^(Σ g), gives for q_t. Conjugate gradients solve the system. Queries and keys
-  should be of length 1, as in the paper: normalise them ahead of the call. Everything
+  should have length 1, as in the paper: with `normalize_keys=True` they do. Everything
   is float32 for inputs of any dtype.
 
   Args:
@@ -64,6 +65,7 @@ def mesa_attention(
     num_iterations: of conjugate gradients. H of them suffice but for rounding, and
       each lowers the error by (√c − 1)/(√c + 1) or more, with c the condition of the
       system: where keys are alike and nothing decays, 30 may be too few.
+    normalize_keys: as in `delta_rule_attention`.
     scale: factor of the queries; None is 1.
     initial_state: [S_kk, S_kv] before the first position, X = H+V, with a symmetric
       S_kk; None is 0.
@@ -85,7 +87,15 @@ def mesa_attention(
 
 
 def _recurrence(
-  query, key, value, *, beta, initial_state, num_segments=None, **options
+  query,
+  key,
+  value,
+  *,
+  beta,
+  initial_state,
+  num_segments=None,
+  normalize_keys=False,
+  **options,
 ) -> Any:
   """`mesa_attention`, also of a part of the sequence on each device."""
   batch, length, num_heads, head_dim = query.shape
@@ -99,6 +109,9 @@ def _recurrence(
     query, (key, value, beta[..., None]), **options
   )
   key, value, beta = arrays
+  dtype, query = query.dtype, query.astype(jnp.float32)
+  if normalize_keys:
+    query, key = map(recurrence.unit_length, (query, key))
   value, written = jnp.concatenate([key, value], axis=3), beta * key
   shape = num_heads, head_dim, value.shape[3]
   state = packing.first_state(
@@ -113,7 +126,6 @@ def _recurrence(
     own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], own
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(recurrence.joined, first, own, axis_name)
-  dtype, query = query.dtype, query.astype(jnp.float32)
   query *= arguments.softmax_scale(1.0 if scale is None else scale, head_dim)
   size = chunk_size(length) if packed is None else packed.size
   numbers = 2 * size + 6 * head_dim + value.shape[3]
@@ -258,10 +270,9 @@ def mesa(
     return read
 
   def mixed(params, query, key, value, **options):
-    qk = gates.unit_length(query), gates.unit_length(key)
     ridge = min_regularizer + jax.nn.softplus(params["regularizer"])
     options |= {"num_iterations": num_iterations, "regularizer": ridge}
-    return _recurrence(*qk, value, **options)
+    return _recurrence(query, key, value, normalize_keys=True, **options)
 
   def init_state(batch, dims):
     width = dims.head_dim + dims.values

@@ -22,6 +22,7 @@ from attention.dense import dense
 from attention.layout import dot, query_dot
 from attention.logits import forget_sums
 from attention.loop import Output, merge
+from attention.recurrence import unit_length
 from attention.scan import chunk_size, scan_leftward
 from attention.signature import attention_factory, attention_function
 from attention.triangular import inverse
@@ -226,7 +227,7 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
     kernels = p["householder_down"], p["householder_up"]
     rate = gates.project(inputs, p["rate_kernel"]) + p["rate_bias"][None, None]
     arrays = exact.gates(variables, inputs) if exact.gates else {}
-    arrays["householder"] = gates.unit_length(gates.project(inputs, *kernels))
+    arrays["householder"] = unit_length(gates.project(inputs, *kernels))
     return {**arrays, "beta": 2.0 * jax.nn.sigmoid(rate)}
 
   def init_cache(*args):

@@ -91,6 +91,7 @@ def recurrent_attention(
   segment_ids: Int[Array, "B T"] | None = None,
   num_segments: int | None = None,
   return_state: bool = True,
+  normalize_keys: bool = False,
   axis_name: str | None = None,
   implementation: linear_kernels.Implementation | None = None,
   lower_bound: float | None = None,
@@ -100,7 +101,8 @@ def recurrent_attention(
   It is the second where there is a rate, or a key or gate of what is erased. Then p is
   b ∘ `erase_key` and reads S_{t−1}, or is b ∘ `key` and reads S'. What is written is
   (w ∘ v) βk, with b, w and β of 1 if None. With a `replacement` c, what an `erase_key`
-  reads is written there. `lower_bound` of the decays is for kernels.
+  reads is written there. With `normalize_keys`, queries and keys are those of
+  `unit_length`. `lower_bound` of the decays is for kernels.
 
   With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`; the
   first begins with no state.
@@ -127,6 +129,8 @@ def recurrent_attention(
     query, (*arrays, beta), log_decay=log_decay, **options
   )
   key, value, erase, erase_gate, write_gate, replacement, beta = arrays
+  if normalize_keys:
+    query, key = unit_length(query).astype(query.dtype), unit_length(key)
   state = None
   if initial_state is not None or packed is not None:
     shape = *query.shape[2:], value.shape[3]
@@ -181,6 +185,13 @@ def recurrent_attention(
     )
   out = out.astype(query.dtype)
   return (out, state) if return_state else out
+
+
+def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
+  """X / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
+  x = x.astype(jnp.float32)
+  squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(squares + 1e-6)
 
 
 def for_values(

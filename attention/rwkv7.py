@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import gates, plug
 from attention.linear_kernels import Implementation
-from attention.recurrence import recurrent_attention
+from attention.recurrence import recurrent_attention, unit_length
 from attention.signature import attention_factory, attention_function
 
 _LOWEST_DECAY = -(2.718281828459045**-0.5)
@@ -142,7 +142,7 @@ def rwkv7(
       return params[name][None, None]
 
     wide = key.astype(jnp.float32)
-    removed = gates.unit_length(channels("removal_scale") * wide)
+    removed = unit_length(channels("removal_scale") * wide)
     wide *= 1.0 + (rate - 1.0) * channels("rate_share")
     out, state = recurrent_attention(
       query,

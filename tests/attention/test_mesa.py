@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, definitions, mesa_attention
+from attention.testing import assert_close
 from tests.attention import state_cases as cases
 from tests.attention.calls import assert_refused
 from tests.attention.state_cases import BATCH, DIM, HEADS, KV_HEADS, VALUE
@@ -51,6 +52,23 @@ def naive(given, mask, segment_ids, scale=1.0):
 @pytest.mark.parametrize("length", [1, 7, 64, 65])
 def test_values_and_states(length):
   cases.assert_goes_on(*BOTH, given(2 * length))
+
+
+def test_normalized_keys():
+  """x / √(Σ x² + 10⁻⁶) by hand, ahead of the definition."""
+  arrays = given(70)
+  arrays["query"] = arrays["query"] * 3.0
+  arrays["key"] = arrays["key"] * np.linspace(1e-3, 5.0, 70)[:, None, None]
+  unit = dict(arrays)
+  for name in ("query", "key"):
+    x = np.asarray(arrays[name], np.float64)
+    unit[name] = x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)
+  run = cases.compiled(mesa_attention, normalize_keys=True)
+  expected = cases.call(definitions.mesa_attention, unit)
+  for got, wanted in zip(
+    run(jax.tree.map(cases.as_float32, arrays)), expected, strict=True
+  ):
+    assert_close(got, wanted, 1e-5)
 
 
 def test_all_gradients():

@@ -19,6 +19,7 @@ from attention import (
   rwkv7_attention,
 )
 from attention.definitions import recurrent
+from attention.testing import assert_close
 from attention.triangular import pair_decays, pairs
 from tests.attention import calls
 from tests.attention.forms import SIZES
@@ -34,6 +35,7 @@ from tests.attention.state_cases import (
   assert_gradients,
   assert_strong_decays,
   assert_values,
+  call,
   compiled,
   options,
 )
@@ -120,6 +122,63 @@ def chosen(rule, length, form):
 def test_values_and_states(rule, form, length):
   """Of a call, and of one that goes on from it."""
   assert_goes_on(*chosen(rule, 2 * length, form))
+
+
+@pytest.mark.parametrize(
+  ("rule", "form"), [*RULES[2:5], ("product", "head"), ("comba", "head")]
+)
+def test_normalized_keys(rule, form):
+  """x / √(Σ x² + 10⁻⁶) by hand, as in fla's `use_qk_l2norm_in_kernel`.
+
+  Among them are keys that 10⁻⁶ shortens, zeros, and keys that a mask hides.
+  """
+  function, definition, given = chosen(rule, 70, form)
+  given["key"] *= np.linspace(0.5, 9.0, 70, dtype=np.float32).reshape(
+    70, *[1] * (given["key"].ndim - 2)
+  )
+  given["key"][:, 5] *= 1e-4
+  given["key"][:, 6] = 0.0
+  unit = dict(given)
+  for name in ("query", "key"):
+    x = np.asarray(given[name], np.float64)
+    unit[name] = x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)
+  mask = np.ones((BATCH, 1, 1, 70), bool)
+  mask[:, :, :, 9:12] = False
+  expected = call(definition, unit, mask=mask)
+  given["key"][:, 9] = np.nan
+  run = compiled(function, normalize_keys=True)
+  for got, wanted in zip(run(given, mask=mask), expected, strict=True):
+    assert_close(got, wanted, 1e-5)
+
+  def total(key):
+    out, state = call(
+      function, given | {"key": key}, normalize_keys=True, mask=mask
+    )
+    return jnp.sum(out**2) + jnp.sum(state**2)
+
+  grad = jax.jit(jax.grad(total))(given["key"])
+  assert np.isfinite(grad).all()
+  # A key's length changes nothing but beside 10⁻⁶, so the gradient is across it.
+  along = np.sum(np.nan_to_num(given["key"] * grad), axis=-1)
+  np.testing.assert_allclose(along[:, 20:], 0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [16, 64])
+def test_keys_of_a_softmax_model_do_not_explode(width):
+  """|S_t|² grows by |v_t|² at most with keys of length 1 and rates up to 1."""
+  rng = np.random.default_rng(0)
+  query, key, value = rng.normal(size=(3, 2, 64, 4, width)).astype(np.float32)
+  beta = rng.uniform(size=(2, 64, 4)).astype(np.float32)
+  attend = jax.jit(functools.partial(delta_rule_attention, return_state=True))
+  raw, _ = attend(query, key, value, beta=beta)
+  assert not np.max(np.abs(raw)) < 1e9
+  _, state = jax.jit(
+    functools.partial(
+      delta_rule_attention, return_state=True, normalize_keys=True
+    )
+  )(query, key, value, beta=beta)
+  bound = np.sum(value**2, axis=(1, 3))
+  assert (np.sum(np.square(state), axis=(2, 3)) <= bound).all()
 
 
 def naive(given, mask, segment_ids):
