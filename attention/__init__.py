@@ -81,7 +81,7 @@ from attention.positions import (
 )
 from attention.registry import ATTENTIONS
 from attention.selected import selected_attention
-from attention.suggest import near
+from attention.unknown_names import no_attribute
 from attention.visible import (
   Visible,
   causal,
@@ -198,5 +198,5 @@ def __getattr__(name: str) -> Any:
   """Imports the definitions, which no function here needs, where they are read."""
   if name == "definitions":
     return importlib.import_module("attention.definitions")
-  hint = near(name, __all__)
+  hint = no_attribute(name, __all__)
   raise AttributeError(f"module 'attention' has no attribute {name!r}{hint}")

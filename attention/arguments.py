@@ -367,8 +367,20 @@ def scaled_query(
   return query, float(scale)
 
 
+def check_static(name: str, value: Any) -> None:
+  """Raises ValueError for a traced value of an option that makes the program."""
+  for x in jax.tree.leaves(value):
+    if isinstance(x, jax.core.Tracer):
+      raise ValueError(
+        f"{name}: expected a Python value, got a traced {x.dtype}; such an option "
+        f"makes the program, so give jax.jit static_argnames={name!r}, or bind it "
+        f"ahead with functools.partial(function, {name}=…)"
+      )
+
+
 def check_at_least(name: str, value: int, low: int) -> None:
   """Raises ValueError for a count that is not an int of at least `low`."""
+  check_static(name, value)
   is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
   if not is_int or value < low:
     raise ValueError(
@@ -385,6 +397,7 @@ def check_number(name: str, value: float) -> None:
 
 def check_flag(name: str, value: bool) -> None:
   """Raises ValueError for text such as 'False', which would count as true."""
+  check_static(name, value)
   if not isinstance(value, bool | np.bool_):
     raise ValueError(f"{name}: expected True or False, got {value!r}")
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
+from attention import arguments
 from attention.derivative import vary, varying_axes
 
 ScoreMod = Callable[..., Any]
@@ -261,8 +262,7 @@ def make_block_mask(
     ("source_length", source_length),
     *(("block_size", size) for size in sizes),
   ):
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-      raise ValueError(f"{name}: expected an int of at least 1, got {size!r}")
+    arguments.check_at_least(name, size, 1)
   rows, width = min(sizes[0], length), min(sizes[1], source_length)
   columns = -(-source_length // width)
   shape = (batch, num_heads, rows, source_length)

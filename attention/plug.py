@@ -159,6 +159,15 @@ class Attention(NamedTuple):
   gates: Callable[[Variables, Array], dict[str, Array]] | None = None
   loss: Callable[..., Array] | None = None
 
+  def __call__(self, *args: Any, **options: Any) -> Array:
+    """Raises TypeError: a mechanism is a record of functions, and none itself."""
+    raise TypeError(
+      "an Attention is a record of functions; call mechanism.apply(variables, "
+      "query, key, value, …) with variables = mechanism.init(rng, dims), or {} "
+      "for a mechanism without any; the attention functions, such as "
+      "sliding_window_attention, take query, key and value themselves"
+    )
+
 
 CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(
   {
@@ -397,6 +406,9 @@ def _hyperparameters(name: str) -> Collection[str]:
   return () if factory is None else inspect.signature(factory).parameters
 
 
+_SEGMENTS = "query_segment_ids", "key_segment_ids"
+
+
 def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
   """What to do about an option that `name` does not take."""
   mechanism = name.removesuffix("_attention")
@@ -405,6 +417,11 @@ def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
     for n, p in known.items()
     if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
   ]
+  if option in _SEGMENTS and "segment_ids" in names:
+    return (
+      "give segment_ids [B, T], since queries and keys are one sequence in a "
+      "recurrence"
+    )
   if option in FLAX_OPTIONS:
     return (
       "Flax's modules pass it: give them "
@@ -417,15 +434,15 @@ def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
     for own in names
     if f"_{own}_" in f"_{option}_" or own.endswith(f"_{option}")
   ]
-  having = _having(option)
+  having = _having(option, name)
   if option in CALL_OPTIONS or (having and not alike):
     return f"{having} it"
   if alike := alike or nearest(option, names):
     return f"did you mean {' and '.join(map(repr, alike))}?"
   # What others have under a name that is like it.
   others = {n: None for parameters in FUNCTIONS.values() for n in parameters}
-  for meant in nearest(option, others):
-    return f"{_having(meant)} {meant!r}"
+  for other in nearest(option, others):
+    return f"{_having(other, name)} {other!r}"
   return f"it takes {', '.join(names)}"
 
 
@@ -438,8 +455,8 @@ def no_hyperparameter(option: str, name: str, known: Collection[str]) -> str:
   return f"{option}: {name} has no such option (it has: {names}){hint}"
 
 
-def _having(option: str) -> str:
-  """The text "dense and flash have": mechanisms or functions with an option."""
+def _having(option: str, name: str) -> str:
+  """The text "dense and flash have": others than `name` with an option."""
   if option in CALL_OPTIONS:
     having = supporting(MECHANISMS, CALL_OPTIONS[option])
   else:
@@ -447,6 +464,8 @@ def _having(option: str) -> str:
   having = having or [
     f"{n}({option}=…)" for n in MECHANISMS if option in _hyperparameters(n)
   ]
+  own = name.removesuffix("_attention")
+  having = [n for n in having if n.removesuffix("_attention") != own]
   if len(having) < 2:
     return "".join(f"{name} has" for name in having)
   return f"{', '.join(having[:-1])} and {having[-1]} have"

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention import platform
+from attention import arguments, platform
 
 
 def t5_buckets(
@@ -49,6 +49,12 @@ def t5_buckets(
   Paper: T5, section 2.1, arXiv:1910.10683, and its code's
   `_relative_position_bucket`.
   """
+  for name, size in (
+    ("max_distance", max_distance),
+    ("num_buckets", num_buckets),
+  ):
+    arguments.check_at_least(name, size, 1)
+  arguments.check_flag("is_causal", is_causal)
   one_way = num_buckets if is_causal else num_buckets // 2
   exact = one_way // 2
   if exact < 1 or max_distance <= exact:
@@ -87,10 +93,15 @@ def t5_bias(
     scale its logits: pass `scale=1.0` to get exactly T5.
 
   Raises:
-    ValueError: `max_distance` leaves no distance to share a bucket.
+    ValueError: `max_distance` leaves no distance to share a bucket, or `embedding` has
+      other axes.
 
   Paper: T5, section 2.1, arXiv:1910.10683.
   """
+  if np.ndim(embedding) != 2:
+    raise ValueError(
+      f"embedding: expected [num_buckets, N], got shape {np.shape(embedding)}"
+    )
   buckets = t5_buckets(
     max_distance, num_buckets=embedding.shape[0], is_causal=is_causal
   )
@@ -103,8 +114,12 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:
   Other N take the slopes of the next lower power of 2, and then every other
   slope of the next higher one, as in the paper's code.
 
+  Raises:
+    ValueError: `num_heads` is no int of at least 1.
+
   Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
+  arguments.check_at_least("num_heads", num_heads, 1)
   power = 2 ** math.floor(math.log2(num_heads))
   slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
   more = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, 2) / power)
@@ -123,12 +138,11 @@ def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
     causal, and a causal call reads the entries s ≤ t alone.
 
   Raises:
-    ValueError: `max_length` is not positive.
+    ValueError: `num_heads` or `max_length` is no int of at least 1.
 
   Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
-  if max_length < 1:
-    raise ValueError(f"max_length: expected at least 1, got {max_length}")
+  arguments.check_at_least("max_length", max_length, 1)
   distance = np.abs(np.arange(1 - max_length, max_length))
   table = -alibi_slopes(num_heads)[:, None] * distance[None, :]
   return jnp.asarray(table, jnp.float32)
@@ -288,7 +302,11 @@ def sines(
   them, which XLA:CPU would compute again for every head and example. Elsewhere the
   program computes it: it would have tables of all positions once for each layer, and
   on each device those of a sequence of which it has a part.
+
+  Raises:
+    ValueError: positions are no integers `[B, T]`.
   """
+  check_positions(positions)
   frequencies = frequencies.reshape(1, 1, -1)
   if isinstance(positions, np.ndarray):
     if platform.name() == "cpu":
@@ -298,6 +316,37 @@ def sines(
     positions = jax.lax.optimization_barrier(jnp.asarray(positions))
   angles = positions[:, :, None].astype(np.float32) * frequencies
   return jnp.sin(angles), jnp.cos(angles)
+
+
+_HEADS = Float[Array, "B T N H"]
+
+
+def check_positions(
+  positions: Int[Array | np.ndarray, "#B T"], inputs: Array | None = None
+) -> None:
+  """Raises ValueError for positions that are no integers `[B, T]`, or `[1, T]`.
+
+  Args:
+    positions: a float dtype is refused: bfloat16 does not tell 257 from 256.
+    inputs: `[B, T, …]`, whose sizes they have; None asks for none.
+  """
+  wanted = "integers [B, T] or [1, T]"
+  if not hasattr(positions, "dtype"):
+    raise ValueError(
+      f"positions: expected {wanted}, got {type(positions).__name__}; "
+      "np.asarray(positions) makes an array"
+    )
+  shape, dtype = positions.shape, positions.dtype
+  hint = ""
+  if len(shape) == 1:
+    hint = "; give positions[None] where all examples have the same"
+  fits = len(shape) == 2
+  if fits and inputs is not None:
+    batch, length = inputs.shape[:2]
+    fits = shape[0] in (1, batch) and shape[1] == length
+    wanted += f" for inputs [{batch}, {length}, …]"
+  if not fits or not jnp.issubdtype(dtype, jnp.integer):
+    raise ValueError(f"positions: expected {wanted}, got {dtype} {shape}{hint}")
 
 
 def rotary(
@@ -328,10 +377,13 @@ def rotary(
     `[B, T, N, H]` in the dtype of `inputs`; the angles are float32.
 
   Raises:
-    ValueError: the number of features to turn is odd, or `scaling` is refused.
+    ValueError: the number of features to turn is odd, `scaling` is refused, inputs
+      are no floats `[B, T, N, H]`, or positions no integers that fit them.
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
+  arguments.check_call({"inputs": inputs}, {"inputs": _HEADS}, {}, ("inputs",))
+  check_positions(positions, inputs)
   turns = int(inputs.shape[-1] * fraction)
   if turns % 2 or not turns:
     raise ValueError(

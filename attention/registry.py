@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_origin
 from attention import plug
 from attention.plug import Attention
 from attention.suggest import near, one_of
+from attention.unknown_names import unknown_mechanism
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
   plug.MECHANISMS
@@ -38,7 +39,10 @@ def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
     return known[name]
   path, colon, attribute = name.partition(":")
   if not colon:
-    raise ValueError(one_of(name, [*known, f"package.module:{kind}"]))
+    paths = [*known, f"package.module:{kind}"]
+    if known is ATTENTIONS:
+      raise ValueError(unknown_mechanism(name, paths))
+    raise ValueError(one_of(name, paths))
   if not all(part.isidentifier() for part in [*path.split("."), attribute]):
     raise ValueError(
       f"expected package.module:{kind}, with dots between folders and without "
@@ -66,6 +70,8 @@ def find(name: str) -> Callable[..., Attention]:
     return factory
   expected = "expected a function that returns an attention.Attention"
   try:
+    if isinstance(factory, Attention):
+      raise TypeError
     parameters = inspect.signature(factory).parameters
   except (TypeError, ValueError):  # No function, or one that is written in C.
     raise ValueError(

@@ -1,6 +1,6 @@
 """What the signature of a function says of its calls: decorators that check them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import inspect
 import re
@@ -23,6 +23,7 @@ from jaxtyping import AbstractArray, Array
 
 from attention import arguments, plug, programs
 from attention.cache import bounded
+from attention.unknown_names import has_arrays
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +73,7 @@ def attention_function(
     needed = {n for n, p in parameters.items() if p.default is p.empty}
     defaults = {n: p.default for n, p in parameters.items() if n not in needed}
     arrays, checks = _by_annotation(parameters)
+    static = {n for n, p in parameters.items() if _is_static(p.annotation)}
 
     def promoting(**given: Any) -> Any:
       if len({given[n].dtype for n in positional}) > 1:
@@ -91,6 +93,8 @@ def attention_function(
       given |= options
       if not needed <= given.keys() <= parameters.keys():
         given = _taken(given, name, parameters, instead)
+      for option in static & given.keys():
+        arguments.check_static(option, given[option])
       asked = {n: checks[n] for n in given if n in checks}
       arguments.check_call({**defaults, **given}, arrays, asked, needed)
       query = given[positional[0]]
@@ -133,6 +137,8 @@ def attention_factory(
   @functools.wraps(factory)
   def checked(*args: P.args, **options: P.kwargs) -> plug.Attention:
     for option in options:
+      if option in ("query", "key", "value"):
+        raise ValueError(has_arrays(option, name))
       if option not in signature.parameters:
         raise ValueError(
           plug.no_hyperparameter(option, name, signature.parameters)
@@ -141,11 +147,9 @@ def attention_factory(
       *args[: len(signature.parameters)], **options
     )
     for option, value in given.arguments.items():
+      arguments.check_static(option, value)
       if hasattr(value, "ndim") and value.ndim:
-        raise ValueError(
-          f"{option}: {name} makes a mechanism from hyperparameters, got an array; "
-          f"{name}_attention takes query, key and value"
-        )
+        raise ValueError(has_arrays(option, name))
       if option in checks and not (value is None and option in optional):
         checks[option](option, value, {}, given.arguments)
     try:
@@ -228,6 +232,18 @@ def _union_members(annotation: Any) -> tuple[Any, ...]:
   if get_origin(annotation) not in (types.UnionType, Union):
     return (annotation,)
   return tuple(x for x in get_args(annotation) if x is not type(None))
+
+
+def _is_static(annotation: Any) -> bool:
+  """Whether an option is made of Python values alone, which make the program."""
+  members = _union_members(annotation)
+  if get_origin(annotation) in (tuple, Sequence):
+    members = get_args(annotation)
+  if members == (annotation,):
+    return annotation in (bool, int, float, str) or (
+      get_origin(annotation) is Literal
+    )
+  return all(map(_is_static, members))
 
 
 def _among(literal: Any, annotation: Any) -> arguments.Check:

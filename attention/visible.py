@@ -237,6 +237,7 @@ def window(left: int | None, right: int | None) -> Visible:
   Raises:
     ValueError: a side is neither None nor an int of at least 0.
   """
+  arguments.check_static("window", (left, right))
   for side in (left, right):
     is_int = isinstance(side, int | np.integer) and not isinstance(side, bool)
     if side is not None and not (is_int and side >= 0):

@@ -76,8 +76,9 @@ def check_mechanism(
 
   Cost: it compiles about twenty-five small programs, half a minute on one core.
   """
-  takes = [*inspect.signature(factory).parameters] if callable(factory) else []
-  if not callable(factory) or takes[:1] in (["query"], ["q"]):
+  is_function = callable(factory) and not isinstance(factory, plug.Attention)
+  takes = [*inspect.signature(factory).parameters] if is_function else []
+  if not is_function or takes[:1] in (["query"], ["q"]):
     got = getattr(factory, "__name__", type(factory).__name__)
     raise ValueError(
       f"factory: expected a function that returns an attention.Attention, got {got}"

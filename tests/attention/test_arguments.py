@@ -1,6 +1,7 @@
 """The checks that every attention function shares."""
 
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 import attention
-from attention import ATTENTIONS, arguments, plug
-from tests.attention.forms import FUNCTIONS
+from attention import ATTENTIONS, arguments, plug, registry, unknown_names
+from attention import testing as attention_testing
+from tests.attention.forms import FUNCTIONS, RECURRENT
 
 QUERY, KEY, VALUE = (
   np.zeros(x, np.float32) for x in ((2, 5, 4, 8), (2, 3, 2, 8), (2, 3, 2, 6))
@@ -269,3 +271,168 @@ def test_the_record_of_a_recurrence_takes_no_option_of_its_own_code():
   row = X[:, :1]
   with pytest.raises(TypeError, match="multiple values"):
     record.decode({}, state, row, row, row, is_causal=False)
+
+
+ALL_FUNCTIONS = {
+  name: getattr(attention, name, None) for name in plug.FUNCTIONS
+}
+ALL_OPTIONS = {
+  option: None
+  for parameters in plug.FUNCTIONS.values()
+  for option, p in parameters.items()
+  if p.kind is p.KEYWORD_ONLY
+}
+
+
+def arguments_of(name, **options):
+  """What a function cannot do without, of any shape, and options."""
+  parameters = plug.FUNCTIONS[name].items()
+  return {n: X for n, p in parameters if p.default is p.empty} | options
+
+
+@pytest.mark.parametrize("name", ALL_FUNCTIONS)
+def test_an_option_of_another_function_is_named_with_others_that_have_it(name):
+  for option in (*ALL_OPTIONS, "rank", "num_features", "max_rate"):
+    if option in plug.FUNCTIONS[name]:
+      continue
+    with pytest.raises(ValueError) as error:
+      ALL_FUNCTIONS[name](**arguments_of(name, **{option: X}))
+    told = str(error.value)
+    start = f"{option}: {name} has no such option; "
+    assert told.startswith(start)
+    hint = told.removeprefix(start)
+    assert hint
+    having = re.match(r"(.*) ha(s|ve) (it|'\w+')$", hint)
+    names = re.findall(r"\w+", having[1]) if having else []
+    assert not {name, name.removesuffix("_attention")} & set(names)
+
+
+@pytest.mark.parametrize("name", ALL_FUNCTIONS)
+def test_a_traced_option_says_static_argnames(name):
+  """Of all options without an array: flags, counts, rates, words, and pairs."""
+  tried = 0
+  for option, p in plug.FUNCTIONS[name].items():
+    words = set(re.findall(r"\w+", str(p.annotation)))
+    if not words & {"bool", "int", "float", "Literal"} or "Float" in words:
+      continue
+    for traced in (1, True, 0.5, (1, 2)):
+
+      def run(x, option=option):
+        return ALL_FUNCTIONS[name](**arguments_of(name, **{option: x}))
+
+      told = f"^{option}: expected a Python value, .*static_argnames='{option}'"
+      with pytest.raises(ValueError, match=told):
+        jax.jit(run)(traced)
+      tried += 1
+  assert tried >= 8
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_a_factory_or_record_that_is_given_arrays_says_apply(name):
+  factory = ATTENTIONS[name]
+  calls = [({"args": (X,) * 3}, {}), ({}, dict.fromkeys(("query", "key"), X))]
+  for args, options in calls:
+    if not inspect.signature(factory).parameters and args:
+      continue
+    with pytest.raises(
+      ValueError, match=rf"got an array; call .*{name}\(…\)\.a"
+    ):
+      factory(*args.get("args", ()), **options)
+  record = plug.example(factory)
+  for args, options in (((X, X, X), {}), ((), {"query": X, "is_causal": True})):
+    with pytest.raises(
+      TypeError, match=r"call mechanism\.apply\(variables, que"
+    ):
+      record(*args, **options)
+
+
+def test_a_record_is_no_attention_function():
+  record = ATTENTIONS["dense"]()
+  with pytest.raises(ValueError, match=r"^fn: expected an attention function"):
+    attention.attention_weights(record, X, X)
+  with pytest.raises(ValueError, match=r"^factory: expected a function"):
+    attention_testing.check_mechanism(record, None)
+
+
+RECURRENCES = [n for n, p in plug.FUNCTIONS.items() if "segment_ids" in p]
+
+
+def test_segments_of_recurrences_have_one_name_for_functions_and_one_for_records():
+  assert len(RECURRENCES) == 6
+  ids = jnp.zeros((1, 4), int)
+  for name in RECURRENCES:
+    for option in ("query_segment_ids", "key_segment_ids"):
+      with pytest.raises(
+        ValueError, match=rf"^{option}: .*; give segment_ids \["
+      ):
+        ALL_FUNCTIONS[name](**arguments_of(name, **{option: ids}))
+  for name in RECURRENT:
+    record = plug.example(ATTENTIONS[name])
+    with pytest.raises(ValueError, match=r"^segment_ids: .*'query_segment_ids"):
+      record.apply({}, X, X, X, segment_ids=ids, is_causal=True)
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("windowed", "'sliding_window', 'window_linear' or 'window_2d'"),
+    ("Performer", "'performer'"),
+    ("DENSE", "'dense'"),
+    ("SlidingWindow", "'sliding_window'"),
+    ("sliding-window", "'sliding_window'"),
+    ("longformer", "'sliding_window'"),
+    ("Reformer", "'lsh'"),
+    ("deltanet", "'delta', 'gated_delta' or 'gated_delta_2'"),
+    ("mamba", "'mamba2' or 'mamba3'"),
+    ("dleta", "'delta'"),
+  ],
+)
+def test_a_mechanism_that_was_meant(name, message):
+  told = f"^unknown '{name}'; did you mean {message}\\?$"
+  with pytest.raises(ValueError, match=told):
+    registry.find(name)
+
+
+@pytest.mark.parametrize("name", ["full", "local", "softmax", "xyz", "nope"])
+def test_a_mechanism_that_is_like_none_gets_all_names(name):
+  with pytest.raises(ValueError, match=f"^expected one of dense, .* '{name}'$"):
+    registry.find(name)
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    (
+      "gated_delta_attention",
+      "gated_delta has no .*use delta_rule_attention, ",
+    ),
+    ("kimi_delta_attention", "kimi_delta has no .*use delta_rule_attention, "),
+    ("mamba2_attention", "mamba2 has no .*use gated_linear_attention, or "),
+    ("mamba3_attention", "mamba3 has no .*: use its record mamba3\\("),
+    ("Performer", "did you mean 'performer'\\?$"),
+    ("Flash_Attention", "did you mean 'flash_attention'\\?$"),
+    ("windowattention", "did you mean 'window_.*"),
+    ("window_attention", "did you mean 'sliding_window_attention', 'window_"),
+    ("kimi_attention", "did you mean 'kimi_delta'\\?$"),
+    ("MultiHeadAttention", "attribute 'MultiHeadAttention'$"),
+  ],
+)
+def test_a_name_of_the_library_that_was_meant(name, message):
+  with pytest.raises(AttributeError, match=message):
+    getattr(attention, name)
+
+
+def test_factories_have_the_function_of_their_file():
+  """By the table of docs/mechanism_options.md, beside those that share their name."""
+  others = {
+    **dict.fromkeys(("retention", "lightning", "mamba2"), "gated_linear"),
+    **dict.fromkeys(
+      ("delta", "gated_delta", "kimi_delta", "comba", "gated_delta_2"),
+      "delta_rule",
+    ),
+    "mamba3": None,
+  }
+  for name in ATTENTIONS:
+    function = others.get(name, name)
+    expected = [f"{function}_attention"] * (function is not None)
+    assert unknown_names.function_of(name) == expected

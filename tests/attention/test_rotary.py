@@ -11,7 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import platform, rotary, rotary_frequencies
+from attention import (
+  alibi_bias,
+  alibi_slopes,
+  platform,
+  rotary,
+  rotary_frequencies,
+  t5_bias,
+  t5_buckets,
+)
+from attention.positions import sines
 from tests.attention.calls import normal
 
 _VALUES = sorted((pathlib.Path(__file__).parent / "rotary").glob("*.json"))
@@ -166,3 +175,55 @@ def test_a_program_for_accelerators_has_no_table_of_angles():
     for name in ("cpu", "gpu")
   )
   np.testing.assert_allclose(gpu, cpu, atol=1e-5)
+
+
+X = jnp.ones((2, 8, 4, 6))
+
+
+@pytest.mark.parametrize(
+  ("inputs", "positions", "message"),
+  [
+    (X, np.arange(8), r"positions: .*got int64 \(8,\); give positions\[None\]"),
+    (
+      X,
+      np.arange(5)[None],
+      r"positions: .* inputs \[2, 8, …\], got int64 \(1, 5",
+    ),
+    (X, np.zeros((3, 8), int), r"positions: .*, got int64 \(3, 8\)"),
+    (X, list(range(8)), "positions: .*, got list; np.asarray"),
+    (
+      X,
+      jnp.arange(8.0)[None],
+      r"positions: expected integers .* float32 \(1, 8",
+    ),
+    (X, jnp.zeros((2, 8), jnp.bfloat16), "positions: .*, got bfloat16"),
+    (X, jnp.zeros((2, 8), bool), "positions: .*, got bool"),
+    (X[0], np.arange(8)[None], r"inputs: expected 4 axes \[B, T, N, H\]"),
+    (X.astype(int), np.arange(8)[None], "inputs: expected a float dtype"),
+  ],
+)
+def test_inputs_and_positions_that_do_not_fit(
+  inputs, positions, message, unchecked
+):
+  for run in (rotary, lambda x, p: jax.eval_shape(lambda x: rotary(x, p), x)):
+    with pytest.raises(ValueError, match=f"^{message}"):
+      run(inputs, positions)
+
+
+@pytest.mark.parametrize(
+  ("function", "message"),
+  [
+    (lambda: sines(jnp.zeros((1, 3), jnp.bfloat16), np.ones(2)), "positions"),
+    (lambda: sines(np.arange(3), np.ones(2)), "positions"),
+    (lambda: alibi_slopes(0), "num_heads"),
+    (lambda: alibi_bias(2.5, 3), "num_heads"),
+    (lambda: alibi_bias(2, 3.0), "max_length"),
+    (lambda: t5_buckets(16.5), "max_distance"),
+    (lambda: t5_buckets(16, num_buckets=8.0), "num_buckets"),
+    (lambda: t5_buckets(16, is_causal="no"), "is_causal"),
+    (lambda: t5_bias(jnp.ones(8)), "embedding"),
+  ],
+)
+def test_sizes_of_positions_that_do_not_fit(function, message, unchecked):
+  with pytest.raises(ValueError, match=f"^{message}: expected"):
+    function()
