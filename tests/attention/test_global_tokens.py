@@ -1,0 +1,157 @@
+"""Global tokens beside every other option of a window: results, lse and gradients.
+
+All numbers are those of the definition in float64. Its lse is what a sink of 0 leaves
+of values of 1: Σ e^x / (Σ e^x + 1) = σ(lse). Its derivative is a central difference.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import Visible, causal, definitions, sliding_window_attention
+from attention.logits import Logits
+from attention.visible import window
+
+BATCH, LENGTH, HEADS, KV_HEADS, DIM, VALUE = 2, 21, 4, 2, 6, 5
+INDICES = np.array([[3, -1, 16, 3], [20, 0, -1, 40]], np.int32)
+IDS = np.random.default_rng(3).integers(3, size=(BATCH, LENGTH), dtype=np.int32)
+IDS.sort(axis=1)
+KEYS = np.random.default_rng(4).random((BATCH, 1, 1, LENGTH)) < 0.7
+SINKS = np.array([-1.0, 0.5, 2.0, 0.1], np.float32)
+
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
+
+def sides(left, right):
+  """What a window of a `Visible` is to the definition."""
+
+  def mask_mod(b, n, t, s):
+    del b, n
+    back, ahead = (LENGTH if x is None else x for x in (left, right))
+    return (t - s <= back) & (s - t <= ahead)
+
+  return mask_mod
+
+
+def seen(visible, mask_mod):
+  return {"visible": visible}, {"mask_mod": mask_mod}
+
+
+PACKED = {"query_segment_ids": IDS, "key_segment_ids": IDS}
+SAME = {
+  "plain": {},
+  "window": {"window": (2, 5)},
+  "dilation": {"dilation": 3},
+  "dilations": {"dilation": (1, 3, 3, 1)},
+  "causal": {"is_causal": True},
+  "mask": {"mask": KEYS},
+  "segments": PACKED,
+  "scale": {"scale": 0.8},
+  "soft_cap": {"logits_soft_cap": 1.5},
+  "sinks": {"sinks": SINKS},
+  "all": {
+    **{
+      "sinks": SINKS,
+      "dilation": (2, 1, 1, 2),
+      "window": (3, 1),
+      "mask": KEYS,
+    },
+    **{**PACKED, "logits_soft_cap": 1.5, "is_causal": True},
+  },
+}
+"""Options that the function and its definition take alike."""
+
+OTHERS = {
+  "left": seen(window(4, None), sides(4, None)),
+  "right": seen(window(None, 2), sides(None, 2)),
+  "sides": seen(window(5, 1), sides(5, 1)),
+  "causal_left": seen(causal() & window(6, 3), sides(6, 0)),
+  "left_dilation": (
+    {"visible": window(6, None), "dilation": 2},
+    {"mask_mod": sides(6, None), "dilation": 2},
+  ),
+  "key_mask": seen(Visible(masks=(KEYS,)), lambda b, n, t, s: KEYS[b, 0, 0, s]),
+  "logits": (
+    {"logits": Logits(scale=0.3, soft_cap=2.0, sinks=SINKS)},
+    {"scale": 0.3, "logits_soft_cap": 2.0, "sinks": SINKS},
+  ),
+}
+"""Options of the function, and those of the definition that mean the same."""
+
+CASES = {name: (call, call) for name, call in SAME.items()} | OTHERS
+
+
+def arrays(has_own):
+  """Query, key and value, and those of the global queries if these have their own."""
+  rng = np.random.default_rng(0)
+  shapes = (HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, VALUE)
+  drawn = [
+    rng.normal(size=(BATCH, LENGTH, *shape)) for shape in shapes * (1 + has_own)
+  ]
+  return tuple(drawn)
+
+
+def defined(options, *qkv):
+  """Result and log-sum-exp of the definition."""
+  options = {"window": 3, "global_indices": INDICES, **options}
+
+  def run(qkv, **more):
+    own = {"global_qkv": qkv[3:]} if qkv[3:] else {}
+    return definitions.sliding_window_attention(
+      *qkv[:3], **{**options, **own, **more}
+    )
+
+  ones = [np.ones_like(x) if i % 3 == 2 else x for i, x in enumerate(qkv)]
+  share = run(tuple(ones), sinks=np.zeros(HEADS))[..., 0]
+  with np.errstate(divide="ignore"):
+    lse = np.log(share) - np.log1p(-share)
+  if "sinks" in options:
+    lse = np.logaddexp(lse, options["sinks"])
+  return run(qkv), lse
+
+
+def total(out, lse, xp):
+  """One number that every other depends on differently."""
+  lse = xp.where(xp.isfinite(lse), lse, 0.0)
+  return sum(
+    xp.sum(xp.cos(xp.arange(x.size) + 1.0).reshape(x.shape) * x)
+    for x in (out, lse)
+  )
+
+
+# Every other case has projections of its own for global queries.
+@pytest.mark.parametrize(
+  ("name", "has_own"),
+  [(name, i % 2 == 1) for i, name in enumerate(CASES)] + [("plain", True)],
+)
+def test_global_tokens_beside(name, has_own):
+  given, meant = CASES[name]
+  qkv = arrays(has_own)
+
+  def run(*qkv):
+    options = {"window": 3, "global_indices": INDICES, "return_lse": True}
+    own = {"global_qkv": qkv[3:]} if qkv[3:] else {}
+    call = {**options, **given, **own}
+    results = sliding_window_attention(*qkv[:3], **call)
+    return total(*results, jnp), results
+
+  narrow = [jnp.asarray(x, np.float32) for x in qkv]
+  differentiate = jax.grad(run, range(len(qkv)), has_aux=True)
+  gradients, (out, lse) = jax.jit(differentiate)(*narrow)
+  expected, expected_lse = defined(meant, *qkv)
+  np.testing.assert_allclose(out, expected, atol=1e-5)
+  np.testing.assert_allclose(lse, expected_lse, atol=1e-5)
+  rng, step = np.random.default_rng(1), 1e-5
+  along = [rng.normal(size=x.shape) for x in qkv]
+  before, after = (
+    total(
+      *defined(
+        meant, *(x + sign * step * d for x, d in zip(qkv, along, strict=True))
+      ),
+      np,
+    )
+    for sign in (-1, 1)
+  )
+  slope = sum(np.vdot(g, d) for g, d in zip(gradients, along, strict=True))
+  np.testing.assert_allclose(slope, (after - before) / (2 * step), rtol=2e-4)
