@@ -327,7 +327,7 @@ def check_positions(
   """Raises ValueError for positions that are no integers `[B, T]`, or `[1, T]`.
 
   Args:
-    positions: a float dtype is refused: bfloat16 does not tell 257 from 256.
+    positions: a float dtype is refused: bfloat16 rounds positions above 2⁸.
     inputs: `[B, T, …]`, whose sizes they have; None asks for none.
   """
   wanted = "integers [B, T] or [1, T]"

@@ -6,9 +6,14 @@ import math
 import pathlib
 import re
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 import attention
-from attention import ATTENTIONS, features, plug
+from attention import ATTENTIONS, Dims, features, plug
 from attention.performer import _RELU_EPSILON
+from attention.recurrence import unit_length
 from docs import draw_mechanisms
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -105,3 +110,66 @@ def test_no_docstring_writes_the_size_of_a_block():
 def test_docstrings_with_such_a_size_are_found():
   assert _sizes("Tiles of C = 64 queries, 128 from W = 257 on.")
   assert not _sizes("`[B, 128]` float32, as in f(x, window=64).")
+
+
+# What is added so that nothing divides by 0, by values that are as small. Expected
+# numbers are written out: 3e-4 / √(25e-8 + 1e-6) = 0.26832816.
+
+
+def test_epsilon_of_a_unit_length_is_inside_of_the_root():
+  x = jnp.asarray([[3e-4, 4e-4], [0.0, 0.0], [3.0, -4.0]])
+  expected = [[0.26832816, 0.35777088], [0.0, 0.0], [0.6, -0.8]]
+  np.testing.assert_allclose(unit_length(x), expected, rtol=1e-6)
+
+
+def test_epsilon_of_latent_norms_is_inside_of_the_root():
+  record = ATTENTIONS["latent"]()
+  variables = record.init(jax.random.key(0), Dims(2, 2, 8, 16, features=2))
+  params = variables["params"]
+  (size,) = params["norm_scale"].shape
+  kernel = jnp.zeros_like(params["down_kernel"]).at[[0, 1], [0, 1]].set(1.0)
+  inputs = jnp.asarray([[[1e-3, -2e-3]]]) * size**0.5
+  gates = record.gates({"params": {**params, "down_kernel": kernel}}, inputs)
+  # (1e-3, -2e-3) / √(5e-6 + 1e-6), as the mean is over all of the latent.
+  expected = np.asarray([0.40824829, -0.81649658]) * size**0.5
+  np.testing.assert_allclose(gates["latent"][0, 0, :2], expected, rtol=1e-5)
+
+
+def test_epsilon_of_relu_features_is_added_to_each():
+  """Features of keys 2 and −5 are 2.001 and 0.001."""
+  one = jnp.ones((1, 1, 1, 1))
+  key = jnp.asarray([2.0, -5.0]).reshape(1, 2, 1, 1)
+  value = jnp.asarray([0.0, 1.0]).reshape(1, 2, 1, 1)
+  out = attention.performer_attention(
+    one, key, value, projection=jnp.ones((1, 1)), kernel="relu"
+  )
+  np.testing.assert_allclose(out.item(), 0.001 / 2.002, rtol=1e-5)
+
+
+def test_a_normaliser_is_nothing_up_to_its_bound():
+  sums = [[3e-30, 2e-30], [3e-31, 1e-31], [-3e-30, -2e-30], [-3e-31, -1e-31]]
+  found = features.divided(jnp.asarray(sums))[:, 0]
+  np.testing.assert_allclose(found, [1.5, 0.0, 1.5, 0.0], rtol=1e-6)
+  assert jnp.isnan(features.divided(jnp.asarray([[1.0, jnp.nan]]))).all()
+
+
+def test_lightning_forgets_in_its_last_layer():
+  """By 10⁻⁵ of a slope of 2⁻⁴ at each position, as in MiniMax's code."""
+  length = 10_001
+  ones = jnp.ones((1, length, 2, 1))
+  value = jnp.zeros((1, length, 2, 1)).at[:, 0].set(1.0)
+  record = ATTENTIONS["lightning"](depth=1.0)
+  out = record.apply({}, ones, ones, value, is_causal=True)[0, :, 0, 0]
+  # Each of 10⁴ factors of 1 − 6·10⁻⁷ is rounded by up to 6·10⁻⁸.
+  np.testing.assert_allclose(-jnp.log(out[-1] / out[0]), 0.00625, rtol=0.1)
+
+
+def test_mamba3_has_a_least_rate():
+  """10⁻⁴, times the step softplus(0) = 0.6931472."""
+  record = ATTENTIONS["mamba3"]()
+  dims = Dims(2, 2, 8, 16, features=3)
+  params = record.init(jax.random.key(0), dims)["params"]
+  zeros = {"step_kernel": 0.0, "step_bias": 0.0, "decay_kernel": -100.0}
+  params = params | {n: jnp.full_like(params[n], x) for n, x in zeros.items()}
+  gates = record.gates({"params": params}, jnp.ones((1, 4, 3)))
+  np.testing.assert_allclose(gates["log_decay"], -6.931472e-5, rtol=1e-5)
