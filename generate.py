@@ -11,7 +11,7 @@ in the output is written as \n. A language model goes on for --max_length tokens
 however few it reads at a time.
 
 On a terminal each line is answered at once, and a language model goes on from all
-that was written before; Ctrl-D ends.
+that was written before; Ctrl-D ends. A terminal is shown control characters as \x1b.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ from absl import flags
 
 import lab
 import models
-from settings.errors import ConfigError, one_line
+from models.published import files
+from settings.errors import ConfigError, escaped, one_line
 import tasks
 from training import entry, inference, process, published
 from training.conversation import Conversation
@@ -80,7 +81,13 @@ def main() -> None:
     )
   folder = Path(_WORKDIR.value)
   process.keep_programs()
-  if published.is_weights(folder) and _EXPORT.value is None:
+  # A folder of weights is data, and never opened as a run.
+  if files.has_tensors(folder):
+    if _EXPORT.value is not None:
+      raise ConfigError(
+        f"--export: {folder} holds published weights already; expected the "
+        "folder of a run"
+      )
     experiment, variables = published.open_weights(folder)
   else:
     run = lab.load_run(folder)
@@ -99,10 +106,11 @@ def main() -> None:
   if sys.stdin.isatty() and sys.stdout.isatty():
     return _converse(Conversation(experiment, variables, **options))
   lines = inference.read_lines(sys.stdin.buffer)
+  shown = escaped if sys.stdout.isatty() else str
   for output in inference.generate_lines(
     experiment, variables, lines, **options
   ):
-    sys.stdout.write(output + "\n")
+    sys.stdout.write(shown(output) + "\n")
 
 
 def _converse(conversation: Conversation) -> None:
@@ -118,7 +126,7 @@ def _converse(conversation: Conversation) -> None:
     if not line.strip():
       continue
     try:
-      print(conversation.answer(line), flush=True)
+      print(escaped(conversation.answer(line)), flush=True)
     except ConfigError as error:
       print(one_line(error), file=sys.stderr, flush=True)
 

@@ -102,7 +102,8 @@ def main() -> None:
       records.write(folder, record)
     for swap in record.get("swaps", ()):
       if settings.finetune_steps and "finetune_loss" not in swap:
-        trained = finetune.finetune(model, settings, folder, swap["folder"])
+        kept, name = swap["kept"], swap["folder"]
+        trained = finetune.finetune(model, choice, kept, settings, folder, name)
         if trained is None:
           return
         swap |= trained

@@ -4,8 +4,10 @@ The decorator of its factory enters a mechanism, and its record says everything 
 about it. A mechanism of another project needs no entry: its name is its import path.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+import contextlib
+import contextvars
 import importlib
 import inspect
 import sys
@@ -24,6 +26,19 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""
 
 
+_NO_IMPORTS = contextvars.ContextVar("no_imports", default=False)
+
+
+@contextlib.contextmanager
+def no_imports() -> Iterator[None]:
+  """Within it an import path is refused: what is read is data and not a program."""
+  token = _NO_IMPORTS.set(True)
+  try:
+    yield
+  finally:
+    _NO_IMPORTS.reset(token)
+
+
 def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
   """What a name stands for: an entry of `known`, or an import path.
 
@@ -33,7 +48,8 @@ def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
     kind: what the attribute is, for messages: 'factory'.
 
   Raises:
-    ValueError: there is none; says on one line why, and what to do.
+    ValueError: there is none, or nothing may be imported here; says on one line
+      why, and what to do.
   """
   if name in known:
     return known[name]
@@ -48,12 +64,26 @@ def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
       f"expected package.module:{kind}, with dots between folders and without "
       f".py, got {name!r}"
     )
+  check_imports(name)
+  if path.partition(".")[0] in sys.stdlib_module_names:
+    raise ValueError(
+      f"{path!r} is a module of Python itself, which has no {kind} of a config"
+    )
   module = _module(path)
   if not hasattr(module, attribute):
     raise ValueError(
       f"module {path!r} has no {attribute!r}{near(attribute, vars(module))}"
     )
   return getattr(module, attribute)
+
+
+def check_imports(name: str) -> None:
+  """Raises ValueError for an import path where nothing may be imported."""
+  if _NO_IMPORTS.get() and ":" in name:
+    raise ValueError(
+      f"{name!r} is an import path, and a folder of weights imports nothing; "
+      "lab.load_run and generate.py --workdir open a folder as a run"
+    )
 
 
 def find(name: str) -> Callable[..., Attention]:
@@ -63,7 +93,8 @@ def find(name: str) -> Callable[..., Attention]:
     name: key of `ATTENTIONS`, or 'package.module:factory', which is imported.
 
   Raises:
-    ValueError: there is none; says on one line why, and what to do.
+    ValueError: there is none, or it is not annotated `-> Attention`; says on one
+      line why, and what to do.
   """
   factory = named(name, ATTENTIONS, "factory")
   if name in ATTENTIONS:
@@ -72,15 +103,23 @@ def find(name: str) -> Callable[..., Attention]:
   try:
     if isinstance(factory, Attention):
       raise TypeError
-    parameters = inspect.signature(factory).parameters
+    signature = inspect.signature(factory)
   except (TypeError, ValueError):  # No function, or one that is written in C.
     raise ValueError(
       f"{expected}, but {name} is of type {type(factory).__name__}"
     ) from None
-  if next(iter(parameters), None) in ("query", "q"):
+  if next(iter(signature.parameters), None) in ("query", "q"):
     raise ValueError(
       f"{expected}, but {name} takes a query, as an attention function does; "
       "name the function that makes its record"
+    )
+  # A name may come from a file, so nothing else is called.
+  returned = signature.return_annotation
+  text = returned if isinstance(returned, str) else ""
+  if returned is not Attention and text.rpartition(".")[2] != "Attention":
+    raise ValueError(
+      f"{name} is not annotated `-> Attention`, and nothing else is called by its "
+      "import path; annotate the factory"
     )
   return factory
 

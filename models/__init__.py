@@ -89,9 +89,13 @@ def find(kind: str) -> type:
     ValueError: there is none, or it is no dataclass.
   """
   config = registry.named(kind, CONFIGS, "Config")
+  expected = "expected a dataclass that follows models.kind.Config"
   if not (isinstance(config, type) and dataclasses.is_dataclass(config)):
     raise ValueError(
-      f"expected a dataclass that follows models.kind.Config, but {kind} is of "
-      f"type {type(config).__name__}"
+      f"{expected}, but {kind} is of type {type(config).__name__}"
     )
+  # `create` imports it, so no leaf of a file may say what it is.
+  fields = [field.name for field in dataclasses.fields(config)]
+  if not isinstance(getattr(config, "module", None), str) or "module" in fields:
+    raise ValueError(f"{expected}, but {kind} has no `module: ClassVar[str]`")
   return config

@@ -67,6 +67,7 @@ class AttentionConfig:
 
   def build(self) -> Attention:
     """Returns the mechanism; equal configs give the same object."""
+    registry.check_imports(self.name)
     return _build(self)
 
   @property

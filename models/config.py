@@ -52,6 +52,13 @@ POSITIONS = {
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
+
+def _try_norm(norm: Any) -> None:
+  if not (isinstance(norm, type) and issubclass(norm, nn.Module)):
+    raise TypeError("expected a class of Linen modules")
+  norm(epsilon=1e-6, dtype="float32", param_dtype="float32")
+
+
 _SLOTS = {
   "encoder_decoder": tuple(NEEDS),
   "decoder": ("decoder_attention",),
@@ -181,7 +188,7 @@ class ModelConfig:
       "norm_kind",
       NORM_KINDS,
       "Norm",
-      lambda f: f(epsilon=1e-6, dtype="float32", param_dtype="float32"),
+      _try_norm,
     )
     self._check_heads()
     self._check_positions()

@@ -2,6 +2,18 @@
 
 _MOST_CHARACTERS = 1000
 
+_CONTROL = {
+  code: f"\\x{code:02x}"
+  for code in (*range(0x20), *range(0x7F, 0xA0))
+  if chr(code) not in "\n\t"
+}
+"""C0, DEL and C1, but a line end and a tab, with which a text may steer a terminal."""
+
+
+def escaped(text: str) -> str:
+  """A text whose control characters a terminal shows and does not obey."""
+  return text.translate(_CONTROL)
+
 
 class ConfigError(ValueError):
   """A fault in what the user asked for, told in one line."""
@@ -24,7 +36,7 @@ def one_line(error: BaseException) -> str:
 
 def _shortened(text: str) -> str:
   """Text on one line, its middle left out where it fills a screen."""
-  line = " ".join(text.split())
+  line = escaped(" ".join(text.split()))
   if len(line) <= _MOST_CHARACTERS:
     return line
   half = _MOST_CHARACTERS // 2

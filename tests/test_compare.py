@@ -299,7 +299,8 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   # Linear attention by another name, so that a name with a colon is taken
   # through every file of a comparison.
   (tmp_path / "their_module.py").write_text(
-    "from attention import linear\n\n\ndef state():\n  return linear()\n"
+    "from attention import Attention, linear\n\n\n"
+    "def state() -> Attention:\n  return linear()\n"
   )
   copy_core(tmp_path / "core")
   folder = tmp_path / "comparison"

@@ -1,14 +1,19 @@
 """`generate.py`: lines in, lines out."""
 
+import json
 import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
+import generate as generate_py
+from settings.errors import ConfigError, escaped
 from tests import commands
 
 LINES = "1 2\n\n3\n0 0 0\n"
@@ -77,6 +82,80 @@ def test_a_folder_without_a_run_or_a_checkpoint(workdir, tmp_path):
   told = commands.fault(generate(f"--workdir={tmp_path}"))
   assert "no checkpoint" in told
   assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_run_calls_nothing_but_factories(workdir, tmp_path):
+  """The user named a run, whose config may name a factory and nothing else."""
+  content = json.loads((workdir / "config.json").read_text())
+  touched = tmp_path / "touched"
+  (tmp_path / "their_module.py").write_text(
+    "from attention import Attention, dense\n\n\n"
+    "def mine(command='') -> Attention:\n  return dense()\n\n\n"
+    f"def plain(command=''):\n  open({str(touched)!r}, 'w')\n  return dense()\n"
+  )
+  run = tmp_path / "run"
+  shutil.copytree(workdir, run)
+  for name, message in (
+    ("os:system", "'os' is a module of Python itself"),
+    ("their_module:plain", "is not annotated `-> Attention`"),
+  ):
+    own = {"name": name, "command": f"touch {touched}"}
+    content["model"]["encoder_attention"] = own
+    content.pop("slots", None)
+    (run / "config.json").write_text(json.dumps(content))
+    found = commands.run("generate.py", f"--workdir={run}", cwd=tmp_path)
+    assert message in commands.fault(found)
+    # Weights beside it make it no run, whatever the command.
+    (run / "model.safetensors").touch()
+    for option in ((), (f"--export={tmp_path / 'out'}",)):
+      found = commands.run(
+        "generate.py", f"--workdir={run}", *option, cwd=tmp_path
+      )
+      assert re.match(
+        "workdir: .*architectures|--export: ", commands.fault(found)
+      )
+    (run / "model.safetensors").unlink()
+  assert not touched.exists()
+  content["model"]["encoder_attention"] = {"name": "their_module:mine"}
+  (run / "config.json").write_text(json.dumps(content))
+  code, out, error = commands.run(
+    "generate.py", f"--workdir={run}", cwd=tmp_path, stdin=LINES
+  )
+  assert (code, error, out.count("\n")) == (0, "", 4)
+
+
+def test_a_terminal_is_not_steered(workdir, tmp_path, monkeypatch, capsys):
+  """Signs that set a title or clear the screen are shown, and piped as they are."""
+  signs = "a\tb\\n\x1b]0;title\x07\x7f\x9b2J\r\u00e9\u2028"
+  shown = "a\tb\\n\\x1b]0;title\\x07\\x7f\\x9b2J\\x0d\u00e9\u2028"
+  assert escaped(signs) == shown
+  assert str(ConfigError("unknown '\x1b[2J\n'")) == "unknown '\\x1b[2J '"
+  script = tmp_path / "steered.py"
+  script.write_text(
+    "import io, os, sys\nimport generate\n"
+    "from training import entry, inference\n"
+    "class Terminal(io.TextIOWrapper):\n"
+    "  isatty = lambda self: True\n"
+    "if 'TERMINAL' in os.environ:\n"
+    "  sys.stdout = Terminal(sys.stdout.buffer, 'utf-8')\n"
+    f"inference.generate_lines = lambda *_, **__: [{signs!r}]\n"
+    "entry.run(generate.main)\n"
+  )
+  here = {"PYTHONPATH": str(commands.ROOT)}
+  for variables, expected in ((here, signs), (here | {"TERMINAL": "1"}, shown)):
+    process = commands.Fork(
+      [str(script), f"--workdir={workdir}"], stdin="1\n", variables=variables
+    )
+    assert process.communicate()[1] == ""
+    assert process.stdout.read_bytes().decode() == expected + "\n"
+  typed = iter(["1"])
+  monkeypatch.setattr("builtins.input", lambda _: next(typed, None) or _end())
+  generate_py._converse(types.SimpleNamespace(answer=lambda _: signs))
+  assert capsys.readouterr().out == shown + "\n\n"
+
+
+def _end():
+  raise EOFError
 
 
 def test_on_a_terminal_each_line_is_answered(workdir):

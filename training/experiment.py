@@ -351,7 +351,8 @@ def _state_shapes(name, optimizer, variables, has_ema) -> TrainState:
 
 def _published_state(config, model, optimizer, has_ema) -> TrainState:
   """The state of a run that starts from published weights."""
-  opened = load.open_folder(Path(config.weights))
+  # The config has every mechanism, those of the folder among them.
+  opened = load.open_folder(Path(config.weights), config.model.attentions)
   key = jax.random.key(config.train.seed)
   variables = load.read_variables(opened, model, key)
   return TrainState.first(variables, optimizer, has_ema)

@@ -167,8 +167,13 @@ def _published(folder: str, config: Any) -> Any:
   Raises:
     ConfigError: the folder cannot be read, or its model is of another kind.
   """
+  mechanisms: dict[str, Any] = {
+    field: getattr(config, field)
+    for field, chosen in config.attentions.items()
+    if chosen != (models.AttentionConfig("dense"),)
+  }
   try:
-    described = load.open_folder(pathlib.Path(folder)).described
+    described = load.open_folder(pathlib.Path(folder), mechanisms).described
   except (OSError, ValueError) as error:
     raise ConfigError(f"config.model.weights: {error}") from error
   published = described.config
@@ -179,11 +184,7 @@ def _published(folder: str, config: Any) -> Any:
         f"config.model.{field}: the weights in {folder} are a model with "
         f"{field} {expected!r}, got {value!r}"
       )
-  chosen: dict[str, Any] = {
-    field: getattr(config, field)
-    for field, mechanisms in config.attentions.items()
-    if mechanisms != (models.AttentionConfig("dense"),)
-  }
+  chosen = mechanisms
   for field in _FREE_OF_WEIGHTS:
     if hasattr(published, field):
       chosen[field] = getattr(config, field)

@@ -29,6 +29,8 @@ def from_experiment(run: Experiment, folder: Path) -> models.Pretrained:
 def from_run(folder: Path) -> models.Pretrained:
   """As `from_experiment`, from the run's folder alone.
 
+  The run is a program: its config may name mechanisms by their import paths.
+
   Raises:
     ConfigError: there is no run, or no family is its model.
   """
@@ -40,11 +42,6 @@ def from_run(folder: Path) -> models.Pretrained:
 
 _LONGEST = 1024
 """Tokens that a published model reads at a time, if it can read as many."""
-
-
-def is_weights(folder: Path) -> bool:
-  """Whether a folder has weights, and is not the workdir of a run."""
-  return any(folder.glob("model.safetensors*"))
 
 
 def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:

@@ -49,6 +49,11 @@ Tensors = Mapping[str, Tensor]
 """Tensors by their names."""
 
 
+def has_tensors(folder: Path) -> bool:
+  """Whether a folder has weights, and so is no run."""
+  return any((folder / name).exists() for name in (TENSORS, INDEX))
+
+
 def read_config(folder: Path) -> dict[str, Any]:
   """The content of `config.json`.
 

@@ -1,6 +1,6 @@
 """A published model in memory: from its folder, and back into one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import os
 from pathlib import Path
@@ -11,10 +11,10 @@ import jax
 from jaxtyping import Array, Float
 import numpy as np
 
-from attention import plug, registry
+from attention import registry
 from models import nested
 from models.api import create, forward
-from models.attention_config import AttentionConfig, Layers
+from models.attention_config import NEEDS, AttentionConfig, Layers
 from models.published import files, weights
 from models.published.catalog import FAMILIES, READERS, find
 from models.published.family import Described, Family
@@ -88,10 +88,12 @@ def load_pretrained(
 
   Args:
     folder: as Hugging Face writes it: `config.json` and `model.safetensors`, or
-      `model.safetensors.index.json` with its shards; or the workdir of a run.
+      `model.safetensors.index.json` with its shards; or the workdir of a run. It
+      is data: an import path in it is refused, not imported.
     attention: what replaces the mechanism of every self-attention: a name
       ('performer'), a name with options ({'name': 'performer', 'num_features':
       64}), or a list of these that layers take in turn; None keeps the model's.
+      An import path is allowed here.
     dtype: of activations and variables; 'float64' needs `jax_enable_x64`.
     key: draws the variables that a mechanism has of its own where the folder
       has none; None is `jax.random.key(0)`.
@@ -111,7 +113,8 @@ def load_pretrained(
     raise ValueError(
       "dtype: float64 needs jax.config.update('jax_enable_x64', True)"
     )
-  opened = open_folder(folder)
+  replaced = () if attention is None else tuple(NEEDS)
+  opened = open_folder(folder, replaced)
   model = make_model(with_attention(opened.described, attention, dtype))
   variables = read_variables(opened, model, key)
   return Pretrained(
@@ -135,6 +138,7 @@ class Opened(NamedTuple):
     described: the model with its own mechanisms.
     tensors: by the names in the family's table.
     kept: those that no output depends on.
+    left_out: whether a mechanism of the folder is not in `described`.
   """
 
   folder: Path
@@ -144,20 +148,34 @@ class Opened(NamedTuple):
   described: Described
   tensors: files.Tensors
   kept: Mapping[str, np.ndarray]
+  left_out: bool = False
 
 
-def open_folder(folder: Path) -> Opened:
+def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
   """Reads a folder, or a run, and says what model is in it.
+
+  The folder is data: nothing is imported that it names. `training.published`,
+  `lab.load_run` and `generate.py --workdir` open a run as a program.
+
+  Args:
+    folder: of weights, or the workdir of a run.
+    replaced: slots whose mechanisms the caller chooses; those of a folder of
+      weights are left out there if they are import paths, and else refused.
 
   Raises:
     FileNotFoundError: a file is missing.
     ValueError: as `load_pretrained`.
   """
+  with registry.no_imports():
+    return _open_folder(folder, replaced)
+
+
+def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   arrays = None
-  if (folder / "checkpoints").is_dir():
-    theirs, arrays = _written(READERS["run"](folder))
-  else:
+  if files.has_tensors(folder) or not (folder / "checkpoints").is_dir():
     theirs = files.read_config(folder)
+  else:
+    theirs, arrays = _written(READERS["run"](folder))
   keys = Keys(theirs)
   family, architecture = _architecture(folder, keys)
   raw = (
@@ -168,7 +186,8 @@ def open_folder(folder: Path) -> Opened:
   tensors, head = _tidied(family, raw), family.architectures[architecture]
   try:
     described = family.describe(keys, weights.own(family, tensors), head)
-    described = _with_mechanisms(described, keys.get(MECHANISMS))
+    own = keys.get(MECHANISMS)
+    described, left_out = _with_mechanisms(described, own, replaced)
     shapes = {} if family.kept is None else family.kept(keys)
     keys.check(family.name, family.without_effect)
   except ValueError as error:
@@ -182,7 +201,9 @@ def open_folder(folder: Path) -> Opened:
       raise ValueError(
         f"{file}: {name}: expected shape {shape}, got {kept[name].shape}"
       )
-  return Opened(folder, family, architecture, theirs, described, tensors, kept)
+  return Opened(
+    folder, family, architecture, theirs, described, tensors, kept, left_out
+  )
 
 
 def read_variables(
@@ -201,8 +222,16 @@ def read_variables(
   """
   key = jax.random.key(0) if key is None else key
   published = make_model(opened.described)
+  tensors = opened.tensors
+  if opened.left_out:
+    wanted = {*weights.own_names(model)}
+    tensors = {
+      name: tensor
+      for name, tensor in tensors.items()
+      if name in wanted or not name.startswith(f"{MECHANISMS}/")
+    }
   return weights.read(
-    opened.folder, opened.family, model, published, opened.tensors, key
+    opened.folder, opened.family, model, published, tensors, key
   )
 
 
@@ -309,38 +338,41 @@ def _chosen(attention: Any) -> Layers:
   return tuple(cast(AttentionConfig, _chosen(one)) for one in attention)
 
 
-def _with_mechanisms(described: Described, own: Any) -> Described:
-  """The description with what `save_pretrained` wrote of mechanisms."""
+def _with_mechanisms(
+  described: Described, own: Any, replaced: Collection[str]
+) -> tuple[Described, bool]:
+  """The description with what `save_pretrained` wrote of mechanisms.
+
+  Also whether one was left out, as the caller replaces it.
+  """
   if own is None:
-    return described
+    return described, False
   try:
-    for layers in own.values():
-      _check_names(layers)
-    chosen: dict[str, Any] = {f: _chosen(layers) for f, layers in own.items()}
+    foreign = [field for field in own if _import_path(own[field])]
+    for field in foreign:
+      if field not in replaced:
+        raise ValueError(
+          f"{MECHANISMS}: {field} is {_import_path(own[field])!r}, an import "
+          "path, and weights import nothing; choose the mechanism where you ask "
+          "for the weights, by `attention=` or config.model"
+        )
+    kept = {field: own[field] for field in own if field not in foreign}
+    chosen: dict[str, Any] = {f: _chosen(layers) for f, layers in kept.items()}
     config = dataclasses.replace(described.config, **chosen)
   except (AttributeError, TypeError) as error:
     raise ValueError(
       f"{MECHANISMS}: expected mechanisms by slot, got {own!r}"
     ) from error
-  return described._replace(config=config)
+  return described._replace(config=config), bool(foreign)
 
 
-def _check_names(layers: Any) -> None:
-  """Raises ValueError for a name by which a folder could have any code called."""
+def _import_path(layers: Any) -> str:
+  """The first mechanism of a slot that has an import path; empty without one."""
   for one in layers if isinstance(layers, list) else [layers]:
     name = one.get("name") if isinstance(one, dict) else one
-    # Other faults are told where the mechanism is made.
-    if not isinstance(name, str) or ":" not in name:
-      continue
-    factory = registry.find(name)
-    if getattr(factory, "__annotations__", {}).get("return") not in _RETURNED:
-      raise ValueError(
-        f"{MECHANISMS}: {name} is not annotated `-> Attention`, and a folder can "
-        "name nothing else; annotate the factory"
-      )
-
-
-_RETURNED = (plug.Attention, "Attention", "attention.Attention")
+    if isinstance(name, str) and ":" in name:
+      return name
+  return ""
 
 
 _EXPERTS = (

@@ -135,8 +135,13 @@ def _rows(family: Family, model: Any) -> Iterator[Row]:
   """The family's, and one for every variable by our own name."""
   shapes = _shapes(model)
   yield from active(family.rows(model.config), shapes)
-  for path in shapes:
-    yield Row(f"{MECHANISMS}/{path}", (path,), SAME)
+  for path, name in zip(shapes, own_names(model), strict=True):
+    yield Row(name, (path,), SAME)
+
+
+def own_names(model: Any) -> list[str]:
+  """The names of tensors by our own paths, one for each variable of a model."""
+  return [f"{MECHANISMS}/{path}" for path in _shapes(model)]
 
 
 def _read(

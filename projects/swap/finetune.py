@@ -1,11 +1,12 @@
 """Trains a swapped model as a whole, as a run like any other."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from models.published import load
 from projects.swap import scores, variant
 from projects.swap.records import MODELS, RUNS
-from projects.swap.settings import Settings
+from projects.swap.settings import Choice, Settings
 from projects.swap.source import Source
 from training import (
   experiment,
@@ -18,7 +19,12 @@ from training import (
 
 
 def finetune(
-  source: Source, settings: Settings, folder: Path, name: str
+  source: Source,
+  choice: Choice,
+  kept: Collection[int],
+  settings: Settings,
+  folder: Path,
+  name: str,
 ) -> dict[str, float] | None:
   """Trains the model in models/`name` with the usual loss, and writes it back.
 
@@ -27,6 +33,8 @@ def finetune(
 
   Args:
     source: the model before, and its text.
+    choice: the mechanism.
+    kept: places of the source that keep their own.
     settings: steps and rate.
     folder: of the swap.
     name: of the model's folder.
@@ -36,6 +44,8 @@ def finetune(
   """
   weights, run_folder = folder / MODELS / name, folder / RUNS / name
   steps = settings.finetune_steps
+  places = [p for i, p in enumerate(source.places) if i not in kept]
+  described = variant.describe(source, choice.config, places)
   mapping = published.text_mapping(
     weights,
     source.kind,
@@ -62,6 +72,13 @@ def finetune(
       "clip_norm": 1.0,
     },
   )
+  # An import path that was typed is not taken from the folder.
+  chosen = {
+    slot: [{"name": one.name, **one.options} for one in layers]
+    for slot, layers in described.config.attentions.items()
+    if slot != "cross_attention"
+  }
+  mapping["model"] |= {"num_layers": max(map(len, chosen.values())), **chosen}
   config = experiment_config.parse(mapping)
   workdir.check(run_folder, config)
   if workdir.final_metrics(run_folder, config) is None:
@@ -71,10 +88,7 @@ def finetune(
   else:
     run = experiment.create(config, run_folder)
   variables = inference.restore_variables(run, run_folder)
-  opened = load.open_folder(weights)
-  model = load.make_model(
-    load.with_attention(opened.described, None, "float32")
-  )
+  model = load.make_model(described)
   variant.save(source, model, variables, weights)
   metrics = scores.scored(source, model, variables)
   return {f"finetune_{key}": value for key, value in metrics.items()}

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from attention import Attention, registry
+from models.attention_config import AttentionConfig
 
 MODULE = """
 from attention import Attention, dense
@@ -21,7 +22,7 @@ def plain(width=2, *, steps: int, rate: float | None = None) -> Attention:
   return dense()._replace(cost="linear")
 
 
-def any_option(**options):
+def any_option(**options) -> Attention:
   return dense()
 
 
@@ -29,33 +30,45 @@ def bare_attention(query, key, value):
   return value
 
 
-def failing():
+def failing() -> Attention:
   raise RuntimeError("out of\\nluck")
 
 
-def deep():
+def deep() -> Attention:
   import jax.numpy as jnp
   return jnp.ones(2) + jnp.ones(3)
 
 
-def unscaled(scale=None):
+def unscaled(scale=None) -> Attention:
   import jax.numpy as jnp
   return jnp.ones(2) * scale
 
 
-def pair():
+def quoted() -> "attention.Attention":
+  return dense()
+
+
+def bare():
+  raise AssertionError("was called")
+
+
+def array() -> "Array":
+  raise AssertionError("was called")
+
+
+def pair() -> Attention:
   return 1, 2
 
 
-def listed():
+def listed() -> Attention:
   return dense()._replace(supports=["mask"])
 
 
-def misspelt():
+def misspelt() -> Attention:
   return dense()._replace(supports=frozenset({"casual"}))
 
 
-def claiming():
+def claiming() -> Attention:
   return dense()._replace(decode=None)
 """
 
@@ -80,6 +93,7 @@ def test_a_factory_is_found_by_name_and_by_path():
   assert isinstance(record, Attention)
   assert registry.example("their_package.mine:plain").cost == "linear"
   registry.build("their_package.mine:any_option", {"whatever": 3})
+  registry.build("their_package.mine:quoted", {})
 
 
 MINE = "their_package.mine:"
@@ -99,7 +113,18 @@ FAULTS = [
   (MINE + "plian", {}, "name: module 'their_package.mine' has no 'plian'; did yo"),
   (MINE + "CONSTANT", {}, "name: .* is of type int"),
   (MINE + "RECORD", {}, "name: .* is of type Attention"),
-  ("builtins:dict", {}, "name: .* is of type type"),
+  *(
+    (name, options, "name: '.*' is a module of Python itself")
+    for name, options in (
+      ("os:system", {"command": "exit 3"}),
+      ("subprocess:Popen", {"args": ["false"]}),
+      ("importlib.metadata:version", {"distribution_name": "jax"}),
+      ("antigravity:dense", {}),
+      ("builtins:dict", {}),
+    )
+  ),
+  (MINE + "bare", {}, "name: .*:bare is not annotated `-> Attention`"),
+  (MINE + "array", {}, "name: .*:array is not annotated `-> Attention`"),
   (MINE + "bare_attention", {}, "name: .* takes a query, as an "),
   (MINE + "failing", {},
    r"name: .*:failing raised RuntimeError: out of luck .*mine.py:\d+\)"),
@@ -133,3 +158,19 @@ def test_a_fault_is_one_line_that_names_the_leaf(name, options, message):
     registry.build(name, options)
   assert re.match(message, str(error.value))
   assert "\n" not in str(error.value)
+
+
+def test_within_data_no_import_path_is_followed():
+  """Neither a new one, nor one that was imported before."""
+  chosen = AttentionConfig("their_package.mine:plain", {"steps": 1})
+  with registry.no_imports():
+    # Importing it would say that it divides by zero.
+    for name in ("their_package.wrong:plain", "their_package.mine:plain"):
+      with pytest.raises(
+        ValueError, match="a folder of weights imports nothin"
+      ):
+        registry.build(name, {"steps": 1})
+    with pytest.raises(ValueError, match="is an import path"):
+      chosen.build()
+    assert registry.build("dense", {}).supports
+  chosen.build()

@@ -272,14 +272,14 @@ def test_redrawing_draws_the_mechanism_anew(tmp_path):
 
 
 OUTSIDE = """
-from attention import linear
+from attention import Attention, linear
 
 
-def state():
+def state() -> Attention:
   return linear()
 
 
-def undecodable():
+def undecodable() -> Attention:
   return linear()._replace(
     init_cache=None, decode=None, supports=linear().supports - {"decode"}
   )

@@ -12,6 +12,7 @@ from projects.swap import finetune, measure, records, scores, source, variant
 from projects.swap.settings import Settings
 from projects.swap.tests import swap_cases as cases
 from tests import commands
+from training import experiment_config, workdir
 
 HYBRID = "window_linear:window=4"
 FLAGS = (
@@ -289,9 +290,9 @@ def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
   own = measure.own(model, asked)
   assert own["cache_token_bytes"] == _OWN_CACHE[case]
   assert own["long_step_seconds"] > 0
+  choices = asked.choices(model.context)
   flash, delta, latent = (
-    measure.mechanism(model, choice, asked, tmp_path)
-    for choice in asked.choices(model.context)
+    measure.mechanism(model, choice, asked, tmp_path) for choice in choices
   )
   assert latent["status"] == "cannot serve"
   assert "makes keys and values of its own" in latent["reason"]
@@ -316,10 +317,44 @@ def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
     assert found["loss"] == pytest.approx(swap[loss], rel=1e-5)
     names = [one.name for one in p.model.config.layers("decoder_attention")]
     assert names.count(record["name"]) == len(names) - 1
+  (swap,) = flash["swaps"]
   trained = finetune.finetune(
-    model, asked, tmp_path, flash["swaps"][0]["folder"]
+    model, choices[0], swap["kept"], asked, tmp_path, swap["folder"]
   )
   assert np.isfinite(trained["finetune_loss"])
+
+
+def test_a_mechanism_that_was_typed_by_its_path(tmp_path, monkeypatch):
+  """It is trained from its folder, which is data and does not import it."""
+  (tmp_path / "their_swap.py").write_text(
+    "from attention import Attention, linear\n\n\n"
+    "def mine(feature_map='elu') -> Attention:\n"
+    "  return linear(feature_map=feature_map)\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  typed = "their_swap:mine:feature_map=hedgehog"
+  asked, model = cases.read(
+    "gpt2", tmp_path, attention=typed, keep=(1,), finetune_steps=1
+  )
+  [choice] = asked.choices(model.context)
+  record = measure.mechanism(model, choice, asked, tmp_path)
+  (swap,) = record["swaps"]
+  folder = tmp_path / "models" / swap["folder"]
+  with pytest.raises(ValueError, match="weights import nothing"):
+    models.load_pretrained(folder)
+  trained = finetune.finetune(
+    model, choice, swap["kept"], asked, tmp_path, swap["folder"]
+  )
+  run = tmp_path / "finetune" / swap["folder"]
+  config = experiment_config.parse(workdir.read_config(run), restore=True)
+  names = [one.name for one in config.model.layers("decoder_attention")]
+  assert names.count("their_swap:mine") == len(names) - 1
+  assert names[swap["kept"][0]] == "dense"
+  own = {"name": "their_swap:mine", "feature_map": "hedgehog"}
+  layers = ["dense" if i in swap["kept"] else own for i in range(len(names))]
+  p = models.load_pretrained(folder, attention=layers)
+  found = scores.scored(model, p.model, p.variables)
+  assert found["loss"] == pytest.approx(trained["finetune_loss"], rel=1e-5)
 
 
 @pytest.mark.thorough

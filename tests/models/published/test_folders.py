@@ -4,6 +4,7 @@ import json
 import pathlib
 import pickle
 import re
+import uuid
 
 from flax import traverse_util
 import jax
@@ -157,18 +158,107 @@ def test_a_pickle_is_refused_and_not_read(folder, tmp_path):
   assert not trap.exists()
 
 
-def test_a_folder_calls_nothing_but_factories(folder, tmp_path):
-  touched = tmp_path / "touched"
-  own = {"name": "subprocess:Popen", "args": ["touch", str(touched)]}
-  for layers in (own, [own], "os:getcwd"):
+THEIRS = """
+import pathlib
+from attention import Attention, linear
+
+pathlib.Path(TRACE).touch()
+
+
+def factory(feature_map: str = "elu") -> Attention:
+  return linear(feature_map=feature_map)
+
+
+def plain(feature_map="elu"):
+  pathlib.Path(TRACE + "-called").touch()
+  return linear(feature_map=feature_map)
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+  """A module of somebody else, and the file that it makes when it is imported."""
+  trace = tmp_path / "trace"
+  name = f"their_{uuid.uuid4().hex}"
+  (tmp_path / f"{name}.py").write_text(
+    THEIRS.replace("TRACE", repr(f"{trace}"))
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  return name, trace
+
+
+def test_weights_import_nothing(folder, theirs):
+  """Not even a factory, unless the caller names it."""
+  module, trace = theirs
+  own = {"name": f"{module}:factory", "feature_map": "relu"}
+  for layers in (own, [own], ["dense", own], f"{module}:factory", "os:getcwd"):
     changed("bert_masked", folder, attention_lab={"encoder_attention": layers})
-    with pytest.raises(ValueError, match="is not annotated `-> Attention`"):
+    with pytest.raises(ValueError, match="weights import nothing; choose"):
       models.load_pretrained(folder)
-  assert not touched.exists()
-  own = "attention.performer:performer"
-  changed("bert_masked", folder, attention_lab={"encoder_attention": own})
-  with pytest.raises(ValueError, match="no tensor fills"):
+  assert not trace.exists()
+  p = models.load_pretrained(folder, attention=own)
+  assert trace.exists()
+  [mechanism] = p.model.config.attentions["encoder_attention"]
+  assert mechanism.options == {"feature_map": "relu"}
+  models.save_pretrained(folder, p)
+  with pytest.raises(ValueError, match="weights import nothing"):
     models.load_pretrained(folder)
+  again = models.load_pretrained(folder, attention=own)
+  assert again.model == p.model
+  same(again.variables, p.variables)
+
+
+def test_what_an_import_path_has_of_its_own_is_kept_or_left(folder, theirs):
+  """The caller who names it again has its variables, another has none of them."""
+  own = {"name": f"{theirs[0]}:factory", "feature_map": "hedgehog"}
+  p = models.load_pretrained(folder, attention=own, key=jax.random.key(3))
+  models.save_pretrained(folder, p)
+  again = models.load_pretrained(folder, attention=own, key=jax.random.key(4))
+  same(again.variables, p.variables)
+  dense = models.load_pretrained(folder, attention="dense")
+  same(dense.variables, loaded("bert_masked").variables)
+
+
+def test_a_folder_with_weights_is_no_run(folder, theirs):
+  """Whatever else is in it; and a run that is asked for as weights is data too."""
+  module, trace = theirs
+  run = {
+    **{"num_steps": 1, "batch_size": 8, "eval_every": 1},
+    "task": {"name": "text", "path": "input.txt"},
+    "model": {
+      **{"kind": "decoder", "num_layers": 1, "num_heads": 1, "features": 8},
+      "mlp_features": 8,
+      "decoder_attention": {"name": f"{module}:factory"},
+    },
+  }
+  (folder / "checkpoints").mkdir()
+  faults = {
+    "architectures: missing": True,
+    "a folder of weights imports": False,
+  }
+  for message, has_tensors in faults.items():
+    if not has_tensors:
+      (folder / "model.safetensors").unlink()
+    for leaves in (
+      {},
+      {"decoder_attention": {"name": "os:system", "command": f"touch {trace}"}},
+      {"position": f"{module}:plain"},
+      {"activation": f"{module}:plain"},
+      {"norm_kind": f"{module}:plain"},
+      {"kind": f"{module}:plain"},
+    ):
+      content = run | {"model": run["model"] | leaves}
+      (folder / "config.json").write_text(json.dumps(content))
+      with pytest.raises(ValueError, match=message):
+        models.load_pretrained(folder)
+    for leaves in (
+      {"task": {"name": f"{module}:plain"}},
+      {"optimizer": {"name": f"{module}:plain"}},
+    ):
+      (folder / "config.json").write_text(json.dumps(run | leaves))
+      with pytest.raises(ValueError, match=message):
+        models.load_pretrained(folder)
+  assert not trace.exists()
 
 
 def test_shards(folder):
