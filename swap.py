@@ -90,27 +90,29 @@ def main() -> None:
     choices = settings.choices(model.context)
   except ValueError as error:
     raise ConfigError(f"--{error}") from error
-  records.claim(folder, settings, model.data)
-  print(f"{folder}: {source.describe(model)}", flush=True)
-  if records.read(folder, records.OWN) is None:
-    records.write(folder, measure.own(model, settings))
-  for choice in choices:
-    record = records.read(folder, choice.label)
-    # What could not serve costs nothing to try again.
-    if record is None or record["status"] == records.CANNOT:
-      record = measure.mechanism(model, choice, settings, folder)
-      records.write(folder, record)
-    for swap in record.get("swaps", ()):
-      if settings.finetune_steps and "finetune_loss" not in swap:
-        kept, name = swap["kept"], swap["folder"]
-        trained = finetune.finetune(model, choice, kept, settings, folder, name)
-        if trained is None:
-          return
-        swap |= trained
+  with records.claimed(folder, settings, model.data):
+    print(f"{folder}: {source.describe(model)}", flush=True)
+    if records.read(folder, records.OWN) is None:
+      records.write(folder, measure.own(model, settings))
+    for choice in choices:
+      record = records.read(folder, choice.label)
+      # What could not serve costs nothing to try again.
+      if record is None or record["status"] == records.CANNOT:
+        record = measure.mechanism(model, choice, settings, folder)
         records.write(folder, record)
-    print(rows.line(record), flush=True)
-  print(report.write(folder, settings, records.everything(folder)))
-  print(folder / report.PAGE)
+      for swap in record.get("swaps", ()):
+        if settings.finetune_steps and "finetune_loss" not in swap:
+          kept, name = swap["kept"], swap["folder"]
+          trained = finetune.finetune(
+            model, choice, kept, settings, folder, name
+          )
+          if trained is None:
+            return
+          swap |= trained
+          records.write(folder, record)
+      print(rows.line(record), flush=True)
+    print(report.write(folder, settings, records.everything(folder)))
+    print(folder / report.PAGE)
 
 
 def _settings() -> Any:

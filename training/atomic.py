@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+import secrets
 from typing import Any
 
 _DIGEST = "sha256"
@@ -16,8 +17,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
   The digest that `write_json` writes is compared and left out.
   """
   try:
-    content = json.loads(path.read_text())
-  except (OSError, ValueError):
+    content = json.loads(path.read_text("utf-8"))
+  except (OSError, ValueError, RecursionError):
     return None
   if not isinstance(content, dict):
     return None
@@ -45,10 +46,11 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
   """Writes a file, whole or not at all; several processes may do so at once."""
-  partial = path.with_suffix(f".{os.getpid()}.tmp")
+  # Processes of two hosts may have one id.
+  partial = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
   try:
     partial.write_bytes(content)
     os.replace(partial, path)
-  except OSError:
+  except BaseException:
     partial.unlink(missing_ok=True)
     raise

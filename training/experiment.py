@@ -63,13 +63,14 @@ class Experiment(NamedTuple):
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   """Creates a run and writes its config and vocabulary into its folder.
 
-  `workdir.check` has found that free, or this run's own.
+  `workdir.check` has found that free, or this run's own; it looks again, as another
+  process may have begun there since.
 
   Every process of the run calls this, and goes on once the first has written.
 
   Raises:
-    ConfigError: as in `create`, the mesh does not fit the devices, or the run began
-      with other data.
+    ConfigError: as in `create`, the mesh does not fit the devices, the folder holds
+      something else, or the run began with other data.
     RunError: another process has the folder.
   """
   parallel.check_mesh(config.train, config.model)
@@ -77,20 +78,27 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
     run = create(config, workdir)
   if config.train.asks_best:
     best.check_metric(run)
-  try:
-    data = files.check_data(workdir, notes)
-  except tasks.DataError as error:
-    raise ConfigError(str(error)) from error
+  _checked_data(workdir, notes)
   cluster.wait("all have looked at the folder")
   if cluster.is_first():
     workdir_lib.make(workdir)
     # What another process trains there keeps its config.
     with ownership.lock(workdir):
+      workdir_lib.check(workdir, config)
+      data = _checked_data(workdir, notes)
       workdir_lib.write_config(workdir, config)
       run.task.save(workdir)
       save_vocabulary(workdir, {files.DATA: data} if notes else {})
   cluster.wait("the folder is there")
   return run
+
+
+def _checked_data(workdir: Path, notes: Any) -> Any:
+  """`files.check_data`, whose fault is one of the config."""
+  try:
+    return files.check_data(workdir, notes)
+  except tasks.DataError as error:
+    raise ConfigError(str(error)) from error
 
 
 def sharing(run: Experiment, first: Experiment) -> Experiment:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import fcntl
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -60,24 +61,46 @@ def check(
     )
 
 
-def claim(workdir: Path, file: str, what: Mapping[str, Any]) -> None:
+def claim(
+  workdir: Path, file: str, what: Mapping[str, Any], wait: bool = True
+) -> None:
   """Makes the folder and says in it what it holds.
 
+  Args:
+    workdir: a folder that `check` has looked at.
+    file: as `check` takes it.
+    what: as `check` takes it.
+    wait: as `lock` takes it.
+
   Raises:
-    ConfigError: it cannot be made.
+    ConfigError: it cannot be made, or another process has made it something else.
+    RunError: as `lock`.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ConfigError(f"workdir: {error}") from error
-  recorded = atomic.read_json(workdir / file) or {}
-  kept = {DATA: recorded[DATA]} if DATA in recorded else {}
-  atomic.write_json(workdir / file, {**kept, **what})
+  path, wanted = workdir / file, json.loads(json.dumps(what))
+  with lock(workdir, wait):
+    recorded = atomic.read_json(path) or {}
+    kept = {DATA: recorded[DATA]} if DATA in recorded else {}
+    both = {**kept, **wanted}
+    # An earlier version kept no data.
+    if recorded not in ({}, both, {n: x for n, x in both.items() if n != DATA}):
+      raise ConfigError(
+        f"workdir: another process began something else in {workdir}; choose a "
+        "new folder"
+      )
+    atomic.write_json(path, both)
 
 
 @contextlib.contextmanager
-def lock(workdir: Path) -> Iterator[None]:
+def lock(workdir: Path, wait: bool = False) -> Iterator[None]:
   """Within it, no other process has the folder; a process that is killed frees it.
+
+  Args:
+    workdir: a folder that is there.
+    wait: until another process frees it, where that takes no time.
 
   Raises:
     RunError: another one has it.
@@ -85,7 +108,7 @@ def lock(workdir: Path) -> Iterator[None]:
   folder = os.open(workdir, os.O_RDONLY)
   try:
     try:
-      fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB * (not wait))
     except BlockingIOError:
       raise RunError(
         f"workdir: another process writes in {workdir}; wait for it, or choose a "

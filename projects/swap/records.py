@@ -1,6 +1,7 @@
 """What is known of each mechanism so far: one small file a mechanism."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 from pathlib import Path
 import re
 from typing import Any
@@ -31,8 +32,11 @@ def check(workdir: Path, settings: Settings) -> None:
   ownership.check(workdir, SWAP, settings.shared(), "swap", "--")
 
 
-def claim(workdir: Path, settings: Settings, data: Mapping[str, str]) -> None:
-  """Makes `workdir` that of this swap.
+@contextlib.contextmanager
+def claimed(
+  workdir: Path, settings: Settings, data: Mapping[str, str]
+) -> Iterator[None]:
+  """Makes `workdir` that of this swap, and within it of no other process.
 
   Args:
     workdir: new, or of the same swap.
@@ -40,13 +44,17 @@ def claim(workdir: Path, settings: Settings, data: Mapping[str, str]) -> None:
     data: of its `Source`.
 
   Raises:
-    ConfigError: its rows were made from other data.
+    ConfigError: its rows were made from other data, or another process has made it
+      something else since `check`.
+    RunError: another process writes there.
   """
   shared = settings.shared() | {ownership.DATA: dict(data)}
   ownership.check(workdir, SWAP, shared, "swap", "--")
-  ownership.claim(workdir, SWAP, shared)
-  for name in (RECORDS, MODELS):
-    (workdir / name).mkdir(exist_ok=True)
+  ownership.claim(workdir, SWAP, shared, wait=False)
+  with ownership.lock(workdir):
+    for name in (RECORDS, MODELS):
+      (workdir / name).mkdir(exist_ok=True)
+    yield
 
 
 def read(workdir: Path, label: str) -> Record | None:

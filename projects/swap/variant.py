@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from pathlib import Path
+import secrets
 import shutil
 from typing import Any
 
@@ -58,12 +59,14 @@ def save(
   p = models.Pretrained(
     opened.family.name, opened.architecture, model, variables, opened.theirs
   )
-  partial = folder.with_name(folder.name + ".tmp")
-  shutil.rmtree(partial, ignore_errors=True)
-  models.save_pretrained(partial, p)
-  shutil.copy(source.vocabulary, partial)
-  shutil.rmtree(folder, ignore_errors=True)
-  partial.rename(folder)
+  partial = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.tmp")
+  try:
+    models.save_pretrained(partial, p)
+    shutil.copy(source.vocabulary, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def write(

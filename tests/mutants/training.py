@@ -146,8 +146,8 @@ MUTANTS = (
   ),
   Mutant(
     "training/ownership.py",
-    "fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-    "fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+    "fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB * (not wait))",
+    "fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB * (not wait))",
     _RUNS,
     "two processes write in one folder",
   ),

@@ -266,6 +266,49 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
   assert other().returncode == 0
 
 
+def test_what_another_process_began_meanwhile_is_kept(tmp_path):
+  """`check` had found the folder free."""
+  workdir.check(tmp_path, config(num_steps=2, of=duplicate))
+  workdir.write_config(tmp_path, config(num_steps=2))
+  before = (tmp_path / workdir.CONFIG).read_bytes()
+  with pytest.raises(ConfigError, match="holds a run with another config"):
+    experiment.begin(config(num_steps=2, of=duplicate), tmp_path)
+  with pytest.raises(ConfigError, match=r"config.seed is 0 there and 1 here"):
+    experiment.begin(config(num_steps=2, seed=1), tmp_path)
+  assert (tmp_path / workdir.CONFIG).read_bytes() == before
+
+
+def test_a_folder_is_claimed_once(tmp_path):
+  for _ in range(2):
+    ownership.claim(
+      tmp_path / "a", "what.json", {"seeds": (0, 1), "text": None}
+    )
+  with pytest.raises(ConfigError, match="another process began something else"):
+    ownership.claim(
+      tmp_path / "a", "what.json", {"seeds": (0, 2), "text": None}
+    )
+  content = atomic.read_json(tmp_path / "a" / "what.json")
+  assert content == {"seeds": [0, 1], "text": None}
+  with ownership.lock(tmp_path / "a"), pytest.raises(RunError):
+    ownership.claim(tmp_path / "a", "what.json", content, wait=False)
+
+
+def test_processes_of_two_hosts_may_have_one_id(tmp_path, monkeypatch):
+  """One writes a file between the writing and the renaming of the other."""
+  path, replace, nested = tmp_path / "a.json", atomic.os.replace, [b"second"]
+
+  def meanwhile(partial, target):
+    if nested:
+      atomic.write_bytes(path, nested.pop())
+    replace(partial, target)
+
+  monkeypatch.setattr(atomic.os, "replace", meanwhile)
+  monkeypatch.setattr(atomic.os, "getpid", lambda: 1)
+  atomic.write_bytes(path, b"first")
+  assert [x.name for x in tmp_path.iterdir()] == ["a.json"]
+  assert path.read_bytes() == b"first"
+
+
 def test_a_name_that_is_too_long_is_told(tmp_path):
   with pytest.raises(ConfigError, match=r"^workdir: File name too long: "):
     workdir.check_writable("workdir", tmp_path / ("x" * 300))

@@ -11,6 +11,7 @@ import models
 from projects.swap import finetune, measure, records, scores, source, variant
 from projects.swap.settings import Settings
 from projects.swap.tests import swap_cases as cases
+from settings.errors import ConfigError, RunError
 from tests import commands
 from training import experiment_config, workdir
 
@@ -162,8 +163,9 @@ def test_a_fault_is_one_line_and_writes_nothing(finished, place, tmp_path):
 def test_data_that_were_replaced_are_told(tmp_path, name, told):
   asked, model = cases.read("gpt2", tmp_path)
   out = tmp_path / "out"
-  records.claim(out, asked, model.data)
-  records.claim(out, asked, source.read(asked).data)
+  for data in (model.data, source.read(asked).data):
+    with records.claimed(out, asked, data):
+      pass
   file = tmp_path / name
   if name == "input.txt":
     file.write_text(file.read_text()[::-1].replace("w", " w"))
@@ -173,10 +175,12 @@ def test_data_that_were_replaced_are_told(tmp_path, name, told):
     tensors = load_file(file)
     first = sorted(tensors)[0]
     save_file(tensors | {first: -tensors[first]}, file)
-  with pytest.raises(
-    ValueError, match=f"a swap of other data: .*{told} is not"
+  other = records.claimed(out, asked, source.read(asked).data)
+  with (
+    pytest.raises(ValueError, match=f"a swap of other data: .*{told} is not"),
+    other,
   ):
-    records.claim(out, asked, source.read(asked).data)
+    pass
 
 
 @pytest.mark.parametrize(
@@ -322,6 +326,23 @@ def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
     model, choices[0], swap["kept"], asked, tmp_path, swap["folder"]
   )
   assert np.isfinite(trained["finetune_loss"])
+
+
+def test_one_process_writes_in_a_folder(place, tmp_path):
+  """Another waits for it, or chooses another folder."""
+  asked = cases.settings("gpt2", place)
+
+  def claim(settings):
+    with records.claimed(tmp_path, settings, {}):
+      return [path.name for path in tmp_path.iterdir()]
+
+  busy = pytest.raises(RunError, match="another process writes in")
+  with records.claimed(tmp_path, asked, {}), busy:
+    claim(asked)
+  other = cases.settings("gpt2", place, seed=1)
+  with pytest.raises(ConfigError, match="holds another swap: --seed"):
+    claim(other)
+  assert sorted(claim(asked)) == ["models", "records", "swap.json"]
 
 
 def test_a_mechanism_that_was_typed_by_its_path(tmp_path, monkeypatch):
