@@ -1,6 +1,6 @@
 """Beam search over any decoder with a cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +33,7 @@ def beam_search(
   *,
   beam_size: int,
   max_length: int,
-  eos_id: int,
+  eos_ids: Collection[int],
   pad_id: int,
 ) -> tuple[Int[Array, "B L"], Float[Array, "B"]]:
   """Finds the continuation with the highest log P / ((5 + length) / 6)^α.
@@ -53,7 +53,7 @@ def beam_search(
     length_penalty: α ≥ 0.
     beam_size: A.
     max_length: L, tokens to generate at most.
-    eos_id: ends a hypothesis.
+    eos_ids: each ends a hypothesis.
     pad_id: fills rows after their end.
 
   Returns:
@@ -75,10 +75,9 @@ def beam_search(
     log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
     log_probs = log_probs.reshape(batch, beam_size, -1)
     totals = (state.scores[:, :, None] + log_probs).reshape(batch, -1)
-    # At most A of these end, so at least A go on.
-    values, flat = jax.lax.top_k(
-      totals, min(2 * beam_size, beam_size * vocab_size)
-    )
+    # At most A of these end by each id, so at least A go on.
+    most = (1 + len(eos_ids)) * beam_size
+    values, flat = jax.lax.top_k(totals, min(most, beam_size * vocab_size))
     parents, ids = flat // vocab_size, flat % vocab_size
     tokens = jnp.where(
       slots == state.step,
@@ -86,7 +85,7 @@ def beam_search(
       _pick(state.tokens, parents),
     )
 
-    ending = ids == eos_id
+    ending = jnp.isin(ids, jnp.array(eos_ids))
     eligible = ending & (jnp.arange(ids.shape[1])[None, :] < beam_size)
     penalised = (values / penalty(state.step + 1)).astype(values.dtype)
     finished_scores, best = jax.lax.top_k(

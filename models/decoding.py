@@ -1,6 +1,6 @@
 """Generation: greedy, sampling and beam search, each one compiled loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import inspect
 import math
@@ -45,7 +45,7 @@ def generate(
   prompt_length: Int[Array, "B"] | None = None,
   max_length: int,
   bos_id: int,
-  eos_id: int,
+  eos_id: int | Sequence[int],
   pad_id: int = 0,
   method: str = "greedy",
   temperature: float = 1.0,
@@ -71,7 +71,7 @@ def generate(
     prompt_length: how much of each row is prompt; None is all of it.
     max_length: tokens to generate at most.
     bos_id: starts a sequence without a prompt.
-    eos_id: ends one.
+    eos_id: ends one; of several, each does.
     pad_id: fills rows after their end.
     method: 'greedy' takes the likeliest token, 'sample' draws one, 'beam'
       searches.
@@ -165,7 +165,7 @@ def generate(
     temperature,
     length_penalty,
     max_length=max_length,
-    eos_id=eos_id,
+    eos_ids=tuple(np.atleast_1d(eos_id).tolist()),
     pad_id=pad_id,
     method=method,
     top_k=vocab_size if top_k is None else top_k,
@@ -243,7 +243,7 @@ def _prompt(
   static_argnames=(
     "model",
     "max_length",
-    "eos_id",
+    "eos_ids",
     "pad_id",
     "method",
     "top_k",
@@ -263,7 +263,7 @@ def _run(
   length_penalty: Float[Array, ""],
   *,
   max_length: int,
-  eos_id: int,
+  eos_ids: tuple[int, ...],
   pad_id: int,
   method: str,
   top_k: int,
@@ -296,7 +296,11 @@ def _run(
     logits, cache = _read_prompt(
       model, call, state["cache"], prompt, prompt_length, embedded
     )
-  sizes = {"max_length": max_length, "eos_id": eos_id, "pad_id": pad_id}
+  sizes: dict[str, Any] = {
+    "max_length": max_length,
+    "eos_ids": eos_ids,
+    "pad_id": pad_id,
+  }
   if method == "beam":
     tokens, scores = beam_search(
       decode, logits, cache, length_penalty, beam_size=beam_size, **sizes
@@ -361,7 +365,7 @@ def _extend(
   choose: Callable[[Array, Array], Array],
   *,
   max_length: int,
-  eos_id: int,
+  eos_ids: tuple[int, ...],
   pad_id: int,
 ) -> Generated:
   """Extends each prompt by one chosen token at a time."""
@@ -373,7 +377,8 @@ def _extend(
     log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
     score = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
     mask = (slots == state.step) & ~state.ended[:, None]
-    last = (chosen == eos_id) | (state.step == max_length - 1)
+    ends = jnp.isin(chosen, jnp.array(eos_ids, jnp.int32))
+    last = ends | (state.step == max_length - 1)
     logits, cache = decode(state.cache, chosen)
     return _State(
       step=state.step + 1,

@@ -28,6 +28,7 @@ class Tokenizer:
     size: number of ids.
     special: ids of the special tokens.
     ordinary: ids of the other tokens, int32.
+    prefix: ids that the file's template puts before a text.
     file: where the vocabulary was read, for a message.
   """
 
@@ -64,6 +65,7 @@ class Tokenizer:
     special.update(self.special.ids)
     self.ordinary = np.array(sorted({*ids.values()} - special), np.int32)
     self._special_ids = special
+    self.prefix = _prefix(self._library)
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text, int32; what reads like a special token is text."""
@@ -136,6 +138,15 @@ class Tokenizer:
     """As the constructor; a file has all its special tokens."""
     del extra
     return cls(content, file)
+
+
+def _prefix(library: Any) -> tuple[int, ...]:
+  plain = library.encode("a", add_special_tokens=False).ids
+  whole = library.encode("a").ids
+  for start in range(len(whole) - len(plain) + 1):
+    if plain and whole[start : start + len(plain)] == plain:
+      return tuple(whole[:start])
+  return ()
 
 
 def train_tokenizer(

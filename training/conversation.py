@@ -72,6 +72,9 @@ class Conversation:
       ids = task.encode(line)
     except ValueError as error:
       raise ConfigError(str(error)) from error
+    ends, prefix = inference.eos_ids(task), inference.prefix_of(task)
+    if self._text:
+      ids = ids[len(prefix) :]
     text = [*self._text, *(self._line_end() if self._text else ()), *ids]
     # One shape of prompts, so that all answers share a program.
     most = max(1, task.max_target_length // 2)
@@ -79,8 +82,10 @@ class Conversation:
     length = room if self._max_length is None else self._max_length
     key = jax.random.fold_in(jax.random.key(self._seed), self._turn)
     written: list[int] = []
-    while len(written) < length and task.eos_id not in written:
+    while len(written) < length and not {*ends} & {*written}:
       prompt = [*text, *written][-most:]
+      if len(prompt) == most:
+        prompt[: len(prefix)] = prefix
       try:
         generated = self._experiment.generate(
           self._variables,
@@ -96,14 +101,15 @@ class Conversation:
         raise ConfigError(str(error)) from error
       written += np.asarray(generated.tokens)[0].tolist()
     written = written[:length]
-    if task.eos_id in written:
-      written = written[: written.index(task.eos_id)]
+    places = (place for place, token in enumerate(written) if token in ends)
+    written = written[: next(places, length)]
     self._text = [*text, *written]
     return task.decode(written)
 
   def _line_end(self) -> list[int]:
     """Ids of a line end; none where the vocabulary has none."""
+    task = self._experiment.task
     try:
-      return self._experiment.task.encode("")
+      return task.encode("")[len(inference.prefix_of(task)) :]
     except ValueError:
       return []

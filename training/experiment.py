@@ -191,7 +191,8 @@ def create(
       variables,
       **inputs,
       bos_id=task.bos_id,
-      eos_id=task.eos_id,
+      # Of published weights several may end a text.
+      eos_id=getattr(task, "eos_ids", task.eos_id),
       pad_id=task.pad_id,
       **options,
     )

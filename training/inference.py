@@ -135,7 +135,8 @@ def generate_lines(
       inputs = _prompts(prompts, [len(row) for row in rows])
       tokens = generate(inputs, max_length or room, rng)
     for number, row in zip(numbers, np.asarray(tokens), strict=False):
-      outputs[number] = task.decode(row).replace("\n", "\\n")
+      text = task.decode(until_end(row.tolist(), task))
+      outputs[number] = text.replace("\n", "\\n")
   if beyond is not None:
     context = task.max_target_length
     print(
@@ -214,7 +215,7 @@ def _slide(
   Returns:
     `[B, max_length]`, or fewer where every row has ended.
   """
-  context = task.max_target_length
+  context, prefix = task.max_target_length, prefix_of(task)
   texts, start = prompts, prompts.shape[1]
   for stretch in itertools.count():
     rows, length = prompts.shape
@@ -226,11 +227,29 @@ def _slide(
     )
     texts = np.concatenate([texts, np.asarray(tokens)], axis=1)
     written = texts[:, start:]
-    has_ended = (written == task.eos_id).any(axis=1).all()
+    has_ended = np.isin(written, eos_ids(task)).any(axis=1).all()
     if has_ended or written.shape[1] >= max_length:
       break
-    prompts = texts[:, -(context // 2) :]
+    prompts = texts[:, -(context // 2) :].copy()
+    prompts[:, : len(prefix)] = prefix
   return written[:, :max_length]
+
+
+def eos_ids(task: tasks.Task) -> tuple[int, ...]:
+  """The ids that end a text."""
+  return getattr(task, "eos_ids", (task.eos_id,))
+
+
+def prefix_of(task: tasks.Task) -> tuple[int, ...]:
+  """The ids that begin every prompt, as the vocabulary says: BOS, or none."""
+  return getattr(task, "prefix", ())
+
+
+def until_end(ids: list[int], task: tasks.Task) -> list[int]:
+  """What is before the end that an id other than `eos_id` makes."""
+  others = {*eos_ids(task)} - {task.eos_id}
+  ends = (place for place, token in enumerate(ids) if token in others)
+  return ids[: next(ends, len(ids))]
 
 
 def pad(

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import models
-from models.published import load
+from models.published import files, load
 from models.transformer import Transformer
 from settings.errors import ConfigError
 import tasks
+from tasks.text.causal import CausalText
 from training import experiment, experiment_config, inference, workdir
 from training.experiment import Experiment
 
@@ -73,8 +74,34 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
   )
   config = experiment_config.parse(mapping)
   run = experiment.create(config, restore=True)
+  task = cast(CausalText, run.task)
+  task.eos_ids = (task.eos_id, *_ends(folder, opened.theirs, task.eos_id))
   model = cast(Transformer, run.model)
   return run, load.read_variables(opened, model)
+
+
+def _ends(folder: Path, config: Mapping[str, Any], known: int) -> list[int]:
+  """What else ends a text by `config.json` and `generation_config.json`.
+
+  Raises:
+    ConfigError: `eos_token_id` is no id.
+  """
+  ends: list[int] = []
+  try:
+    contents = (config, files.read_generation_config(folder))
+  except (OSError, ValueError) as error:
+    raise ConfigError(f"workdir: {error}") from error
+  for content in contents:
+    ids = content.get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    for one in ids:
+      if type(one) is not int or not 0 <= one < 2**31:
+        raise ConfigError(
+          f"workdir: {folder}: eos_token_id: expected an id, or a list of ids, "
+          f"got {content['eos_token_id']!r}"
+        )
+    ends += (one for one in ids if one not in (known, *ends))
+  return ends
 
 
 def text_mapping(

@@ -66,6 +66,16 @@ def read_config(folder: Path) -> dict[str, Any]:
   return _read_json(folder / CONFIG)
 
 
+def read_generation_config(folder: Path) -> dict[str, Any]:
+  """The content of `generation_config.json`; empty where there is none.
+
+  Raises:
+    ValueError: the file does not hold a JSON object.
+  """
+  path = folder / "generation_config.json"
+  return _read_json(path) if path.exists() else {}
+
+
 def read_tensors(folder: Path) -> Tensors:
   """All tensors of a folder.
 

@@ -1,6 +1,6 @@
 """Language modelling for a decoder: each token from those before it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import functools
 import math
 
@@ -18,7 +18,13 @@ class CausalText(TextTask):
   """Windows of a text, each token predicted from those before it.
 
   decoder: inputs and targets [B, T], the targets one token later. Of the
-  held-out text every token but the first is predicted exactly once.
+  held-out text every token but the first is predicted exactly once. What the
+  template of a tokenizer.json puts before a text begins each window, in place of
+  its first token.
+
+  Attributes:
+    prefix: ids that begin each window and each prompt, such as BOS.
+    eos_ids: ids that end a text, `eos_id` among them.
   """
 
   objective = "language modelling"
@@ -27,18 +33,26 @@ class CausalText(TextTask):
   def __init__(self, config: TextConfig, *args, **options):
     super().__init__(config, *args, **options)
     self.eos_id = self._need("eos")
+    self.eos_ids = (self.eos_id,)
     self.max_target_length = config.context
+    self.prefix = getattr(self._vocabulary, "prefix", ())
+    if len(self.prefix) >= max(2, config.context // 2):
+      raise base.DataError(
+        f"task.context: expected more than twice the {len(self.prefix)} tokens "
+        f"before a text of {self._vocabulary.file}, got {config.context}"
+      )
 
   @property
   def piece(self) -> int:
-    """T."""
-    return self._config.context
+    """Tokens of the text that a window predicts: T without a longer prefix."""
+    return self._config.context - max(0, len(self.prefix) - 1)
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B windows from random places, drawn from (seed, step)."""
     rng = np.random.default_rng((self._seed, step))
     windows = self._windows(rng, self.piece + 1, rows)
-    return _batch(windows, np.full(len(windows), self.piece))
+    counts = np.full(len(windows), self.piece)
+    return _batch(windows, counts, self.prefix)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text in order, each token predicted exactly once."""
@@ -48,7 +62,8 @@ class CausalText(TextTask):
       places = starts[:, None] + np.arange(self.piece + 1)
       # What is behind the end is cleared with what has no weight.
       windows = text[np.minimum(places, len(text) - 1)]
-      yield base.pad_rows(_batch(windows, counts), self._batch_size)
+      batch = _batch(windows, counts, self.prefix)
+      yield base.pad_rows(batch, self._batch_size)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """A few places to continue from; the references are how it went on."""
@@ -61,6 +76,7 @@ class CausalText(TextTask):
     starts = np.arange(count) * places
     rows = np.asarray(text[starts[:, None] + np.arange(context)], np.int32)
     prompt = rows[base.repeat_rows(count, self._batch_size), :half]
+    prompt[:, : len(self.prefix)] = self.prefix
     inputs = {
       "prompt": prompt,
       "prompt_length": np.full(self._batch_size, half, np.int32),
@@ -87,7 +103,7 @@ class CausalText(TextTask):
 
   def encode(self, line: str) -> list[int]:
     """Prompt ids; an empty line begins after a line end, as a text does."""
-    ids = self._vocabulary.encode(line or "\n")
+    ids = [*self.prefix, *self._vocabulary.encode(line or "\n")]
     return self._fitting(ids, self._config.context)
 
   @functools.cached_property
@@ -126,12 +142,23 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
   )
 
 
-def _batch(windows: np.ndarray, counts: np.ndarray) -> Batch:
-  """Windows [B, T + 1] of which the first `counts` + 1 columns are text."""
-  inside = np.arange(windows.shape[1] - 1) < counts[:, None]
+def _batch(
+  windows: np.ndarray, counts: np.ndarray, prefix: Sequence[int]
+) -> Batch:
+  """Windows [B, n] of which the first `counts` + 1 columns are text.
+
+  A prefix takes the place of the first column, from which the next is predicted.
+  """
   windows = np.asarray(windows, np.int32)
+  if prefix:
+    before = np.tile(np.array(prefix, np.int32), (len(windows), 1))
+    windows = np.concatenate([before, windows[:, 1:]], axis=1)
+  first = max(0, len(prefix) - 1)
+  places = np.arange(windows.shape[1] - 1)
+  inside = places < first + counts[:, None]
+  weights = inside & (places >= first)
   return {
     "inputs": windows[:, :-1] * inside,
     "targets": windows[:, 1:] * inside,
-    "weights": inside.astype(np.float32),
+    "weights": weights.astype(np.float32),
   }

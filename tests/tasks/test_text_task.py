@@ -56,6 +56,54 @@ def test_evaluation_predicts_every_held_out_character_once(path):
   assert len(list(few)) == 2
 
 
+@pytest.mark.parametrize("before", ["A", "A B", "A B A"])
+def test_windows_begin_as_the_tokenizer_says(tmp_path, before):
+  """In place of their first token; each other token is predicted once."""
+  import tokenizers
+
+  words = {f"w{i}": i for i in range(40)}
+  words |= {"A": 40, "B": 41, "<|endoftext|>": 42}
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0"))
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+    single=f"{before} $A B", special_tokens=[("A", 40), ("B", 41)]
+  )
+  file, text = tmp_path / "tokenizer.json", tmp_path / "input.txt"
+  tokenizer.save(str(file))
+  ids = [i * i % 37 for i in range(400)]
+  text.write_text(" ".join(f"w{i}" for i in ids))
+  task = make(text, tokenizer=str(file), context=8)
+  prefix = [words[x] for x in before.split()]
+  extra = len(prefix) - 1
+  held_out, predicted = ids[-len(task.tokens("validation")) :], []
+  for batch in task.eval_batches("validation"):
+    assert batch["inputs"].shape == (4, 8)
+    for x, y, w in zip(*(batch[n] for n in batch), strict=True):
+      if not w.any():
+        continue
+      assert x[: len(prefix)].tolist() == prefix
+      assert not w[:extra].any()
+      count = int(w.sum())
+      assert (w[extra : extra + count] == 1).all()
+      # Each from the one before it, the first from the prefix alone.
+      row = y[extra : extra + count].tolist()
+      assert x[len(prefix) : extra + count].tolist() == row[:-1]
+      predicted += row
+  assert predicted == held_out[1:]
+  batch = task.train_batch(3)
+  assert (batch["inputs"][:, : len(prefix)] == prefix).all()
+  assert (batch["weights"] == ([0] * extra + [1] * (8 - extra))).all()
+  assert (
+    batch["inputs"][:, extra + 1 :] == batch["targets"][:, extra:-1]
+  ).all()
+  assert task.encode("w3 w4") == [*prefix, 3, 4]
+  assert task.encode_target("w3 w4") == [3, 4]
+  decoded = next(iter(task.decode_batches("validation")))
+  prompt = decoded.inputs["prompt"][0].tolist()
+  assert prompt == [*prefix, *held_out[len(prefix) : 4]]
+  assert decoded.references[0] == " ".join(f"w{i}" for i in held_out[4:8])
+
+
 def test_ids_round_trip_and_reserve_the_first_three(path):
   task = make(path)
   assert task.decode(task.encode("good 'ä' €")) == "good 'ä' €"

@@ -1,6 +1,7 @@
 """Runs that start from published weights, and runs that become such weights."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -19,6 +20,7 @@ from training import (
   workdir,
 )
 from training.checkpoint import Checkpoints
+from training.conversation import Conversation
 
 TEXT = "to be or not to be that is the question\n" * 20
 
@@ -182,6 +184,87 @@ def test_a_published_decoder_goes_on_with_a_text(tmp_path):
     # Causal: what is not there yet changes nothing.
     ids[0, t] = np.argmax(logits(p.variables, input_ids=ids)[0, t - 1])
   assert found.split() == [f"w{i}" for i in ids[0, 3:]]
+
+
+def with_template(folder, before, **sections):
+  """A copy of GPT-2 whose tokenizer puts ids before a text."""
+  import tokenizers
+
+  for name in ("config.json", "model.safetensors"):
+    shutil.copy(FOLDERS["gpt2"] / name, folder)
+  vocabulary = {f"w{i}": i for i in range(60)} | {"<|endoftext|>": 60}
+  save_tokenizer(folder, vocabulary, "w0")
+  file = folder / "tokenizer.json"
+  tokenizer = tokenizers.Tokenizer.from_file(str(file))
+  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+    single=f"{before} $A",
+    special_tokens=[(x, vocabulary[x]) for x in before.split()],
+  )
+  tokenizer.save(str(file))
+  for name, leaves in sections.items():
+    path = folder / f"{name}.json"
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | leaves))
+
+
+def greedy(folder, ids, count):
+  """Ids of the largest logits, one after another."""
+  p = models.load_pretrained(folder)
+  logits, length = jax.jit(p.logits), len(ids)
+  row = np.array([[*ids, *[0] * count]])
+  for t in range(length, length + count):
+    read = logits(p.variables, input_ids=row[:, :-1])  # But for the last.
+    row[0, t] = np.argmax(read[0, t - 1])
+  return row[0, length:].tolist()
+
+
+def test_a_prompt_begins_as_the_tokenizer_says(tmp_path):
+  with_template(tmp_path, "w7")
+  run, variables = published.open_weights(tmp_path)
+  assert run.task.encode("w5 w9") == [7, 5, 9]
+  [found] = inference.generate_lines(run, variables, ["w5 w9"], max_length=4)
+  wanted = greedy(tmp_path, [7, 5, 9], 4)
+  assert found.split() == [f"w{i}" for i in wanted]
+  assert wanted != greedy(tmp_path, [5, 9], 4)
+  # Where the context is full, what is read again begins so as well.
+  context = run.task.max_target_length
+  count = context + 3
+  [found] = inference.generate_lines(
+    run, variables, ["w5 w9"], max_length=count
+  )
+  text = [7, 5, 9, *greedy(tmp_path, [7, 5, 9], context - 2)]
+  half = [7, *text[-(context // 2 - 1) :]]
+  text += greedy(tmp_path, half, 5)
+  assert found.split() == [f"w{i}" for i in text[3 : 3 + count]]
+  talk = Conversation(run, variables, max_length=2)
+  first = talk.answer("w5 w9").split()
+  told = [7, 5, 9, *(int(word[1:]) for word in first), 11]
+  assert first == [f"w{i}" for i in greedy(tmp_path, [7, 5, 9], 2)]
+  second = talk.answer("w11").split()
+  assert second == [f"w{i}" for i in greedy(tmp_path, told, 2)]
+
+
+@pytest.mark.parametrize("file", ["config", "generation_config"])
+def test_all_ends_end(tmp_path, file):
+  """Those of both files, and what the vocabulary calls an end."""
+  with_template(tmp_path, "w7")
+  free = greedy(tmp_path, [7, 5, 9], 8)
+  fresh = [i for i in range(1, 8) if free[i] not in free[:i]]
+  place = fresh[len(fresh) // 2]
+  with_template(tmp_path, "w7", **{file: {"eos_token_id": [59, free[place]]}})
+  run, variables = published.open_weights(tmp_path)
+  assert {60, 59, free[place]} <= {*run.task.eos_ids}
+  for options in ({}, {"method": "beam", "beam_size": 1}):
+    [found] = inference.generate_lines(
+      run, variables, ["w5 w9"], max_length=8, **options
+    )
+    assert found.split() == [f"w{i}" for i in free[:place]]
+  answer = Conversation(run, variables, max_length=8).answer("w5 w9")
+  assert answer == found
+  for wrong in ("2", [2.0], [True], -1, [[2]]):
+    with_template(tmp_path, "w7", **{file: {"eos_token_id": wrong}})
+    with pytest.raises(ConfigError, match="eos_token_id: expected an id, or a"):
+      published.open_weights(tmp_path)
 
 
 def test_weights_that_do_not_go_on():
