@@ -102,7 +102,7 @@ def pytest_xdist_make_scheduler(config, log):
 def _forget_programs():
   """Frees what has been compiled, where a worker has grown by it."""
   yield
-  resident = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+  resident = int(pathlib.Path("/proc/self/statm").read_text("utf-8").split()[1])
   if resident > _MOST_PAGES:
     jax.clear_caches()
     programs.forget()

@@ -123,6 +123,9 @@ def _converse(conversation: Conversation) -> None:
     except EOFError:
       print()
       return
+    except UnicodeDecodeError as error:
+      print(f"not {error.encoding}: {error.reason}", file=sys.stderr)
+      continue
     if not line.strip():
       continue
     try:

@@ -179,6 +179,7 @@ def train(
     print(workdir_lib.had_finished(folder, parsed), flush=True)
   else:
     process.keep_programs()
+    process.replace_signs()
     trial = experiment_lib.begin(parsed, folder)
     print(f"{folder}: {experiment_lib.describe(trial)}", flush=True)
     loop.run(trial, folder, stop_at=stop_at)
@@ -263,6 +264,7 @@ def compare(
   """
   from comparison import report
 
+  process.replace_signs()
   if isinstance(leaves.get("seeds"), int):
     leaves["seeds"] = list(range(leaves["seeds"]))
   for name in ("attention", "tasks", "seeds"):

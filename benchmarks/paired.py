@@ -51,13 +51,13 @@ def _copy(commit: str, folder: Path) -> None:
     raise ConfigError(f"--before: no commit {commit!r} with attention/ is here")
   (folder / "attention").rename(folder / _OLD)
   for path in (folder / _OLD).rglob("*.py"):
-    lines = path.read_text().splitlines()
+    lines = path.read_text("utf-8").splitlines()
     for i, line in enumerate(lines):
       if line.lstrip().startswith(("from attention", "import attention")):
         lines[i] = line.replace("attention", _OLD, 1)
       else:
         lines[i] = line.replace('"attention.', f'"{_OLD}.')
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def _compare() -> None:

@@ -57,7 +57,9 @@ def main() -> None:
   print(scaling_tables.table([head, rule]), flush=True)
   with tempfile.TemporaryDirectory() as folder:
     text = pathlib.Path(folder, "input.txt")
-    text.write_text("the quick brown fox jumps over the lazy dog\n" * 50_000)
+    text.write_text(
+      "the quick brown fox jumps over the lazy dog\n" * 50_000, "utf-8"
+    )
     for size in _PARAMETERS.value:
       for length, rows, mesh in meshes(len(target.devices)):
         for attention in _ATTENTION.value:

@@ -71,7 +71,7 @@ def main() -> None:
     _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value
   )
   if out is not None:
-    out.write_text("")
+    out.write_text("", "utf-8")
   budget = timing.Budget(_MINUTES.value * 60, lengths)
   rows: list[timing.Row] = []
   for length in lengths:
@@ -82,7 +82,7 @@ def main() -> None:
     )
     rows += new_rows
     if out is not None:
-      with out.open("a") as file:
+      with out.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in new_rows)
     seconds = time.perf_counter() - start
     print(f"length {length:,}: {seconds:.0f} s", file=sys.stderr, flush=True)

@@ -87,7 +87,7 @@ def _cores() -> int | None:
 
 def _cpu() -> str:
   try:
-    lines = _CPU.read_text().splitlines()
+    lines = _CPU.read_text("utf-8").splitlines()
   except OSError:
     lines = []
   models = (x.partition(":")[2].strip() for x in lines if "model name" in x)

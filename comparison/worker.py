@@ -69,8 +69,8 @@ def run(request: Mapping[str, Any]) -> str:
     Why it failed, on one line; empty where it did not.
   """
   with (
-    tempfile.TemporaryFile("w+") as inputs,
-    tempfile.TemporaryFile("w+") as errors,
+    tempfile.TemporaryFile("w+", encoding="utf-8") as inputs,
+    tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
   ):
     json.dump(request, inputs)
     inputs.seek(0)
@@ -80,7 +80,10 @@ def run(request: Mapping[str, Any]) -> str:
         stdin=inputs,
         stdout=subprocess.PIPE,
         stderr=errors,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
+        # Whatever the locale, it says what this process reads.
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:replace"},
       ) as process,
       Signals(functools.partial(_stop, process)) as signals,
     ):
@@ -124,7 +127,7 @@ def main() -> None:
   process.keep_programs()
   # A run says a lot that nobody reads here, but for its `Steps`.
   with (
-    Path(os.devnull).open("w") as sink,
+    Path(os.devnull).open("w", encoding="utf-8") as sink,
     contextlib.redirect_stdout(sink),
     Signals() as signals,
   ):

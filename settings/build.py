@@ -100,11 +100,18 @@ def _plain(value: Any, path: str) -> Any:
     raise ConfigError(
       f"{path}: expected a number, text, true, false or a list, got {value!r}"
     )
+  if isinstance(value, str) and not _is_unicode(value):
+    raise ConfigError(f"{path}: expected a text in UTF-8, got {value!r}")
   if isinstance(value, int | float) and _FLOAT32_END <= abs(value) < math.inf:
     raise ConfigError(
       f"{path}: expected a number that float32 holds, got {value}"
     )
   return value
+
+
+def _is_unicode(text: str) -> bool:
+  """Whether a text, such as a typed path, came from bytes that are one."""
+  return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _known(section: Any, place: Sequence[Any]) -> list[str]:

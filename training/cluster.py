@@ -94,7 +94,7 @@ def join(
   # JAX says which process is lost; stacks of all threads would hide that.
   faulthandler.disable()
   if not is_first():
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _is_scheduled() -> bool:
@@ -202,7 +202,7 @@ def watch(
     for number, file in enumerate(files):
       text = ""
       with contextlib.suppress(OSError):
-        text = file.read_text()
+        text = file.read_text("utf-8")
       if number == own or text == _DONE:
         continue
       if number not in seen or text != seen[number][0]:
@@ -214,7 +214,7 @@ def watch(
 def _write(file: pathlib.Path, text: str) -> None:
   # A disk that is full is told where the run writes what matters.
   with contextlib.suppress(OSError):
-    file.write_text(text)
+    file.write_text(text, "utf-8")
 
 
 def end_lost(error: BaseException) -> NoReturn:

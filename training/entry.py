@@ -84,6 +84,7 @@ def run(
       raise
 
   gc.set_threshold(_COLLECT_EVERY)
+  process.replace_signs()
   process.keep_fonts()
   app.run(guarded, flags_parser=partial(_parse, describe))
   raise AssertionError  # app.run exits.

@@ -121,7 +121,7 @@ def write_samples(
     blocks.append(
       f"source     {source}\nreference  {reference}\noutput     {output}\n"
     )
-  path.write_text("\n".join(blocks))
+  path.write_text("\n".join(blocks), "utf-8")
 
 
 def write_sentences(
@@ -137,4 +137,4 @@ def write_sentences(
     [s.output for s in samples], [s.reference for s in samples]
   )
   if statistics:
-    path.write_text(json.dumps({"statistics": statistics}) + "\n")
+    path.write_text(json.dumps({"statistics": statistics}) + "\n", "utf-8")

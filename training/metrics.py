@@ -66,7 +66,7 @@ class MetricsWriter:
       )
     if log.wandb:
       self._wandb = _start_wandb(workdir, log.project)
-    self._file = (workdir / FILE).open("a")
+    self._file = (workdir / FILE).open("a", encoding="utf-8")
 
   def write(
     self,
@@ -114,7 +114,7 @@ def _start_wandb(workdir: pathlib.Path, project: str) -> Any:
     project=project,
     name=workdir.name,
     dir=str(workdir),
-    config=json.loads(config.read_text()) if config.exists() else None,
+    config=json.loads(config.read_text("utf-8")) if config.exists() else None,
     settings=wandb.Settings(silent=True),
   )
 

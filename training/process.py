@@ -11,7 +11,9 @@ maps such a block anew each time, and the kernel clears every page of it: 10 of 
 """
 
 import ctypes
+import io
 import os
+import sys
 
 import jax
 import jaxlib
@@ -38,6 +40,12 @@ def avoid_faulty_fusion() -> None:
 def flags() -> str:
   """The flags of XLA that are set in this process, for its records."""
   return os.environ.get("XLA_FLAGS", "")
+
+
+def replace_signs() -> None:
+  """Standard output replaces what its encoding does not have, and goes on."""
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="replace")
 
 
 def keep_freed() -> bool:

@@ -53,7 +53,7 @@ def find(name: str) -> Target:
         f"got {name!r}"
       )
     hosts = -(-count // _HOST)
-    description = Path(__file__).with_name("h100.pbtxt").read_text()
+    description = Path(__file__).with_name("h100.pbtxt").read_text("utf-8")
     options = {
       "topology": f"{hosts}x{count // hosts}x1",
       "target_config": description,
