@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison import records
+from settings import json_text
 from settings.errors import ConfigError
 from training import atomic, metrics
 
@@ -63,11 +64,15 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
   """
   try:
     with lzma.open(path, "rt", encoding="utf-8") as file:
-      head, *run_records = (json.loads(line) for line in file)
+      head, *lines = (json_text.loads(line) for line in file)
     dict(head["comparison"])
-    return head, {
-      Path(record.pop("run")).name: record for record in run_records
-    }
+    for name in ("references", "plan"):
+      dict(head.get(name) or {})
+    [dict(row) for row in head.get("scaling") or ()]
+    run_records = {Path(record.pop("run")).name: record for record in lines}
+    if not all({"task", "status"} <= x.keys() for x in run_records.values()):
+      raise KeyError("status")
+    return head, run_records
   except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
     raise ConfigError(f"--records: {path}: {error}") from error
   except (KeyError, TypeError, AttributeError):

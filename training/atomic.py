@@ -8,6 +8,8 @@ from pathlib import Path
 import secrets
 from typing import Any
 
+from settings import json_text
+
 _DIGEST = "sha256"
 
 
@@ -17,8 +19,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
   The digest that `write_json` writes is compared and left out.
   """
   try:
-    content = json.loads(path.read_text("utf-8"))
-  except (OSError, ValueError, RecursionError):
+    content = json_text.loads(path.read_text("utf-8"))
+  except (OSError, ValueError):
     return None
   if not isinstance(content, dict):
     return None

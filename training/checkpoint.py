@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from settings.errors import ConfigError
-from training import cluster
+from training import cluster, process
 from training.best import is_lower_better
 from training.config import TrainConfig
 from training.state import TrainState
@@ -200,8 +200,8 @@ class Checkpoints:
       several processes they are arrays on the devices.
 
     Raises:
-      ConfigError: there are checkpoints, and not one of them is intact; or none of
-        `step`.
+      ConfigError: there are checkpoints, and not one of them is intact and of these
+        shapes; or none of `step`.
       OSError: the disk or the network fails, so that nobody knows.
     """
     self._manager.wait_until_finished()
@@ -212,6 +212,7 @@ class Checkpoints:
     if step is not None and step not in steps:
       raise ConfigError(f"step: expected one of {sorted(steps)}, got {step!r}")
     steps = steps if step is None else [step]
+    misfit = None
     for number in steps:
       try:
         return self._restore_step(number, like)
@@ -220,11 +221,20 @@ class Checkpoints:
         if isinstance(error, MemoryError) or _is_of_the_disk(error):
           raise  # It may be intact, and the next save would delete it.
         reason = str(error).strip().split("\n")[0][:200]
+        is_misfit = isinstance(error, _MisfitError)
+        misfit = misfit or (reason if is_misfit else None)
+        fault = "is of other shapes" if is_misfit else "is corrupt"
         if cluster.is_first():
           print(
-            f"checkpoint {number} is corrupt and not used: {reason}",
+            f"checkpoint {number} {fault} and not used: {reason}",
             file=sys.stderr,
           )
+    if misfit:
+      raise ConfigError(
+        f"{self._manager.directory}: the checkpoints are intact and of another "
+        f"model: {misfit}; use the config of the run, and its variables of JAX "
+        f"(here JAX_DEFAULT_PRNG_IMPL={process.generator()})"
+      )
     if steps:
       raise ConfigError(
         f"{self._manager.directory}: none of the checkpoints {steps} is "
@@ -260,7 +270,7 @@ class Checkpoints:
       jax.tree.leaves_with_path(fields), jax.tree.leaves(expected), strict=True
     ):
       if leaf.shape != other.shape:
-        raise ValueError(
+        raise _MisfitError(
           f"{jax.tree_util.keystr(path)} has shape {leaf.shape}, expected "
           f"{other.shape}"
         )
@@ -280,6 +290,10 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+class _MisfitError(ValueError):
+  """A checkpoint that is intact, of other shapes than are asked for."""
 
 
 def _is_of_the_disk(error: Exception) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorboardX
 import tqdm
 
+from settings import json_text
 from training import atomic
 from training.config import LogConfig
 
@@ -31,10 +32,16 @@ def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
   lines = path.read_text("utf-8", "replace").splitlines()
   for number, line in enumerate(lines, 1):
     try:
-      records.append(json.loads(line))
-    except json.JSONDecodeError:
-      if number < len(lines):
-        print(f"{path}: line {number} is damaged", file=sys.stderr)
+      record = json_text.loads(line)
+    except ValueError:
+      record = None
+    is_whole = isinstance(record, dict) and (
+      file != FILE or {"step", "split"} <= record.keys()
+    )
+    if is_whole:
+      records.append(record)
+    elif number < len(lines):
+      print(f"{path}: line {number} is damaged", file=sys.stderr)
   return records
 
 

@@ -14,6 +14,7 @@ import ctypes
 import io
 import os
 import sys
+from typing import Any
 
 import jax
 import jaxlib
@@ -40,6 +41,14 @@ def avoid_faulty_fusion() -> None:
 def flags() -> str:
   """The flags of XLA that are set in this process, for its records."""
   return os.environ.get("XLA_FLAGS", "")
+
+
+def generator() -> str:
+  """How JAX draws random numbers in this process, for the records of a run."""
+  values: Any = jax.config
+  others = ", JAX_THREEFRY_PARTITIONABLE=false"
+  is_usual = values.jax_threefry_partitionable
+  return values.jax_default_prng_impl + others * (not is_usual)
 
 
 def replace_signs() -> None:

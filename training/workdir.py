@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+from settings import json_text
 from settings.errors import ConfigError
 from settings.leaves import Leaves, flatten
 from training import atomic, experiment_config, metrics, process
@@ -18,6 +19,7 @@ from training.mesh import AXES
 CONFIG = "config.json"
 SLOTS = "slots"
 XLA_FLAGS = "xla_flags"
+GENERATOR = "random_numbers"
 STOPPED = "stopped"
 """Name in the final metrics of a run that `patience` has ended: where and why."""
 
@@ -84,7 +86,15 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"workdir: {workdir} holds other files and no run ({CONFIG}); choose a "
       "new folder"
     )
-  recorded, leaves = _recorded_leaves(read_config(workdir)), _leaves(config)
+  written = _read(workdir)
+  drawn, here = written.get(GENERATOR), process.generator()
+  if drawn not in (None, here):
+    raise ConfigError(
+      f"workdir: the run in {workdir} draws its random numbers by {drawn!r}, and "
+      f"this process by {here!r}; set JAX_DEFAULT_PRNG_IMPL={drawn}, or choose a "
+      "new folder"
+    )
+  recorded, leaves = _recorded_leaves(_config(written)), _leaves(config)
   if recorded.get("task.name") != leaves["task.name"]:
     raise ConfigError(
       f"workdir: {workdir} holds a run of the task "
@@ -186,9 +196,19 @@ def read_config(workdir: Path) -> dict[str, Any]:
   Raises:
     ConfigError: there is none, or it is not JSON.
   """
+  return _config(_read(workdir))
+
+
+def _config(written: Mapping[str, Any]) -> dict[str, Any]:
+  """Without what is of the process that began the run."""
+  process_fields = (XLA_FLAGS, GENERATOR)
+  return {k: x for k, x in written.items() if k not in process_fields}
+
+
+def _read(workdir: Path) -> dict[str, Any]:
   path = workdir / CONFIG
   try:
-    config = json.loads(path.read_text("utf-8"))
+    config = json_text.loads(path.read_text("utf-8"))
   except (FileNotFoundError, NotADirectoryError):
     raise ConfigError(
       f"workdir: no run in {workdir}, which has no {CONFIG}; train.py --workdir "
@@ -198,7 +218,6 @@ def read_config(workdir: Path) -> dict[str, Any]:
     raise ConfigError(f"workdir: cannot read {path}: {error}") from error
   if not isinstance(config, dict):
     raise ConfigError(f"workdir: {path} holds no config")
-  config.pop(XLA_FLAGS, None)  # Of the process that began the run.
   return config
 
 
@@ -220,13 +239,14 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
   """Makes the folder and says in it which run it holds.
 
   The file has every leaf, in 'slots' which mechanism fills which slot (a config
-  may have chosen dense where the mechanism of its name cannot serve), and in
-  'xla_flags' how this process compiles.
+  may have chosen dense where the mechanism of its name cannot serve), in
+  'xla_flags' how this process compiles, and in 'random_numbers' how it draws.
   """
   make(workdir)
   content = {
     SLOTS: models.slots(config.model),
     XLA_FLAGS: process.flags(),
+    GENERATOR: process.generator(),
     **config.to_mapping(),
   }
   text = json.dumps(content, indent=2, ensure_ascii=False)

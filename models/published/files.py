@@ -15,6 +15,8 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save
 
+from settings import json_text
+
 CONFIG = "config.json"
 TENSORS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -186,8 +188,9 @@ def _number(content: dict[str, Any]) -> Any:
 def _read_json(path: Path) -> dict[str, Any]:
   _check_place(path)
   try:
-    content = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
-  except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    text = path.read_text(encoding="utf-8")
+    content = json_text.loads(text, object_hook=_number)
+  except ValueError as error:
     raise ValueError(f"{path}: not JSON ({error})") from None
   if not isinstance(content, dict):
     raise ValueError(f"{path}: expected an object with named values")

@@ -11,6 +11,7 @@ import numpy as np
 from projects.speech import audio, ctc, mel, sources, tones
 from projects.speech.sources import REDUCTION, Recordings
 from projects.speech.task_config import TONES, SpeechConfig
+from settings import json_text
 from tasks import base, draws
 from tasks.base import Batch, DataError
 from tasks.files import typed_path
@@ -223,7 +224,7 @@ def make(
   base.layout("speech", kind, ("encoder",))
   recordings: Recordings | None = None
   if restore:
-    vocabulary = json.loads(base.load_vocabulary(workdir, _SYMBOLS_FILE))
+    vocabulary = json_text.loads(base.load_vocabulary(workdir, _SYMBOLS_FILE))
     symbols, (length, most) = vocabulary["symbols"], vocabulary["shape"]
   else:
     recordings = _recordings(config, seed)

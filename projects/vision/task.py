@@ -11,6 +11,7 @@ from projects.vision import sources
 from projects.vision.augmentation import vary
 from projects.vision.sources import Images
 from projects.vision.task_config import ImageConfig
+from settings import json_text
 from tasks import base, pixels
 from tasks.base import Batch, DataError
 from tasks.files import read_bytes, typed_path
@@ -143,7 +144,7 @@ def make(
   base.layout("image", kind, ("encoder",))
   if restore:
     names = load_names(workdir)
-    height, width, channels = json.loads(
+    height, width, channels = json_text.loads(
       base.load_vocabulary(workdir, _SHAPE_FILE)
     )
     images, shape = None, (height, width, channels)

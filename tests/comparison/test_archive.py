@@ -1,6 +1,8 @@
 """A comparison in one file: the same records, the same report, the same page."""
 
 import collections
+import json
+import lzma
 import pathlib
 import re
 
@@ -39,6 +41,43 @@ def test_maps_stay_in_the_folder(workdir, tmp_path):
   archive.pack(workdir, tmp_path / "again.jsonl.xz")
   assert (tmp_path / "again.jsonl.xz").read_bytes() == _SMALL.read_bytes()
   assert "map" in records.of(workdir, identity)["measured"]
+
+
+@pytest.mark.parametrize(
+  "lines",
+  [
+    ["[" * 1_200 + "]" * 1_200],
+    ['{"comparison": ' * 1_200 + "1" + "}" * 1_200],
+    ['{"comparison": 3}'],
+    ['{"comparison": {}, "plan": [3]}'],
+    ['{"comparison": {}, "scaling": 3}'],
+    ['{"comparison": {}}', '{"run": "a"}'],
+    ['{"comparison": {}}', '{"run": 3, "task": "copy", "status": "done"}'],
+    ['{"comparison": {}}', '{"run": "a", "task": "copy"}'],
+    [],
+  ],
+)
+def test_what_is_no_comparison_is_refused_in_a_line(tmp_path, lines):
+  path, folder = tmp_path / "a.jsonl.xz", tmp_path / "out"
+  path.write_bytes(lzma.compress("\n".join(lines).encode()))
+  with pytest.raises(ConfigError, match=r"^--records: .*a.jsonl.xz: "):
+    archive.unpack(path, folder)
+  assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+  "name", ["../../out", "/tmp/out", "a/../../b", "..", ""]
+)
+def test_a_record_stays_in_its_folder(tmp_path, name):
+  path, folder = tmp_path / "a.jsonl.xz", tmp_path / "in" / "comparison"
+  record = {"run": name, "task": "copy", "status": "done"}
+  lines = [{"comparison": {"num_steps": 3}}, record]
+  text = "\n".join(map(json.dumps, lines))
+  path.write_bytes(lzma.compress(text.encode()))
+  archive.unpack(path, folder)
+  written = [x for x in tmp_path.rglob("*") if x.is_file() and x != path]
+  assert {x.parent for x in written} == {folder, folder / records.RECORDS}
+  assert not pathlib.Path("/tmp/out.json").exists()
 
 
 def test_own_records_stay(workdir):

@@ -181,6 +181,20 @@ def test_digests_tell_places_apart():
   assert ahead != behind
 
 
+def test_other_shapes_are_no_damage(tmp_path, capfd):
+  """What may be a variable of JAX costs no checkpoint."""
+  like = save(tmp_path, 1, 2)
+  params = jax.tree.map(lambda x: jnp.zeros((*x.shape, 2)), like.params)
+  with pytest.raises(ConfigError) as info:
+    restore(tmp_path, like._replace(params=params))
+  assert "remove" not in str(info.value)
+  assert "JAX_DEFAULT_PRNG_IMPL=threefry2x32" in str(info.value)
+  assert "has shape" in str(info.value)
+  error = capfd.readouterr().err
+  assert error.startswith("checkpoint 2 is of other shapes and not used: ")
+  assert restore(tmp_path, like)[1] == {"meter": [2, 0.1]}
+
+
 def test_digests_tell_values_dtypes_and_shapes_apart():
   seen = {
     digests(array)[""]

@@ -88,6 +88,18 @@ def test_a_damaged_line_costs_that_line(tmp_path, capsys):
   assert capsys.readouterr().err == f"{path}: line 2 is damaged\n"
 
 
+def test_a_line_that_is_no_record_is_damaged(tmp_path, capsys):
+  write(tmp_path, 0, 1, 2)
+  path = tmp_path / metrics.FILE
+  first, last = path.read_text().splitlines()
+  wrong = ["[" * 1_200 + "]" * 1_200, "3", '{"step": 1}', "9" * 5_000, "null"]
+  path.write_text("\n".join([first, *wrong, last, ""]))
+  assert [record["step"] for record in metrics.read(tmp_path)] == [1, 2]
+  assert capsys.readouterr().err.splitlines() == [
+    f"{path}: line {number} is damaged" for number in range(2, 7)
+  ]
+
+
 def test_plain_lines_without_a_terminal(capsys):
   progress = metrics.Progress(10, 100)
   progress.restart_clock(10, 30.0)

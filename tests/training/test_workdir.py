@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from configs import copy, duplicate
+from models.published import files
 from settings.errors import ConfigError, RunError
 from settings.leaves import put
 from tests import commands
@@ -342,3 +344,43 @@ def test_a_cut_file_is_none(tmp_path):
   for length in range(len(whole) - 1):
     path.write_bytes(whole[:length])
     assert atomic.read_json(path) is None
+
+
+def test_another_generator_is_told_and_costs_nothing(tmp_path):
+  """Its keys are of another shape, which is no damage."""
+  workdir.write_config(tmp_path, config())
+  content = json.loads((tmp_path / workdir.CONFIG).read_text())
+  assert content["random_numbers"] == "threefry2x32"
+  for name, value, told in (
+    ("jax_default_prng_impl", "rbg", "'rbg'"),
+    ("jax_threefry_partitionable", False, "'threefry2x32, JAX_THREEFRY_PARTI"),
+  ):
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+      line = fault(tmp_path)
+    finally:
+      jax.config.update(name, before)
+    assert "draws its random numbers by 'threefry2x32', and this" in line
+    assert f"process by {told}" in line
+    assert "set JAX_DEFAULT_PRNG_IMPL=threefry2x32" in line
+  workdir.check(tmp_path, config())
+  rewrite(tmp_path, lambda mapping: mapping.pop("random_numbers"))
+  workdir.check(tmp_path, config())
+
+
+@pytest.mark.parametrize("depth", [101, 1_200, 100_000])
+def test_a_config_that_is_nested_too_deep_is_one_line(tmp_path, depth):
+  for nested in (
+    '{"a": ' * depth + "1" + "}" * depth,
+    '{"a": ' + "[" * depth + "]" * depth + "}",
+  ):
+    (tmp_path / workdir.CONFIG).write_text(nested)
+    with pytest.raises(ConfigError, match="nested deeper than 100 levels"):
+      workdir.read_config(tmp_path)
+    (tmp_path / "record.json").write_text(nested)
+    assert atomic.read_json(tmp_path / "record.json") is None
+    with pytest.raises(ValueError, match=r"config.json: not JSON \(nested"):
+      files.read_config(tmp_path)
+  (tmp_path / workdir.CONFIG).write_text('{"a": ' * 99 + "[1]" + "}" * 99)
+  assert workdir.read_config(tmp_path).keys() == {"a"}
