@@ -33,7 +33,7 @@ class CausalText(TextTask):
   def __init__(self, config: TextConfig, *args, **options):
     super().__init__(config, *args, **options)
     self.eos_id = self._need("eos")
-    self.eos_ids = (self.eos_id,)
+    self.eos_ids: tuple[int, ...] = (self.eos_id,)
     self.max_target_length = config.context
     self.prefix = getattr(self._vocabulary, "prefix", ())
     if len(self.prefix) >= max(2, config.context // 2):
