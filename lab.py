@@ -16,7 +16,7 @@ the same call goes on where it was stopped. `**leaves` are leaves of the config,
 matplotlib. A fault is a `ConfigError` of one line; a run that fails is a `RunError`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ class Run:
     Raises:
       ConfigError: a line or an option that the model cannot take.
     """
-    if isinstance(lines, str):
+    if isinstance(lines, str) or not isinstance(lines, Iterable):
       raise ConfigError(f"lines: expected a list of texts, got {lines!r}")
     variables = self.variables()
     return inference.generate_lines(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+import re
 import time
 from typing import Any
 
@@ -139,27 +140,36 @@ def meanwhile(workdir: Path) -> Callable[[], None]:
 
 def markdown(title: str, byline: str, sections: Sequence[Section]) -> str:
   """The sections of a page as text: tables, and links to plots/."""
-  lines = [f"# {title}", "", f"{byline}.", ""]
+  lines = [f"# {title}", "", f"{_inert(byline)}.", ""]
   for section in sections:
-    lines += [f"## {section.title}", ""]
+    lines += [f"## {_inert(section.title)}", ""]
     for part in section.parts:
       if isinstance(part, str):
-        lines += [part, ""]
+        lines += [_inert(part), ""]
       elif isinstance(part, Picture):
-        lines += [f"![{part.caption}]({PLOTS}/{part.stem}.png)", ""]
+        lines += [f"![{_inert(part.caption)}]({PLOTS}/{part.stem}.png)", ""]
       elif isinstance(part, list):
-        lines += [*(f"- {note}" for note in part), ""]
+        lines += [*(f"- {_inert(note)}" for note in part), ""]
       else:
-        lines += [f"### {part[0]}", "", *_markdown_table(part[1]), ""]
+        lines += [f"### {_inert(part[0])}", "", *_markdown_table(part[1]), ""]
   return "\n".join(lines).rstrip() + "\n"
+
+
+_MARKUP = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
+
+
+def _inert(text: str) -> str:
+  """A text on one line, in which a name of a file is neither HTML nor a link."""
+  return _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.splitlines()))
 
 
 def _markdown_table(table: Table) -> list[str]:
   lines = []
   if table.shared:
     shared = "; ".join(f"{k} {text}" for k, text in table.shared.items())
-    lines += [f"All rows: {shared}.", ""]
-  texts = table.frame().map(lambda text: text.replace("|", "\\|"))
+    lines += [_inert(f"All rows: {shared}."), ""]
+  texts = table.frame().map(lambda text: _inert(text).replace("|", "\\|"))
+  texts.columns = list(map(_inert, table.header))
   alignment = ["left", *["right"] * (len(table.header) - 1)]
   lines += [
     texts.to_markdown(index=False, disable_numparse=True, colalign=alignment)

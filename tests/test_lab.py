@@ -53,8 +53,31 @@ def test_attention_is_a_figure_of_matplotlib(run):
   ("call", "message"),
   [
     (lambda run: run.attention_maps(""), "text: expected a text, got ''"),
+    (lambda run: run.attention_maps(3), "text: expected a text, got 3"),
+    (lambda run: run.attention_maps("3", 3), "target: expected a text, got 3"),
     (lambda run: run.attention_maps("3", "x"), "target: expected symbols 0 to"),
     (lambda run: run.generate("3 1 4"), "lines: expected a list of texts"),
+    (lambda run: run.generate(3), "lines: expected a list of texts, got 3"),
+    (lambda run: run.generate([3]), "line 1: expected a text, got 3"),
+    (lambda run: run.generate(["", None]), "line 2: expected a text, got None"),
+    (lambda run: run.generate([b"3"]), "line 1: expected a text, got b'3'"),
+    *(
+      (
+        lambda run, options=options: run.generate(["3"], **options),
+        f"{next(iter(options))}: expected {expected}",
+      )
+      for options, expected in (
+        ({"max_length": "4"}, "a whole number, got '4'"),
+        ({"max_length": 4.0}, "a whole number, got 4.0"),
+        ({"max_length": 0}, "at least 1, got 0"),
+        ({"seed": -1}, "0 to 2³¹ - 1, got -1"),
+        ({"seed": None}, "0 to 2³¹ - 1, got None"),
+        ({"batch_size": 0}, "1 to 2³¹ - 1, got 0"),
+        ({"temperature": "hot", "method": "sample"}, "a number, got 'hot'"),
+        ({"top_k": True, "method": "sample"}, "a whole number, got True"),
+        ({"beam_size": [2], "method": "beam"}, r"a whole number, got \[2\]"),
+      )
+    ),
     (
       lambda run: run.generate(["3"], temp=0.5),
       "temp: unknown; did you mean 't",

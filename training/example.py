@@ -69,7 +69,7 @@ def make_example(
 def _encode(
   name: str, encode: Callable[[str], list[int]], line: str
 ) -> list[int]:
-  if not line.strip():
+  if not isinstance(line, str) or not line.strip():
     raise ConfigError(f"{name}: expected a text, got {line!r}")
   try:
     return encode(line)

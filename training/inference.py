@@ -92,9 +92,12 @@ def generate_lines(
     One output a line, in order; empty where the line is.
 
   Raises:
-    ConfigError: a line that the model cannot read, by its number.
+    ConfigError: a line that the model cannot read, by its number, or an option that
+      it cannot take.
   """
   check_decodes(experiment)
+  counts = {"max_length": max_length, "seed": seed, "batch_size": batch_size}
+  _check_options(counts | options)
   task = experiment.task
   has_source = experiment.config.model.layout != "decoder"
   ids = _encode(task, lines, None if has_source else task.max_target_length)
@@ -147,6 +150,31 @@ def generate_lines(
   return list(outputs.values())
 
 
+_KINDS = {
+  **dict.fromkeys(
+    ("max_length", "seed", "batch_size", "top_k", "beam_size"), int
+  ),
+  **dict.fromkeys(("temperature", "length_penalty"), (int, float)),
+}
+"""Options of `generate_lines` that are numbers."""
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+  """Raises ConfigError for a number that is none."""
+  for name, value in options.items():
+    kind = _KINDS.get(name, object)
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if name in _KINDS and value is not None and not is_number:
+      what = "a whole number" if kind is int else "a number"
+      raise ConfigError(f"{name}: expected {what}, got {value!r}")
+  most = options["max_length"]
+  if most is not None and most < 1:
+    raise ConfigError(f"max_length: expected at least 1, got {most}")
+  for name, least in (("seed", 0), ("batch_size", 1)):
+    if (value := options[name]) is None or not least <= value < 2**31:
+      raise ConfigError(f"{name}: expected {least} to 2³¹ - 1, got {value}")
+
+
 def check_decodes(experiment: Experiment) -> None:
   """Raises ConfigError for a model that cannot generate."""
   if experiment.config.model.layout == "encoder":
@@ -162,6 +190,8 @@ def _encode(
   """Number of each line that is not empty -> its ids, at most `limit` of them."""
   ids = {}
   for number, line in enumerate(lines, 1):
+    if not isinstance(line, str):
+      raise ConfigError(f"line {number}: expected a text, got {line!r}")
     if not line.strip():
       continue
     try:

@@ -65,7 +65,7 @@ def test_the_text_has_what_was_found_first(folder):
   assert text.index("## What was found") < text.index("## How to read this")
   row = re.search(r"\| dense +\| +0\.960 \[\S+, \S+\] ≈ \|", text)
   assert row
-  assert "failed: exit code 1: loss is <nan> at step 3" in text
+  assert r"failed: exit code 1: loss is \<nan> at step 3" in text
   assert "not supported: lsh: a \\| b" in text
   assert "`linear`: decode_tokens_per_second: linear & others" in text
   for link in re.findall(r"\]\((plots/\S+)\)", text):
@@ -265,6 +265,24 @@ def test_a_cell_that_has_markup_is_escaped(tmp_path):
   assert "&lt;b&gt;&amp;" in text
   assert "<code>c&lt;</code>" in text
   assert "<b>" not in text
+
+
+def test_text_of_a_report_has_no_markup_of_a_name():
+  """HTML, links and line ends of names are text; a comparison with < is itself."""
+  name = "<img src=x>|[a](http://b)\n# c ![d](e) </td>"
+  table = tables.Table(
+    [name, "p < 0.05"], [[tables.Cell(name)] * 2], {name: name}
+  )
+  sections = [
+    Section(name, [name, [name], (name, table), page.Picture("p", None, name)])
+  ]
+  text = report.markdown("title", name, sections)
+  shown = r"\<img src=x>|[a]\(http://b) # c ![d]\(e) \</td>"
+  assert text.count(shown) + text.count(shown.replace("|", r"\|")) == 11
+  assert "p < 0.05" in text
+  assert not re.search(
+    r"(?<!\\)<[a-z/]|\]\((?!plots/)|^# c", text, re.MULTILINE
+  )
 
 
 def test_a_task_that_has_markup_is_escaped_in_latex(folder):
