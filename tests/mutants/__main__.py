@@ -13,13 +13,8 @@ import argparse
 from collections.abc import Sequence
 import concurrent.futures
 import contextlib
-import os
 import pathlib
 import queue
-import re
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +22,7 @@ from typing import NamedTuple
 
 from tests.mutants import attention, mechanisms, models, training
 from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.trial import FAILED, copy, run
 
 MUTANTS = (
   *attention.MUTANTS,
@@ -37,8 +33,6 @@ MUTANTS = (
 
 _LIMIT = 300.0
 """Seconds for the tests of a fault."""
-
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - .*)?$", re.MULTILINE)
 
 
 class Verdict(NamedTuple):
@@ -106,7 +100,7 @@ def are_caught(mutants: Sequence[Mutant], workers: int) -> bool:
     code, output = 0, ""
     if tests:  # Of none, pytest would run all.
       code, output = run(trees.get(), tests, _LIMIT + 30.0 * len(tests))
-  false = _FAILED.findall(output)
+  false = FAILED.findall(output)
   if code != 0 and not false:  # They did not run.
     false = tests
   for test in false:
@@ -114,21 +108,6 @@ def are_caught(mutants: Sequence[Mutant], workers: int) -> bool:
   caught = sum(x.is_caught and x.test not in false for x in verdicts)
   print(f"{caught} of {len(mutants)} faults are caught")
   return caught == len(mutants)
-
-
-def copy(folder: pathlib.Path) -> pathlib.Path:
-  """A copy of the working tree, tracked files and others that are not ignored."""
-  command = ["git", "ls-files", "-coz", "--exclude-standard"]
-  listed = subprocess.check_output(command, cwd=ROOT, text=True)
-  tree = folder / "tree"
-  for name in listed.split("\0"):
-    if (ROOT / name).is_file():
-      (tree / name).parent.mkdir(parents=True, exist_ok=True)
-      shutil.copy2(ROOT / name, tree / name)
-  data = ROOT.parent / "shared"  # Some tests read what is there.
-  if data.exists():
-    (folder / "shared").symlink_to(data.resolve())
-  return tree
 
 
 def selection(tests: str | Sequence[str]) -> list[str]:
@@ -151,45 +130,10 @@ def tried(tree: pathlib.Path, mutant: Mutant) -> Verdict:
   seconds = time.monotonic() - start
   if code is None:
     return Verdict(output == "hung", seconds, f"{output} after {_LIMIT:.0f} s")
-  if failed := _FAILED.search(output):
+  if failed := FAILED.search(output):
     return Verdict(True, seconds, failed[1], failed[1])
   last = output.strip().splitlines()[-1:] if code else ["all tests pass"]
   return Verdict(False, seconds, f"exit code {code}: {''.join(last)}")
-
-
-def run(
-  tree: pathlib.Path, arguments: Sequence[str], limit: float
-) -> tuple[int | None, str]:
-  """Exit code and output of pytest.
-
-  Beyond the limit the code is None, and the output says whether one test took more
-  than half of it ('hung') or all of them together ('unfinished').
-  """
-  command = [sys.executable, "-m", "pytest", "-q", "-m", "not thorough"]
-  environment = os.environ | {
-    "PYTHONDONTWRITEBYTECODE": "1",  # Nor is a stale file read.
-    "PYTHONPATH": str(tree),
-  }
-  with tempfile.TemporaryFile("w+") as output:
-    process = subprocess.Popen(
-      [*command, *arguments],
-      cwd=tree,
-      env=environment,
-      stdout=output,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-    )
-    try:
-      code = process.wait(limit)
-    except subprocess.TimeoutExpired:
-      silent = time.time() - os.fstat(output.fileno()).st_mtime
-      return None, "hung" if silent > limit / 2 else "unfinished"
-    finally:
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-      process.wait()
-    output.seek(0)
-    return code, output.read()
 
 
 if __name__ == "__main__":
