@@ -5,6 +5,31 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
 
+JUDGES = {
+  "visible": "sliding_window",
+  "windows": "sliding_window",
+  "logits": "flash",
+  "loop": "flash",
+  "mods": "flash",
+  "layout": "flash",
+  "implementations": "flash",
+  "dropout": "dense",
+  "own_logits": "differential",
+  "softmax": "bigbird",
+  "block_selection": "nsa",
+  "selected": "nsa",
+  "indexer": "dsa",
+  "features": "linear",
+  "cache": "nsa",
+  "gates": "gated_delta",
+  "linear_kernels": "gated_delta",
+  "recurrence": "gated_delta",
+  "triangular": "gated_delta",
+  "scan": "log_linear",
+  "packing": "mesa",
+}
+"""Shared file of `attention/` -> the mechanism whose tests judge it."""
+
 
 class Mutant(NamedTuple):
   """A fault that changes what a user sees.

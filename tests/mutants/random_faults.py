@@ -25,7 +25,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from tests.mutants.mutant import ROOT
+from tests.mutants.mutant import JUDGES, ROOT
 from tests.mutants.operators import mutated, mutations
 from tests.mutants.trial import FAILED, copy, run
 
@@ -199,7 +199,9 @@ def selections(
       )
   first = sorted(near, key=near.__getitem__)
   factories = re.findall(r"^@attention_factory\ndef (\w+)", source, re.M)
-  contracts = [[f"--of={x}", *folders] for x in factories]
+  if package == "attention" and stem in JUDGES:
+    factories = [JUDGES[stem]]
+  contracts = [[f"--of={x}", *folders] for x in factories[:2]]
   return [*contracts, [*first, *folders]]
 
 
