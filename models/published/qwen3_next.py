@@ -177,11 +177,14 @@ QWEN3_NEXT = llama.LLAMA._replace(
   describe=describe,
   rows=rows,
   rotary=_ROTARY,
-  without_effect=because(
-    "is of experts",
-    "decoder_sparse_step moe_intermediate_size norm_topk_prob mlp_only_layers "
-    "num_experts_per_tok output_router_logits shared_expert_intermediate_size",
-  ),
+  without_effect={
+    **because(
+      "is of experts",
+      "decoder_sparse_step moe_intermediate_size norm_topk_prob mlp_only_layers "
+      "num_experts_per_tok output_router_logits shared_expert_intermediate_size",
+    ),
+    **because("is said by layer_types", "full_attention_interval"),
+  },
   # Layers that predict several tokens at once, which transformers leaves out.
   unread=(*llama.LLAMA.unread, r"mtp\..*"),
 )

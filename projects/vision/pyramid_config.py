@@ -35,7 +35,8 @@ class PyramidConfig(AttentionSlots):
     features: F of every stage.
     mlp_features: width inside the feed-forward layers of every stage.
     patch_size: side of the patches, of the first stage or of every one.
-    patch_stride: how far patches are from each other; None is `patch_size`.
+    patch_stride: how far patches are from each other; None is `patch_size`, and
+      zeros complete the last patches.
     patch_padding: zeros around what patches are taken from; None is 0.
     activation: of the feed-forward layers, as in `ModelConfig`.
     attention_bias: whether the projections around attention have biases.
@@ -168,9 +169,9 @@ class PyramidConfig(AttentionSlots):
       else:
         size, stride, padding = self.patches(number)
         rows, columns = (
-          # Patches that do not overlap are completed with zeros.
+          # Swin pads the image with zeros to whole patches, CvT does not.
           -(-side // stride)
-          if size == stride and not padding
+          if self.patch_stride is None and not padding
           else (side + 2 * padding - size) // stride + 1
           for side in (rows, columns)
         )

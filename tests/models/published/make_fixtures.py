@@ -115,7 +115,12 @@ def case(path, kind, config, inputs, *, float64=False, gain=1.5, others=None):
   draw(model, len(path.name), gain)
   model.eval()
   # Half the bytes in the repository; what is expected has these weights as float32.
-  model.bfloat16().save_pretrained(path)
+  # Frequencies are written, too, and no reader of them rounds.
+  exact = {x: b for x, b in model.named_buffers() if x.endswith("inv_freq")}
+  model.bfloat16()
+  for name, buffer in exact.items():
+    model.get_submodule(name.rpartition(".")[0]).inv_freq = buffer
+  model.save_pretrained(path)
   (path / "generation_config.json").unlink(missing_ok=True)
   arrays = {f"input.{key}": value for key, value in inputs.items()}
   tensors = {key: channels_first(key, value) for key, value in inputs.items()}
@@ -149,11 +154,21 @@ def of_recurrences():
     "state_size": 10,
     "n_groups": 2,
     "chunk_size": 8,
+    "layer_norm_epsilon": 1e-3,
     "pad_token_id": None,
     "bos_token_id": 1,
     "eos_token_id": 1,
   }
   case(HERE / "mamba2", "Mamba2ForCausalLM", mamba2, inputs, gain=1.0)
+  tied = mamba2 | {
+    "num_hidden_layers": 2,
+    "num_heads": 9,
+    "expand": 3,
+    "n_groups": 1,
+    "use_conv_bias": False,
+    "tie_word_embeddings": True,
+  }
+  case(HERE / "mamba2_tied", "Mamba2ForCausalLM", tied, inputs, gain=1.0)
   inputs = tokens_of(np.random.default_rng(41), 3, 19, None, (19, 12, 1))
   # Layers that differ in heads and widths.
   qwen3_next = {
@@ -271,7 +286,9 @@ def main():
   kind = "T5ForConditionalGeneration"
   # Its logits are not scaled. With 1.5 rounding alone changes 5e-5 of them.
   case(HERE / "t5", kind, t5, inputs, gain=1.0)
-  t5 |= {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+  t5 |= {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False}
+  t5 |= {"layer_norm_epsilon": 1e-3, "relative_attention_num_buckets": 12}
+  t5 |= {"relative_attention_max_distance": 40}
   case(HERE / "t5_v1_1", kind, t5, inputs, gain=1.0)
 
   llama = {
@@ -291,6 +308,7 @@ def main():
   longformer = of_roberta | {
     "max_position_embeddings": 80,
     "attention_window": [4, 8, 4],
+    "layer_norm_eps": 1e-3,
   }
   inputs = tokens_of(rng, 2, 53, 1, (53, 40))
   everyone = np.zeros_like(inputs["attention_mask"])

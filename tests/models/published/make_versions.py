@@ -145,7 +145,12 @@ CASES = {
       "last": DECODER
       | turns(70.0, LLAMA3)
       | WINDOWS
-      | {"max_window_layers": 2, "attention_bias": True, "head_dim": 6}
+      | {"max_window_layers": 2, "attention_bias": True, "head_dim": 6},
+      "types": DECODER
+      | turns(70.0)
+      | WINDOWS
+      | {"layer_types": [NEAR, EXACT, NEAR]}
+      | {"attention_bias": True, "head_dim": 6, "hidden_act": "relu"},
     },
   ),
   "gemma2": (
@@ -168,13 +173,21 @@ CASES = {
       | {"num_hidden_layers": 6, "layer_types": 2 * KINDS},
     },
   ),
-  "olmo2": ("Olmo2ForCausalLM", {"linear": DECODER | turns(70.0, OLD_LINEAR)}),
+  "olmo2": (
+    "Olmo2ForCausalLM",
+    {
+      "linear": DECODER
+      | turns(70.0, OLD_LINEAR)
+      | {"attention_bias": True, "hidden_act": "gelu"}
+    },
+  ),
   "olmo3": (
     "Olmo3ForCausalLM",
     {
       "yarn": DECODER
       | turns(70.0, YARN, near=70.0)
       | {"sliding_window": 5, "layer_types": KINDS}
+      | {"attention_bias": True, "hidden_act": "gelu"}
     },
   ),
   "gpt_neox": (
@@ -184,6 +197,47 @@ CASES = {
       | turns(70.0, share=0.5, keys=NEOX)
       | {"layer_norm_eps": 1e-3, "use_parallel_residual": False},
       "yarn": SIZES | turns(70.0, YARN, share=1.0, keys=NEOX),
+    },
+  ),
+  "gpt_neox_tied": (
+    "GPTNeoXForCausalLM",
+    {
+      "plain": SIZES
+      | turns(70.0, share=0.5, keys=NEOX)
+      | {"attention_bias": False, "hidden_act": "relu"}
+      | {"tie_word_embeddings": True}
+    },
+  ),
+  "llama_tied": (
+    "LlamaForCausalLM",
+    {"plain": DECODER | turns(70.0) | {"tie_word_embeddings": True}},
+  ),
+  "gemma2_untied": (
+    "Gemma2ForCausalLM",
+    {
+      "plain": GEMMA
+      | turns(70.0)
+      | {"attention_bias": True, "tie_word_embeddings": False}
+    },
+  ),
+  "qwen3_next": (
+    "Qwen3NextForCausalLM",
+    {
+      "half": DECODER
+      | turns(
+        70.0, LINEAR, share=0.5, keys=("rope_theta", "partial_rotary_factor")
+      )
+      | {
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 5,
+        "num_experts": 0,
+        "tie_word_embeddings": True,
+      }
     },
   ),
   "gpt2": (

@@ -21,6 +21,7 @@ SIZES = {
   "num_self_attention_heads": 4,
   "num_cross_attention_heads": 2,
   "self_attention_widening_factor": 2,
+  "cross_attention_shape_for_attention": "q",
   # Is not read: every norm has 1e-5.
   "layer_norm_eps": 0.1,
 }

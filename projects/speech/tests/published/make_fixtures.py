@@ -30,7 +30,11 @@ RELATIVE = {
   "conv_bias": True,
   "hidden_act": "swish",
 }
-ROTARY = {"position_embeddings_type": "rotary", "rotary_embedding_base": 500}
+ROTARY = {
+  "position_embeddings_type": "rotary",
+  "rotary_embedding_base": 500,
+  "feat_extract_activation": "relu",
+}
 NO_POSITIONS = {"position_embeddings_type": None, "mask_time_prob": 0.0}
 
 

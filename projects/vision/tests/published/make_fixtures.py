@@ -18,6 +18,8 @@ PATCHES = CHANNELS | {
   "intermediate_size": 37,
   "image_size": 15,
   "patch_size": 4,
+  "hidden_act": "gelu_new",
+  "layer_norm_eps": 1e-3,
 }
 SWIN = CHANNELS | {
   "image_size": 24,
@@ -27,12 +29,20 @@ SWIN = CHANNELS | {
   "num_heads": [2, 4],
   "window_size": 3,
   "mlp_ratio": 2.0,
+  "hidden_act": "silu",
 }
 CVT = CHANNELS | {
   "embed_dim": [8, 12, 16],
   "num_heads": [1, 3, 2],
   "depth": [1, 2, 3],
   "mlp_ratio": [2.0, 2.0, 2.0],
+  "patch_sizes": [5, 3, 2],
+  "patch_stride": [3, 2, 2],
+  "patch_padding": [1, 1, 0],
+  "kernel_qkv": [5, 5, 5],
+  "padding_q": [2, 2, 2],
+  "padding_kv": [2, 2, 2],
+  "stride_kv": [3, 3, 3],
 }
 
 
@@ -55,7 +65,7 @@ def main():
   rng = np.random.default_rng(19)
   images = pictures(rng, 2, 24, 24)
   case(HERE / "swin", "SwinForImageClassification", SWIN, images)
-  # Grids of 8 × 10, 4 × 5 and 2 × 3: sides that the stride does not divide.
+  # Grids of 10 × 12, 5 × 6 and 2 × 3: sides that the stride does not divide.
   images = pictures(rng, 3, 31, 38)
   case(HERE / "cvt", "CvtForImageClassification", CVT, images)
 
