@@ -30,8 +30,9 @@ def describe(
   del names, head
   depths = family.sizes(theirs, "depth", [1, 2, 10])
   stages = len(depths)
-  own = theirs.get("cls_token") or [False] * (stages - 1) + [True]
-  if any(own[:-1]):
+  last_alone = [False] * (stages - 1) + [True]
+  own = family.value(theirs, "cls_token", list[bool], last_alone)
+  if len(own) != stages or any(own[:-1]):
     raise ValueError(
       f"cls_token: expected true in the last stage alone, got {own}"
     )
@@ -46,7 +47,11 @@ def describe(
   for name in ("padding_q", "padding_kv"):
     family.only(theirs, **{name: [kernel // 2] * stages})
   features = family.sizes(theirs, "embed_dim", [64, 192, 384])
-  ratios = theirs.get("mlp_ratio") or [4.0] * stages
+  ratios = family.value(theirs, "mlp_ratio", list[float], [4.0] * stages)
+  if len(ratios) != len(features):
+    raise ValueError(
+      f"mlp_ratio: expected {len(features)} numbers, got {ratios}"
+    )
   [dropout] = _one(theirs, "drop_rate", 0.0, stages)
   # Theirs fit any size, and do not say for which they were trained.
   side = family.size(theirs, "image_size", 224)
@@ -79,7 +84,8 @@ def _one(
   Raises:
     ValueError: stages differ.
   """
-  values = theirs.get(name) or [default] * stages
+  kind = list[type(default)]
+  values = family.value(theirs, name, kind, [default] * stages)
   if len(values) != stages or len(set(values)) != 1:
     raise ValueError(f"{name}: expected the same in every stage, got {values}")
   return set(values)

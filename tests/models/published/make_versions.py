@@ -167,10 +167,11 @@ CASES = {
     {
       "plain": GEMMA
       | turns(900.0, near=30.0, keys=LOCAL)
-      | {"num_hidden_layers": 6},
+      | {"num_hidden_layers": 6, "attention_bias": True},
       "linear": GEMMA
       | turns(900.0, LINEAR, near=30.0, keys=LOCAL)
-      | {"num_hidden_layers": 6, "layer_types": 2 * KINDS},
+      | {"num_hidden_layers": 6, "layer_types": 2 * KINDS}
+      | {"attention_bias": True},
     },
   ),
   "olmo2": (

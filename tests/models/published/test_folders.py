@@ -482,7 +482,12 @@ def test_float64_needs_its_switch():
     "t5",
     "llama",
     "qwen3_next",
-    *here(["perceiver_widths", "wav2vec2_conformer_relative"]),
+    *here(["perceiver_widths", "wav2vec2_conformer_relative", "vit"]),
+    # Their models take a quarter of a second to make.
+    *(
+      pytest.param(case, marks=pytest.mark.thorough)
+      for case in here(["cvt", "swin"])
+    ),
   ],
 )
 def test_any_value_of_a_wrong_type_is_refused_or_harmless(case, tmp_path):

@@ -12,6 +12,7 @@ import models
 from models.published import files, load, rotary, weights
 from models.published.catalog import FAMILIES
 from models.published.keys import WITHOUT_EFFECT, Keys
+from tests.models.published import test_equality as equality
 from tests.models.published.test_equality import (
   FOLDERS,
   compared,
@@ -32,9 +33,8 @@ CASES = sorted(
   {case.replace(" 4.57.6", "") for case in CONFIGS if " 4." in case}
 )
 # Whose scaling alone differs from that of another case.
-THOROUGH = {
-  f"llama {scaling}" for scaling in ("plain", "linear", "llama3", "yarn")
-}
+THOROUGH = {"llama plain", "llama linear", "llama llama3", "llama yarn"}
+THOROUGH |= {"gemma3 plain"}
 USUAL = tuple(case for case in CASES if case not in THOROUGH)
 OLD, NEW = "4.57.6", "5.23.0"
 
@@ -54,13 +54,19 @@ def named(case, version):
 
 def described(config, names):
   """What a config.json describes; ValueError where it is refused."""
+  made, kept = read(config, names)
+  load.make_model(made)
+  return made, kept
+
+
+def read(config, names):
+  """As `described`; no model is made."""
   keys = Keys(config)
   family, architecture = load._architecture(pathlib.Path(), keys)
   head = family.architectures[architecture]
   made = family.describe(keys, names, head)
   kept = {} if family.kept is None else family.kept(keys)
   keys.check(family.name, family.without_effect)
-  load.make_model(made)
   return made, kept
 
 
@@ -165,6 +171,74 @@ def test_no_key_is_lost(case):
     assert after != before, f"{key}: {config[key]} -> {other} changes nothing"
     # No message is longer than three lines.
     assert len(after) < 240, after
+
+
+_VALUES = (True, False, 2, 0.5, "relu", [2, 2])
+"""One of each type."""
+
+
+_SHOWN_ELSEWHERE = (
+  # They are the sizes of tensors, or of what a model may be given.
+  *("architectures", "num_channels", "image_size"),
+  *("max_source_positions", "n_positions"),
+  # One line reads it for most decoders: in `llama_tied` and `gemma2_untied`.
+  "tie_word_embeddings",
+  "scale_decoder_outputs",  # In the next test.
+  "inv_coeff_init_option",  # transformers cannot run it.
+)
+
+
+def _changes(config, names, key, value=...):
+  """Whether a value of a key, or none, is read as another model."""
+  changed = {**config, key: value}
+  if value is ...:
+    del changed[key]
+  try:
+    return read(changed, names) != read(config, names)
+  except ValueError:
+    return value is ...
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_key_is_away_from_its_default_in_some_case(name):
+  """One whose logits `make test` compares; or no other value is read at all."""
+  family, without_a_case, shown = FAMILIES[name], {}, set(_SHOWN_ELSEWHERE)
+  for case, (config, folder) in _ALL.items():
+    if config["model_type"] != name:
+      continue
+    tensors = load._tidied(family, files.read_tensors(folder))
+    names, keys = weights.own(family, tensors), Keys(config)
+    _, architecture = load._architecture(pathlib.Path(), keys)
+    family.describe(keys, names, family.architectures[architecture])
+    title = case.replace(f" {OLD}", "").replace(f" {NEW}", "")
+    is_compared = title in (*USUAL, *equality.USUAL)
+    for key in keys.read - without_effect(config) - shown:
+      without_a_case[key] = config, names
+      if is_compared and key in config and _changes(config, names, key):
+        shown.add(key)
+  for key in without_a_case.keys() - shown:
+    config, names = without_a_case[key]
+    accepted = [x for x in _VALUES if _changes(config, names, key, x)]
+    assert not accepted, f"{key} may be {accepted}"
+
+
+@pytest.mark.parametrize(
+  ("case", "scales", "factor"),
+  [
+    # `t5` is of a file whose head is tied, `t5_v1_1` of one with its own.
+    *(("t5", ..., 24**-0.5), ("t5_v1_1", ..., 1.0)),
+    *(("t5", False, 1.0), ("t5", True, 24**-0.5)),
+    *(("t5_v1_1", False, 1.0), ("t5_v1_1", True, 24**-0.5)),
+  ],
+)
+def test_whether_t5_scales_is_a_key_of_its_own(case, scales, factor):
+  """Version 5 divides by the root of `d_model` where this key says so."""
+  config, folder = _ALL[case]
+  config = (
+    config if scales is ... else {**config, "scale_decoder_outputs": scales}
+  )
+  made, _ = described(config, set(files.read_tensors(folder)))
+  assert made.config.output.logit_scale == pytest.approx(factor)
 
 
 @pytest.mark.thorough
