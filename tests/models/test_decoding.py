@@ -1,5 +1,6 @@
 """Decoding: equal to the forward pass, to brute force and to its own limits."""
 
+import functools
 import itertools
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 import models
 from models import decoding
+from models.beam_search import beam_search
 from tests.models import tiny
 from tests.refusals import assert_refused
 
@@ -135,6 +137,36 @@ def test_samples_follow_the_distribution(translator):
   assert (np.abs(counts / draws - expected) <= 4 * error).all()
 
 
+def test_samples_of_rows_and_steps_are_independent():
+  """Where all logits are equal, so are the counts of all pairs of neighbours."""
+  model, rows = tiny.create("decoder"), 6000
+  variables = jax.tree.map(np.zeros_like, tiny.initialized(model))
+  tokens, scores = models.generate(
+    model,
+    variables,
+    prompt=np.full((rows, 1), BOS),
+    max_length=3,
+    method="sample",
+    rng=jax.random.key(4),
+    **IDS,
+  )
+  tokens, size = np.asarray(tokens), tiny.VOCAB_SIZE
+  ends = np.cumsum(tokens == EOS, axis=1) - (tokens == EOS)
+  lengths = (ends == 0).sum(1)
+  np.testing.assert_allclose(scores, -lengths * np.log(size), rtol=1e-5)
+  for one, other in (
+    (tokens[:, 0], tokens[:, 1]),
+    (tokens[:, 1], tokens[:, 2]),
+    (tokens[:-1, 0], tokens[1:, 0]),
+  ):
+    counts = np.zeros((size, size))
+    np.add.at(counts, (one, other), 1)
+    # Rows that have ended are padded.
+    counts = np.delete(counts, (models.PAD_ID, EOS), axis=0)
+    expected = counts.sum() / counts.size
+    assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
+
+
 def penalty(length, alpha):
   return ((5 + length) / 6) ** alpha
 
@@ -232,6 +264,45 @@ def test_narrow_beams_over_unequal_prompts(translator):
       got.tokens[row], ids + [0] * (longest - len(ids))
     )
     np.testing.assert_allclose(got.scores[row], score, atol=1e-4)
+
+
+@pytest.mark.parametrize("beam_size", [2, 3])
+def test_beams_over_tables_of_logits(beam_size):
+  """Rows whose best hypotheses are short, long, or do not end in time."""
+  rows, vocab_size, longest, size = 80, 5, 5, 997
+  rng = np.random.default_rng(beam_size)
+  tables = rng.normal(0.0, 1.5, (rows, size, vocab_size))
+  tables[:, :, EOS] -= rng.uniform(-1.0, 6.0, (rows, 1))
+  tables = np.asarray(jax.nn.log_softmax(tables), np.float32)
+
+  def following(place, ids):
+    return (31 * place + ids + 1) % size
+
+  @jax.jit
+  def search(tables, alpha):
+    def decode(cache, ids):
+      row, place = cache[0], following(cache[1], ids)
+      return tables[row, place], (row, place)
+
+    start = np.arange(rows), np.zeros(rows, int)
+    sizes = {"beam_size": beam_size, "max_length": longest}
+    ids = {"eos_id": EOS, "pad_id": 0}
+    return beam_search(decode, tables[:, 0], start, alpha, **sizes, **ids)
+
+  lengths = set()
+  for alpha in (0.0, 1.0, 3.0):
+    tokens, scores = search(tables, alpha)
+    for row in range(rows):
+
+      def next_log_probs(ids, row=row):
+        return tables[row, functools.reduce(following, ids, 0)].tolist()
+
+      score, ids = plain_beam_search(next_log_probs, beam_size, longest, alpha)
+      lengths.add(len(ids) if ids[-1] == EOS else None)
+      padded = ids + [0] * (longest - len(ids))
+      np.testing.assert_array_equal(tokens[row], padded)
+      np.testing.assert_allclose(scores[row], score, rtol=1e-5)
+  assert lengths == {1, 2, 3, 4, 5, None}
 
 
 def test_second_call_compiles_nothing(translator, monkeypatch):

@@ -1,6 +1,7 @@
 """What holds for any mechanism, norm and position in the Transformer."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 import models
-from models import positions
+from models import nested, positions
+from models.block import Block
 from tests.attention.forms import KINDS
 from tests.models import tiny
 
@@ -183,6 +185,64 @@ def test_bfloat16_compute_with_float32_parameters(name):
   np.testing.assert_allclose(
     logits, tiny.forward(full, variables, batch), atol=0.1
   )
+
+
+@pytest.mark.parametrize("norm", ["pre", "post", "output", "sandwich"])
+def test_dropout_is_of_what_a_sub_layer_adds(norm):
+  """After the norm of an output, before the norm of a sum; what stays doubles."""
+  config = nested.make(
+    models.ModelConfig,
+    **{"kind": "decoder", "num_layers": 1, "num_heads": 1, "features": 3},
+    **{
+      "mlp_features": 0,
+      "dropout_rate": 0.5,
+      "norm": norm,
+      "position": "none",
+    },
+  )
+  block = Block(config, tiny.attention("dense"), 4, is_decoder=True)
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(2, 4, 3)).astype(np.float32)
+  call = {"positions": np.arange(4)[None], "is_causal": True}
+  shapes = jax.eval_shape(lambda: block.init(jax.random.key(0), x, **call))
+  params = jax.tree.map(
+    lambda leaf: rng.normal(1.0, 1.0, leaf.shape).astype(leaf.dtype), shapes
+  )
+
+  def normed(x, name):
+    mean, std = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
+    scale, bias = (params["params"][name][key] for key in ("scale", "bias"))
+    return (x - mean) / std * scale + bias
+
+  @jax.jit
+  def attended_and_out(params, read):
+    return (
+      block.apply(
+        params, read, method=lambda b, x: b.self_attention(x, **call)
+      ),
+      block.apply(
+        params,
+        x,
+        **call,
+        deterministic=False,
+        rngs={"dropout": jax.random.key(1)},
+      ),
+    )
+
+  reads_norm = norm in ("pre", "sandwich")
+  read = normed(x, "self_attention_norm") if reads_norm else x
+  added, got = map(np.asarray, attended_and_out(params, read))
+  if norm in ("output", "sandwich"):
+    name = "out_norm" if norm == "sandwich" else "norm"
+    added = normed(added, f"self_attention_{name}")
+  # Each position is as one of the 8 choices of what is kept has it.
+  kept = np.array([*itertools.product((0, 2), repeat=3)])[:, None, None]
+  expected = x + kept * added
+  if norm == "post":
+    expected = normed(expected, "self_attention_norm")
+  error = np.abs(expected - got).max(-1)
+  assert error.min(0).max() < 1e-4
+  assert len({*error.argmin(0).ravel()}) > 3
 
 
 def test_attention_maps_are_named_and_normalised():

@@ -29,6 +29,13 @@ MUTANTS = (
     "cross-attention sees padding of the source",
   ),
   Mutant(
+    "models/block.py",
+    "        out = norm(out)\n      return self.dropout(out, deterministic=deterministic)",
+    "        out = norm(self.dropout(out, deterministic=deterministic))\n      return out",
+    _MODELS,
+    "an output is normed after dropout",
+  ),
+  Mutant(
     "models/transformer.py",
     "x = table(ids) * scale",
     "x = table(ids)",
@@ -71,7 +78,36 @@ MUTANTS = (
     _DECODING,
     "sampling leaves out the last of the likeliest",
   ),
+  Mutant(
+    "models/beam_search.py",
+    "within_reach = scores[:, 0] / penalty(max_length)",
+    "within_reach = scores[:, 0] / penalty(state.step + 1)",
+    _DECODING,
+    "a row of beams ends early",
+  ),
+  Mutant(
+    "models/decoding.py",
+    "key = jax.random.fold_in(rng, step)",
+    "key = jax.random.fold_in(rng, step // 2)",
+    _DECODING,
+    "a sampling key is used twice",
+  ),
   # Published weights.
+  Mutant(
+    "models/published/roberta.py",
+    '*family.linear("lm_head.dense", "head/transform"),',
+    'Row("lm_head.dense.weight", ("params/head/transform/kernel",)),\n'
+    '    Row("lm_head.dense.bias", ("params/head/transform/bias",)),',
+    _PUBLISHED,
+    "the head of RoBERTa is not transposed",
+  ),
+  Mutant(
+    "models/published/t5.py",
+    "logit_scale=features**-0.5 if scales else 1.0",
+    "logit_scale=features**-0.5 if tied else 1.0",
+    _PUBLISHED,
+    "T5 scales what its head reads where the head is tied",
+  ),
   Mutant(
     "models/multi_head_attention.py",
     'key = self._shared(self._turned(self._normed("key", key), positions))',
