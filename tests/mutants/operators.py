@@ -102,9 +102,15 @@ def mutations(source: str) -> Iterator[tuple[str, int, tuple[int, int]]]:
   """Operator, occurrence and place of each mutation."""
   nodes = list(ast_nodes(get_ast(source)))
   for name, operator in OPERATORS.items():
-    places = [p for node in nodes for p in operator().mutation_positions(node)]
-    for occurrence, (start, _) in enumerate(places):
-      yield name, occurrence, start
+    places = [
+      (node, start)
+      for node in nodes
+      for start, _ in operator().mutation_positions(node)
+    ]
+    for occurrence, (node, start) in enumerate(places):
+      # The * of a signature is no product.
+      if not node.parent or node.parent.type != "parameters":
+        yield name, occurrence, start
 
 
 def mutated(source: str, operator: str, occurrence: int) -> str:

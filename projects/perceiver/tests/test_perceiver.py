@@ -217,7 +217,6 @@ def test_the_two_cross_attentions_are_two_choices():
   assert records["decoder/cross_attention"] == flash.build()
 
 
-@pytest.mark.thorough
 def test_dropout():
   model = create(dataclasses.replace(CONFIG, dropout_rate=0.5))
   variables, batch = drawn(model), some_ids()

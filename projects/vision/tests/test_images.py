@@ -122,7 +122,6 @@ def test_a_run_starts_from_weights_of_another_image_size(run):
     )
 
 
-@pytest.mark.thorough
 def test_a_student_learns_both_labels(run):
   folder, _ = run
   config = config_of(distillation=True, teacher=str(folder))
