@@ -49,7 +49,8 @@ def check_mechanism(
     factory: `(**options) -> Attention`.
     definition: `(variables, query, key, value, **call) -> out`, the
       mechanism's formula in float64 NumPy. It gets the variables of
-      `init` and the options of a call, all floating-point arrays in float64;
+      `init`, with other numbers where all of a variable are equal, and the options
+      of a call, all floating-point arrays in float64;
       what the record's `gates` read are the keys, as `[B, T, K·H]`;
       for a mechanism whose query is its key ('shared_qk') there is no `key`, and
       for one that makes its own ('own_keys') decoding has no `value`.

@@ -81,7 +81,10 @@ class Mechanism:
     return function
 
   def variables(self, dims: plug.Dims) -> plug.Variables:
-    """The variables that `init` draws, once for each `dims`."""
+    """The variables that `init` draws, once for each `dims`.
+
+    A trained variable whose numbers are all equal, such as a bias of 0, gets others.
+    """
     return _variables(self, dims)
 
   def draw(self, case: Case, seed: int = 0) -> tuple[list, dict[str, Any]]:
@@ -140,9 +143,20 @@ def in_float64(tree: Any) -> Any:
 @functools.lru_cache(maxsize=16)
 def _variables(mechanism, dims):
   # One program, where eager JAX would compile one for each operation.
-  return jax.jit(lambda key: mechanism.record.init(key, dims))(
+  variables = jax.jit(lambda key: mechanism.record.init(key, dims))(
     jax.random.key(0)
   )
+  rng = np.random.default_rng(0)
+
+  def drawn(leaf):
+    """Zeros would hide the sign of a bias, and ones a scale that is not read."""
+    if np.ptp(leaf) > 0:
+      return leaf
+    noise = rng.normal(0.0, 0.3, leaf.shape)
+    return jnp.asarray(leaf + noise, leaf.dtype)
+
+  trained = {k: x for k, x in variables.items() if k != "constants"}
+  return {**variables, **jax.tree.map(drawn, trained)}
 
 
 # Compiling takes most of the contract's time, so laws share programs.

@@ -109,21 +109,30 @@ def initialized(model):
 
 
 def variables_of(model, batch):
-  """Variables of the right size; mostly without compiling an initialiser."""
+  """Variables of the right size; mostly without compiling an initialiser.
+
+  Biases are not 0 and scales not 1, as they are in a new model: that would hide
+  their signs and axes.
+  """
   key = jax.random.key(0)
-  shapes = jax.eval_shape(lambda: models.initialize(model, key, batch))
-  if shapes["constants"]:
-    return initialize(model, key, batch)
+  variables = jax.eval_shape(lambda: models.initialize(model, key, batch))
+  is_new = bool(variables["constants"])
+  if is_new:
+    variables = initialize(model, key, batch)
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):
-    name = path[-1].key
-    if name in ("scale", "var", "bias", "mean"):
-      return np.full(leaf.shape, name in ("scale", "var"), leaf.dtype)
+    name, noise = path[-1].key, rng.normal(size=leaf.shape)
+    if name in ("scale", "var"):
+      return np.exp(0.2 * noise).astype(leaf.dtype)
+    if name in ("bias", "mean"):
+      return (0.2 * noise).astype(leaf.dtype)
+    if is_new:
+      return leaf
     fan_in = leaf.shape[-1 if name == "embedding" else 0]
-    return rng.normal(0.0, fan_in**-0.5, leaf.shape).astype(leaf.dtype)
+    return (noise * fan_in**-0.5).astype(leaf.dtype)
 
-  return jax.tree_util.tree_map_with_path(draw, shapes)
+  return jax.tree_util.tree_map_with_path(draw, variables)
 
 
 def batch(seed=0, batch_size=3, source_length=6, length=8):
