@@ -1,6 +1,6 @@
 """CvT: Wu et al., arXiv:2103.15808."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ def describe(
     ("stride_q", 1),
   ):
     family.only(theirs, **{name: [expected] * stages})
-  [kernel] = _one(theirs, "kernel_qkv", 3, stages)
-  [stride] = _one(theirs, "stride_kv", 2, stages)
+  [kernel] = _one(theirs, "kernel_qkv", list[int], [3] * stages)
+  [stride] = _one(theirs, "stride_kv", list[int], [2] * stages)
   for name in ("padding_q", "padding_kv"):
     family.only(theirs, **{name: [kernel // 2] * stages})
   features = family.sizes(theirs, "embed_dim", [64, 192, 384])
@@ -52,7 +52,7 @@ def describe(
     raise ValueError(
       f"mlp_ratio: expected {len(features)} numbers, got {ratios}"
     )
-  [dropout] = _one(theirs, "drop_rate", 0.0, stages)
+  [dropout] = _one(theirs, "drop_rate", list[float], [0.0] * stages)
   # Theirs fit any size, and do not say for which they were trained.
   side = family.size(theirs, "image_size", 224)
   config = PyramidConfig(
@@ -77,16 +77,15 @@ def describe(
 
 
 def _one(
-  theirs: Mapping[str, Any], name: str, default: Any, stages: int
+  theirs: Mapping[str, Any], name: str, kind: Any, default: Sequence[Any]
 ) -> set[Any]:
   """The one value that all stages have.
 
   Raises:
     ValueError: stages differ.
   """
-  kind = list[type(default)]
-  values = family.value(theirs, name, kind, [default] * stages)
-  if len(values) != stages or len(set(values)) != 1:
+  values = family.value(theirs, name, kind, default)
+  if len(values) != len(default) or len(set(values)) != 1:
     raise ValueError(f"{name}: expected the same in every stage, got {values}")
   return set(values)
 

@@ -9,7 +9,7 @@ JUDGES = {
   **dict.fromkeys(("visible", "windows"), "sliding_window"),
   **dict.fromkeys(("logits", "loop", "layout", "own_logits"), "flash"),
   **dict.fromkeys(("dropout", "softmax", "cache"), "dense"),
-  **dict.fromkeys(("selected", "block_selection"), "moba"),
+  "block_selection": "moba",
   "indexer": "dsa",
   "features": "performer",
   "scan": "window_linear",
