@@ -187,6 +187,17 @@ def test_bfloat16_compute_with_float32_parameters(name):
   )
 
 
+def test_where_dropout_is():
+  """Of both sums of embeddings, and of each sub-layer's output (section 5.4)."""
+  model = tiny.create(num_layers=2, dropout_rate=0.5)
+  variables, batch = tiny.initialized(model), tiny.batch()
+  assert tiny.dropouts(model, variables, batch) == {
+    "": 2,
+    **{"encoder_0": 2, "encoder_1": 2},
+    **{"decoder_0": 3, "decoder_1": 3},
+  }
+
+
 @pytest.mark.parametrize("norm", ["pre", "post", "output", "sandwich"])
 def test_dropout_is_of_what_a_sub_layer_adds(norm):
   """After the norm of an output, before the norm of a sum; what stays doubles."""

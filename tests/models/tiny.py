@@ -1,7 +1,9 @@
 """Models small enough to compile in a second, for any mechanism."""
 
+import collections
 import functools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +64,28 @@ def calls(model, variables, batch):
     variables,
   )
   return found
+
+
+def dropouts(model, variables, batch):
+  """Module -> how often it drops something in a training step, traced."""
+  found = collections.Counter()
+
+  def count(function, args, kwargs, context):
+    module = context.module
+    if isinstance(module, nn.Dropout) and context.method_name == "__call__":
+      options = module.deterministic, kwargs.get("deterministic")
+      is_active = not nn.merge_param("deterministic", *options)
+      found["/".join(module.path[:-1])] += is_active and module.rate > 0
+    return function(*args, **kwargs)
+
+  with nn.intercept_methods(count):
+    jax.eval_shape(
+      lambda variables: models.forward_and_state(
+        model, variables, batch, dropout_rng=jax.random.key(0)
+      ),
+      variables,
+    )
+  return dict(found)
 
 
 def attention(name):

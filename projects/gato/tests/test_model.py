@@ -268,3 +268,11 @@ def test_what_does_not_go_together_is_refused(made):
     )
   with pytest.raises(ValueError, match="of kind 'gato'"):
     models.as_pretrained(model, variables)
+
+
+def test_where_dropout_is():
+  """Of the sum of embeddings, and of each sub-layer's output."""
+  with jax.enable_x64(True):
+    model, batch = make(dropout_rate=0.5), batch_of()
+    found = tiny.dropouts(model, tiny.variables_of(model, batch), batch)
+  assert found == {"": 1, "decoder_0": 2, "decoder_1": 2}

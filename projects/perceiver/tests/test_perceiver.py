@@ -217,6 +217,16 @@ def test_the_two_cross_attentions_are_two_choices():
   assert records["decoder/cross_attention"] == flash.build()
 
 
+def test_where_dropout_is():
+  """Of each sub-layer's output, in every pass through the layers."""
+  model = create(dataclasses.replace(CONFIG, dropout_rate=0.5))
+  among = CONFIG.num_blocks * 2
+  layers = {f"encoder_{i}": among for i in range(CONFIG.num_layers)}
+  found = tiny.dropouts(model, drawn(model), some_ids())
+  assert found == {"encoder": 2, **layers, "decoder": 2}
+
+
+@pytest.mark.thorough
 def test_dropout():
   model = create(dataclasses.replace(CONFIG, dropout_rate=0.5))
   variables, batch = drawn(model), some_ids()

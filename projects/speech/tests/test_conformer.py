@@ -181,6 +181,13 @@ def test_what_padding_holds_changes_nothing(position):
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+def test_where_dropout_is():
+  """Of the front's output, and of each of a layer's four sub-layers."""
+  model = create(dropout_rate=0.5)
+  found = tiny.dropouts(model, drawn(model), batch())
+  assert found == {"": 1, "encoder_0": 4}
+
+
 def test_how_much_padding_there_is_changes_nothing():
   model = create(frames=80)
   variables = drawn(model)

@@ -47,6 +47,16 @@ def test_any_encoder_mechanism_serves():
   assert np.abs(found["patches"]["positions"]).min() > 0
 
 
+@pytest.mark.parametrize("distillation", [False, True])
+def test_where_dropout_is(distillation):
+  """Of the patches, and of each sub-layer's output."""
+  model, variables, images = make(
+    dataclasses.replace(CONFIG, dropout_rate=0.5, distillation=distillation)
+  )
+  found = tiny.dropouts(model, variables, {"image": images})
+  assert found == {"": 1, "encoder_0": 2, "encoder_1": 2}
+
+
 def test_images_of_another_size():
   model, variables, images = make()
   same = tiny.forward(model, variables, {"image": images})

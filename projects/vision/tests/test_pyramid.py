@@ -48,6 +48,15 @@ def images(shape=(3, 8, 6, 1)):
   return {"image": np.random.default_rng(0).standard_normal(shape, np.float32)}
 
 
+@pytest.mark.parametrize("config", [SWIN, CVT])
+def test_where_dropout_is(config):
+  """Of the patches of each stage, and of each sub-layer's output."""
+  model = make(dataclasses.replace(config, dropout_rate=0.5))
+  variables = tiny.variables_of(model, images())
+  layers = {f"encoder_{i}": 2 for i in range(sum(config.depths))}
+  assert tiny.dropouts(model, variables, images()) == {"": 2, **layers}
+
+
 def test_grids_of_both_kinds():
   """Merging rounds up; patches that overlap follow from stride and padding."""
   assert SWIN.grids(8, 6) == [(4, 3), (2, 2)]
