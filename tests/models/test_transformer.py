@@ -198,6 +198,34 @@ def test_where_dropout_is():
   }
 
 
+def test_every_attention_drops_its_weights(monkeypatch):
+  """At the rate of the config, with a key of its own."""
+  build, rates, keys = models.AttentionConfig.build, [], []
+
+  def recorded(config):
+    attention = build(config)
+
+    def apply(*arrays, **options):
+      if "dropout_rng" in options:
+        rates.append(options["dropout_rate"])
+        keys.append(jax.random.key_data(options["dropout_rng"]))
+      return attention.apply(*arrays, **options)
+
+    return attention._replace(apply=apply)
+
+  monkeypatch.setattr(models.AttentionConfig, "build", recorded)
+  model = tiny.create(attention_dropout_rate=0.2)
+  variables, batch = tiny.initialized(model), tiny.batch()
+
+  @jax.jit
+  def drawn(variables):
+    models.forward(model, variables, batch, dropout_rng=jax.random.key(0))
+    return keys
+
+  assert len({tuple(map(int, key)) for key in drawn(variables)}) == 3
+  assert rates == [0.2] * 3
+
+
 @pytest.mark.parametrize("norm", ["pre", "post", "output", "sandwich"])
 def test_dropout_is_of_what_a_sub_layer_adds(norm):
   """After the norm of an output, before the norm of a sum; what stays doubles."""
