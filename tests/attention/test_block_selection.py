@@ -152,7 +152,7 @@ def test_what_cannot_be_is_told():
     (
       ("stride: expected a divisor of the 5", {"block_size": 5}),
       (
-        "num_blocks: expected an int of at least 3, got 2$",
+        "num_blocks: expected an int of at least 3, got 2\\b",
         {"num_blocks": 2},
       ),
     ),
