@@ -42,6 +42,22 @@ MUTANTS = (
     "flash",
     "the last block, which moves back, counts keys twice",
   ),
+  Mutant(
+    "attention/own_logits.py",
+    "x = jnp.tensordot(inputs.astype(jnp.float32), kernel, axes=1)\n"
+    '  return {"log_forget": jax.nn.log_sigmoid(x + bias[None, None])}',
+    "x = jnp.tensordot(inputs.astype(jnp.float32), kernel, axes=1)\n"
+    '  return {"log_forget": jax.nn.log_sigmoid(x - bias[None, None])}',
+    "flash",
+    "the bias of a forget gate, which begins as 0, has the wrong sign",
+  ),
+  Mutant(
+    "attention/mods.py",
+    "consts = [arrays[i] for i in places]",
+    "consts = [arrays[i] for i in order]",
+    files("tests/attention", "mods_arrays"),
+    "arrays of a score_mod take one another's places",
+  ),
   # The softmax in tiles.
   Mutant(
     "attention/loop.py",

@@ -56,6 +56,13 @@ MUTANTS = (
     _MODELS,
     "the first positions of a short convolution see the last ones",
   ),
+  Mutant(
+    "projects/vision/pyramid.py",
+    "          deterministic=deterministic,\n          **call,",
+    "          **call,",
+    "projects/vision/tests/test_pyramid.py",
+    "no layer of a Swin drops anything",
+  ),
   # Decoding.
   Mutant(
     "models/beam_search.py",
