@@ -147,6 +147,22 @@ def test_one_table_where_vocabulary_and_softmax_are_shared():
   assert tables(untied) == {source, target, "output_embedding"}
 
 
+def test_the_last_kernels_of_sub_layers_begin_smaller():
+  """By 1/√(number of sub-layers of the stack), as in GPT-2; others by 1/√fan-in."""
+  model = tiny.create(num_layers=2, features=64, mlp_features=96)
+  params = tiny.initialize(model, jax.random.key(0), tiny.batch())["params"]
+  for stack, parts in (("encoder", 2), ("decoder", 3)):
+    for i in range(2):
+      layer = params[f"{stack}_{i}"]
+      attention, mlp = layer["self_attention"], layer["mlp"]
+      for kernel, expected in (
+        (attention["query"]["kernel"], 1 / 8),
+        (attention["out"]["kernel"], 1 / 8 / np.sqrt(2 * parts)),
+        (mlp["out"]["kernel"], 1 / np.sqrt(96 * 2 * parts)),
+      ):
+        assert np.std(kernel) == pytest.approx(expected, rel=0.04)
+
+
 def test_parameters_are_those_of_the_paper():
   """Per layer 4F² + 2FM + M + F and two norms; the table once."""
   model = tiny.create("decoder")

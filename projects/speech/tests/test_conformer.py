@@ -181,6 +181,20 @@ def test_what_padding_holds_changes_nothing(position):
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+def test_the_last_kernels_of_sub_layers_begin_smaller():
+  """By 1/√(four times the number of layers)."""
+  model = create(num_layers=2, features=64, mlp_features=96)
+  params = tiny.initialize(model, jax.random.key(0), batch())["params"]
+  for i in range(2):
+    layer = params[f"encoder_{i}"]
+    for part, fan_in in (
+      *(("first_mlp", 96), ("last_mlp", 96)),
+      *(("self_attention", 64), ("convolution", 64)),
+    ):
+      std = np.std(layer[part]["out"]["kernel"])
+      assert std == pytest.approx((fan_in * 8) ** -0.5, rel=0.04), part
+
+
 def test_where_dropout_is():
   """Of the front's output, and of each of a layer's four sub-layers."""
   model = create(dropout_rate=0.5)
