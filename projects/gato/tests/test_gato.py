@@ -139,3 +139,24 @@ def test_a_changed_text_is_refused(run, text, tmp_path):
   config = experiment_config.parse(config_of(other))
   with pytest.raises(ConfigError, match="they changed since this run began"):
     experiment.create(config, copy)
+
+
+def test_a_table_of_shares_has_each_number_in_its_cell(tmp_path, monkeypatch):
+  from matplotlib.axes import Axes
+
+  cells = {}
+
+  def text(axes, x, y, content, **style):
+    cells[x, y] = content
+
+  monkeypatch.setattr(Axes, "text", text)
+  weights = np.array([[[0.9, 0.1], [0.35, 0.65]]])
+  evenly = np.array([[0.8, 0.2], [0.45, 0.55]])
+  rows = [modality_maps.Shares(["image", "text"], weights, evenly)]
+  modality_maps.draw_shares(tmp_path / "shares.png", rows, ["dense"])
+  assert cells == {
+    (0, 0): "0.90\n(0.80)",
+    (1, 0): "0.10\n(0.20)",
+    (0, 1): "0.35\n(0.45)",
+    (1, 1): "0.65\n(0.55)",
+  }
