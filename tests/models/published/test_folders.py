@@ -187,7 +187,7 @@ def theirs(tmp_path, monkeypatch):
   return name, trace
 
 
-def test_weights_import_nothing(folder, theirs):
+def test_a_folder_calls_nothing_but_factories(folder, theirs):
   """Not even a factory, unless the caller names it."""
   module, trace = theirs
   own = {"name": f"{module}:factory", "feature_map": "relu"}
