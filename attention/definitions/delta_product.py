@@ -17,6 +17,7 @@ def delta_product_attention(
   *,
   beta: ArrayLike,
   log_decay: ArrayLike | None = None,
+  normalize_keys: bool = False,
   **options: Any,
 ) -> Result | WithState:
   """S ← S + β_r k_r (v_r − Sᵀ k_r)ᵀ for r = 1 … R, after one decay.
@@ -29,6 +30,8 @@ def delta_product_attention(
 
   Others as in `delta_rule_attention`. Paper: arXiv:2502.10297, equation 3.
   """
+  if normalize_keys:
+    query, key = recurrent.unit(query), recurrent.unit(key)
   repeats = np.shape(query)[2] // np.shape(key)[3]
   beta, key, value = shared.as_float64(beta, key, value)
   key, value = (np.repeat(x, repeats, axis=3) for x in (key, value))

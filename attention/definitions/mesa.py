@@ -18,6 +18,7 @@ def mesa_attention(
   log_decay: ArrayLike,
   beta: ArrayLike,
   regularizer: ArrayLike,
+  normalize_keys: bool = False,
   scale: float | ArrayLike | None = None,
   initial_state: ArrayLike | None = None,
   num_segments: int | None = None,
@@ -34,6 +35,8 @@ def mesa_attention(
 
   Paper: arXiv:2506.05233.
   """
+  if normalize_keys:
+    query, key = recurrent.unit(query), recurrent.unit(key)
   arrays = query, key, value, log_decay, beta, regularizer
   query, key, value, g, beta, ridge = shared.as_float64(*arrays)
   options["num_segments"] = num_segments

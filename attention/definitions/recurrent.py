@@ -48,6 +48,7 @@ def delta_rule_attention(
   erase_key: ArrayLike | None = None,
   erase_gate: ArrayLike | None = None,
   write_gate: ArrayLike | None = None,
+  normalize_keys: bool = False,
   mask: ArrayLike | None = None,
   is_causal: bool = True,
   scale: float | ArrayLike | None = None,
@@ -73,6 +74,7 @@ def delta_rule_attention(
     erase_key: p, `[B, T, K, H]`, or None.
     erase_gate: b, `[B, T, N, H]`; None is 1.
     write_gate: w, `[B, T, N, V]`; None is 1.
+    normalize_keys: whether queries and keys are those of `unit`.
     mask: broadcastable to `[B, 1, 1, T]`: a hidden position is skipped.
     is_causal: must be True.
     scale: None is 1/√H.
@@ -90,6 +92,8 @@ def delta_rule_attention(
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
   erases = beta is not None or erase_gate is not None
+  if normalize_keys:
+    query, key = unit(query), unit(key)
   query, key, value, p = (
     shared.repeat_heads(np.asarray(x, np.float64), num_heads)
     for x in (query, key, value, key if erase_key is None else erase_key)
