@@ -16,7 +16,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, platform, plug
+from attention import (
+  ATTENTIONS,
+  Dims,
+  gates_from_keys,
+  platform,
+  plug,
+  programs,
+)
 from attention.testing import assert_close
 from tests.attention.calls import draw, random_mask
 from tests.attention.forms import FORMS, KINDS, OWN, RECURRENT, SIZES
@@ -230,10 +237,12 @@ def test_one_export_has_a_plan_for_each():
 def test_the_trips_are_what_the_budget_says():
   for tile_bytes, expected in ((2**29, 2), (2**27, 6)):
     accelerator = platform.ACCELERATOR._replace(tile_bytes=tile_bytes)
+    programs.forget()
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(platform, "ACCELERATOR", accelerator)
       program = traced.__wrapped__("sliding_window", False, "gpu")
       found = trips(program.jaxpr.jaxpr)
+    programs.forget()
     # 128 rows see 640 keys: 2.5 MiB of scores, and as much of keys and values.
     assert set(found) == {expected}
 

@@ -62,7 +62,7 @@ def test_what_runs_is_told_with_its_step(workdir):
     log = folder / records.RUNS / runs[2].identity
     log.mkdir(parents=True)
     (log / metrics.FILE).write_text(
-      json.dumps({"step": 300, "seconds": 9}) + "\n"
+      json.dumps({"step": 300, "split": "train", "seconds": 9}) + "\n"
     )
     found = status.text(folder).splitlines()
     assert "2 done, 1 running, 1 waiting" in found[0]
