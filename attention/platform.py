@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import contextvars
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -43,7 +44,6 @@ from typing import Any, NamedTuple
 import warnings
 
 import jax
-import jaxlib
 
 LEAST_ROWS = 512
 """The fewest rows of a product that runs at its full rate."""
@@ -233,11 +233,10 @@ def warn_of_faulty_fusion() -> None:
     is_cpu = not any(map(importlib.util.find_spec, plugins))
   is_x86 = platform.machine() in ("x86_64", "AMD64")
   has_flag = FUSION_FLAG in os.environ.get("XLA_FLAGS", "")
-  if (
-    is_cpu and is_x86 and not has_flag and has_faulty_fusion(jaxlib.__version__)
-  ):
+  version = importlib.metadata.version("jaxlib")
+  if is_cpu and is_x86 and not has_flag and has_faulty_fusion(version):
     warnings.warn(
-      f"jaxlib {jaxlib.__version__} compiles some products for CPUs wrongly; set "
+      f"jaxlib {version} compiles some products for CPUs wrongly; set "
       f"XLA_FLAGS={FUSION_FLAG}= in the environment before JAX makes its first "
       "array",
       RuntimeWarning,

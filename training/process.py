@@ -11,13 +11,13 @@ maps such a block anew each time, and the kernel clears every page of it: 10 of 
 """
 
 import ctypes
+import importlib.metadata
 import io
 import os
 import sys
 from typing import Any
 
 import jax
-import jaxlib
 
 from attention import platform
 from tasks import cache
@@ -34,7 +34,8 @@ def avoid_faulty_fusion() -> None:
   that it does not know.
   """
   flags, flag = os.environ.get("XLA_FLAGS", ""), platform.FUSION_FLAG
-  if flag not in flags and platform.has_faulty_fusion(jaxlib.__version__):
+  version = importlib.metadata.version("jaxlib")
+  if flag not in flags and platform.has_faulty_fusion(version):
     os.environ["XLA_FLAGS"] = f"{flags} {flag}=".strip()
 
 

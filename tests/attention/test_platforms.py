@@ -5,6 +5,7 @@ without being compiled, and run on the CPU with the accelerator's budget.
 """
 
 import functools
+import importlib.metadata
 import os
 import pathlib
 from platform import machine
@@ -286,7 +287,7 @@ def test_the_import_warns_where_this_jaxlib_has_the_fault(flags):
     text=True,
     check=True,
   )
-  version = jax.lib.__version__
+  version = importlib.metadata.version("jaxlib")
   is_faulty = platform.has_faulty_fusion(version) and not flags
   assert done.stdout == f"{not is_faulty}\n"
   advice = f"set XLA_FLAGS={platform.FUSION_FLAG}= in the environment"

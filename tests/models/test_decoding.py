@@ -286,7 +286,7 @@ def test_beams_over_tables_of_logits(beam_size):
 
     start = np.arange(rows), np.zeros(rows, int)
     sizes = {"beam_size": beam_size, "max_length": longest}
-    ids = {"eos_id": EOS, "pad_id": 0}
+    ids = {"eos_ids": (EOS,), "pad_id": 0}
     return beam_search(decode, tables[:, 0], start, alpha, **sizes, **ids)
 
   lengths = set()

@@ -103,8 +103,11 @@ def trained(update, params, gradients):
   return train(params, gradients)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*optax 0.2.7")
-"""Some optimisers warn of arguments that Optax will rename."""
+pytestmark = [
+  pytest.mark.filterwarnings("ignore:.*optax 0.2.7"),
+  pytest.mark.filterwarnings("ignore:`optimistic_adam` is deprecated"),
+]
+"""Some optimisers warn of arguments that Optax will rename, one of its end."""
 
 same = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
 
