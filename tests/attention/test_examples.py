@@ -65,12 +65,17 @@ OWN = {
 }
 
 
+def example(name):
+  """The code of a function's first example, and the arrays in it."""
+  lines = inspect.getdoc(getattr(attention, name)).split("\n\n")
+  code = re.fullmatch(r"out = (.*)", lines[1].strip(), re.DOTALL)[1]
+  return code, SHARED | OWN.get(name.removesuffix("_attention"), {})
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_example_runs(name):
   """Traced, because the numbers are the contract's."""
-  function = getattr(attention, name)
-  lines = inspect.getdoc(function).split("\n\n")
-  example = re.fullmatch(r"out = (.*)", lines[1].strip(), re.DOTALL)[1]
-  names = SHARED | OWN.get(name.removesuffix("_attention"), {})
-  out = jax.eval_shape(lambda: eval(example, {name: function} | names))
+  code, arrays = example(name)
+  names = {name: getattr(attention, name)} | arrays
+  out = jax.eval_shape(lambda: eval(code, names))
   assert (out.shape, out.dtype) == (X.shape, X.dtype)

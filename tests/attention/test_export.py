@@ -6,7 +6,6 @@ first lines of their docstrings with all masks, ids and states that they take.
 
 import functools
 import inspect
-import re
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,10 @@ import pytest
 import attention
 from attention import Dims, gates_from_keys, platform
 from attention.testing import assert_close
+from tests.attention import test_examples
 from tests.attention.forms import OWN as FACTORIES
 from tests.attention.forms import SIZES
-from tests.attention.test_examples import FUNCTIONS, OWN, SHARED, H, N, T
+from tests.attention.test_examples import FUNCTIONS, H, N, T
 
 BATCHES = 3, 5
 
@@ -42,10 +42,8 @@ def rows(tree, batch):
 
 
 def example(name):
-  """The code of a function's first example, and the arrays in it for a batch."""
-  lines = inspect.getdoc(getattr(attention, name)).split("\n\n")
-  code = re.fullmatch(r"out = (.*)", lines[1].strip(), re.DOTALL)[1]
-  arrays = SHARED | OWN.get(name.removesuffix("_attention"), {})
+  """As of `test_examples`, with arrays for a batch."""
+  code, arrays = test_examples.example(name)
   rng = np.random.default_rng(0)
 
   def for_batch(x):

@@ -1,8 +1,6 @@
 """An eager call compiles once: every function, every mechanism, their gradients."""
 
 import functools
-import inspect
-import re
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +11,21 @@ import attention
 from attention import platform, plug, programs
 from attention.testing.transforms import compilations
 from tests.attention.calls import draw
-from tests.attention.test_examples import FUNCTIONS, OWN, SHARED, H, N, T
+from tests.attention.test_examples import FUNCTIONS, H, N, T, example
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_second_call_of_a_function_compiles_nothing(name):
-  function = getattr(attention, name)
-  lines = inspect.getdoc(function).split("\n\n")
-  example = re.fullmatch(r"out = (.*)", lines[1].strip(), re.DOTALL)[1]
-  names = SHARED | OWN.get(name.removesuffix("_attention"), {})
+  code, arrays = example(name)
+  names = {name: getattr(attention, name)} | arrays
 
   def call(q):
-    return eval(example, {name: function} | names | {"q": q})
+    return eval(code, names | {"q": q})
 
   def gradient(q):
     return jax.grad(lambda q: jnp.square(call(q)).sum())(q)
 
-  first, second = SHARED["q"], 0.5 * SHARED["q"]
+  first, second = arrays["q"], 0.5 * arrays["q"]
   for compute in (call, gradient):
     jax.block_until_ready(compute(first))
     with compilations() as compiled:
