@@ -60,7 +60,7 @@ compiled: $(DEVICES)/.installed
 	$(DEVICES)/bin/python -m benchmarks.compiled $(COMPILED)
 
 describe: $(DEVICES)/.installed
-	$(DEVICES)/bin/python -m training.describe $(DESCRIBE)
+	$(DEVICES)/bin/python -m training.commands.describe $(DESCRIBE)
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -71,7 +71,7 @@ lint: setup
 test: lint
 	$(PYTHON) -m pytest $(PYTEST) -m "not thorough"
 
-OF = $(if $(NAME),--of=$(NAME) tests/attention tests/peers,$(if $(PART),\
+OF = $(if $(NAME),--of=$(NAME) tests/attention tests/verification/peers,$(if $(PART),\
   $(wildcard tests/$(PART) projects/$(PART)/tests)))
 
 test-of: setup
@@ -81,8 +81,8 @@ test-of: setup
 
 test-all: lint
 	COMPILE=fully $(PYTHON) -m pytest $(PYTEST)
-	$(PYTHON) -m tests.mutants --workers=2
-	$(PYTHON) -m tests.campaign --minutes=5
+	$(PYTHON) -m tests.verification.mutants --workers=2
+	$(PYTHON) -m tests.verification.campaign --minutes=5
 
 $(VENV)/.docs-installed: docs/requirements.txt $(VENV)/.installed
 	@$(call install,-r $<)

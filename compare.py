@@ -31,7 +31,8 @@ from absl import flags
 from comparison import archive, config, measure, records, run, status
 from comparison import folder as folder_lib
 from settings.errors import ConfigError
-from training import atomic, config_flag, entry
+from training import atomic
+from training.commands import config_flag, entry
 
 _CONFIG = config_flag.define(
   "FILE.py; --config.attention=dense,lsh:chunk_size=8 and --config.seeds=0,1 "
@@ -86,10 +87,10 @@ def main(command: str | None) -> None:
   if command == "measure":
     measure.measure(folder)
   # With pandas and SciPy it takes two seconds to import.
-  from comparison import report
+  from comparison.report import files
 
-  print(report.write(folder))
-  print(folder / report.PAGE)
+  print(files.write(folder))
+  print(folder / files.PAGE)
   if command is None:
     run.check_trained(folder)
 
@@ -99,7 +100,7 @@ def _run() -> Path:
   shard = _shard(_SHARD.value)
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
   # With pandas and SciPy it takes two seconds to import.
-  from comparison import report
+  from comparison.report import files
 
   typed = config_flag.typed(_CONFIG)
   comparison = config.parse(mapping, typed)
@@ -107,7 +108,7 @@ def _run() -> Path:
   if _WORKDIR.value is not None:
     folder = Path(_WORKDIR.value)
   comparison = folder_lib.paced(comparison, records.shared(folder), typed)
-  run.run(comparison, folder, shard, report.meanwhile(folder))
+  run.run(comparison, folder, shard, files.meanwhile(folder))
   return folder
 
 

@@ -29,7 +29,7 @@ import jaxtyping
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tasks import cache
+from settings import cache
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Compiled programs are kept between runs of the suite, of any checkout: with them it
@@ -42,7 +42,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 if compiling.FULLY:
   jaxtyping.install_import_hook(["attention"], "beartype.beartype")
 
-from attention import ATTENTIONS, programs  # isort: skip
+from attention import ATTENTIONS
+
+from attention.platform import programs  # isort: skip  # isort: skip
 
 # Programs are many objects that live long. With Python's own thresholds, looking
 # through them again and again takes a tenth of the suite's time.

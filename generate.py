@@ -31,8 +31,10 @@ import models
 from models.published import files
 from settings.errors import ConfigError, escaped, one_line
 import tasks
-from training import entry, inference, process, published
-from training.conversation import Conversation
+from training.commands import entry
+from training.devices import process
+from training.inference import generation, published
+from training.inference.conversation import Conversation
 from training.workdir import check_writable
 
 _WORKDIR = flags.DEFINE_string(
@@ -105,9 +107,9 @@ def main() -> None:
   }
   if sys.stdin.isatty() and sys.stdout.isatty():
     return _converse(Conversation(experiment, variables, **options))
-  lines = inference.read_lines(sys.stdin.buffer)
+  lines = generation.read_lines(sys.stdin.buffer)
   shown = escaped if sys.stdout.isatty() else str
-  for output in inference.generate_lines(
+  for output in generation.generate_lines(
     experiment, variables, lines, **options
   ):
     sys.stdout.write(shown(output) + "\n")

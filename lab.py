@@ -30,18 +30,15 @@ from comparison import run as run_lib
 from settings.errors import ConfigError, RunError
 from settings.leaves import put
 from settings.typed import split
-from training import (
-  attention_maps,
-  config_flag,
-  experiment_config,
-  inference,
-  loop,
-  process,
-)
 from training import experiment as experiment_lib
+from training import experiment_config, loop
 from training import metrics as metrics_lib
 from training import workdir as workdir_lib
-from training.example import make_example
+from training.commands import config_flag
+from training.devices import process
+from training.inference import generation
+from training.pictures import attention_maps
+from training.pictures.example import make_example
 
 if TYPE_CHECKING:
   import pandas as pd
@@ -106,7 +103,7 @@ class Run:
     Raises:
       ConfigError: there is no such checkpoint.
     """
-    return inference.restore_variables(self.experiment, self.folder, step)
+    return generation.restore_variables(self.experiment, self.folder, step)
 
   def attention_maps(self, text: str, target: str | None = None) -> Any:
     """What every layer and head attends to in a text: a figure for a cell.
@@ -126,7 +123,7 @@ class Run:
 
     Args:
       lines: sources, or prompts for a decoder alone.
-      **options: of `training.inference.generate_lines`, as `max_length`, `seed`,
+      **options: of `training.inference.generation.generate_lines`, as `max_length`, `seed`,
         `method` ('greedy', 'beam', 'sample') and what that method has.
 
     Raises:
@@ -135,7 +132,7 @@ class Run:
     if isinstance(lines, str) or not isinstance(lines, Iterable):
       raise ConfigError(f"lines: expected a list of texts, got {lines!r}")
     variables = self.variables()
-    return inference.generate_lines(
+    return generation.generate_lines(
       self.experiment, variables, list(lines), **options
     )
 
@@ -199,14 +196,14 @@ class Comparison:
   records: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
 
   def frame(self) -> "pd.DataFrame":
-    """A row a run: `comparison.frame.runs`."""
-    from comparison import frame
+    """A row a run: `comparison.analysis.frame.runs`."""
+    from comparison.analysis import frame
 
     return frame.runs(self.records)
 
   def summary(self) -> "pd.DataFrame":
-    """A row a mechanism, the best of each task first: `comparison.summary`."""
-    from comparison import summary
+    """A row a mechanism, the best of each task first: `comparison.analysis.summary`."""
+    from comparison.analysis import summary
 
     return summary.summarize(self.frame())
 
@@ -220,8 +217,8 @@ class Comparison:
     Raises:
       ValueError: there is no such task or metric.
     """
-    from comparison import figures, style
-    from comparison.task import by_task
+    from comparison.analysis.task import by_task
+    from comparison.report import figures, style
 
     _show_figures()
     tasks = by_task(self.records)
@@ -262,7 +259,7 @@ def compare(
     **leaves: of the config, as `attention=["dense", "delta"]`, `seeds=3` (that many,
       from 0) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
   """
-  from comparison import report
+  from comparison.report import files
 
   process.replace_signs()
   if isinstance(leaves.get("seeds"), int):
@@ -275,8 +272,8 @@ def compare(
   default = folder_lib.default_workdir(name, parsed)
   folder = default if workdir is None else Path(workdir)
   parsed = folder_lib.paced(parsed, records_lib.shared(folder), leaves)
-  run_lib.run(parsed, folder, after=report.meanwhile(folder))
-  report.write(folder)
+  run_lib.run(parsed, folder, after=files.meanwhile(folder))
+  files.write(folder)
   return load_comparison(folder)
 
 

@@ -22,7 +22,8 @@ from absl import flags
 
 from settings.errors import ConfigError
 from settings.fields import fault
-from training import entry, process
+from training.commands import entry
+from training.devices import process
 from training.workdir import check_writable
 
 _WEIGHTS = flags.DEFINE_string(

@@ -17,17 +17,9 @@ import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
-from training import (
-  cluster,
-  config_flag,
-  config_help,
-  entry,
-  experiment,
-  experiment_config,
-  loop,
-  process,
-  workdir,
-)
+from training import experiment, experiment_config, loop, workdir
+from training.commands import config_flag, config_help, entry
+from training.devices import cluster, process
 
 _CONFIG = config_flag.define(
   "FILE.py or FILE.py:MECHANISM, with options as lsh:chunk_size=8, and commas "

@@ -64,12 +64,8 @@ from attention.path import path, path_attention
 from attention.dsa import dsa, dsa_attention
 # isort: on
 
-from attention import platform
 from attention.adapters import as_attention_fn
-from attention.gates import gates_from_keys
-from attention.indexer import dsa_indexer_loss
-from attention.logits import Logits
-from attention.mods import make_block_mask
+from attention.platform import backend
 from attention.plug import Attention, Dims
 from attention.positions import (
   alibi_bias,
@@ -79,10 +75,13 @@ from attention.positions import (
   t5_bias,
   t5_buckets,
 )
+from attention.recurrent.gates import gates_from_keys
 from attention.registry import ATTENTIONS
-from attention.selected import selected_attention
-from attention.unknown_names import no_attribute
-from attention.visible import (
+from attention.softmax.indexer import dsa_indexer_loss
+from attention.softmax.logits import Logits
+from attention.softmax.mods import make_block_mask
+from attention.softmax.selected_blocks import selected_attention
+from attention.softmax.visible import (
   Visible,
   causal,
   key_mask,
@@ -91,9 +90,10 @@ from attention.visible import (
   segments,
   window,
 )
+from attention.unknown_names import no_attribute
 from attention.weights import attention_weights
 
-platform.warn_of_faulty_fusion()
+backend.warn_of_faulty_fusion()
 
 if TYPE_CHECKING:
   from attention import definitions as definitions

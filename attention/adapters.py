@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import dropout, plug
+from attention import plug
+from attention.softmax import dropout
 from attention.weights import attention_weights
 
 

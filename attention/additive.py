@@ -1,7 +1,7 @@
 """Additive attention (Bahdanau et al., 2015).
 
 Queries and keys are projected, and a tile has scores of its own. Everything else is
-the loop of all softmaxes, `attention.loop`.
+the loop of all softmaxes, `attention.softmax.tiles`.
 """
 
 import dataclasses
@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, layout, own_logits, platform, plug, sharded
+from attention import arguments, plug
 from attention.dense import dense
-from attention.logits import Scores
-from attention.loop import Output, attend
-from attention.sharded import ring
+from attention.platform import backend, layout
 from attention.signature import attention_factory, attention_function
-from attention.visible import Visible, key_mask, visible_from_options
+from attention.softmax import own_logits, sharding
+from attention.softmax.logits import Scores
+from attention.softmax.sharding import ring
+from attention.softmax.tiles import Output, attend
+from attention.softmax.visible import Visible, key_mask, visible_from_options
 
 
 @attention_function(
@@ -120,7 +122,7 @@ def _block(query: Array, key: Array) -> tuple[int, int]:
   # For each pair: the hidden units, and in the backward their gradients.
   pair_bytes = 2 * 4 * batch * num_heads * width
   # These tiles stay in cache, see benchmarks/README.md.
-  return platform.block(pair_bytes, 16, 64, length, key.shape[1])
+  return backend.block(pair_bytes, 16, 64, length, key.shape[1])
 
 
 def _scores(
@@ -140,7 +142,7 @@ def _scores(
 class _Scores(Scores):
   """The scores v · tanh(a_t + c_s) of a tile from a = W q and c = U k.
 
-  It also takes the place of `attention.logits.Logits` in the loop. Arrays of C·D·A
+  It also takes the place of `attention.softmax.logits.Logits` in the loop. Arrays of C·D·A
   numbers exist for one tile only. Every query head has its own keys `[B, N, D, A]`,
   also where query heads share their values.
   """
@@ -261,7 +263,7 @@ def additive(width: int = 64) -> plug.Attention:
       "query_segment_ids": call.pop("query_segment_ids", None),
       "key_segment_ids": call.pop("key_segment_ids", None),
     }
-    sharded.check(query, key, value, **pairs, others=call)
+    sharding.check(query, key, value, **pairs, others=call)
     arguments.check_dropout(dropout_rate, dropout_rng)
     if pairs["mask"] is not None:
       key = jnp.where(pairs["mask"][:, 0, 0, :, None, None], key, 0)

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, dropout, layout, platform, plug, sharded
-from attention.derivative import match_varying
-from attention.logits import Logits
-from attention.loop import attend
-from attention.mods import BlockMask
+from attention import arguments, plug
+from attention.platform import backend, layout
+from attention.platform.blocks import split_blocks
+from attention.platform.derivative import match_varying
 from attention.signature import attention_factory, attention_function
-from attention.softmax import split_blocks
-from attention.visible import Visible, key_mask, segments
+from attention.softmax import dropout, sharding
+from attention.softmax.logits import Logits
+from attention.softmax.mods import BlockMask
+from attention.softmax.tiles import attend
+from attention.softmax.visible import Visible, key_mask, segments
 
 
 @attention_function(
@@ -170,7 +172,7 @@ def _attend_to_blocks(
   batch, length, num_heads, head_dim = query.shape
   row_bytes = 4 * batch * num_heads * (block_size + head_dim + keys[1].shape[3])
   count = length // block_size
-  tiles_per_step = platform.tiles_per_step(row_bytes * block_size, count)
+  tiles_per_step = backend.tiles_per_step(row_bytes * block_size, count)
 
   def attend_head(query, blocks, rng, key, value):
     keys = key, value, mask, key_ids
@@ -246,7 +248,7 @@ def _attend_in_parts(
   what dense attention sends, and one sum over the devices for the global queries.
   """
   ids = query_segment_ids
-  sharded.check(query, key, value, mask, False, ids, key_segment_ids, others)
+  sharding.check(query, key, value, mask, False, ids, key_segment_ids, others)
   length = query.shape[1]
   if length % block_size:
     raise ValueError(
@@ -277,7 +279,7 @@ def _attend_in_parts(
     last = jnp.where(rank == size - 1, x[:, -block_size:], 0)
     return jax.lax.psum(jnp.concatenate([first, last], axis=1), axis_name)
 
-  rows = sharded.replicated_query_attention(
+  rows = sharding.replicated_query_attention(
     ends(query),
     key,
     value,
@@ -308,7 +310,7 @@ def _collected(
 
   def step(carry, hop):
     moving, taken = carry
-    moving = sharded.passed_on(moving, axis_name)
+    moving = sharding.passed_on(moving, axis_name)
     is_here = owner == (rank - hop) % size
     is_here = is_here.reshape(1, -1, *[1] * (x.ndim - 2))
     return (moving, jnp.where(is_here, take(moving), taken)), None

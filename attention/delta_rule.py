@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import gates, plug
-from attention.linear_kernels import Implementation
-from attention.recurrence import recurrent_attention, unit_length
+from attention import plug
+from attention.recurrent import gates
+from attention.recurrent.kernels import Implementation
+from attention.recurrent.recurrence import recurrent_attention, unit_length
 from attention.signature import attention_factory, attention_function
 
 

@@ -14,24 +14,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, dropout, own_logits, platform, plug
-from attention import mods as mods_lib
-from attention.cache import (
+from attention import arguments, plug
+from attention.platform import backend
+from attention.platform.layout import query_dot
+from attention.signature import attention_factory, attention_function
+from attention.softmax import dropout, own_logits
+from attention.softmax import mods as mods_lib
+from attention.softmax.cache import (
   DenseCache,
   appended,
   forgotten_after,
   init_cache,
   prefill,
 )
-from attention.implementations import InParts
-from attention.layout import query_dot
-from attention.logits import Logits, logits_from_options, tables_at
-from attention.loop import Output, with_sinks
-from attention.mods import MaskMod, ScoreMod
-from attention.sharded import attention_in_parts
-from attention.signature import attention_factory, attention_function
-from attention.softmax import softmax_and_lse
-from attention.visible import Visible, visible_from_options
+from attention.softmax.kernels import InParts
+from attention.softmax.logits import Logits, logits_from_options, tables_at
+from attention.softmax.mods import MaskMod, ScoreMod
+from attention.softmax.rows import softmax_and_lse
+from attention.softmax.sharding import attention_in_parts
+from attention.softmax.tiles import Output, with_sinks
+from attention.softmax.visible import Visible, visible_from_options
 
 _WHOLE = 512
 """The longest T that is one block unless the caller asks for less."""
@@ -83,7 +85,7 @@ def dense_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.logits`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.softmax.logits`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
     sinks: `[N]`, one more logit for each head, which takes weight and gives no
@@ -102,7 +104,7 @@ def dense_attention(
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0. Keys `[1, 1]`
       drop the same pairs in all examples and heads.
     block_size: C, rows that are computed at the same time; None is all of a short
-      sequence, and what `attention.platform` allows of a long one.
+      sequence, and what `attention.platform.backend` allows of a long one.
     visible: which pairs count, in addition to the options that say so.
     logits: how pairs are scored, in place of the options that say so.
     return_lse: whether to return the log-sum-exp of the logits, too.
@@ -111,7 +113,7 @@ def dense_attention(
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]`, in
     the dtype of the logits, −∞ for a query that sees nothing. Both have gradients,
     so that results over disjoint sets of keys can be merged
-    (`attention.loop.merge`).
+    (`attention.softmax.tiles.merge`).
 
   Cost: time T·S·N·(H+V), three quarters of it for a causal call of several
   blocks; memory B·N·C·S float32, because whole rows are computed, C queries at
@@ -208,7 +210,7 @@ def _by_rows(
   batch, length, num_heads, _ = query.shape
   if rows is None:
     row_bytes = 4 * batch * num_heads * source_length
-    rows = platform.rows_at_once(row_bytes, length, least=256)
+    rows = backend.rows_at_once(row_bytes, length, least=256)
     # A short sequence is one block, of which nothing is made again.
     rows = length if length <= _WHOLE else rows
   if length <= rows:

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, own_logits, plug
-from attention.cache import init_cache as init_dense
-from attention.cache import prefill as prefill_dense
+from attention import arguments, plug
 from attention.dense import decode as decode_dense
 from attention.dense import dense
-from attention.logits import Logits
-from attention.loop import Output, attend
-from attention.sharded import attention_in_parts
 from attention.signature import attention_factory, attention_function
-from attention.visible import Visible, mask_mod, visible_from_options
+from attention.softmax import own_logits
+from attention.softmax.cache import init_cache as init_dense
+from attention.softmax.cache import prefill as prefill_dense
+from attention.softmax.logits import Logits
+from attention.softmax.sharding import attention_in_parts
+from attention.softmax.tiles import Output, attend
+from attention.softmax.visible import Visible, mask_mod, visible_from_options
 
 
 @attention_function()

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, indexer, layout, plug
+from attention import arguments, plug
 from attention.flash import flash_attention
-from attention.gates import check_given
-from attention.indexer import dsa_indexer_loss
-from attention.loop import Output
+from attention.platform import layout
+from attention.recurrent.gates import check_given
 from attention.signature import attention_factory, attention_function
+from attention.softmax import indexer
+from attention.softmax.indexer import dsa_indexer_loss
+from attention.softmax.tiles import Output
 
 _PARTS = 4
 """Parts of a causal sequence, each of which reads no keys behind it."""

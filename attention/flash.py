@@ -1,21 +1,22 @@
 """Exact attention in blocks, linear in memory (Dao et al., 2022).
 
-`visible` and `logits` are what a call says of pairs, `loop` computes it, and
-`implementations` says when a kernel of cuDNN or tokamax takes a call.
+`visible` and `logits` are what a call says of pairs, `tiles` computes it, and
+`softmax.kernels` says when a kernel of cuDNN or tokamax takes a call.
 """
 
 from functools import partial
 
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, implementations, own_logits, plug
+from attention import arguments, plug
 from attention.dense import dense
-from attention.implementations import Implementation, InParts
-from attention.logits import Logits, logits_from_options
-from attention.loop import Output, attend
-from attention.mods import BlockMask, MaskMod, ScoreMod
 from attention.signature import attention_factory, attention_function
-from attention.visible import Visible, visible_from_options
+from attention.softmax import kernels, own_logits
+from attention.softmax.kernels import Implementation, InParts
+from attention.softmax.logits import Logits, logits_from_options
+from attention.softmax.mods import BlockMask, MaskMod, ScoreMod
+from attention.softmax.tiles import Output, attend
+from attention.softmax.visible import Visible, visible_from_options
 
 
 @attention_function()
@@ -52,7 +53,7 @@ def flash_attention(
 
   Each tile of queries takes the blocks of keys one after another, with an
   online softmax. The backward computes each block again from the log-sum-exp of
-  its rows (`attention.loop`). Masks, biases and segments are read block by block
+  its rows (`attention.softmax.tiles`). Masks, biases and segments are read block by block
   along the axes that they have. In a causal call, blocks above the diagonal are not
   visited.
 
@@ -63,7 +64,7 @@ def flash_attention(
     block_mask: from `make_block_mask(mask_mod, …)`: blocks that it hides are never
       visited; its block size is taken.
     block_size: (C, D), the queries and keys of a block, or one int for both.
-      Only 'xla' takes it. None is the choice of `attention.platform.block`.
+      Only 'xla' takes it. None is the choice of `attention.platform.backend.block`.
     implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
       is the kernel of NVIDIA's GPUs, by `jax.nn`; 'tokamax' is a kernel for a
       GPU or a TPU, by the optional package of that name. None takes cuDNN on a
@@ -77,7 +78,7 @@ def flash_attention(
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
     float32, −∞ for a query that sees nothing. Both have gradients, so that results
-    over disjoint sets of keys can be merged (`attention.loop.merge`).
+    over disjoint sets of keys can be merged (`attention.softmax.tiles.merge`).
 
   Raises:
     ValueError: `implementation` cannot serve the call.
@@ -88,7 +89,7 @@ def flash_attention(
   a bias, which is T×S for each example that has its own mask.
 
   Departs from its paper in two points. The size of a block follows from
-  `attention.platform` and not from a GPU's on-chip memory. What dropout draws for a pair
+  `attention.platform.backend` and not from a GPU's on-chip memory. What dropout draws for a pair
   follows from its positions, instead of from the state of a generator.
 
   Papers: FlashAttention, arXiv:2205.14135. Sinks: gpt-oss, arXiv:2508.10925. Soft
@@ -126,7 +127,7 @@ def flash_attention(
       f"block_size: expected None with block_mask, whose blocks are "
       f"{visible.block_mask.block_size}, got {sizes}"
     )
-  out = implementations.kernel_output(
+  out = kernels.kernel_output(
     implementation,
     query,
     key,
@@ -170,7 +171,7 @@ def flash(
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
       'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
     in_parts: how several devices attend to a sequence of which each has a part:
-      'ring', 'balanced' or 'all_to_all'; see `sharded.attention_in_parts`.
+      'ring', 'balanced' or 'all_to_all'; see `sharding.attention_in_parts`.
     sinks: as `dense` takes it.
     logits_soft_cap: likewise.
     forget: likewise.

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import gates, plug
-from attention.linear_kernels import Implementation
+from attention import plug
 from attention.positions import alibi_slopes
-from attention.recurrence import recurrent_attention
+from attention.recurrent import gates
+from attention.recurrent.kernels import Implementation
+from attention.recurrent.recurrence import recurrent_attention
 from attention.signature import attention_factory, attention_function
 
 

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, layout, own_logits, plug
+from attention import arguments, plug
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.gates import check_given
-from attention.sharded import attention_in_parts
+from attention.platform import layout
+from attention.recurrent.gates import check_given
 from attention.signature import attention_factory, attention_function
-from attention.visible import Visible
+from attention.softmax import own_logits
+from attention.softmax.sharding import attention_in_parts
+from attention.softmax.visible import Visible
 
 _EPSILON = 1e-6
 

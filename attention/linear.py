@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.features import (
+from attention.recurrent.features import (
   FeatureMap,
   attend,
   empty,
@@ -102,7 +102,7 @@ def linear_attention(
   Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)); memory M·(R+V) per
   head, with gradients also one state of M·V numbers per head for each R positions, in
   the causal form for each C. C is `scan.CHUNK` and R is `features.BLOCK`; on a GPU
-  or TPU a step has as many of them as the budget of `attention.platform` allows.
+  or TPU a step has as many of them as the budget of `attention.platform.backend` allows.
 
   Departs from its paper in adding no epsilon to the normaliser, and in masks and
   grouped heads. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.logits import Logits
-from attention.loop import attend
 from attention.signature import attention_factory, attention_function
-from attention.visible import Visible, key_mask
+from attention.softmax.logits import Logits
+from attention.softmax.tiles import attend
+from attention.softmax.visible import Visible, key_mask
 
 
 @attention_function(

@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, layout, packing, plug, recurrence
+from attention import arguments, plug
 from attention.gated_linear import mamba2, with_steps
-from attention.scan import (
+from attention.platform import layout
+from attention.recurrent import gates, packing, recurrence
+from attention.recurrent.scan import (
   Resets,
   chunk_prefixes,
   chunk_size,
@@ -26,8 +28,8 @@ from attention.scan import (
   lies_in_parts,
   scan,
 )
+from attention.recurrent.triangular import decay_to_end, pair_decays
 from attention.signature import attention_factory, attention_function
-from attention.triangular import decay_to_end, pair_decays
 
 
 class LevelState(NamedTuple):

@@ -2,7 +2,7 @@
 
 Each round sorts the tokens of a head by (segment, bucket, position) and cuts them
 into chunks of C; a chunk attends to itself and to the chunk before it. The rounds
-are joined by the log-sum-exp of their logits (`attention.loop.merge`).
+are joined by the log-sum-exp of their logits (`attention.softmax.tiles.merge`).
 
 The paper counts a pair that N_ij rounds show with 1 / N_ij in each. Here the first
 of these rounds counts it whole, which is the same sum. Which pairs a round shows is
@@ -20,10 +20,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, dropout, layout, loop, platform, plug
-from attention.cache import prompt_rows
+from attention import arguments, plug
+from attention.platform import backend, layout
 from attention.signature import attention_factory, attention_function
-from attention.softmax import block_attention, masked_softmax
+from attention.softmax import dropout, tiles
+from attention.softmax.cache import prompt_rows
+from attention.softmax.rows import block_attention, masked_softmax
 
 
 @attention_function(
@@ -46,7 +48,7 @@ def lsh_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   return_lse: bool = False,
-) -> loop.Output:
+) -> tiles.Output:
   r"""Every token attends to near tokens of its own bucket, in several rounds.
 
     out = lsh_attention(q, v, rotations=rotations, chunk_size=64)
@@ -95,7 +97,7 @@ def lsh_attention(
   Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T
   only for a fixed number of buckets. Memory in addition to the arguments: a few
   arrays of B·T·N·(H+V) float32, B·T·N·V float32 for each round, and for a step of G
-  chunks of every head B·N·G·2C·(C+H+V) float32, which `attention.platform` bounds.
+  chunks of every head B·N·G·2C·(C+H+V) float32, which `attention.platform.backend` bounds.
 
   Departs from its paper in the causal form. There chunks are cut from the sorted
   sequence of all tokens, so that future tokens in earlier buckets decide which past
@@ -136,7 +138,7 @@ def lsh_attention(
     jax.checkpoint(attend, prevent_cse=False),
     (jnp.arange(len(order)), order, _by_position(place, order)),
   )
-  parts = loop.merge(*zip(*parts, strict=True))
+  parts = tiles.merge(*zip(*parts, strict=True))
   out, lse = (jnp.swapaxes(x, 1, 2) for x in parts)
   is_alone = lse == -jnp.inf
   # The weight of a token for itself: 1, or NaN where the token is NaN.
@@ -178,7 +180,7 @@ def _attend_round(
   batch, num_heads, length = order.shape
   widest = max(chunk_size, tokens[0].shape[-1], tokens[2].shape[-1])
   row_bytes = 4 * batch * num_heads * 2 * widest
-  most = max(platform.rows_at_once(row_bytes, length) // chunk_size, 1)
+  most = max(backend.rows_at_once(row_bytes, length) // chunk_size, 1)
   count = -(-length // chunk_size)
   steps = -(-count // most)
   chunks_per_step = -(-count // steps)
@@ -306,7 +308,7 @@ def _buckets(
     return jnp.argmax(jnp.concatenate([products, -products], 1), axis=1)
 
   token_bytes = 8 * num_rounds * half * batch * num_heads
-  size = platform.rows_at_once(token_bytes, length, least=64)
+  size = backend.rows_at_once(token_bytes, length, least=64)
   out = jax.lax.map(bucket, jnp.swapaxes(x, 0, 1), batch_size=size)
   return jnp.moveaxis(out, 0, 3)
 

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import gates, plug, sharded
-from attention.linear_kernels import Implementation
-from attention.recurrence import recurrent_attention, segment_begins
-from attention.scan import device_prefix, lies_in_parts
+from attention import plug
+from attention.recurrent import gates
+from attention.recurrent.kernels import Implementation
+from attention.recurrent.recurrence import recurrent_attention, segment_begins
+from attention.recurrent.scan import device_prefix, lies_in_parts
 from attention.signature import attention_factory
+from attention.softmax import sharding
 
 
 class Mamba3State(NamedTuple):
@@ -170,7 +172,7 @@ def _recurrence(
   previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
   decay, end = jnp.exp(log_decay)[..., None], (trapezoid * step)[..., None]
   previous_end, previous_decay = (
-    sharded.with_halo(x, 1, 0, axis_name)[:, :-1] for x in (end, log_decay)
+    sharding.with_halo(x, 1, 0, axis_name)[:, :-1] for x in (end, log_decay)
   )
   weight = previous_end + (1.0 - trapezoid)[..., None] * step[..., None]
   qkv = decay * query, previous[0], weight * previous[1]

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, packing, plug, recurrence
-from attention.scan import (
+from attention import arguments, plug
+from attention.recurrent import gates, packing, recurrence
+from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
   chunks_per_step,
@@ -20,8 +21,8 @@ from attention.scan import (
   lies_in_parts,
   scan,
 )
+from attention.recurrent.triangular import decay_to_end, pair_decays
 from attention.signature import attention_factory, attention_function
-from attention.triangular import decay_to_end, pair_decays
 
 
 @attention_function()

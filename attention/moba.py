@@ -6,13 +6,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import plug
-from attention.block_selection import best_blocks
-from attention.cache import appended
 from attention.dense import dense
-from attention.features import visible_keys
-from attention.loop import Output
-from attention.selected import selected_attention
+from attention.recurrent.features import visible_keys
 from attention.signature import attention_factory, attention_function
+from attention.softmax.block_selection import best_blocks
+from attention.softmax.cache import appended
+from attention.softmax.selected_blocks import selected_attention
+from attention.softmax.tiles import Output
 
 
 @attention_function()

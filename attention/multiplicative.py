@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import own_logits, plug
+from attention import plug
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.loop import Output
-from attention.sharded import attention_in_parts
 from attention.signature import attention_factory, attention_function
-from attention.visible import Visible
+from attention.softmax import own_logits
+from attention.softmax.sharding import attention_in_parts
+from attention.softmax.tiles import Output
+from attention.softmax.visible import Visible
 
 
 @attention_function(

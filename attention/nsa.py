@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, gates, layout, plug
-from attention.block_selection import selected_blocks
-from attention.cache import appended
-from attention.cache import prefill as kept_prompt
+from attention import arguments, plug
 from attention.dense import dense
-from attention.features import visible_keys
 from attention.flash import flash_attention
-from attention.selected import selected_attention
+from attention.platform import layout
+from attention.platform.blocks import padded
+from attention.recurrent import gates
+from attention.recurrent.features import visible_keys
 from attention.signature import attention_factory, attention_function
 from attention.sliding_window import sliding_window_attention
-from attention.softmax import padded
-from attention.visible import key_mask, mask_mod
+from attention.softmax.block_selection import selected_blocks
+from attention.softmax.cache import appended
+from attention.softmax.cache import prefill as kept_prompt
+from attention.softmax.selected_blocks import selected_attention
+from attention.softmax.visible import key_mask, mask_mod
 
 _INSTEAD = "nsa attention chooses blocks for each query; give a key mask"
 

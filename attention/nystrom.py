@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, platform, plug, sharded
-from attention.logits import Logits
-from attention.loop import attend
+from attention import arguments, plug
+from attention.platform import backend
+from attention.platform.blocks import padded, split_blocks
 from attention.signature import attention_factory, attention_function
-from attention.softmax import masked_softmax, padded, split_blocks
-from attention.visible import Visible, key_mask
+from attention.softmax import sharding
+from attention.softmax.logits import Logits
+from attention.softmax.rows import masked_softmax
+from attention.softmax.tiles import attend
+from attention.softmax.visible import Visible, key_mask
 
 
 @attention_function(
@@ -184,7 +187,7 @@ def _attend(
     block=(block_size, block_size),
   )
   if axis_name is not None:
-    mixed, _ = sharded.merged_over(axis_name, mixed, lse)
+    mixed, _ = sharding.merged_over(axis_name, mixed, lse)
   mixed = jnp.einsum("BNLM,BMNV->BLNV", inverse, mixed, precision=_EXACT)
   # F (A⁺ B V): the landmarks are few keys.
   out, _ = attend(
@@ -255,9 +258,9 @@ def _convolved(
     value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
   batch, length, heads, features = value.shape
   taps, side = len(kernel), len(kernel) // 2
-  size = max(platform.DIAGONAL_ROWS, taps - 1)
+  size = max(backend.DIAGONAL_ROWS, taps - 1)
   count = -(-length // size)
-  value = sharded.with_halo(value, side, side, axis_name)
+  value = sharding.with_halo(value, side, side, axis_name)
   value = padded(value, (count + 1) * size - value.shape[1])
   blocks = split_blocks(value.astype(jnp.float32), size)
   around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]

@@ -17,16 +17,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, platform, plug, softmax
+from attention import arguments, plug
 from attention.dense import dense
-from attention.layout import dot, query_dot
-from attention.logits import forget_sums
-from attention.loop import Output, merge
-from attention.recurrence import unit_length
-from attention.scan import chunk_size, scan_leftward
+from attention.platform import backend
+from attention.platform.blocks import block_map, join_blocks, split_blocks
+from attention.platform.layout import dot, query_dot
+from attention.recurrent import gates
+from attention.recurrent.recurrence import unit_length
+from attention.recurrent.scan import chunk_size, scan_leftward
+from attention.recurrent.triangular import inverse
 from attention.signature import attention_factory, attention_function
-from attention.triangular import inverse
-from attention.visible import visible_in_tile
+from attention.softmax.logits import forget_sums
+from attention.softmax.rows import softmax_and_lse
+from attention.softmax.tiles import Output, merge
+from attention.softmax.visible import visible_in_tile
 
 BLOCK = 128
 """C on a CPU, unless a call says so."""
@@ -64,7 +68,7 @@ def path_attention(
     mask: key mask `[B, 1, 1, T]`. A hidden position turns and forgets nothing.
     is_causal: must be True, because products go from a query to the left.
     block_size: C, raised to a power of two; it changes rounding alone. None is at most
-      `BLOCK` on a CPU, and what `platform` allows elsewhere.
+      `BLOCK` on a CPU, and what `backend` allows elsewhere.
 
   Other options, results and errors: as `flash_attention`, and ValueError where
   `is_causal` is False. All positions between two of a segment turn their score. All is
@@ -89,11 +93,11 @@ def path_attention(
   sums = None if log_forget is None else forget_sums(arrays[-1])
   ids = keep, query_segment_ids, key_segment_ids
   arrays = query.astype(jnp.float32) * scale, *arrays[:-1], sums, ids
-  arrays = softmax.split_blocks(arrays, size)
-  states, keys = softmax.block_map(_own_block, 1, *arrays)
+  arrays = split_blocks(arrays, size)
+  states, keys = block_map(_own_block, 1, *arrays)
   rows = states, *arrays[-2:]
   states = scan_leftward(lambda rows: rows[0], _visit, rows, keys)
-  _, out, lse = (softmax.join_blocks(x, length) for x in states)
+  _, out, lse = (join_blocks(x, length) for x in states)
   out = out.astype(query.dtype)
   return (out, lse) if return_lse else out
 
@@ -103,7 +107,7 @@ def _block(query: Array) -> int:
   batch, length, num_heads, _ = query.shape
   # For each pair: two scores, a weight and what a block's own keys need.
   pair_bytes = 4 * 16 * batch * num_heads
-  return platform.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
+  return backend.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
 
 def _masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
@@ -141,12 +145,12 @@ def _final_keys(key, householder, beta):
     )
     return later @ product, end @ jnp.swapaxes(later, 2, 3)
 
-  blocks = softmax.split_blocks((key, householder, beta), size)
+  blocks = split_blocks((key, householder, beta), size)
   blocks = [jnp.moveaxis(x, 1, 0) for x in blocks]
   unit = jnp.eye(key.shape[3], dtype=key.dtype)[None, None]
   unit += jnp.zeros_like(key[:, 0, :, :, None])
   _, keys = jax.lax.scan(turn, unit, blocks, reverse=True)
-  return softmax.join_blocks(jnp.moveaxis(keys, 0, 1), length)
+  return join_blocks(jnp.moveaxis(keys, 0, 1), length)
 
 
 def _own_block(query, key, value, householder, beta, sums, ids):
@@ -183,7 +187,7 @@ def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
   shown = visible_in_tile(
     scores.shape[3], key_ids[0], ids[1], key_ids[2], right
   )
-  weights, lse = softmax.softmax_and_lse(scores, shown)
+  weights, lse = softmax_and_lse(scores, shown)
   return query_dot("bkqd,bkdv->bkqv", weights, value), lse
 
 

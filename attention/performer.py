@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.features import FeatureMap, attend, root_scale
 from attention.linear import feature_mechanism
+from attention.recurrent.features import FeatureMap, attend, root_scale
 from attention.signature import attention_factory, attention_function
 
 _RELU_EPSILON = 1e-3

@@ -4,7 +4,7 @@ T5 and ALiBi add a number to the logits that depends only on the distance of key
 from query. Both are tables `[N, 2L+1]` for distances -L … L, where the last
 entry serves for all larger distances. `dense_attention`, `flash_attention`,
 `sliding_window_attention` and `multiplicative_attention` take them as
-`relative_bias`, and `attention.logits` adds them without a T×S array. Shaw's
+`relative_bias`, and `attention.softmax.logits` adds them without a T×S array. Shaw's
 relative keys `[2L+1, H]` need no function: the trained table itself is the
 argument `relative_keys`. A table for each head, `[N, 2L+1, H]`, serves as well:
 with it Transformer-XL's logits are those of the query q + u with a bias
@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention import arguments, platform
+from attention import arguments
+from attention.platform import backend
 
 
 def t5_buckets(
@@ -309,7 +310,7 @@ def sines(
   check_positions(positions)
   frequencies = frequencies.reshape(1, 1, -1)
   if isinstance(positions, np.ndarray):
-    if platform.name() == "cpu":
+    if backend.name() == "cpu":
       angles = positions[:, :, None].astype(np.float32) * frequencies
       return np.sin(angles), np.cos(angles)
     # XLA would compute what follows of a constant while it compiles.

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import AbstractArray, Array
 
-from attention import arguments, plug, programs
-from attention.cache import bounded
+from attention import arguments, plug
+from attention.platform import programs
+from attention.softmax.cache import bounded
 from attention.unknown_names import has_arrays
 
 P = ParamSpec("P")

@@ -1,6 +1,6 @@
 """Sliding-window attention with global tokens (Beltagy et al., 2020).
 
-Without dilation and global tokens, the softmax is one call of `attention.loop.attend`
+Without dilation and global tokens, the softmax is one call of `attention.softmax.tiles.attend`
 with a window in its `Visible`; with them, and over positions of other devices,
 `windows` merges several. To decode, the last keys are kept in a ring.
 """
@@ -14,24 +14,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import (
-  arguments,
-  implementations,
-  layout,
-  own_logits,
-  plug,
-  windows,
-)
-from attention import visible as visibility
-from attention.cache import DenseCache, forgotten_after, forgotten_since
-from attention.cache import init_cache as init_dense
+from attention import arguments, plug
 from attention.dense import attend_to_slots
-from attention.implementations import Implementation
-from attention.logits import Logits, logits_from_options
-from attention.loop import Output, attend, with_sinks
-from attention.mods import MaskMod, ScoreMod
+from attention.platform import layout
 from attention.signature import attention_factory, attention_function
-from attention.visible import Visible, visible_from_options
+from attention.softmax import kernels, own_logits, windows
+from attention.softmax import visible as visibility
+from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
+from attention.softmax.cache import init_cache as init_dense
+from attention.softmax.kernels import Implementation
+from attention.softmax.logits import Logits, logits_from_options
+from attention.softmax.mods import MaskMod, ScoreMod
+from attention.softmax.tiles import Output, attend, with_sinks
+from attention.softmax.visible import Visible, visible_from_options
 
 
 @attention_function()
@@ -95,7 +90,7 @@ def sliding_window_attention(
     global_qkv: separate (query, key, value) with which the global queries look
       at all keys. Other queries see global keys through `key` and `value`.
     block_size: C, the queries of a tile. Only 'xla' takes it. None is the
-      choice of `attention.platform.window_rows`.
+      choice of `attention.platform.backend.window_rows`.
     implementation: as `flash_attention`. cuDNN takes a window to the left without a
       mask. It and tokamax need T = S, and neither has segments, tables, dropout,
       dilation or global tokens.
@@ -165,7 +160,7 @@ def sliding_window_attention(
       "takes them"
     )
   near = visible & visibility.window(left, right)
-  out = implementations.kernel_output(
+  out = kernels.kernel_output(
     implementation,
     query,
     key,

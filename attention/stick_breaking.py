@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, platform, plug
-from attention.cache import appended
+from attention import arguments, plug
 from attention.dense import dense
-from attention.layout import query_dot
-from attention.scan import scan_leftward
+from attention.platform import backend
+from attention.platform.blocks import join_blocks, split_blocks
+from attention.platform.layout import query_dot
+from attention.recurrent.scan import scan_leftward
 from attention.signature import attention_factory, attention_function
-from attention.softmax import join_blocks, split_blocks
-from attention.visible import visible_in_tile
+from attention.softmax.cache import appended
+from attention.softmax.visible import visible_in_tile
 
 _HIDDEN = -1e30
 """The logit of a key that is not seen, of which nothing breaks off."""
@@ -63,7 +64,7 @@ def stick_breaking_attention(
     is_causal: must be True, because the order of keys is that to the left of a query.
     query_segment_ids: `[B, T]`; keys of another segment break nothing off.
     block_size: C, queries and keys of a tile; None is at most `BLOCK` on a CPU, and
-      what `platform` allows elsewhere. It changes rounding alone.
+      what `backend` allows elsewhere. It changes rounding alone.
 
   Other options: as `dense_attention`.
 
@@ -123,7 +124,7 @@ def _block(query: Array) -> int:
   batch, length, num_heads, _ = query.shape
   # For each pair: a score, what breaks off, the sum of it to the right, and a weight.
   pair_bytes = 4 * 4 * batch * num_heads
-  return platform.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
+  return backend.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
 
 def _whole(query: Float[Array, "B N C H"], value: Array) -> Any:

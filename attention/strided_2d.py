@@ -9,8 +9,8 @@ import numpy as np
 
 from attention import plug
 from attention.flash import flash_attention
-from attention.loop import Output
 from attention.signature import attention_factory, attention_function
+from attention.softmax.tiles import Output
 from attention.window_2d import check_grid, nearest_square
 
 

@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, dropout, platform, plug
+from attention import arguments, plug
+from attention.platform import backend
+from attention.platform.blocks import block_map, padded
 from attention.signature import attention_factory, attention_function
-from attention.softmax import block_attention, block_map, padded
+from attention.softmax import dropout
+from attention.softmax.rows import block_attention
 
 
 @attention_function(
@@ -147,7 +150,7 @@ def window_2d_attention(
       kept=kept,
     )
 
-  size = block_size or platform.rows_at_once(
+  size = block_size or backend.rows_at_once(
     4 * batch * num_heads * area, count * area
   )
   ids = query_segment_ids, key_segment_ids

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, layout, plug, sharded
-from attention.features import (
+from attention import arguments, plug
+from attention.linear import hedgehog_features, identity_kernels, project_heads
+from attention.platform import layout
+from attention.recurrent.features import (
   FeatureMap,
   Scaled,
   chunk_sums,
@@ -28,9 +30,9 @@ from attention.features import (
   unrows,
   visible_keys,
 )
-from attention.linear import hedgehog_features, identity_kernels, project_heads
-from attention.scan import chunk_size, chunks_per_step, scan
+from attention.recurrent.scan import chunk_size, chunks_per_step, scan
 from attention.signature import attention_factory, attention_function
+from attention.softmax import sharding
 
 _FIRST_SHARE = 0.1
 """γ before training, as in the configs of the paper's code."""
@@ -141,7 +143,7 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   phi = _features(head_dim)
   is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
   if is_part:
-    reached = [sharded.with_halo(x, window, 0, axis_name) for x in keys]
+    reached = [sharding.with_halo(x, window, 0, axis_name) for x in keys]
     left = [x[:, :length] for x in reached]
     left[2] = left[2] > 0
     left[0] = project_heads(params[1], left[0], left[2])

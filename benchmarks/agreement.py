@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags
 
 from settings.errors import ConfigError
-from training import entry
+from training.commands import entry
 
 _ATTENTION = flags.DEFINE_list("attention", "all", "as of benchmarks.scaling")
 _LENGTH = 257
@@ -130,7 +130,7 @@ def _cells(
   import jax
   import jax.numpy as jnp
 
-  from attention import platform
+  from attention.platform import backend
   from benchmarks.programs import first_line
 
   def cast(dtype):
@@ -140,7 +140,7 @@ def _cells(
     return jax.tree.map(one, arguments)
 
   cpu = jax.devices("cpu")[0]
-  with platform.tracing_for("cpu"), jax.default_device(cpu):
+  with backend.tracing_for("cpu"), jax.default_device(cpu):
     arrays = jax.device_put(cast(jnp.float32), cpu)
     expected = jax.jit(_wrapper(reference))(*arrays)
   cells = []

@@ -5,7 +5,7 @@
 
 Every mechanism at the sizes of `benchmarks.scaling`, forward and with gradients, its
 causal form where it has one. XLA compiles for a description of the device
-(`training.target`), so nothing is timed; what makes a program slow is visible all the same:
+(`training.devices.target`), so nothing is timed; what makes a program slow is visible all the same:
 
   trips         of the longest loop
   conditionals  branches that are taken while the program runs
@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from training import entry
+from training.commands import entry
 
 TARGETS = {"h100": "h100", "v5e": "v5e:2x2"}
 """Device -> the smallest machine that has it."""
@@ -38,7 +38,7 @@ def main() -> None:
   import jax
 
   from benchmarks import programs, scaling_tables
-  from training import target
+  from training.devices import target
 
   where = target.find(TARGETS[_TARGET.value])
   size = programs.Size(batch=2, heads=16, head_dim=64, dtype="bfloat16")
@@ -91,7 +91,7 @@ def report(
   Args:
     function: is traced anew.
     arguments: pytrees of arrays or of their shapes.
-    where: from `training.target`.
+    where: from `training.devices.target`.
 
   Returns:
     seconds of compiling, bytes of temporaries, `hlo.counts`, and 'bytes' and
@@ -100,7 +100,7 @@ def report(
   import jax
   import numpy as np
 
-  from training import hlo, target
+  from training.devices import hlo, target
 
   mesh = jax.sharding.Mesh(
     np.array(where.devices[:1]),

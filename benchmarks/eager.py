@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from training import entry
+from training.commands import entry
 
 _ATTENTION = flags.DEFINE_list("attention", ["all"], "mechanisms, or all")
 _LENGTH = flags.DEFINE_integer("length", 64, "T = S", lower_bound=1)

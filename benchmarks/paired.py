@@ -19,7 +19,8 @@ from typing import Any
 from absl import flags
 
 from settings.errors import ConfigError
-from training import entry, process
+from training.commands import entry
+from training.devices import process
 
 _BEFORE = flags.DEFINE_string("before", None, "commit to compare with")
 _LENGTHS = flags.DEFINE_list("lengths", ["1024", "4096", "16384"], "of T = S")

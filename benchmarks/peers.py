@@ -2,7 +2,7 @@
 
     VENV/bin/python -m benchmarks.peers --peer=jax.nn|jla|ejkernel
 
-VENV is one of the peer's own, which the head of `tests/peers/make_jla.py` or of
+VENV is one of the peer's own, which the head of `tests/verification/peers/make_jla.py` or of
 `make_ejkernel.py` makes; the library needs nothing but `jaxtyping` there. Both functions
 of a row are compiled and called in turn in one process, forward and with gradients of
 query, key and value, and the least time of a call counts. Ratios are ours / theirs, of

@@ -14,9 +14,11 @@ from typing import Any
 
 from absl import flags
 
-from training import entry
+from training.commands import entry
 
-_TARGET = flags.DEFINE_string("target", "h100:8", "as of training.describe")
+_TARGET = flags.DEFINE_string(
+  "target", "h100:8", "as of training.commands.describe"
+)
 _PARAMETERS = flags.DEFINE_list("parameters", "85M,1.2B", "sizes of SIZES")
 _ATTENTION = flags.DEFINE_list(
   "attention", "flash,sliding_window,gated_delta", "mechanisms"
@@ -47,7 +49,7 @@ def main() -> None:
   import jax
 
   from benchmarks import scaling_tables
-  from training import target as target_lib
+  from training.devices import target as target_lib
 
   target = target_lib.find(_TARGET.value)
   print(f"{_TARGET.value}, jax {jax.__version__}\n")
@@ -83,7 +85,8 @@ def _cells(
   """What is found of one step."""
   from benchmarks.programs import first_line
   from configs import text as config_file
-  from training import compiled_step, experiment_config
+  from training import experiment_config
+  from training.devices import compiled_step
 
   config = config_file.get_config(attention).to_dict()
   config |= {"batch_size": rows, "mesh": mesh}

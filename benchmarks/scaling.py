@@ -23,7 +23,7 @@ import time
 from absl import flags
 
 from settings.errors import ConfigError
-from training import entry
+from training.commands import entry
 
 _LENGTHS = flags.DEFINE_list(
   "lengths", "256,512,1024,2048,4096,8192,16384", "T = S"
@@ -61,7 +61,7 @@ def main() -> None:
   import jax
 
   from benchmarks import bounds, programs, scaling_tables, timing
-  from training import process
+  from training.devices import process
 
   if _KEEP_FREED.value:
     process.keep_freed()

@@ -4,7 +4,7 @@ from pathlib import Path
 import time
 
 from comparison import records, worker
-from comparison.usage import BUSY_CORES, Meter
+from comparison.measurement.usage import BUSY_CORES, Meter
 from settings.errors import RunError
 
 _WATCHED_SECONDS = 1.0

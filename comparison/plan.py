@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 
-from comparison import costs, layers
+from comparison import layers
 from comparison.config import Comparison, Leaves
 from comparison.layers import BASELINE
+from comparison.measurement import costs
 import models
 from settings.errors import ConfigError
 from settings.leaves import flatten, put

@@ -21,19 +21,13 @@ import tempfile
 import time
 from typing import Any
 
-from comparison import measurements, plan, records, usage
+from comparison import plan, records
+from comparison.measurement import measurements, usage
 from comparison.plan import Run
 from settings.errors import one_line
-from training import (
-  atomic,
-  entry,
-  evaluate,
-  experiment,
-  loop,
-  metrics,
-  process,
-  workdir,
-)
+from training import atomic, evaluate, experiment, loop, metrics, workdir
+from training.commands import entry
+from training.devices import process
 from training.experiment import Experiment
 from training.signals import Signals
 

@@ -8,8 +8,8 @@ import pathlib
 from typing import NamedTuple
 
 from attention.registry import ATTENTIONS
-from tests.peers import agreement, vectors
-from tests.peers.vectors import Case
+from tests.verification.peers import agreement, vectors
+from tests.verification.peers.vectors import Case
 import training  # noqa: F401 - switches off a faulty fusion of XLA
 
 PAGE = pathlib.Path(__file__).with_suffix(".md")
@@ -38,7 +38,7 @@ html_theme.sidebar_secondary.remove: true
 
 # Agreement
 
-Results of other people's programs, to which tests hold the functions and the definitions: [tests/peers](../tests/peers) has their arguments, results, gradients and states, and the scripts that made them. *results*, *gradients* and *definition* are the largest differences, as shares of the largest value of an array; tests allow 2e-5, and 1e-4 for gradients. Peers compute in float32, definitions in float64. `python -m docs.agreement` writes this page.
+Results of other people's programs, to which tests hold the functions and the definitions: [tests/verification/peers](../tests/verification/peers) has their arguments, results, gradients and states, and the scripts that made them. *results*, *gradients* and *definition* are the largest differences, as shares of the largest value of an array; tests allow 2e-5, and 1e-4 for gradients. Peers compute in float32, definitions in float64. `python -m docs.agreement` writes this page.
 
 """
 

@@ -11,8 +11,8 @@ COMMANDS = (
   "compare.py",
   "generate.py",
   "swap.py",
-  "-m training.describe",
-  "-m training.draw_attention",
+  "-m training.commands.describe",
+  "-m training.commands.draw_attention",
   "-m benchmarks.scaling",
 )
 

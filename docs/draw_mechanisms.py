@@ -36,7 +36,7 @@ from attention import (
   rotary,
   t5_bias,
 )
-from attention.recurrence import unit_length
+from attention.recurrent.recurrence import unit_length
 import training  # noqa: F401 - switches off a faulty fusion of XLA
 
 FOLDER = pathlib.Path(__file__).parent / "mechanisms"

@@ -32,11 +32,12 @@ from typing import Any
 import pandas as pd
 from PIL import Image
 
-from comparison import archive, report
+from comparison import archive
+from comparison.analysis.summary import number
+from comparison.analysis.task import Task, by_task
 from comparison.plan import DENSE, TWIN
-from comparison.summary import number
-from comparison.tables import NOTHING, TIED
-from comparison.task import Task, by_task
+from comparison.report import files
+from comparison.report.tables import NOTHING, TIED
 
 _MARKED = re.compile(
   r"(<!-- (\w+): ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
@@ -230,9 +231,9 @@ def draw(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
       workdir = Path(folder) / "comparison"
       archive.unpack(path.parent / f"{name}.jsonl.xz", workdir)
-      report.write(workdir)
+      files.write(workdir)
       for stem in stems:
-        with Image.open(workdir / report.PLOTS / f"{stem}.png") as image:
+        with Image.open(workdir / files.PLOTS / f"{stem}.png") as image:
           # The median cut would make thin lines of few hues alike.
           small = image.convert("RGB").quantize(
             _COLORS, Image.Quantize.MAXCOVERAGE

@@ -39,8 +39,8 @@ Model = Any
 A call returns logits `[B, T, V]`. A module may say more of itself: `state`, names of
 collections that a step of training replaces, as batch norm does its running
 statistics; `draw_attention` and `name_map`, how its attention is drawn
-(`training.attention_maps`), `input_file` and `draw_input`, likewise of a file
-(`training.draw_attention`); `as_published`, what it is as a published model
+(`training.pictures.attention_maps`), `input_file` and `draw_input`, likewise of a file
+(`training.commands.draw_attention`); `as_published`, what it is as a published model
 (`models.as_pretrained`).
 """
 

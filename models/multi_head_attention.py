@@ -14,7 +14,7 @@ import numpy as np
 
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
-from attention.recurrence import for_values, unit_length
+from attention.recurrent.recurrence import for_values, unit_length
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
 from models.rows import by_rows, where_rows

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import platform
+from attention.platform import backend
 
 Tree = TypeVar("Tree")
 
@@ -50,7 +50,7 @@ def by_rows(
   Returns:
     `[*A, V]`, the same on every platform.
   """
-  if not (platform.profile().merges_rows and _MERGES.get()):
+  if not (backend.profile().merges_rows and _MERGES.get()):
     return function(x)
   rows = function(x.reshape(-1, x.shape[-1]))
   return rows.reshape(*x.shape[:-1], -1)

@@ -17,7 +17,8 @@ import urllib.parse
 
 import tensorflow_datasets as tfds
 
-from tasks import cache, files
+from settings import cache
+from tasks import files
 from tasks.base import DataError
 from tasks.tensorflow_free import without_tensorflow
 

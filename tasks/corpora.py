@@ -10,8 +10,9 @@ from annotated_types import Ge, Interval
 import num2words
 from pydantic.dataclasses import dataclass
 
+from settings import cache
 from settings.fields import STRICT, Count, check, check_unread
-from tasks import cache, numbers
+from tasks import numbers
 from tasks.base import DataError
 from tasks.files import AlignedFiles, typed_path
 

@@ -12,7 +12,8 @@ import re
 import numpy as np
 import sentencepiece
 
-from tasks import base, cache
+from settings import cache
+from tasks import base
 from tasks.base import BOS, EOS, PAD, DataError
 
 MODEL_FILE = "subwords.model"

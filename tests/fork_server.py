@@ -18,7 +18,7 @@ import warnings
 
 import jax
 
-from training import process
+from training.devices import process
 
 
 def preload() -> None:
@@ -33,7 +33,7 @@ def preload() -> None:
   import models.decoding
   import training.evaluate
   import training.experiment
-  import training.inference
+  import training.inference.generation
   import training.loop
 
   # The suite's other modules stay unimported: their tests are about that.

@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from attention import logits, positions
+from attention import positions
+from attention.softmax import logits
 from tests.attention.forms import FUNCTIONS, OWN
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -300,6 +301,6 @@ def test_a_tutorial_is_a_notebook_that_ends_in_a_picture():
 
 
 def test_the_campaign_and_the_planted_faults_fit_the_tree():
-  importlib.import_module("tests.campaign.__main__")
-  faults = importlib.import_module("tests.mutants.__main__")
+  importlib.import_module("tests.verification.campaign.__main__")
+  faults = importlib.import_module("tests.verification.mutants.__main__")
   assert [x for x in faults.MUTANTS if not faults.fits(x)] == []

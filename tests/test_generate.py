@@ -133,7 +133,7 @@ def test_a_terminal_is_not_steered(workdir, tmp_path, monkeypatch, capsys):
   script = tmp_path / "steered.py"
   script.write_text(
     "import io, os, sys\nimport generate\n"
-    "from training import entry, inference\n"
+    "from training.commands import entry; from training.inference import generation as inference\n"
     "class Terminal(io.TextIOWrapper):\n"
     "  isatty = lambda self: True\n"
     "if 'TERMINAL' in os.environ:\n"

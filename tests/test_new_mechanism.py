@@ -42,7 +42,7 @@ import jax
 from attention import arguments
 from docs.capabilities import capability_table
 from benchmarks import bounds, programs
-from comparison import approximation, frame, plan, style
+from comparison.measurement import approximation; from comparison.analysis import frame; from comparison import plan; from comparison.report import style
 from configs import attentions, copy
 from docs import draw_mechanisms
 import models

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from attention import ATTENTIONS, plug
-from training import cluster, mesh
+from training.devices import cluster, mesh
 
 _DOCS = pathlib.Path(__file__).parent.parent / "docs"
 _TEXT = (_DOCS / "scaling.md").read_text("utf-8")

@@ -1,7 +1,7 @@
 """Training: config, state, step, devices, checkpoints, metrics and the loop.
 
 Nothing here knows a task, a model or an attention mechanism by name. Importing it
-switches off a fusion of XLA that returns garbage (`training.process`), so that every
+switches off a fusion of XLA that returns garbage (`training.devices.process`), so that every
 program of the laboratory, a notebook and a test have right numbers. Where the
 environment has no packages, it says in one line how to get them.
 """
@@ -20,6 +20,6 @@ for package in ("absl", "jaxlib"):
 # `attention` warns of the fusion, which is switched off below.
 with warnings.catch_warnings():
   warnings.simplefilter("ignore", RuntimeWarning)
-  from training import process
+  from training.devices import process
 
 process.avoid_faulty_fusion()

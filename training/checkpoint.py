@@ -22,9 +22,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from settings.errors import ConfigError
-from training import cluster, process
 from training.best import is_lower_better
 from training.config import TrainConfig
+from training.devices import cluster, process
 from training.state import TrainState
 
 _KEEP = 3

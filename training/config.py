@@ -18,7 +18,7 @@ from settings.fields import (
   check_unread,
   rest,
 )
-from training.mesh import DATA, MeshConfig
+from training.devices.mesh import DATA, MeshConfig
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -10,8 +10,8 @@ import numpy as np
 
 from settings.errors import RunError, one_line
 import tasks
+from training.devices.parallel import Parallel
 from training.experiment import Experiment
-from training.parallel import Parallel
 
 T = TypeVar("T")
 

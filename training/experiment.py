@@ -23,9 +23,10 @@ from settings.typed import mechanism, split
 import tasks
 from tasks import files
 from tasks.base import save_vocabulary
-from training import best, cluster, memory, ownership, parallel
+from training import best, ownership
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
+from training.devices import cluster, memory, parallel
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState, is_schedule_free
 from training.step import Numbers, StepFunctions

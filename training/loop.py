@@ -13,16 +13,18 @@ import numpy as np
 
 from settings.errors import ConfigError, RunError, one_line
 import tasks
-from training import attention_maps, cluster, evaluate, ownership
-from training import parallel as parallel_lib
+from training import evaluate, ownership
 from training.best import BestEvaluation
 from training.checkpoint import Checkpoints, newest_step
+from training.devices import cluster
+from training.devices import parallel as parallel_lib
+from training.devices.parallel import Parallel
+from training.devices.profile import Profile
 from training.experiment import Experiment
 from training.loss_meter import LossMeter
 from training.metrics import MetricsWriter, Progress, format_values
-from training.parallel import Parallel
+from training.pictures import attention_maps
 from training.prefetch import prefetch
-from training.profile import Profile
 from training.signals import Interrupted, Signals
 from training.state import TrainState
 from training.workdir import STOPPED, final_metrics

@@ -11,10 +11,11 @@ import models
 from settings import json_text
 from settings.errors import ConfigError
 from settings.leaves import Leaves, flatten
-from training import atomic, experiment_config, metrics, process
+from training import atomic, experiment_config, metrics
 from training.checkpoint import newest_step
+from training.devices import process
+from training.devices.mesh import AXES
 from training.experiment_config import ExperimentConfig
-from training.mesh import AXES
 
 CONFIG = "config.json"
 SLOTS = "slots"

@@ -197,7 +197,7 @@ def _same(
 def empty_rows_give_zeros(mechanism: Mechanism, is_causal: bool) -> None:
   """A query that may attend to nothing gives zeros, with gradients of zero.
 
-  `attention.softmax.masked_softmax` does that.
+  `attention.softmax.rows.masked_softmax` does that.
   """
   qkv, call = mechanism.draw_masked(hides=False)
   call["mask"][1] = False

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import plug
-from attention.gates import gates_from_keys
+from attention.recurrent.gates import gates_from_keys
 from attention.testing.calls import Case, require
 
 

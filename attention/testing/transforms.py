@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.derivative import match_varying
+from attention.platform.derivative import match_varying
 from attention.testing.calls import Case, assert_close, require
 from attention.testing.mechanism import Mechanism, backward, law
 from attention.weights import attention_weights
@@ -67,7 +67,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
 
   In values and gradients, inside of `jax.shard_map`. Frequent causes: NumPy on arrays
   that are traced, Python `if` on their values, and zeros that start a loop and do not
-  vary over the devices as its results do (`attention.layout.alike` makes them).
+  vary over the devices as its results do (`attention.platform.layout.alike` makes them).
   """
   apply, qkv, call = _drawn(mechanism)
   factors = np.array([0.5, 1.5], np.float32)

@@ -34,7 +34,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
 """`model_type` -> its family."""
 
 
-READERS = ImportPaths({"run": "training.published:from_run"})
+READERS = ImportPaths({"run": "training.inference.published:from_run"})
 """What else `load_pretrained` opens: `folder -> Pretrained`."""
 
 

@@ -154,7 +154,7 @@ class Opened(NamedTuple):
 def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
   """Reads a folder, or a run, and says what model is in it.
 
-  The folder is data: nothing is imported that it names. `training.published`,
+  The folder is data: nothing is imported that it names. `training.inference.published`,
   `lab.load_run` and `generate.py --workdir` open a run as a program.
 
   Args:

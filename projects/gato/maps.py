@@ -9,7 +9,7 @@ import numpy as np
 import models
 from projects.gato.task import MixedTask
 from settings.errors import ConfigError
-from training import attention_maps
+from training.pictures import attention_maps
 
 _INCHES = 2.6
 
@@ -120,7 +120,7 @@ def _mechanisms(model: Any) -> Sequence[models.AttentionConfig]:
 class DrawnShares:
   """How the attention of Gato is drawn.
 
-  `training.attention_maps` and `training.draw_attention` call these.
+  `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
   """
 
   input_file = "image"

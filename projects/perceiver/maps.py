@@ -9,7 +9,7 @@ import numpy as np
 import models
 from projects.perceiver.config import PerceiverConfig
 from settings.errors import ConfigError
-from training import attention_maps, overlay
+from training.pictures import attention_maps, overlay
 
 NUM_LATENTS = 10
 """Latents that a picture over an image shows."""
@@ -99,7 +99,7 @@ def draw_on_image(
 class DrawnLatents:
   """How the attention of a Perceiver is drawn.
 
-  `training.attention_maps` and `training.draw_attention` call these.
+  `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
   """
 
   input_file = "image"

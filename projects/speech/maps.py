@@ -11,7 +11,7 @@ import numpy as np
 import models
 from projects.speech import ctc, mel
 from projects.speech.task import SpeechTask
-from training import attention_maps
+from training.pictures import attention_maps
 
 _INCHES = 10.0
 _INCHES_PER_ROW = 0.2
@@ -117,7 +117,7 @@ def draw_below_spectrogram(
 class DrawnBelowSpectrogram:
   """How the attention of a Conformer is drawn.
 
-  `training.attention_maps` and `training.draw_attention` call these.
+  `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
   """
 
   input_file = "audio"

@@ -157,7 +157,7 @@ class SpeechTask(base.Task):
     """Raises ValueError: a recording is not typed."""
     raise ValueError(
       f"expected a recording, which is not typed, got {line!r}; "
-      "training.draw_attention reads one with --audio=FILE"
+      "training.commands.draw_attention reads one with --audio=FILE"
     )
 
   def encode_target(self, line: str) -> list[int]:

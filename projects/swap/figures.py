@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 import numpy as np
 
-from comparison import maps
-from comparison import style as style_lib
-from comparison.figures import legend, shortened
-from comparison.page import Picture
-from comparison.style import MUTED
+from comparison.report import maps
+from comparison.report import style as style_lib
+from comparison.report.figures import legend, shortened
+from comparison.report.page import Picture
+from comparison.report.style import MUTED
 from projects.swap import rows
 from projects.swap.records import OWN, Record
 

@@ -8,14 +8,8 @@ from projects.swap import scores, variant
 from projects.swap.records import MODELS, RUNS
 from projects.swap.settings import Choice, Settings
 from projects.swap.source import Source
-from training import (
-  experiment,
-  experiment_config,
-  inference,
-  loop,
-  published,
-  workdir,
-)
+from training import experiment, experiment_config, loop, workdir
+from training.inference import generation, published
 
 
 def finetune(
@@ -87,7 +81,7 @@ def finetune(
       return None
   else:
     run = experiment.create(config, run_folder)
-  variables = inference.restore_variables(run, run_folder)
+  variables = generation.restore_variables(run, run_folder)
   model = load.make_model(described)
   variant.save(source, model, variables, weights)
   metrics = scores.scored(source, model, variables)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import Attention, registry
-from comparison import costs
+from comparison.measurement import costs
 import models
 from models.published import load
 from models.published.family import Described
@@ -23,9 +23,9 @@ from projects.swap.settings import Choice, Settings
 from projects.swap.source import Source
 from projects.swap.substitution import Mechanisms
 from settings.errors import one_line
-from training import attention_maps
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig
+from training.pictures import attention_maps
 from training.state import TrainState
 from training.step import Numbers, StepFunctions
 

@@ -7,15 +7,15 @@ from typing import Any
 import jax
 import pandas as pd
 
-from comparison import page, report, style
-from comparison.page import Section
-from comparison.summary import Cost
-from comparison.tables import Cell, Table
+from comparison.analysis.summary import Cost
+from comparison.report import files, page, style
+from comparison.report.page import Section
+from comparison.report.tables import Cell, Table
 from projects.swap import figures, rows
 from projects.swap.records import CANNOT, Record
 from projects.swap.settings import Settings
 
-PAGE = report.PAGE
+PAGE = files.PAGE
 _TITLE = "Another attention in a model that works"
 _READING = (
   "`own` is the model as it is. Every other row is the same model with another "
@@ -44,7 +44,7 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
   layers.to_csv(workdir / "layers.csv", index=False)
   with style.look():
     pictures = figures.pictures(records)
-  page.save(workdir / report.PLOTS, pictures)
+  page.save(workdir / files.PLOTS, pictures)
   device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
   machine = f"{device}; jax {jax.__version__}"
   able = [r for r in content if r["status"] != CANNOT and not r["keep"]]
@@ -60,9 +60,9 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
     ),
     Section("Plots", pictures),
   ]
-  text = report.markdown(_TITLE, machine, sections)
-  (workdir / report.TEXT).write_text(text, "utf-8")
-  html = page.render(_TITLE, machine, sections, workdir / report.PLOTS)
+  text = files.markdown(_TITLE, machine, sections)
+  (workdir / files.TEXT).write_text(text, "utf-8")
+  html = page.render(_TITLE, machine, sections, workdir / files.PLOTS)
   (workdir / PAGE).write_text(html, "utf-8")
   return text
 

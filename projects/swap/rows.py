@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
-from comparison.summary import Cost
-from comparison.tables import NOTHING, Cell
+from comparison.analysis.summary import Cost
+from comparison.report.tables import NOTHING, Cell
 from projects.swap.records import CANNOT, OWN, Record
 
 _STAGES = ("", "transfer_", "finetune_")

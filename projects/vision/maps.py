@@ -12,8 +12,8 @@ import numpy as np
 import models
 from projects.vision.pyramid_config import PyramidConfig
 from tasks.pixels import check_images
-from training import attention_maps
-from training.overlay import Panel, draw_panels, rollout
+from training.pictures import attention_maps
+from training.pictures.overlay import Panel, draw_panels, rollout
 
 
 def layer_grids(model: Any, shape: Sequence[int]) -> list[tuple[int, int]]:
@@ -182,8 +182,8 @@ def _borders(
 class ReadsImages:
   """What models of images have in common: their batches, and pictures of maps.
 
-  A map is drawn over the image, by `training.attention_maps` and
-  `training.draw_attention`.
+  A map is drawn over the image, by `training.pictures.attention_maps` and
+  `training.commands.draw_attention`.
   """
 
   image_shape: tuple[int, int, int]

@@ -90,7 +90,7 @@ class ImageTask(LabelledTask):
     """Raises ValueError: an image is not typed."""
     raise ValueError(
       f"expected an image, which is not typed, got {line!r}; "
-      "training.draw_attention reads one with --image=FILE"
+      "training.commands.draw_attention reads one with --image=FILE"
     )
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:

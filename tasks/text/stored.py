@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks import base, cache, files, tokenizer, vocabularies
+from settings import cache
+from tasks import base, files, tokenizer, vocabularies
 from tasks.base import DataError
 from tasks.text import source
 from tasks.vocabularies import Vocabulary

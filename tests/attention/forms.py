@@ -32,7 +32,7 @@ SIZES = {
 RECURRENT = [
   name
   for name, factory in OWN.items()
-  if plug.example(factory).apply.__module__ == "attention.gates"
+  if plug.example(factory).apply.__module__ == "attention.recurrent.gates"
 ]
 """Those with a state: they read gates, and have no block size."""
 

@@ -18,9 +18,9 @@ from attention import (
   delta_product_attention,
   delta_rule_attention,
   gated_linear_attention,
-  linear_kernels,
   rwkv7_attention,
 )
+from attention.recurrent import kernels
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE, WRITES = 2, 4, 2, 8, 5, 2
 GATED, DELTA = gated_linear_attention, delta_rule_attention
@@ -123,7 +123,7 @@ def main():
     return attend(kind, *qkv, impl="chunked", **options)
 
   ops.linear_attention = chunked
-  linear_kernels._obstacle = lambda *call: ""
+  kernels._obstacle = lambda *call: ""
   for name, (kind, *_) in CASES.items():
     function, arrays = call(name, length=70)
     results = [

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import platform
+from attention.platform import backend
 from tests.attention.calls import in_float64
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
@@ -138,7 +138,7 @@ def pulled(function, where):
   program = _gradients(lambda given, options: call(function, given, **options))
 
   def traced(given, options):
-    with platform.tracing_for(where):
+    with backend.tracing_for(where):
       return jax.device_get(program(given, options))
 
   return traced

@@ -7,13 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  additive,
-  additive_attention,
-  attention_weights,
-  platform,
-)
-from attention.softmax import masked_softmax
+from attention import additive, additive_attention, attention_weights
+from attention.platform import backend
+from attention.softmax.rows import masked_softmax
 from attention.testing import Case, assert_close
 from tests.attention.calls import assert_refused, normal, pulled
 
@@ -23,7 +19,7 @@ WIDTH = 6
 @pytest.fixture
 def short_blocks(monkeypatch):
   """Blocks of 4 queries and 5 keys, so that short sequences run over many."""
-  monkeypatch.setattr(platform, "block", lambda *_: (4, 5))
+  monkeypatch.setattr(backend, "block", lambda *_: (4, 5))
 
 
 @functools.cache

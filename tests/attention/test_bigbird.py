@@ -12,10 +12,10 @@ from attention import (
   bigbird,
   bigbird_attention,
   bigbird_random_blocks,
-  platform,
 )
 from attention.definitions.bigbird import attended_blocks
 from attention.definitions.shared import visible_pairs
+from attention.platform import backend
 from tests.attention.calls import assert_refused
 from tests.attention.window_cases import (
   assert_close,
@@ -43,7 +43,7 @@ def forward_and_gradients(qkv, cotangent, block_size, where, **options):
   def attend(*qkv):
     return bigbird_attention(*qkv, block_size=block_size, **options)
 
-  with platform.tracing_for(where):
+  with backend.tracing_for(where):
     out, pull = jax.vjp(attend, *qkv)
     return out, *pull(cotangent)
 

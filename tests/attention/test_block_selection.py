@@ -12,9 +12,9 @@ from attention import (
   dense_attention,
   moba_attention,
   nsa_attention,
-  platform,
 )
-from attention.block_selection import best_blocks, selected_blocks
+from attention.platform import backend
+from attention.softmax.block_selection import best_blocks, selected_blocks
 from tests.attention import calls
 
 B, T, N, K, SIZE = 2, 45, 4, 2, 4
@@ -26,7 +26,7 @@ PLACES = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
 
 @partial(jax.jit, static_argnums=2)
 def moba_blocks(query, key, where):
-  with platform.tracing_for(where):
+  with backend.tracing_for(where):
     return best_blocks(query, key, jnp.ones((B, T), bool), PLACES, SIZE, 4)
 
 
@@ -36,7 +36,7 @@ def nsa_blocks(query, key, where):
   key = key[:, 1::2]
   shown = jnp.ones(key.shape[:2], bool)
   sizes, total = (2, 2, SIZE, 5), -(-T // SIZE)
-  with platform.tracing_for(where):
+  with backend.tracing_for(where):
     return selected_blocks(query, key, shown, PLACES, sizes, total, None)
 
 

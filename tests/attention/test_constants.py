@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import attention
-from attention import ATTENTIONS, Dims, features, plug
+from attention import ATTENTIONS, Dims, plug
 from attention.performer import _RELU_EPSILON
-from attention.recurrence import unit_length
+from attention.recurrent import features
+from attention.recurrent.recurrence import unit_length
 from docs import draw_mechanisms
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent

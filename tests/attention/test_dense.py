@@ -17,9 +17,15 @@ from attention import (
   latent_attention,
   multiplicative_attention,
 )
-from attention.logits import Logits
+from attention.softmax.logits import Logits
+from attention.softmax.visible import (
+  causal,
+  key_mask,
+  mask_mod,
+  pair_mask,
+  window,
+)
 from attention.testing import Case, assert_close
-from attention.visible import causal, key_mask, mask_mod, pair_mask, window
 from tests.attention.calls import (
   assert_equal,
   assert_refused,

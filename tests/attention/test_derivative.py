@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import attention
-from attention.derivative import with_backward
+from attention.platform.derivative import with_backward
 from tests.attention.calls import normal
 
 X = np.array([0.3, -1.2, 2.0], np.float32)

@@ -12,12 +12,12 @@ from attention import (
   Dims,
   as_attention_fn,
   dense_attention,
-  dropout,
   flash_attention,
   gates_from_keys,
   lsh_attention,
 )
 from attention.plug import supporting
+from attention.softmax import dropout
 from tests.attention.calls import draw
 
 KEY = jax.random.key(3)

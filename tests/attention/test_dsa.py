@@ -7,17 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  definitions,
-  dsa,
-  dsa_attention,
-  dsa_indexer_loss,
-  indexer,
-)
+from attention import definitions, dsa, dsa_attention, dsa_indexer_loss
 from attention.plug import Dims
+from attention.softmax import indexer
 from tests.attention.calls import normal
 from tests.attention.test_lse import check, of_pairs, weights_of
-from tests.attention.test_selected import LENGTH, options
+from tests.attention.test_selected_blocks import LENGTH, options
 
 TOP_K = 7
 SHAPES = {

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import attention
-from attention import Dims, gates_from_keys, platform
+from attention import Dims, gates_from_keys
+from attention.platform import backend
 from attention.testing import assert_close
 from tests.attention import test_examples
 from tests.attention.forms import OWN as FACTORIES
@@ -103,7 +104,7 @@ _COMPUTED = ("dense", "sliding_window", "linear", "lsh", "delta_rule")
 def test_every_function_is_exported_with_gradients(name):
   """As for a GPU and the largest batch that the symbol may be."""
   run, given = call(name)
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     exported = jax.export.export(jax.jit(run), platforms=("cuda",))
     program = exported(*symbolic(given, ["b <= 8"])).mlir_module()
   assert "?x" in program
@@ -175,7 +176,7 @@ def test_a_length_is_a_number():
 def test_the_largest_batch_is_planned_for():
   (batch,) = jax.export.symbolic_shape("b", constraints=["b <= 48"])
   (any_batch,) = jax.export.symbolic_shape("c")
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     for size, as_number in (batch, 64), (any_batch, 2**64), (3, 3):
-      found = platform.tiles_per_step(2**20 * size, 999)
-      assert found == platform.tiles_per_step(2**20 * as_number, 999)
+      found = backend.tiles_per_step(2**20 * size, 999)
+      assert found == backend.tiles_per_step(2**20 * as_number, 999)

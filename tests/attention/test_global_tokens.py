@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from attention import Visible, causal, definitions, sliding_window_attention
-from attention.logits import Logits
-from attention.visible import window
+from attention.softmax.logits import Logits
+from attention.softmax.visible import window
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM, VALUE = 2, 21, 4, 2, 6, 5
 INDICES = np.array([[3, -1, 16, 3], [20, 0, -1, 40]], np.int32)

@@ -17,8 +17,8 @@ from attention import (
   linear_attention,
   performer,
   performer_attention,
-  platform,
 )
+from attention.platform import backend
 from attention.testing import assert_close
 from tests.attention.calls import (
   assert_equal,
@@ -85,10 +85,10 @@ def test_many_blocks_at_once_give_the_same_numbers(
   qkv = draw(300, 517, value=5)
   call = {"mask": random_mask(1, 1, 1, 517, share=0.8), "is_causal": is_causal}
   expected = pulled(partial(ATTEND[name], **call), *qkv)
-  fewer = platform.ACCELERATOR._replace(tile_bytes=40_000)
-  monkeypatch.setattr(platform, "ACCELERATOR", fewer)
+  fewer = backend.ACCELERATOR._replace(tile_bytes=40_000)
+  monkeypatch.setattr(backend, "ACCELERATOR", fewer)
   call["block_size"] = 16 if is_causal else None
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     got = pulled(partial(ATTEND[name], **call), *qkv)
   assert_equal(got, expected, 1e-4)
   assert_close(got[0], expected[0], 1e-5)
@@ -100,7 +100,7 @@ def test_future_does_not_reach_the_past_of_many_chunks(name):
   later = [np.array(x) for x in qkv]
   for x in later:
     x[:, 200:] = 7.0
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     run = jax.jit(partial(ATTEND[name], is_causal=True))
     out, changed = run(*qkv), run(*later)
   np.testing.assert_array_equal(out[:, :200], changed[:, :200])
@@ -131,7 +131,7 @@ def test_it_lowers_for_accelerators_with_few_steps(name, is_causal):
     out = ATTEND[name](*qkv, is_causal=is_causal)
     return jnp.sum(out.astype(jnp.float32))
 
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     traced = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).trace(x, x, x)
     traced.lower(lowering_platforms=("cuda",))
   trips = [int(n) for n in re.findall(r"\blength=(\d+)", str(traced.jaxpr))]

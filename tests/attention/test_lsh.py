@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Dims, definitions, platform
+from attention import Dims, definitions
 from attention.lsh import lsh, lsh_attention, lsh_rotations
+from attention.platform import backend
 from attention.testing import assert_close
 from tests.attention.calls import assert_refused, normal
 from tests.attention.calls import pulled as pulled_once
@@ -395,9 +396,9 @@ def test_the_budget_of_a_device_changes_no_result(monkeypatch):
     "dropout_rng": jax.random.key(3),
   }
   # Three steps of four chunks, two of which are padding, and then one step.
-  monkeypatch.setattr(platform, "LEAST_ROWS", 16)
+  monkeypatch.setattr(backend, "LEAST_ROWS", 16)
   several = value_and_pull(rotations(), **call)(query, value, cotangent)
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     one = value_and_pull(rotations(), **call)(query, value, cotangent)
   for got, expected in zip(one, several, strict=True):
     assert_close(got, expected, 1e-6)
@@ -413,7 +414,7 @@ def test_an_accelerator_takes_a_round_in_one_step(target, is_causal):
 
   def trips(name):
     run = value_and_pull(r, chunk_size=64, is_causal=is_causal)
-    with platform.tracing_for(name):
+    with backend.tracing_for(name):
       traced = run.trace(shape, shape, shape)
     found = re.findall(r"\blength=(\d+)", str(traced.jaxpr))
     return traced, sorted(int(n) for n in found)

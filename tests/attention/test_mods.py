@@ -13,9 +13,9 @@ from attention import (
   dense_attention,
   flash_attention,
   make_block_mask,
-  platform,
   sliding_window_attention,
 )
+from attention.platform import backend
 from attention.testing import assert_close
 from tests.attention.calls import (
   assert_equal,
@@ -94,7 +94,7 @@ def test_gradients_reach_what_a_score_mod_closes_over(name):
   expected = found(window_of_dense if name == "window" else dense_attention)
   fast, _ = FUNCTIONS[name]
   for size, where in (({}, "cpu"), ({"block_size": 8}, "gpu")):
-    with platform.tracing_for(where):
+    with backend.tracing_for(where):
       assert_equal(found(partial(fast, **size)), expected, 2e-5)
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import attention
-from attention import definitions, platform
+from attention import definitions
 from attention.log_linear import LevelState
+from attention.platform import backend
 from tests.attention import state_cases as cases
 from tests.attention import test_log_linear, test_mesa, test_recurrences
 from tests.attention.state_cases import BATCH, DIM, HEADS, VALUE
@@ -129,7 +130,7 @@ def test_segments_are_those_of_each_alone(rule):
         keep.reshape(*keep.shape, *[1] * (x.ndim - 2)), x, np.nan
       )
   for where in ("cpu", "gpu"):
-    with platform.tracing_for(where):
+    with backend.tracing_for(where):
       found, gradients = jax.jit(lambda *x: run(*x))(spoiled, options)
     cases.assert_values(found, expected, 1e-5)
     largest = np.sqrt(sum(np.sum(np.square(x)) for x in floats(gradients)))

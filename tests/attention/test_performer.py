@@ -14,8 +14,8 @@ from attention import (
   orthogonal_features,
   performer,
   performer_attention,
-  platform,
 )
+from attention.platform import backend
 from tests.attention.calls import assert_refused, draw, normal, pulled
 
 features = jax.jit(orthogonal_features, static_argnums=(1, 2))
@@ -91,7 +91,7 @@ def test_keys_far_from_every_feature_of_a_query_are_not_lost():
   define = functools.partial(definitions.performer_attention, **call)
   doubles = [np.asarray(x, np.float64) for x in qkv]
   for where, options in (("cpu", {}), ("gpu", {"block_size": 16})):
-    with platform.tracing_for(where):
+    with backend.tracing_for(where):
       run = functools.partial(attend, **options)
       out, gradients = pulled(run, *qkv, cotangent=cotangent)
     np.testing.assert_allclose(out, define(*doubles), atol=2e-4)

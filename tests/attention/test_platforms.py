@@ -17,14 +17,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import (
-  ATTENTIONS,
-  Dims,
-  gates_from_keys,
-  platform,
-  plug,
-  programs,
-)
+from attention import ATTENTIONS, Dims, gates_from_keys, plug
+from attention.platform import backend, programs
 from attention.testing import assert_close
 from tests.attention.calls import draw, random_mask
 from tests.attention.forms import FORMS, KINDS, OWN, RECURRENT, SIZES
@@ -68,20 +62,18 @@ def program(name, is_causal, options, dims, mask=None):
 
 def test_blocks_share_a_length_evenly():
   """As many blocks as of the size that is fast, and no larger than they must be."""
-  with platform.tracing_for("cpu"):
+  with backend.tracing_for("cpu"):
     for length in (1, 16, 512, 513, 577, 1000, 1024, 1025, 2049, 5000):
       for bytes_of_pair in (4, 128, 10**9):
-        most, _ = platform.block(bytes_of_pair, 512, 512, 2**20, 2**20)
-        rows, width = platform.block(
-          bytes_of_pair, 512, 256, length, 2 * length
-        )
+        most, _ = backend.block(bytes_of_pair, 512, 512, 2**20, 2**20)
+        rows, width = backend.block(bytes_of_pair, 512, 256, length, 2 * length)
         count = -(-length // most)
         assert -(-length // rows) == count
         assert rows <= min(most, length)
         assert count * rows < length + 16 * count
         assert width <= 2 * length
-    assert platform.block(10**9, 512, 256, 513, 513) == (272, 176)
-    assert platform.block(10**9, 512, 256, 512, 512) == (512, 256)
+    assert backend.block(10**9, 512, 256, 513, 513) == (272, 176)
+    assert backend.block(10**9, 512, 256, 512, 512) == (512, 256)
 
 
 @last_directions(KINDS)
@@ -97,7 +89,7 @@ def test_the_budget_changes_no_number(name, is_causal):
 
   def found(where):
     run, *_ = program(name, is_causal, size, dims, mask)
-    with platform.tracing_for(where):
+    with backend.tracing_for(where):
       return jax.tree.leaves(jax.jit(run)(*arguments))
 
   for got, expected in zip(found("gpu"), found("cpu"), strict=True):
@@ -114,7 +106,7 @@ def test_arrays_of_32_bits_stay_so_where_64_are_allowed(name, is_causal, where):
   variables = jax.eval_shape(init, jax.random.key(0))
   query, key, value, cotangent = arrays
   arguments = variables, query, None if shares else key, value, cotangent
-  with platform.tracing_for(where), jax.enable_x64(True):
+  with backend.tracing_for(where), jax.enable_x64(True):
     found = jax.eval_shape(run, *arguments)
   for x in jax.tree.leaves(found):
     assert x.dtype in (jnp.float32, jax.dtypes.float0)
@@ -161,7 +153,7 @@ def traced(name, is_causal, where, length=16_384):
   dims = Dims(8, 8, 64, length, 512)
   run, init, shares = program(name, is_causal, options, dims)
   variables = jax.eval_shape(init, jax.random.key(0))
-  with platform.tracing_for(where):
+  with backend.tracing_for(where):
     arguments = variables, shape, None if shares else shape, shape, shape
     return jax.jit(run).trace(*arguments)
 
@@ -191,7 +183,7 @@ def test_each_kind_lowers_for_a_tpu(name, is_causal):
 def lowers(name, is_causal, where):
   program = traced(name, is_causal, where)
   target = {"gpu": "cuda"}.get(where, where)
-  with platform.tracing_for(where):
+  with backend.tracing_for(where):
     text = program.lower(lowering_platforms=(target,)).as_text()
   assert "stablehlo" in text
   # Decays may be constants: without a barrier a compiler for GPUs would compute those
@@ -216,7 +208,7 @@ def test_one_export_has_a_plan_for_each():
   arrays = [{}, *draw(2048, heads=2, batch=1)[:1] * 4]
   dims = Dims(2, 2, 8, 2048, 16)
   run, *_ = program("sliding_window", True, {"window": 99}, dims)
-  portable = jax.jit(platform.portable(run))
+  portable = jax.jit(backend.portable(run))
 
   def products(function, target):
     traced = function.trace(*arrays).lower(lowering_platforms=(target,))
@@ -224,7 +216,7 @@ def test_one_export_has_a_plan_for_each():
 
   found = {x: products(portable, x) for x in ("cpu", "cuda", "tpu")}
   for target, where in ("cpu", "cpu"), ("cuda", "gpu"), ("tpu", "tpu"):
-    with platform.tracing_for(where):
+    with backend.tracing_for(where):
       alone = products(jax.jit(lambda *arrays: run(*arrays)), target)
     assert found[target] == alone
   assert found["cpu"] != found["cuda"]
@@ -237,10 +229,10 @@ def test_one_export_has_a_plan_for_each():
 
 def test_the_trips_are_what_the_budget_says():
   for tile_bytes, expected in ((2**29, 2), (2**27, 6)):
-    accelerator = platform.ACCELERATOR._replace(tile_bytes=tile_bytes)
+    accelerator = backend.ACCELERATOR._replace(tile_bytes=tile_bytes)
     programs.forget()
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(platform, "ACCELERATOR", accelerator)
+      patch.setattr(backend, "ACCELERATOR", accelerator)
       program = traced.__wrapped__("sliding_window", False, "gpu")
       found = trips(program.jaxpr.jaxpr)
     programs.forget()
@@ -262,7 +254,7 @@ def test_the_trips_are_what_the_budget_says():
   ],
 )
 def test_versions_with_the_faulty_fusion(version, is_faulty):
-  assert platform.has_faulty_fusion(version) == is_faulty
+  assert backend.has_faulty_fusion(version) == is_faulty
 
 
 _FUSION = """
@@ -276,7 +268,7 @@ import attention
 @pytest.mark.skipif(
   machine() not in ("x86_64", "AMD64"), reason="the fault is of x86-64"
 )
-@pytest.mark.parametrize("flags", ["", f"{platform.FUSION_FLAG}="])
+@pytest.mark.parametrize("flags", ["", f"{backend.FUSION_FLAG}="])
 def test_the_import_warns_where_this_jaxlib_has_the_fault(flags):
   """And the table of versions is right about this one."""
   done = subprocess.run(
@@ -288,7 +280,7 @@ def test_the_import_warns_where_this_jaxlib_has_the_fault(flags):
     check=True,
   )
   version = importlib.metadata.version("jaxlib")
-  is_faulty = platform.has_faulty_fusion(version) and not flags
+  is_faulty = backend.has_faulty_fusion(version) and not flags
   assert done.stdout == f"{not is_faulty}\n"
-  advice = f"set XLA_FLAGS={platform.FUSION_FLAG}= in the environment"
+  advice = f"set XLA_FLAGS={backend.FUSION_FLAG}= in the environment"
   assert done.stderr.count(advice) == is_faulty

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import attention
-from attention import platform, plug, programs
+from attention import plug
+from attention.platform import backend, programs
 from attention.testing.transforms import compilations
 from tests.attention.calls import draw
 from tests.attention.test_examples import FUNCTIONS, H, N, T, example
@@ -75,7 +76,7 @@ def test_a_program_belongs_to_the_platform_that_it_is_traced_for():
   q, k, v = draw(1500)
   jaxprs = []
   for name in ("cpu", "gpu"):
-    with platform.tracing_for(name):
+    with backend.tracing_for(name):
       flash = functools.partial(attention.flash_attention)  # Traced anew.
       jaxprs.append(str(jax.make_jaxpr(flash)(q, k, v)))
   assert jaxprs[0] != jaxprs[1]

@@ -15,12 +15,12 @@ from attention import (
   delta_rule_attention,
   gated_linear_attention,
   lightning,
-  platform,
   rwkv7_attention,
 )
 from attention.definitions import recurrent
+from attention.platform import backend
+from attention.recurrent.triangular import pair_decays, pairs
 from attention.testing import assert_close
-from attention.triangular import pair_decays, pairs
 from tests.attention import calls
 from tests.attention.forms import SIZES
 from tests.attention.state_cases import (
@@ -351,7 +351,7 @@ def test_decays_of_channels_keep_their_digits(scale, where):
   def scores(reader, key, decay):
     return pairs([reader], [key], decay)[0][0]
 
-  with platform.tracing_for(where):
+  with backend.tracing_for(where):
     found, pullback = jax.vjp(scores, reader, key, decay)
     found_grads = pullback(jnp.asarray(cotangent))
   expected = np.zeros((4, 1, 64, 64))

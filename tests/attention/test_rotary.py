@@ -14,12 +14,12 @@ import pytest
 from attention import (
   alibi_bias,
   alibi_slopes,
-  platform,
   rotary,
   rotary_frequencies,
   t5_bias,
   t5_buckets,
 )
+from attention.platform import backend
 from attention.positions import sines
 from tests.attention.calls import normal
 
@@ -161,7 +161,7 @@ def test_a_program_for_accelerators_has_no_table_of_angles():
   (x,), positions = normal((1, 2048, 2, 8)), np.arange(2048)[None]
 
   def traced(name):
-    with platform.tracing_for(name):
+    with backend.tracing_for(name):
       return jax.make_jaxpr(lambda x: rotary(x, positions))(x)
 
   found = {name: traced(name) for name in ("cpu", "gpu", "tpu")}

@@ -13,7 +13,7 @@ from attention.plug import directions
 from tests.attention.calls import normal
 from tests.attention.forms import RECURRENT
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
-from training import hlo
+from training.devices import hlo
 
 AXIS = "sequence"
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 8

@@ -16,11 +16,11 @@ from attention import (
   Visible,
   attention_weights,
   definitions,
-  platform,
   sliding_window,
   sliding_window_attention,
 )
 from attention.definitions.sliding_window import attended_pairs
+from attention.platform import backend
 from tests import compiling
 from tests.attention.calls import assert_refused
 from tests.attention.window_cases import (
@@ -239,7 +239,7 @@ def _lowered(length, names="", dilation=1):
 
 # test_memory.py has it without options, at blocks of the real length.
 def test_memory_is_linear_in_length(monkeypatch):
-  monkeypatch.setattr(platform, "window_rows", lambda width: 64)
+  monkeypatch.setattr(backend, "window_rows", lambda width: 64)
   temp, instructions = {}, {}
   for length in (2048, 8192):
     compiled = _lowered(length, "causal " + ALL, dilation=3).compile()

@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  Dims,
-  definitions,
-  platform,
-  window_2d,
-  window_2d_attention,
-)
+from attention import Dims, definitions, window_2d, window_2d_attention
+from attention.platform import backend
 from attention.testing import assert_close
 from attention.window_2d import windows_of
 from tests.attention.calls import (
@@ -212,7 +207,7 @@ def test_several_windows_at_once_are_as_one_after_another(name, rest):
   for x in spoiled[1:]:
     x[hidden] = np.nan
   options = {"grid": (9, 9), "window": 3, "shift": 1, **rest}
-  with platform.tracing_for(name):
+  with backend.tracing_for(name):
     expected = run(arrays, table, block_size=1, **options)
     for size in (36, None):
       got = run(spoiled, table, block_size=size, **options)

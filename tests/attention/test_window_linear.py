@@ -10,12 +10,12 @@ import pytest
 from attention import (
   Dims,
   definitions,
-  platform,
   plug,
   sliding_window,
   window_linear,
   window_linear_attention,
 )
+from attention.platform import backend
 from attention.testing import assert_close
 import models
 from tests.attention.calls import (
@@ -195,10 +195,10 @@ def test_the_cache_is_a_window_and_a_state_whatever_the_length():
 def test_many_tiles_at_once_give_the_same_numbers(monkeypatch):
   arguments = draw(300, hidden=0.3)
   expected = fast(*arguments, window=33)
-  fewer = platform.ACCELERATOR._replace(tile_bytes=40_000)
-  for accelerator in (platform.ACCELERATOR, fewer):
-    monkeypatch.setattr(platform, "ACCELERATOR", accelerator)
-    with platform.tracing_for("gpu"):
+  fewer = backend.ACCELERATOR._replace(tile_bytes=40_000)
+  for accelerator in (backend.ACCELERATOR, fewer):
+    monkeypatch.setattr(backend, "ACCELERATOR", accelerator)
+    with backend.tracing_for("gpu"):
       assert_equal(fast(*arguments, window=33), expected, 2e-5)
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import compiled, programs
-from training import target
+from training.devices import target
 
 MORE = 4
 SIZE = programs.Size(batch=1, heads=4, head_dim=64, dtype="bfloat16")

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from training import hlo
+from training.devices import hlo
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEVICES = ROOT / ".venv-devices"

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from comparison import measurements, worker
+from comparison import worker
+from comparison.measurement import measurements
 from training import loop
 from training.signals import Signals
 

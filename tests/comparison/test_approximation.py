@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from attention import ATTENTIONS, plug
-from comparison import approximation
+from comparison.measurement import approximation
 import models
 from tests.models import tiny
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from comparison import costs
+from comparison.measurement import costs
 from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig

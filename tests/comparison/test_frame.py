@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from comparison import frame, records
+from comparison import records
+from comparison.analysis import frame
 from comparison.plan import Run
 
 LEAVES = {"seed": 3, "model.features": 24}

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from comparison import folder as folder_lib
-from comparison import measurements, plan, records, run, worker
+from comparison import plan, records, run, worker
 from comparison.launch import launch
+from comparison.measurement import measurements
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
 from training import metrics, ownership, step

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from comparison import measure, plan, records, usage
+from comparison import measure, plan, records
 from comparison.launch import launch
+from comparison.measurement import usage
 from settings.errors import RunError
 from tests.comparison.plans import comparison
 
@@ -78,7 +79,7 @@ def test_what_cannot_be_measured_keeps_what_it_has(
     raise ValueError("no checkpoint")
 
   runs, _ = busy
-  monkeypatch.setattr("comparison.measurements.trained", gone)
+  monkeypatch.setattr("comparison.measurement.measurements.trained", gone)
   measure.measure(folder)
   assert seconds(folder, runs) == [9.0, 9.0, 9.0]
   assert {records.status(folder, run) for run in runs} == {records.DONE}

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from comparison import records, remarks, report
-from comparison.task import by_task
+from comparison import records
+from comparison.analysis import remarks
+from comparison.analysis.task import by_task
+from comparison.report import files
 from tests.comparison.test_summary import run, runs
 
 
@@ -122,11 +124,11 @@ def test_a_report_says_how_many_runs_there_are_while_some_are_missing(folder):
     for n in range(6)
   }
   records.atomic.write_json(folder / records.PLAN, entries)
-  text = report.write(folder)
+  text = files.write(folder)
   head = text[: text.index("## How to read this")]
   assert "2 of 6 runs done; what follows may change with the others." in head
   assert "`dense` alone has ended" in head
   for n in range(2, 6):
     ending = {"status": "failed", "reason": "x", "final": {}, "history": []}
     records.update(folder, identity(n), **run("dense", n, 0.5) | ending)
-  assert "runs done" not in report.write(folder)
+  assert "runs done" not in files.write(folder)

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from comparison import figures, maps, page, records, report, style, tables
-from comparison.lines import Line, line_figure
-from comparison.page import Section
-from comparison.task import by_task
+from comparison import records
+from comparison.analysis.task import by_task
+from comparison.report import figures, files, maps, page, style, tables
+from comparison.report.lines import Line, line_figure
+from comparison.report.page import Section
 from tests.comparison import made_up
 
 BROWSER = next(
@@ -39,7 +40,7 @@ def folder(tmp_path_factory):
   }
   (folder / records.COMPARISON).write_text(json.dumps(shared))
   made_up.write(folder, made_up.records(), made_up.scaling())
-  report.write(folder)
+  files.write(folder)
   return folder
 
 
@@ -231,7 +232,7 @@ def test_figures_do_not_repeat_what_all_rows_share():
 
 
 def test_a_comparison_without_results_says_so(tmp_path):
-  text = report.write(tmp_path)
+  text = files.write(tmp_path)
   assert "Nothing has been trained to its end." in text
 
 
@@ -276,7 +277,7 @@ def test_text_of_a_report_has_no_markup_of_a_name():
   sections = [
     Section(name, [name, [name], (name, table), page.Picture("p", None, name)])
   ]
-  text = report.markdown("title", name, sections)
+  text = files.markdown("title", name, sections)
   shown = r"\<img src=x>|[a]\(http://b) # c ![d]\(e) \</td>"
   assert text.count(shown) + text.count(shown.replace("|", r"\|")) == 11
   assert "p < 0.05" in text
@@ -288,7 +289,7 @@ def test_text_of_a_report_has_no_markup_of_a_name():
 def test_a_task_that_has_markup_is_escaped_in_latex(folder):
   tasks = by_task(records.read(folder)[0])
   name = r"a_b \input{/etc/passwd} 5 %"
-  text = report._latex({name: next(iter(tasks.values()))})
+  text = files._latex({name: next(iter(tasks.values()))})
   told = r"\caption{a\_b \textbackslash{}input\{/etc/passwd\} 5 \%}"
   assert told in text
 

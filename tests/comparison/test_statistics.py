@@ -7,7 +7,7 @@ import pytest
 import sacrebleu
 from sacrebleu import significance
 
-from comparison import statistics
+from comparison.analysis import statistics
 
 
 def test_an_unbounded_interval_is_students():

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from comparison import frame, style, tables, task
-from comparison import summary as summary_lib
+from comparison.analysis import frame, task
+from comparison.analysis import summary as summary_lib
+from comparison.report import style, tables
 from tests.comparison import made_up
 
 LEAF = "optimizer.learning_rate"

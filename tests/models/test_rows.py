@@ -8,7 +8,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from attention import Dims, dense, flash, platform
+from attention import Dims, dense, flash
+from attention.platform import backend
 import models
 from models.block import Mlp
 from models.config import ModelConfig
@@ -64,7 +65,7 @@ def test_only_a_cpu_merges_rows():
     return jnp.concatenate([x, x], axis=-1)
 
   for name in ("cpu", "gpu", "tpu"):
-    with platform.tracing_for(name):
+    with backend.tracing_for(name):
       assert by_rows(record, x).shape == (2, 3, 8)
   assert shapes == [(6, 4), (2, 3, 4), (2, 3, 4)]
 
@@ -72,7 +73,7 @@ def test_only_a_cpu_merges_rows():
 @pytest.mark.parametrize("make", [lambda: slot(dense()), mlp])
 def test_a_module_is_the_same_on_a_gpu(make):
   variables, x = initialized(make())
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     others, _ = initialized(make())
     got = with_gradients(make())(variables, x)
   jax.tree.map(np.testing.assert_array_equal, variables, others)
@@ -87,7 +88,7 @@ def test_a_model_is_the_same_on_a_gpu():
   variables, batch = tiny.initialized(model), tiny.batch()
   results = []
   for name in ("cpu", "gpu"):
-    with platform.tracing_for(name):
+    with backend.tracing_for(name):
       # Not `tiny.forward`, which is traced once for all platforms.
       forward = jax.jit(lambda x: models.forward(model, x, batch))
       results.append(forward(variables))
@@ -124,7 +125,7 @@ def test_heads_and_batch_are_computed_where_they_are(mechanism):
   axes = ("data", "tensor")
   variables = on_four_devices(variables, axes, spec_by_heads)
   x = on_four_devices(x, axes, lambda _: ("data",))
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     found = collectives(with_gradients(module), variables, x)
   # Sums over heads and examples are all that is sent.
   assert found == {"all-reduce"}
@@ -136,7 +137,7 @@ def test_positions_are_computed_where_they_are():
   axes = ("data", "sequence")
   variables = on_four_devices(variables, axes, lambda _: ())
   x = on_four_devices(x, axes, lambda _: axes)
-  with platform.tracing_for("gpu"):
+  with backend.tracing_for("gpu"):
     forward = collectives(jax.jit(module.apply), variables, x)
     both = collectives(with_gradients(module), variables, x)
   assert not forward

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks import cache
+from settings import cache
 from tests.tasks.text_cases import TEXT
 
 

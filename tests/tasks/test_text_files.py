@@ -9,8 +9,9 @@ import pyarrow
 from pyarrow import parquet
 import pytest
 
+from settings import cache
 import tasks
-from tasks import cache, files, tokenizer
+from tasks import files, tokenizer
 from tasks.text import source, stored
 from tests.tasks.text_cases import TEXT, make
 

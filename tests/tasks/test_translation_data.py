@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from settings import cache
 import tasks
-from tasks import cache, numbers
+from tasks import numbers
 from tasks.vocabulary import Subwords, train_subwords
 from tests.tasks.generated_cases import assert_same
 from tests.tasks.translation_cases import files, make
@@ -43,7 +44,7 @@ def test_a_broken_preparation_leaves_nothing(empty_cache):
 def test_a_killed_preparation_is_not_taken_for_a_finished_one(empty_cache):
   code = """
 import os
-from tasks import cache
+from settings import cache
 def write(scratch):
   (scratch / "finished").mkdir()
   os.kill(os.getpid(), 9)

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from comparison import statistics
+from comparison.analysis import statistics
+from settings import cache
 import tasks
-from tasks import cache
 from tasks.translation import TranslationConfig
 from tasks.vocabulary import Subwords, train_subwords
 from tests.tasks.generated_cases import assert_refused

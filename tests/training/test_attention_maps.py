@@ -5,8 +5,9 @@ import types
 import numpy as np
 import pytest
 
-from training import attention_maps, evaluate
+from training import evaluate
 from training.evaluate import Sample
+from training.pictures import attention_maps
 
 
 def layer(weights, query_labels, key_labels, mechanism="dense"):

@@ -13,9 +13,10 @@ from tests.training.corruption import flip_a_byte
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import config, make_functions
 from training import best as best_lib
-from training import checkpoint, experiment, profile
+from training import checkpoint, experiment
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
+from training.devices import profile
 
 OFTEN = {"num_steps": 8, "eval_every": 1, "checkpoint_every": 4}
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tasks import cache
+from settings import cache
 from tests import commands
 
 _OTHERS = (

@@ -15,9 +15,10 @@ import pytest
 from settings.errors import ConfigError
 from tests.training.corruption import flip_a_byte
 from tests.training.tiny import make_functions
-from training import checkpoint, inference, metrics, workdir
+from training import checkpoint, metrics, workdir
 from training.checkpoint import Checkpoints, digests
 from training.config import TrainConfig
+from training.inference import generation
 
 
 def save(workdir, *steps):
@@ -60,13 +61,13 @@ def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, capsys, has_finished):
   train = TrainConfig(num_steps=3, batch_size=1)
   config: Any = types.SimpleNamespace(train=train)
   run: Any = types.SimpleNamespace(shapes=like, config=config)
-  inference.restore_variables(run, tmp_path)
+  generation.restore_variables(run, tmp_path)
   assert "gone" not in workdir.had_finished(tmp_path, config)
   assert not capsys.readouterr().err
   shutil.rmtree(tmp_path / "checkpoints" / "3")
-  inference.restore_variables(run, tmp_path, step=1)
+  generation.restore_variables(run, tmp_path, step=1)
   assert not capsys.readouterr().err
-  inference.restore_variables(run, tmp_path)
+  generation.restore_variables(run, tmp_path)
   told = "step 3, with which this run finished, is gone; .* of step 2"
   assert bool(re.search(told, capsys.readouterr().err)) == has_finished
   told = workdir.had_finished(tmp_path, config)

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 import pytest
 
 from settings.errors import ConfigError
-from training import config_flag
+from training.commands import config_flag
 
 
 class File:

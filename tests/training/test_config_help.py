@@ -3,7 +3,7 @@
 from settings.leaves import flatten
 from tests import commands
 from tests.training.tiny import config
-from training import config_help
+from training.commands import config_help
 
 
 def test_help_behind_a_config_has_its_leaves():

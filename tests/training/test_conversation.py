@@ -8,7 +8,7 @@ import models
 from settings.errors import ConfigError
 from tests.training.tiny import config
 from training import experiment
-from training.conversation import Conversation
+from training.inference.conversation import Conversation
 
 CONTEXT = 16
 

@@ -1,4 +1,4 @@
-"""`python -m training.draw_attention`: pictures of every layer, for any words."""
+"""`python -m training.commands.draw_attention`: pictures of every layer, for any words."""
 
 import functools
 import shutil
@@ -15,13 +15,14 @@ from tests.attention.forms import RECURRENT
 from tests.here import is_here
 from tests.models import tiny
 from tests.training import tiny as training_tiny
-from training import attention_maps, experiment, experiment_config
-from training.example import make_example
+from training import experiment, experiment_config
+from training.pictures import attention_maps
+from training.pictures.example import make_example
 
 
 def draw(*arguments):
   """Runs the command to its end: (exit code, output, error)."""
-  return commands.run_module("training.draw_attention", *arguments)
+  return commands.run_module("training.commands.draw_attention", *arguments)
 
 
 @pytest.fixture

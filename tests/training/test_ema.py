@@ -6,9 +6,10 @@ import pytest
 
 from tests.training.fake_task import FakeTask, newest
 from tests.training.tiny import config, make_batch, make_functions, numbers
-from training import evaluate, experiment, mesh, parallel, step
+from training import evaluate, experiment, step
 from training.checkpoint import digests
 from training.config import OptimizerConfig
+from training.devices import mesh, parallel
 from training.state import TrainState
 
 DECAY = 0.75

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import commands
-from training import entry
+from training.commands import entry
 
 # Runs `--help`.
 _HELP = """
@@ -26,7 +26,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     ("train.py", "--workdir"),
     ("compare.py", "--shard"),
     ("generate.py", "--beam_size"),
-    ("training.draw_attention", "--target"),
+    ("training.commands.draw_attention", "--target"),
     ("benchmarks.scaling", "--lengths"),
   ],
 )
@@ -44,7 +44,7 @@ def test_help_is_examples_and_own_flags(program, flag):
   assert f"  {flag}\n" in shown
   assert "(default" in shown or program in (
     "train.py",
-    "training.draw_attention",
+    "training.commands.draw_attention",
   )
   assert "--helpfull" in shown.splitlines()[-1]
   # None of absl's own.
@@ -119,7 +119,7 @@ def test_other_errors_keep_their_traceback():
 def test_threads_tell_all_but_want_of_room():
   program = """
 import threading
-from training import entry
+from training.commands import entry
 def main():
   def end(error):
     def body():

@@ -10,9 +10,11 @@ import pytest
 from settings.errors import ConfigError
 from tests.training.fake_task import FakeTask, newest, records
 from tests.training.tiny import config, make_batch, make_functions, numbers
-from training import evaluate, experiment, inference, loop, parallel, step
+from training import evaluate, experiment, loop, step
 from training.checkpoint import Checkpoints
 from training.config import OptimizerConfig
+from training.devices import parallel
+from training.inference import generation
 from training.state import TrainState
 
 SGD = {"name": "schedule_free_sgd", "learning_rate": 0.3}
@@ -154,7 +156,7 @@ def test_a_run_evaluates_draws_and_generates_from_the_average(
   other = evaluate.evaluate(programs, last, FakeTask(), "test")["loss"]
   assert abs(other - loss) > 1e-3
   # Two splits and a picture, and what generate.py and an export read.
-  seen.append(inference.restore_variables(run.experiment, tmp_path))
+  seen.append(generation.restore_variables(run.experiment, tmp_path))
   assert len(seen) == 4
   for variables in seen:
     same(variables["params"], expected["params"])

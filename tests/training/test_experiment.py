@@ -13,7 +13,8 @@ from settings.leaves import put
 from tests.attention.forms import KINDS
 from tests.here import here, is_here
 from tests.training.tiny import drawn
-from training import experiment, experiment_config, parallel, workdir
+from training import experiment, experiment_config, workdir
+from training.devices import parallel
 
 _GENERATED = ("recall", "induction", "selective_copy", "needle", "listops")
 PAPER = (*_GENERATED, "duplicate")

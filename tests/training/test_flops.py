@@ -8,7 +8,7 @@ import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, plug
 from tests.attention.forms import kinds_first
-from training import flops
+from training.devices import flops
 
 SIDE = 8
 PRODUCT = 2 * SIDE**3

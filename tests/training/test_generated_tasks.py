@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.here import here
-from training import evaluate, experiment, experiment_config, parallel
+from training import evaluate, experiment, experiment_config
+from training.devices import parallel
 
 METRICS = {
   "recall": {"loss", "accuracy", "sequence_accuracy"},

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from training import hlo
+from training.devices import hlo
 
 DEVICES = 4
 ROWS, WIDTH = 8, 16

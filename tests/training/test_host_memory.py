@@ -7,7 +7,7 @@ import pytest
 
 _SCRIPT = """
 import resource, sys
-from training import process
+from training.devices import process
 
 if sys.argv[1] == "keep" and not process.keep_freed():
   sys.exit(3)

@@ -7,7 +7,8 @@ import pytest
 import models
 from settings.errors import ConfigError
 from tests.training.tiny import config
-from training import experiment, inference
+from training import experiment
+from training.inference import generation
 
 CONTEXT = 8
 
@@ -46,7 +47,7 @@ def written(run, variables, line, length):
 
 def test_text_goes_on_beyond_the_context(run, variables, capsys):
   lines = ["the", "", "a cat", "sat"]
-  found = inference.generate_lines(run, variables, lines, max_length=31)
+  found = generation.generate_lines(run, variables, lines, max_length=31)
   assert found[1] == ""
   for line, output in zip(lines, found, strict=True):
     if line:
@@ -62,22 +63,22 @@ def test_text_goes_on_beyond_the_context(run, variables, capsys):
 def test_a_full_prompt_goes_on_too(run, variables):
   line = "on the m"
   assert len(line) == CONTEXT
-  [found] = inference.generate_lines(run, variables, [line], max_length=6)
+  [found] = generation.generate_lines(run, variables, [line], max_length=6)
   assert found == written(run, variables, line, 6)
   with pytest.raises(
     ConfigError, match=r"^line 1: 9 characters, more than the"
   ):
-    inference.generate_lines(run, variables, ["on the ma"], max_length=6)
+    generation.generate_lines(run, variables, ["on the ma"], max_length=6)
 
 
 def test_what_fits_the_context_says_nothing(run, variables, capsys):
-  [found] = inference.generate_lines(run, variables, ["the"], max_length=6)
+  [found] = generation.generate_lines(run, variables, ["the"], max_length=6)
   assert found == written(run, variables, "the", 6)
   assert capsys.readouterr().err == ""
 
 
 def test_every_stretch_draws_anew(run, variables):
-  [found] = inference.generate_lines(
+  [found] = generation.generate_lines(
     run,
     variables,
     ["the"],
@@ -101,5 +102,5 @@ def test_a_row_ends_where_it_ends(run, variables):
     return models.Generated(tokens, np.zeros(len(tokens)))
 
   ending = run._replace(generate=generate)
-  found = inference.generate_lines(ending, variables, ["the"], max_length=99)
+  found = generation.generate_lines(ending, variables, ["the"], max_length=99)
   assert (found, asked) == ([""], [CONTEXT - 2])

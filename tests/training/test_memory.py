@@ -10,7 +10,8 @@ import pytest
 from configs import copy
 from settings.errors import ConfigError
 from tests.training import tiny
-from training import experiment, experiment_config, memory
+from training import experiment, experiment_config
+from training.devices import memory
 
 GB = 10**9
 

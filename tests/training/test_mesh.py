@@ -19,17 +19,11 @@ from tests import commands
 from tests.attention.forms import thorough
 from tests.models import tiny
 from tests.training.tiny import drawn
-from training import (
-  experiment,
-  experiment_config,
-  hlo,
-  loop,
-  mesh,
-  parallel,
-)
+from training import experiment, experiment_config, loop
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
-from training.mesh import MeshConfig
+from training.devices import hlo, mesh, parallel
+from training.devices.mesh import MeshConfig
 
 MESHES = {
   "one": MeshConfig(),
@@ -382,7 +376,10 @@ def test_what_cannot_be_said():
 
 def test_a_command_describes_a_mesh():
   code, out, error = commands.run_module(
-    "training.describe", *commands.TINY, "--devices=8", "--config.mesh.fsdp=8"
+    "training.commands.describe",
+    *commands.TINY,
+    "--devices=8",
+    "--config.mesh.fsdp=8",
   )
   assert (code, error) == (0, "")
   assert "mesh: data 1 × fsdp 8 × tensor 1 × sequence 1" in out

@@ -10,8 +10,8 @@ import pytest
 import models
 from settings.errors import ConfigError
 from tests.training.tiny import make_batch, make_functions, numbers
-from training import parallel
 from training.config import OptimizerConfig, TrainConfig
+from training.devices import parallel
 from training.step import mean_gradient
 
 MODEL = models.ModelConfig(

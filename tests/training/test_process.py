@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from attention.platform import FUSION_FLAG, has_faulty_fusion
+from attention.platform.backend import FUSION_FLAG, has_faulty_fusion
 from configs import copy
 from tests import commands
-from training import experiment_config, process, workdir
+from training import experiment_config, workdir
+from training.devices import process
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests import commands
-from training import cluster
+from training.devices import cluster
 
 _SECONDS = 240
 # What JAX's transport prints, a word at a time and from two threads at once.

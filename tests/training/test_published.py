@@ -12,15 +12,10 @@ from configs import text
 import models
 from settings.errors import ConfigError
 from tests.models.published.test_equality import FOLDERS
-from training import (
-  experiment,
-  experiment_config,
-  inference,
-  published,
-  workdir,
-)
+from training import experiment, experiment_config, workdir
 from training.checkpoint import Checkpoints
-from training.conversation import Conversation
+from training.inference import generation, published
+from training.inference.conversation import Conversation
 
 TEXT = "to be or not to be that is the question\n" * 20
 
@@ -174,7 +169,7 @@ def test_a_published_decoder_goes_on_with_a_text(tmp_path):
     published.open_weights(tmp_path)
   save_tokenizer(tmp_path, vocabulary, "w0")
   run, variables = published.open_weights(tmp_path)
-  [found] = inference.generate_lines(
+  [found] = generation.generate_lines(
     run, variables, ["w5 w9 w17"], max_length=6
   )
   p = models.load_pretrained(tmp_path)
@@ -222,14 +217,14 @@ def test_a_prompt_begins_as_the_tokenizer_says(tmp_path):
   with_template(tmp_path, "w7")
   run, variables = published.open_weights(tmp_path)
   assert run.task.encode("w5 w9") == [7, 5, 9]
-  [found] = inference.generate_lines(run, variables, ["w5 w9"], max_length=4)
+  [found] = generation.generate_lines(run, variables, ["w5 w9"], max_length=4)
   wanted = greedy(tmp_path, [7, 5, 9], 4)
   assert found.split() == [f"w{i}" for i in wanted]
   assert wanted != greedy(tmp_path, [5, 9], 4)
   # Where the context is full, what is read again begins so as well.
   context = run.task.max_target_length
   count = context + 3
-  [found] = inference.generate_lines(
+  [found] = generation.generate_lines(
     run, variables, ["w5 w9"], max_length=count
   )
   text = [7, 5, 9, *greedy(tmp_path, [7, 5, 9], context - 2)]
@@ -255,7 +250,7 @@ def test_all_ends_end(tmp_path, file):
   run, variables = published.open_weights(tmp_path)
   assert {60, 59, free[place]} <= {*run.task.eos_ids}
   for options in ({}, {"method": "beam", "beam_size": 1}):
-    [found] = inference.generate_lines(
+    [found] = generation.generate_lines(
       run, variables, ["w5 w9"], max_length=8, **options
     )
     assert found.split() == [f"w{i}" for i in free[:place]]

@@ -8,8 +8,9 @@ import pytest
 
 from settings.errors import RunError
 from tests.training.tiny import config
-from training import experiment, loop, parallel, workdir
+from training import experiment, loop, workdir
 from training.checkpoint import Checkpoints
+from training.devices import parallel
 
 
 def made(folder, seed, rate, first=None):

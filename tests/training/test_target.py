@@ -9,7 +9,7 @@ import pytest
 
 from settings.errors import ConfigError
 from tests import commands
-from training import compiled_step, target
+from training.devices import compiled_step, target
 
 ROOT = pathlib.Path(__file__).parents[2]
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -31,7 +31,7 @@ def test_targets_that_there_are_not(name, message):
 
 def test_a_command_says_what_it_needs():
   """With the packages of the project alone, and with what contradicts a target."""
-  command = "training.describe", *commands.TINY
+  command = "training.commands.describe", *commands.TINY
   line = commands.fault(commands.run_module(*command, "--target=h100:8"))
   assert "needs packages that are not installed here; `make describe`" in line
   line = commands.fault(

@@ -8,7 +8,9 @@ from settings.errors import ConfigError
 from tests import commands
 from tests.tasks.text_cases import TEXT
 from tests.training import tiny
-from training import evaluate, experiment, inference, parallel
+from training import evaluate, experiment
+from training.devices import parallel
+from training.inference import generation
 
 KINDS = {
   "decoder": {"position": "learned", "norm": "pre"},
@@ -69,10 +71,10 @@ def test_a_text_is_learnt(tmp_path, kind, vocabulary):
   line = "the <extra_id_0> of" if kind == "encoder_decoder" else "the time"
   if kind == "encoder":
     with pytest.raises(ConfigError, match="an encoder alone cannot generate"):
-      inference.generate_lines(restored, variables, [line])
+      generation.generate_lines(restored, variables, [line])
     return
   assert restored.task.encode(line) == run.task.encode(line)
-  output, empty = inference.generate_lines(restored, variables, [line, ""])
+  output, empty = generation.generate_lines(restored, variables, [line, ""])
   assert output
   assert empty == ""
 

@@ -77,7 +77,7 @@ def test_a_run_writes_the_caption_of_a_file(run, tmp_path):
   found = captions.draw(draws.split_key(0, "x"), np.arange(1), 2)
   file = tmp_path / "shapes.png"
   PIL.Image.fromarray(found.images[0]).save(file)
-  module = "training.draw_attention"
+  module = "training.commands.draw_attention"
   arguments = [f"--workdir={folder}", f"--out={tmp_path}", f"--image={file}"]
   code, out, error = commands.run_module(module, *arguments)
   assert (code, error) == (0, "")

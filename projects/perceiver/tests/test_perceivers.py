@@ -7,7 +7,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from comparison import approximation
+from comparison.measurement import approximation
 from configs import perceiver, perceiver_bytes
 import models
 from projects.perceiver import maps as latent_maps
@@ -16,13 +16,10 @@ from tests import commands
 from tests.models import tiny
 from tests.models.published.test_equality import FOLDERS, compute
 from tests.refusals import assert_refused
-from training import (
-  attention_maps,
-  experiment,
-  experiment_config,
-  inference,
-  parallel,
-)
+from training import experiment, experiment_config
+from training.devices import parallel
+from training.inference import generation
+from training.pictures import attention_maps
 
 TINY = {
   "num_latents": 5,
@@ -76,7 +73,7 @@ def test_a_run_learns_and_draws(run, tmp_path):
   file = tmp_path / "noise.png"
   PIL.Image.fromarray(pixels).save(file)
   arguments = [f"--workdir={folder}", f"--out={tmp_path}", f"--image={file}"]
-  module = "training.draw_attention"
+  module = "training.commands.draw_attention"
   code, out, error = commands.run_module(module, *arguments)
   assert (code, error) == (0, "")
   commands.assert_picture(out.strip())
@@ -125,7 +122,7 @@ def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
   restored = experiment.create(config, tmp_path, restore=True)
   assert restored.task.target_vocab_size == 262
   with pytest.raises(ConfigError, match="cannot generate"):
-    inference.generate_lines(restored, state.variables, ["the time"])
+    generation.generate_lines(restored, state.variables, ["the time"])
 
 
 @pytest.mark.thorough

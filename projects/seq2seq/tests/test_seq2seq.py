@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from comparison import approximation
+from comparison.measurement import approximation
 from configs import translation
 import models
 from projects.seq2seq.config import Seq2SeqConfig
@@ -15,7 +15,8 @@ from projects.seq2seq.tests import seq2seq_papers
 from settings.errors import ConfigError
 from tests.models import tiny
 from tests.refusals import assert_refused
-from training import experiment, experiment_config, inference, loop, metrics
+from training import experiment, experiment_config, loop, metrics
+from training.inference import generation
 
 SIZES = {"cell": "gru", "decoder": "luong", "num_layers": 1, "features": 8}
 MECHANISMS = {
@@ -197,14 +198,14 @@ def test_the_loop_trains_it_on_copy(tmp_path):
   ]
   assert losses[-1] < 0.7 * losses[0]
   assert (tmp_path / "attention.png").exists()
-  variables = inference.restore_variables(run, tmp_path)
+  variables = generation.restore_variables(run, tmp_path)
   # Adam without decay moves what has a gradient, and nothing else.
   moved = jax.tree.map(
     lambda new, old: float(np.abs(new - old).max()), variables["params"], first
   )
   assert min(jax.tree.leaves(moved)) > 0, moved
   assert "kernel" in moved["decoder"]["cross_attention"]["attention"]
-  lines = inference.generate_lines(run, variables, ["1 2 3", "", "0"])
+  lines = generation.generate_lines(run, variables, ["1 2 3", "", "0"])
   assert lines[0].split()
   assert lines[1] == ""
 

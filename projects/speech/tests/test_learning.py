@@ -13,7 +13,8 @@ from settings.errors import ConfigError
 from tests import commands
 from tests.models.published.test_equality import FOLDERS
 from tests.refusals import assert_refused
-from training import experiment, experiment_config, metrics, parallel
+from training import experiment, experiment_config, metrics
+from training.devices import parallel
 
 TINY = {
   "num_layers": 1,
@@ -158,7 +159,7 @@ def test_attention_over_a_file(trained, tmp_path):
 
   def draw(*arguments):
     return commands.run_module(
-      "training.draw_attention",
+      "training.commands.draw_attention",
       f"--workdir={folder}",
       f"--out={tmp_path / 'maps'}",
       *arguments,

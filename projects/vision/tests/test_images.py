@@ -11,7 +11,8 @@ from projects.vision import distillation
 from settings.errors import ConfigError
 from tests import commands
 from tests.models.published.test_equality import FOLDERS, compute
-from training import experiment, experiment_config, published
+from training import experiment, experiment_config
+from training.inference import published
 
 TINY = {
   "num_layers": 1,
@@ -59,7 +60,7 @@ def test_attention_over_a_file(run, tmp_path):
 
   def draw(*arguments):
     return commands.run_module(
-      "training.draw_attention",
+      "training.commands.draw_attention",
       f"--workdir={folder}",
       f"--out={tmp_path / 'maps'}",
       *arguments,

@@ -1,0 +1,84 @@
+"""Blocks of positions: split, computed some at a time, and joined."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
+
+
+def block_map(
+  function: Callable[..., Any], blocks_per_step: int, *arrays: Any
+) -> Any:
+  """`function` of each of G blocks, at most `blocks_per_step` of them in one step.
+
+  A step is made again in the backward, so that memory is that of one step.
+
+  Args:
+    function: `(*arrays) -> results` of one block. It may read other arrays, whose
+      gradients are summed over the steps.
+    blocks_per_step: the most blocks in one step.
+    *arrays: trees of arrays `[X, G, …]`, each with an axis of blocks. Steps of equal
+      size may need more blocks than there are; these are zeros.
+
+  Returns:
+    The results of all blocks `[X, G, …]`.
+  """
+  count = jax.tree.leaves(arrays)[0].shape[1]
+  steps = -(-count // blocks_per_step)
+  size = -(-count // steps)
+
+  def by_step(x):
+    x = jnp.moveaxis(padded(x, steps * size - count), 1, 0)
+    return x if size == 1 else x.reshape(steps, size, *x.shape[1:])
+
+  def whole(x):
+    x = x if size == 1 else x.reshape(-1, *x.shape[2:])
+    return jnp.moveaxis(x[:count], 0, 1)
+
+  # One block has no axis for blocks, around which XLA would copy its logits.
+  run = function if size == 1 else jax.vmap(function)
+  step = jax.checkpoint(lambda arrays: run(*arrays), prevent_cse=False)
+  return jax.tree.map(whole, jax.lax.map(step, jax.tree.map(by_step, arrays)))
+
+
+def split_blocks(arrays: Any, size: int) -> Any:
+  """Arrays `[B, T, …]` as blocks `[B, G, C, …]` of C = `size` positions.
+
+  The last is filled up with zeros. A pytree of them keeps its structure.
+  """
+
+  def split(x):
+    x = padded(x, -x.shape[1] % size)
+    return x.reshape(x.shape[0], -1, size, *x.shape[2:])
+
+  return jax.tree.map(split, arrays)
+
+
+def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
+  """`function` of C = `size` positions at a time of a pytree of `[B, T, …]`.
+
+  Memory is that of one step, as in `block_map`. What it returns of each C positions
+  is returned of all T.
+  """
+  length = jax.tree.leaves(rows)[0].shape[1]
+  chunks = split_blocks(rows, min(size, length))
+  return jax.tree.map(
+    lambda x: x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length],
+    block_map(function, 1, chunks),
+  )
+
+
+def join_blocks(
+  x: Shaped[Array, "B G N C *H"], length: int
+) -> Shaped[Array, "B T N *H"]:
+  """Undoes `split_blocks` on blocks with their heads first."""
+  x = jnp.swapaxes(x, 2, 3)
+  return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
+
+
+def padded(x: Array, *more: int) -> Array:
+  """`x` with so many zeros behind each axis that follows the first."""
+  rest = x.ndim - 1 - len(more)
+  return jnp.pad(x, [(0, 0), *((0, n) for n in more), *[(0, 0)] * rest])

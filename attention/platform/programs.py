@@ -1,0 +1,73 @@
+"""Programs of eager calls: one for a function, its static options and shapes.
+
+`jax.lax.scan`, `map` and `while_loop` compile anew for each new Python function, and
+a function that is defined inside a call is new in each call. So an eager call of
+attention compiled its loops every time, which took seconds. Here a call runs as one
+`jax.jit` program, which is kept.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any, ParamSpec, TypeVar, cast
+
+import jax
+import numpy as np
+
+from attention.platform import backend
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOST = 1024
+"""How many programs are kept, the least recently used goes first; each has one
+executable for each set of shapes, as every `jax.jit`."""
+
+_ARRAY = object()
+"""Stands for an array among the leaves of a call."""
+
+
+def compiled_once(function: Callable[P, R]) -> Callable[P, R]:
+  """`function`, whose calls with equal static options share one program.
+
+  Arrays, anywhere in the arguments, are inputs of the program; all else is static. In
+  `jax.grad`, `jax.vmap` and others the program is differentiated or batched as a
+  whole, and kept as well; in `jax.jit` its operations become part of the caller's.
+
+  A call with a Python function among its arguments, such as a `score_mod`, runs as
+  it is written: such a function may read variables that change between calls.
+
+  Args:
+    function: a pure function of pytrees.
+  """
+
+  @functools.wraps(function)
+  def call(*args: P.args, **options: P.kwargs) -> R:
+    leaves, structure = jax.tree.flatten((args, options))
+    arrays = [x for x in leaves if isinstance(x, jax.Array | np.ndarray)]
+    static = tuple(
+      _ARRAY if isinstance(x, jax.Array | np.ndarray) else x for x in leaves
+    )
+    if any(map(callable, static)):
+      return function(*args, **options)
+    kinds = tuple(map(type, static))  # 1, 1.0 and True are equal.
+    key = function, structure, static, kinds, backend.name()
+    return cast(R, _program(*key)(arrays))
+
+  return call
+
+
+@functools.lru_cache(maxsize=MOST)
+def _program(function, structure, static, *_) -> Callable[[list[Any]], Any]:
+  def run(arrays):
+    inputs = iter(arrays)
+    leaves = [next(inputs) if x is _ARRAY else x for x in static]
+    args, options = structure.unflatten(leaves)
+    return function(*args, **options)
+
+  run.__name__ = run.__qualname__ = getattr(function, "__name__", "attention")
+  return jax.jit(run)
+
+
+def forget() -> None:
+  """Drops all programs, for tests that change what is read while tracing."""
+  _program.cache_clear()

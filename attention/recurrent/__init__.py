@@ -1,0 +1,1 @@
+"""What recurrences are made of: scans, chunks, gates, feature maps, packed sequences."""

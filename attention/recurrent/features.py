@@ -1,0 +1,369 @@
+"""Attention through features of queries and keys, with one state for all keys.
+
+With features φ(x) ≥ 0, M of them,
+
+    out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s)
+
+over all keys, or those s ≤ t. Values have a one appended, X = V+1, so that the last
+column of every sum of values is the normaliser.
+
+Whatever is summed is `Scaled`: a pair (c, x) that stands for e^c x. Performer's
+features overflow, so they are given as logarithms; a state has one c for each feature,
+the largest logarithm of its keys, and what queries read one for each row, so that the
+largest term of its normaliser is at least 1. `join` adds pairs as online softmax does:
+keys to a state, chunks, prompts and devices to each other, and what a query reads of a
+state to what it reads of its chunk. Scales cancel in the ratio, so no gradient flows
+through them. Features that stay in float32's range have no scale.
+
+Within a chunk, queries read keys by their scores. Those of logarithms are a product
+with one scale for each query and each key. A row whose largest features lie where
+those of its keys do not may be out of range then (n_t < 1e-24 up to these scales).
+Where a step has such rows, they are computed again with a scale for each query and
+feature, the largest of the keys that it sees, which falls behind from query to query
+like the decays of a recurrence (`pairs`). Whether a row is one depends on the keys
+that it sees, so no later key changes a bit of it.
+
+Axes of a step are `[B, K, J, G, C, ·]`: G chunks of C rows, for each of the J = N/K
+query heads of a key head; J is 1 for keys.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention import arguments
+from attention.recurrent.scan import (
+  chunk_prefixes,
+  chunk_size,
+  chunks_per_step,
+  device_prefix,
+  lies_in_parts,
+  scan,
+)
+from attention.recurrent.triangular import pairs
+
+BLOCK = 256
+"""R, positions of a step that is not causal."""
+
+_EMPTY = -1e30
+"""The scale of no keys: finite, and below every other."""
+
+_NOTHING = 1e-30
+"""Lower normalisers count as 0."""
+
+_LOST = 1e-24
+"""A normaliser below this may lack terms out of range."""
+
+_PRODUCT, _SUM = "...qm,...sm->...qs", "...qs,...sx->...qx"
+
+_STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FeatureMap:
+  """A feature map; a pytree of its arrays.
+
+  Attributes:
+    function: `(x [..., H], *params) -> [..., M]`, row by row: φ, or log φ.
+    size: M.
+    is_log: whether `function` returns logarithms.
+    params: arrays.
+  """
+
+  function: Callable[..., Array] = dataclasses.field(metadata=_STATIC)
+  size: int = dataclasses.field(metadata=_STATIC)
+  is_log: bool = dataclasses.field(default=False, metadata=_STATIC)
+  params: Sequence[Array] = ()
+
+  def __call__(self, x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
+    """The features of every row in float32."""
+    features = self.function(x.astype(jnp.float32), *self.params)
+    return features.astype(jnp.float32)
+
+
+class Scaled(NamedTuple):
+  """e^scale · sums; also the decode cache.
+
+  Attributes:
+    scale: `[*A, 1, M]` of a state, `[*A, C, 1]` of rows; None is 0.
+    sums: `[*A, X, M]` of a state, `[*A, C, X]` of rows.
+  """
+
+  scale: Float[Array, "..."] | None
+  sums: Float[Array, "..."]
+
+
+def empty(batch: int, kv_heads: int, phi: FeatureMap, value_dim: int) -> Scaled:
+  """The state of no keys, float32 for activations of any dtype."""
+  scale = None
+  if phi.is_log:
+    scale = jnp.full((batch, kv_heads, 1, phi.size), _EMPTY, jnp.float32)
+  shape = batch, kv_heads, value_dim + 1, phi.size
+  return Scaled(scale, jnp.zeros(shape, jnp.float32))
+
+
+def join(one: Scaled, other: Scaled) -> Scaled:
+  """The sum of two."""
+  if one.scale is None or other.scale is None:
+    return Scaled(None, one.sums + other.sums)
+  first, second = jax.lax.stop_gradient((one.scale, other.scale))
+  scale = jnp.maximum(first, second)
+  sums = one.sums * jnp.exp(first - scale)
+  return Scaled(scale, sums + other.sums * jnp.exp(second - scale))
+
+
+def _largest(x, axis):
+  return jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
+
+
+def _total(features, values, is_log) -> Scaled:
+  """The state of keys' features `[*A, C, M]` and values `[*A, C, X]`."""
+  scale = None
+  if is_log:
+    scale = _largest(features, -2)
+    features = jnp.exp(features - scale)
+  return Scaled(scale, jnp.einsum("...cx,...cm->...xm", values, features))
+
+
+def _read(state: Scaled, queries) -> Scaled:
+  """What features `[*A, C, M]` of queries read of a state."""
+  scale = None
+  if state.scale is not None:
+    queries = queries + jax.lax.stop_gradient(state.scale)
+    scale = _largest(queries, -1)
+    queries = jnp.exp(queries - scale)
+  return Scaled(scale, jnp.einsum("...cm,...xm->...cx", queries, state.sums))
+
+
+def divided(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
+  """Numerator / normaliser, the last column; 0 where that is nothing."""
+  normaliser = jax.lax.stop_gradient(sums[..., -1:])
+  nothing = jnp.abs(normaliser) <= _NOTHING  # False for nan, which must show.
+  # To a normaliser of 1 first: the derivative of a quotient squares its denominator,
+  # which would leave float32's range.
+  sums *= jnp.where(nothing, 0.0, 1.0 / jnp.where(nothing, 1.0, normaliser))
+  return sums[..., :-1] / jnp.where(nothing, 1.0, sums[..., -1:])
+
+
+def _read_chunk(queries, keys, is_log) -> Scaled:
+  """What queries read of the keys s ≤ t of their chunk, by scores `[*A, C, C]`."""
+  features, values = keys
+  if not is_log:
+    scores = jnp.tril(jnp.einsum(_PRODUCT, queries, features))
+    return Scaled(None, jnp.einsum(_SUM, scores, values))
+  query_scale, key_scale = _largest(queries, -1), _largest(features, -1)
+  seen_scale = jax.lax.cummax(key_scale, axis=key_scale.ndim - 2)
+  is_seen = jnp.tri(features.shape[-2], dtype=bool)
+  apart = jnp.swapaxes(key_scale, -1, -2) - seen_scale
+  unit = jnp.exp(queries - query_scale), jnp.exp(features - key_scale)
+  scores = jnp.einsum(_PRODUCT, *unit)
+  scores *= jnp.exp(jnp.where(is_seen, apart, -jnp.inf))
+  scale = query_scale + seen_scale
+  is_lost = jnp.sum(scores, axis=-1, keepdims=True) < _LOST
+  is_lost &= seen_scale > 0.5 * _EMPTY
+
+  def exact():
+    seen = jax.lax.cummax(
+      jax.lax.stop_gradient(features), axis=features.ndim - 2
+    )
+    row_scale = _largest(queries + seen, -1)
+    [[row_scores]] = jax.checkpoint(pairs, prevent_cse=False)(
+      [jnp.exp(queries + seen - row_scale)],
+      [jnp.exp(features - seen)],
+      -jnp.diff(seen, axis=-2, prepend=seen[..., :1, :]),
+    )
+    return (
+      jnp.where(is_lost, row_scale, scale),
+      jnp.where(is_lost, row_scores, scores),
+    )
+
+  is_any_lost = jnp.any(is_lost)
+  scale, scores = jax.lax.cond(is_any_lost, exact, lambda: (scale, scores))
+  return Scaled(scale, jnp.einsum(_SUM, scores, values))
+
+
+def rows(x, kv_heads, count=1):
+  """`[B, G·C, K·J, D]` as `[B, K, J, G, C, D]` with G = `count`."""
+  batch, length, heads, width = x.shape
+  shape = batch, count, length // count, kv_heads, heads // kv_heads, width
+  return x.reshape(shape).transpose(0, 3, 4, 1, 2, 5)
+
+
+def unrows(x):
+  """Undoes `rows`."""
+  x = x.transpose(0, 3, 4, 1, 2, 5)
+  return x.reshape(x.shape[0], x.shape[1] * x.shape[2], -1, x.shape[5])
+
+
+def key_rows(phi, keys, count=1):
+  """Features of keys, and values with ones; of hidden keys both are nothing."""
+  key, value, keep = keys
+  keys = key, value, keep[..., None, None]
+  key, value, keep = (rows(x, x.shape[2], count) for x in keys)
+  values = jnp.pad(value, [(0, 0)] * 5 + [(0, 1)], constant_values=1)
+  features = phi(jnp.where(keep, key, 0))
+  if phi.is_log:
+    features = jnp.where(keep, features, _EMPTY)
+  return features, jnp.where(keep, values, 0).astype(jnp.float32)
+
+
+def chunk_sums(
+  is_log: bool, state: Scaled | None, queries: Array, keys: tuple[Array, Array]
+) -> tuple[Scaled, Scaled]:
+  """The state after G chunks of keys, and what queries read of it and of s ≤ t.
+
+  Queries are features, and keys as `key_rows` gives them. A state of None is nothing,
+  for G = 1.
+  """
+
+  def last(states):
+    return jax.tree.map(lambda x: x[:, :, 0, -1], states)
+
+  own, sums = _total(*keys, is_log), _read_chunk(queries, keys, is_log)
+  if state is None:
+    return last(own), sums
+  first = jax.tree.map(lambda x: x[:, :, None, None], state)
+  before = chunk_prefixes(join, first, own)
+  return join(last(before), last(own)), join(_read(before, queries), sums)
+
+
+def attend(
+  phi: FeatureMap,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  mask: Bool[Array, "..."] | None = None,
+  *,
+  is_causal: bool = False,
+  block_size: int | None = None,
+  axis_name: str | None = None,
+) -> Float[Array, "B T N V"]:
+  """Attention through any feature map, with the options of `linear_attention`.
+
+  With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`.
+  What crosses is the state: one sum, causal ⌈log₂ D⌉ + 1 messages.
+
+  Raises:
+    ValueError: the mask varies along queries, `block_size` is neither None nor a
+      positive int, or parts of a causal call have two lengths.
+  """
+  if block_size is not None:
+    arguments.check_at_least("block_size", block_size, 1)
+  keys = key, value, visible_keys(mask, query, key)
+  is_part = lies_in_parts(axis_name)
+  if not is_causal:
+    state = state_after(phi, None, keys, block_size)
+    if is_part:
+      scale, (own_scale, sums) = None, state
+      if own_scale is not None:
+        own_scale = jax.lax.stop_gradient(own_scale)
+        scale = jax.lax.pmax(own_scale, axis_name)
+        sums *= jnp.exp(own_scale - scale)
+      state = Scaled(scale, jax.lax.psum(sums, axis_name))
+    return read_all(phi, state, query, block_size)
+
+  length = query.shape[1]
+  if is_part:
+    state = state_before(phi, keys, length, axis_name)
+  else:
+    state = empty(key.shape[0], key.shape[2], phi, value.shape[3])
+  size = chunk_size(length, block_size)
+  count = chunks_per_step(query, size, phi.size + 2 * query.shape[3])
+  step, size = functools.partial(_causal_step, count), count * size
+  xs = query, *keys
+  return scan(step, phi, state, xs, size=size, is_empty=not is_part)[1]
+
+
+def _causal_step(count, phi, state, xs):
+  query, *keys = xs
+  queries = phi(rows(query, keys[0].shape[2], count))
+  keys = key_rows(phi, keys, count)
+  state, sums = chunk_sums(phi.is_log, state, queries, keys)
+  return state, unrows(divided(sums.sums)).astype(query.dtype)
+
+
+def visible_keys(mask, query, key, *instead: str) -> Bool[Array, "B S"]:
+  """Which keys a key mask leaves; arguments are those of `arguments.key_mask`."""
+  keep = arguments.key_mask(mask, query, key, *instead)
+  return jnp.ones(key.shape[:2], bool) if keep is None else keep
+
+
+def _positions_per_step(phi, x, block_size):
+  """Of a step that is not causal, as even as they can be."""
+  size, length = block_size, x.shape[1]
+  if size is None:
+    size = BLOCK * chunks_per_step(x, BLOCK, phi.size + 2 * x.shape[3])
+  return -(-length // -(-length // size))
+
+
+def state_after(
+  phi: FeatureMap,
+  state: Scaled | None,
+  keys: Sequence[Array],
+  block_size: int | None = None,
+) -> Scaled:
+  """A state, None for the empty one, with keys, their values, and which count."""
+  is_empty = state is None
+  if state is None:
+    batch, _, kv_heads, value_dim = keys[1].shape
+    state = empty(batch, kv_heads, phi, value_dim)
+  size, xs = _positions_per_step(phi, keys[0], block_size), tuple(keys)
+  return scan(_state_step, phi, state, xs, size=size, is_empty=is_empty)[0]
+
+
+def _state_step(phi, state, keys):
+  own = _total(*key_rows(phi, keys), phi.is_log)
+  own = jax.tree.map(lambda x: x[:, :, 0, 0], own)
+  return own if state is None else join(state, own), ()
+
+
+def read_all(
+  phi: FeatureMap, state: Scaled, query: Array, block_size: int | None = None
+) -> Float[Array, "B T N V"]:
+  """What all queries read of one state."""
+  size = _positions_per_step(phi, query, block_size)
+  return scan(_read_step, (phi, state), (), query, size=size)[1]
+
+
+def _read_step(params, _, query):
+  phi, state = params
+  state = jax.tree.map(lambda x: x[:, :, None, None], state)
+  queries = phi(rows(query, state.sums.shape[1]))
+  return (), unrows(divided(_read(state, queries).sums)).astype(query.dtype)
+
+
+def state_before(
+  phi: FeatureMap, keys: Sequence[Array], length: int, axis_name: str
+) -> Scaled:
+  """The state of the keys of all devices before this one."""
+  if keys[0].shape[1] != length:
+    raise ValueError(
+      "is_causal: expected parts of one length, got "
+      f"{length} queries and {keys[0].shape[1]} keys on a device"
+    )
+  own = state_after(phi, None, keys)
+  batch, kv_heads, width, _ = own.sums.shape
+  first = empty(batch, kv_heads, phi, width - 1)
+  return device_prefix(join, first, own, axis_name)
+
+
+def root_scale(
+  scale: float | Float[Array, ""] | None, head_dim: int
+) -> Float[Array, ""]:
+  """√scale; None is 1/√H.
+
+  Raises:
+    ValueError: it is not above 0.
+  """
+  scale = arguments.softmax_scale(scale, head_dim)
+  if not isinstance(scale, jax.Array) and scale <= 0.0:
+    raise ValueError(
+      f"scale: expected > 0, for its root scales query and key, got {scale}"
+    )
+  return jnp.sqrt(jnp.float32(scale))

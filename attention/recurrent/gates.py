@@ -1,0 +1,323 @@
+"""What recurrences read from their inputs, and the record of such a mechanism."""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+import math
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention import arguments, plug
+from attention.recurrent.recurrence import recurrent_attention
+from attention.signature import call_with_auto_axes, promoted
+
+Params = Mapping[str, Array]
+Gate = Callable[[Params, Array], Array]
+"""`(params, inputs [B, T, F]) -> [B, T, …]`."""
+
+
+def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
+  """A mechanism whose gates are read from its keys.
+
+  For callers that have queries, keys and values and nothing that they are
+  projected from: benchmarks, pictures, the contract. F of its `Dims` is K·H. A
+  mechanism without gates is returned as it is. One that makes its own keys
+  ('own_keys') makes them from the keys.
+  """
+  gates = mechanism.gates
+  if gates is None:
+    return mechanism
+  makes_keys = "own_keys" in mechanism.supports
+
+  def read(variables, key):
+    return gates(variables, key.reshape(*key.shape[:2], -1))
+
+  def reading(function, has_cache=False):
+    """A function of the record that is given gates."""
+
+    def call(variables, *args, **options):
+      cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
+      arguments.check_qkv(query, key, key if value is None else value)
+      given = call_with_auto_axes(read, key, (variables, key), {})
+      key = None if makes_keys else key
+      options = {**given, **options}
+      return function(variables, *cache, query, key, value, *others, **options)
+
+    return function and call
+
+  return mechanism._replace(
+    apply=reading(mechanism.apply),
+    decode=reading(mechanism.decode, has_cache=True),
+    prefill=reading(mechanism.prefill, has_cache=True),
+    apply_sharded=reading(mechanism.apply_sharded),
+    gates=None,
+  )
+
+
+def kernel(key: Array, *shape: int) -> Float[Array, "..."]:
+  """A matrix from the first axis to the others, N(0, 1/F)."""
+  return jax.random.normal(key, shape) / math.sqrt(shape[0])
+
+
+def _float32_params(variables: plug.Variables) -> Params:
+  """The parameters in float32, in which recurrences compute."""
+  params = variables.get("params", {})
+  return jax.tree.map(lambda x: x.astype(jnp.float32), params)
+
+
+def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
+  """Inputs · weights · …, in float32."""
+  inputs = inputs.astype(jnp.float32)
+  return functools.reduce(lambda x, w: jnp.tensordot(x, w, 1), weights, inputs)
+
+
+def step_params(
+  keys: Sequence[Array] | Array, dims: plug.Dims, rank: int | None = None
+) -> dict[str, Array]:
+  """What `step_decay` reads, of three random keys, or of four with a rank.
+
+  softplus(b) = Δ is 0.001 to 0.1, uniform in its logarithm, and e^A uniform between 1
+  and 16, as in Mamba-2.
+
+  Args:
+    keys: of each matrix, of b and of A.
+    dims: of the mechanism.
+    rank: R of W₁ `[F, R]` and W₂ `[R, N, H]`; None is one W `[F, N]`.
+  """
+  *keys, bias_key, rate_key = keys
+  heads = dims.num_heads, dims.head_dim
+  if rank is None:
+    heads = heads[:1]
+    kernels = {"step_kernel": kernel(keys[0], dims.features, *heads)}
+  else:
+    kernels = {
+      "step_down": kernel(keys[0], dims.features, rank),
+      "step_up": kernel(keys[1], rank, *heads),
+    }
+  low, high = math.log(0.001), math.log(0.1)
+  step = jnp.exp(jax.random.uniform(bias_key, heads, minval=low, maxval=high))
+  rates = jax.random.uniform(rate_key, heads[:1], minval=1.0, maxval=16.0)
+  bias = step + jnp.log(-jnp.expm1(-step))
+  return {**kernels, "step_bias": bias, "log_rate": jnp.log(rates)}
+
+
+def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
+  """Δ = softplus(x · W + b) for each head, or with W₁ · W₂ for each channel."""
+  kernels = "step_kernel", "step_down", "step_up"
+  kernels = [params[name] for name in kernels if name in params]
+  steps = project(inputs, *kernels)
+  return jax.nn.softplus(steps + params["step_bias"][None, None])
+
+
+def step_decay(params: Params, inputs: Float[Array, "B T F"]) -> Array:
+  """The log-decays −Δ e^A of each head or channel; each head has one A."""
+  steps, rate = step(params, inputs), jnp.exp(params["log_rate"])
+  return -steps * rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
+
+
+def check_given(name: str, call: Mapping[str, Any], *options: str) -> None:
+  """Raises ValueError where a call lacks what `gates` of a record makes for it."""
+  for option in options:
+    if call.get(option) is None:
+      raise ValueError(
+        f"{option}: {name} attention reads it from what queries are projected "
+        "from, got none; give the call **attention.gates(variables, inputs)"
+      )
+
+
+def check_rate(max_rate: float) -> None:
+  """Raises ValueError unless it is above 0 and at most 2."""
+  if not 0.0 < max_rate <= 2.0:
+    # With a larger β, states of keys of length 1 grow.
+    raise ValueError(
+      f"max_rate: expected above 0 and at most 2, got {max_rate!r}"
+    )
+
+
+def rate(max_rate: float) -> Gate:
+  """The gate β = max_rate · sigmoid(x · W) of a `rate_kernel`.
+
+  Raises:
+    ValueError: as `check_rate`.
+  """
+  check_rate(max_rate)
+
+  def beta(params, inputs):
+    rates = project(inputs, params["rate_kernel"])
+    return max_rate * jax.nn.sigmoid(rates)
+
+  return beta
+
+
+_ARRAYS = {
+  **arguments.ARRAYS,
+  "query": Float[Array, "B T Q H"],
+  "key": Float[Array, "B T K H"],
+  "value": Float[Array, "B T U V"],
+  "key_segment_ids": Int[Array, "B T"],
+  "log_decay": Float[Array, "..."],
+  "beta": Float[Array, "B T N"],
+  "initial_state": Float[Array, "B N H V"],
+}
+"""Queries and keys are one sequence, and values may have more heads."""
+
+
+def recurrent_mechanism(
+  name: str,
+  recurrence: Callable[..., tuple[Array, plug.Cache]] = (
+    lambda params, *qkv, **options: recurrent_attention(*qkv, **options)
+  ),
+  *,
+  implementation: str | None = None,
+  init: Callable[[Array, plug.Dims], Params] | None = None,
+  gates: Mapping[str, Gate] = types.MappingProxyType({}),
+  arrays: Mapping[str, Any] = types.MappingProxyType({}),
+  init_state: Callable[[int, plug.Dims], plug.Cache] | None = None,
+) -> plug.Attention:
+  """The record of a recurrence, given its decays and rates.
+
+  Args:
+    name: of the mechanism, for messages.
+    recurrence: `(params, query, key, value, **options) -> (out, state)`. Gates are
+      options; all arrays have N heads, and keys, values and gates of hidden positions
+      are 0.
+    implementation: an option of the recurrence, where it computes whole sequences;
+      None where it has no such option.
+    init: `(key, dims) -> params`, needed if there are gates.
+    gates: option -> the function of params and inputs that computes it.
+    arrays: annotations of the gates beside `log_decay` and `beta`.
+    init_state: `(batch, dims) -> state`; None is zeros `[B, N, H, V]`.
+
+  Returns:
+    An `Attention` whose cache is the state of each example.
+  """
+  by_kernel = recurrence
+  if implementation is not None:
+    by_kernel = functools.partial(recurrence, implementation=implementation)
+
+  def make(key, dims):
+    if init is None:
+      return {}
+    arguments.check_features(name, dims.features)
+    return {"params": init(key, dims)}
+
+  def run(
+    recurrence, variables, query, key, value, state, /, axis_name=None, **call
+  ):
+    checked = {"query": query, "key": key, "value": value}
+    given = {gate: call.pop(gate, None) for gate in gates}
+    call = plug.accepted_options(name, _attend, call)
+    checked |= {**given, **call}
+    if init_state is None:
+      checked["initial_state"] = state
+    needed = ("query", "key", "value")
+    arguments.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
+    check_given(name, given, *gates)
+    params, qkv = _float32_params(variables), promoted(query, key, value)
+    out, state = call_with_auto_axes(
+      functools.partial(_attend, recurrence),
+      query,
+      (params, *qkv, given, state),
+      {**call, "axis_name": axis_name},
+    )
+    return out.astype(query.dtype), state
+
+  def apply(variables, query, key, value, **call):
+    return run(by_kernel, variables, query, key, value, None, **call)[0]
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    del variables, max_length, dtype
+    if init_state is not None:
+      return init_state(batch, dims)
+    shape = (batch, dims.num_heads, dims.head_dim, dims.values)
+    return jnp.zeros(shape, jnp.float32)
+
+  def decode(variables, state, query, key, value, **call):
+    qkv = query, key, value
+    return run(recurrence, variables, *qkv, state, is_causal=True, **call)
+
+  def prefill(variables, state, query, key, value, lengths, **call):
+    is_read = jnp.arange(query.shape[1])[None, :] < lengths[:, None]
+    shown = {"mask": is_read[:, None, None, :], "is_causal": True}
+    qkv = query, key, value
+    return run(by_kernel, variables, *qkv, state, **shown, **call)[1]
+
+  def read(variables, inputs):
+    params = _float32_params(variables)
+    # Once: of several casts, devices along 'tensor' would sum each gradient apart.
+    inputs = inputs.astype(jnp.float32)
+    return {gate: function(params, inputs) for gate, function in gates.items()}
+
+  return plug.Attention(
+    init=make,
+    apply=apply,
+    init_cache=init_cache,
+    decode=decode,
+    prefill=prefill,
+    apply_sharded=apply,
+    supports=frozenset(
+      {"causal", "mask", "segments", "value_heads", "decode", "sequence"}
+    ),
+    cost="linear",
+    causal_only=True,
+    gates=read if gates else None,
+  )
+
+
+def _attend(
+  recurrence,
+  params,
+  query,
+  key,
+  value,
+  given,
+  state,
+  /,
+  *,
+  axis_name=None,
+  mask=None,
+  is_causal=False,
+  scale=None,
+  query_segment_ids=None,
+  key_segment_ids=None,
+):
+  """Results and state of a recurrence that is `given` its gates.
+
+  Query and key are one sequence, so a position whose two segment ids differ is in
+  neither segment: it is hidden, and it sees nothing.
+  """
+  num_heads = max(x.shape[2] for x in (query, key, value))
+  query, key, value = (
+    jnp.repeat(x, num_heads // x.shape[2], axis=2) for x in (query, key, value)
+  )
+  keep = arguments.key_mask(mask, query, key)
+  same = None
+  if key_segment_ids is not None:
+    same = query_segment_ids == key_segment_ids
+    keep = same if keep is None else keep & same
+  if keep is not None:
+    mask = keep[:, None, None, :]
+
+    def seen(x):
+      return jnp.where(keep.reshape(*keep.shape, *[1] * (x.ndim - 2)), x, 0)
+
+    key, value, given = jax.tree.map(seen, (key, value, given))
+  out, state = recurrence(
+    params,
+    query,
+    key,
+    value,
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    segment_ids=key_segment_ids,
+    initial_state=state,
+    axis_name=axis_name,
+    **given,
+  )
+  if same is not None:
+    out = jnp.where(same[..., None, None], out, 0.0)
+  return out.astype(query.dtype), state

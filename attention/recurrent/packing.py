@@ -1,0 +1,184 @@
+"""Packed sequences with a first and a last state for each of them.
+
+A row of T positions has up to G segments. They are laid out anew so that each begins a
+chunk: there the state becomes the segment's first one, and the state after its last chunk
+is the one that is returned. Zeros fill chunks up and change no state, and hidden
+positions have no place. Segments of l positions take ⌈l/C⌉ chunks each, together at most
+(T + G·(C−1)) / C, so memory is linear in T + G·C.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments
+from attention.platform import layout
+from attention.platform.blocks import padded
+from attention.recurrent.scan import CHUNK, Resets, chunk_size
+
+_SHORTEST = 16
+"""The least C, for rows of many short segments."""
+
+
+class Packing(NamedTuple):
+  """Where positions of segments are among X chunks of C.
+
+  Attributes:
+    size: C.
+    place: of each position; beyond all chunks where it is hidden.
+    offset: how many positions of its segment are before it.
+    opens: whether a segment begins with the chunk.
+    segment: of each chunk.
+    last: the last chunk of each segment; −1 for an empty one.
+  """
+
+  size: int
+  place: Int[Array, "B T"]
+  offset: Int[Array, "B T"]
+  opens: Bool[Array, "B X"]
+  segment: Int[Array, "B X"]
+  last: Int[Array, "B G"]
+
+  def spread(self, tree: Any) -> Any:
+    """Arrays `[B, T, …]` as `[B, X·C, …]`, with zeros where no position is."""
+    length = self.opens.shape[1] * self.size
+
+    def put(rows, place):
+      empty = jnp.zeros_like(rows, shape=(length, *rows.shape[1:]))
+      return empty.at[place].set(rows, mode="drop", unique_indices=True)
+
+    return jax.tree.map(lambda x: jax.vmap(put)(x, self.place), tree)
+
+  def run(
+    self,
+    attend: Callable[[Any, Resets], tuple[Array, Any]],
+    inputs: Any,
+    states: Any,
+  ) -> tuple[Array, Any]:
+    """Results, 0 where hidden, and the last state of each segment.
+
+    Args:
+      attend: `(inputs, resets) -> results, states after each chunk`.
+      inputs: a pytree of `[B, T, …]`.
+      states: a pytree of first states `[B, G, …]`.
+    """
+    first = jax.tree.map(lambda x: layout.rows_at(x, self.segment), states)
+    out, after = attend(self.spread(inputs), Resets(self.opens, first))
+
+    def read(rows, place):
+      return rows.at[place].get(mode="fill", fill_value=0)
+
+    def chosen(after, state):
+      rows = layout.rows_at(after, jnp.maximum(self.last, 0))
+      is_empty = self.last.reshape(*self.last.shape, *[1] * (rows.ndim - 2)) < 0
+      return jnp.where(is_empty, state, rows)
+
+    last = jax.tree.map(chosen, after, states)
+    return jax.vmap(read)(out, self.place), last
+
+
+def pack(
+  segment_ids: Int[Array, "B T"] | None,
+  keep: Bool[Array, "B T"] | None,
+  num_segments: int,
+) -> Packing:
+  """Lays out the segments 0 … G−1 of each row, each of which is one stretch.
+
+  Positions of another id, such as −1, are hidden.
+
+  Raises:
+    ValueError: there are no ids.
+  """
+  if segment_ids is None:
+    raise ValueError(
+      "num_segments: expected segment_ids [B, T] from 0 to num_segments - 1 "
+      "beside it, got None"
+    )
+  length, segment_ids = segment_ids.shape[1], segment_ids.astype(jnp.int32)
+  size = min(CHUNK, max(_SHORTEST, length // num_segments))
+  size = chunk_size(length, size)
+  count = min((length + num_segments * (size - 1)) // size, length)
+  is_there = (segment_ids >= 0) & (segment_ids < num_segments)
+  keep = is_there if keep is None else keep & is_there
+  places = jnp.arange(length)[None]
+  # The last position before each that is kept, and whether its segment is another.
+  before = jax.lax.cummax(jnp.where(keep, places, -1), axis=1)
+  before = jnp.pad(before[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+  earlier = layout.rows_at(segment_ids, jnp.maximum(before, 0))
+  begins = keep & ((before < 0) | (earlier != segment_ids))
+  number = jnp.cumsum(keep, axis=1, dtype=jnp.int32) - keep
+  offset = number - jax.lax.cummax(jnp.where(begins, number, 0), axis=1)
+  within = offset % size
+  chunk = jnp.cumsum(keep & (within == 0), axis=1, dtype=jnp.int32) - 1
+  chunk = jnp.where(keep, chunk, count)
+
+  @jax.vmap
+  def by_chunk(chunk, begins, ids, last):
+    opens = jnp.zeros(count, bool).at[jnp.where(begins, chunk, count)]
+    segment = jnp.zeros(count, ids.dtype).at[chunk].set(ids, mode="drop")
+    lasts = jnp.full(num_segments, -1, jnp.int32).at[ids].max(last, mode="drop")
+    return opens.set(True, mode="drop"), segment, lasts
+
+  last = jnp.where(keep, chunk, -1)
+  found = by_chunk(chunk, begins, segment_ids, last)
+  place = jnp.where(keep, chunk * size + within, count * size + places)
+  return Packing(size, place, offset, *found)
+
+
+def packing_of(
+  query: Float[Array, "B T N H"],
+  num_segments: int,
+  options: dict[str, Any],
+) -> Packing:
+  """The layout of segments with states of their own, whose ids leave the options."""
+  keep = arguments.key_mask(options["mask"], query, query)
+  return pack(options.pop("segment_ids"), keep, num_segments)
+
+
+def first_state(
+  state: Float[Array, "..."] | None,
+  like: Float[Array, "B T N V"],
+  shape: tuple[int, ...],
+  letters: str,
+  num_segments: int | None,
+) -> Float[Array, "B *A"]:
+  """A first state `[B, *shape]` in float32, or one for each segment; None is 0.
+
+  Raises:
+    ValueError: it has another shape, whose axes are `letters`.
+  """
+  if num_segments is not None:
+    shape, letters = (num_segments, *shape), f"G, {letters}"
+  shape = like.shape[0], *shape
+  if state is None:
+    return jnp.zeros_like(like, shape=shape)
+  if state.shape != shape:
+    raise ValueError(
+      f"initial_state: expected [B, {letters}] = {shape}, got {state.shape}"
+    )
+  return state.astype(jnp.float32)
+
+
+def whole_steps(resets: Resets, count: int) -> Resets:
+  """Resets with zeros behind, for steps of `count` of the X chunks."""
+  return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), resets)
+
+
+def head_resets(
+  resets: Resets | None, factor: Float[Array, "B N G X Y"]
+) -> Resets | None:
+  """Resets as `chunk_prefixes` takes them, to the states (0, `[B, N, G, …]`)."""
+  if resets is None:
+    return None
+  states = jnp.moveaxis(resets.states, 1, 2)
+  return Resets(resets.opens, (jnp.zeros_like(factor), states))
+
+
+def with_states(
+  out: Float[Array, "B T N V"], after: Float[Array, "B N G H X"]
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B G N H X"]]:
+  """The results, and the states after each chunk."""
+  return out, jnp.moveaxis(after, 2, 1)

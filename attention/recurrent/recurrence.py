@@ -1,0 +1,438 @@
+"""A state that decays and learns from keys and values, chunk by chunk.
+
+For each head, with g the logarithm of a decay and p the key that is erased,
+
+    gated   S_t = S' + k_t v_tᵀ                  S' = diag(e^g_t) S_{t−1}
+    delta   S_t = S' + k_t (v_t − S'ᵀ p_t)ᵀ        or S_{t−1}ᵀ p_t
+    out_t = scale · S_tᵀ q_t
+
+A rate β multiplies k. The keys p are k itself for the delta rule. What was made of it
+has other keys, which read S_{t−1}: the state before the decay. RWKV-7 writes what it
+reads at a key c, not k:
+
+    moved   S_t = S' + k_t v_tᵀ − c_t (S_{t−1}ᵀ p_t)ᵀ
+
+A chunk of C positions that begins with the state S is a sum over pairs. With G_ij =
+Σ g_u over j < u ≤ i, G_i that from the beginning on, and A^x_ij = Σ_h x_ih k_jh e^G_ijh,
+
+    out = (q ⊙ e^G_i) S + tril(A^q) u        S ← diag(e^G_C) S + (k ⊙ e^G_Cj)ᵀ u
+
+where u = v for the gated form, and for the delta rule (WY form)
+
+    u = U − W S        (I + stril(A^p)) [U, W] = [v, p ⊙ e^G_i]
+
+with G up to i − 1 in A^p and beside p where p reads S_{t−1}. Where it is moved, u is
+added to by the pairs with c of what is read, e:
+
+    (I + stril(B^p)) e = stril(A^p) v + (p ⊙ e^G_i) S        B^x_ij = Σ_h x_ih c_jh e^G_ijh
+    out += −tril(B^q) e        S += −(c ⊙ e^G_Cj)ᵀ e
+
+A CPU takes a long call without derivative position by position, as the first lines are
+written, where decays are of channels or the state is small: the products of chunks are
+what gradients need.
+
+Every exponent is a sum of decays, hence never positive: nothing overflows, and what
+underflows is nothing. Where a segment begins, g is −10³⁰, and nothing of what was
+before is left. A position that is hidden or appended has g = 0 and k = p = v = 0.
+
+What a stretch of positions does to a state is linear, S → M S + S', and two stretches
+are one: (M₂, S₂) after (M₁, S₁) is (M₂ M₁, M₂ S₁ + S₂). So an associative scan gives
+the state before each of many chunks that are worked on at once, or before each device.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments
+from attention.platform import backend
+from attention.recurrent import kernels, packing
+from attention.recurrent.scan import (
+  chunk_prefixes,
+  chunk_size,
+  chunks_per_step,
+  device_prefix,
+  lies_in_parts,
+  scan,
+)
+from attention.recurrent.triangular import (
+  decay_to_end,
+  inverse,
+  pair_decays,
+  pairs,
+  products,
+  shifted,
+)
+from attention.softmax import sharding
+
+_SMALL_STATE = 2**15
+"""Numbers of a state that a CPU has in its cache: then one decay for all channels is
+faster position by position as well."""
+
+FORGOTTEN = -1e30
+"""The logarithm of a decay that leaves nothing; finite, so that sums are."""
+
+
+def recurrent_attention(
+  query: Float[Array, "B T Q H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T U V"],
+  *,
+  log_decay: Float[Array, "..."] | None = None,
+  beta: Float[Array, "B T N"] | None = None,
+  erase_key: Float[Array, "B T K H"] | None = None,
+  erase_gate: Float[Array, "B T N H"] | None = None,
+  write_gate: Float[Array, "B T N V"] | None = None,
+  replacement: Float[Array, "B T N H"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  initial_state: Float[Array, "B *G N H V"] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
+  return_state: bool = True,
+  normalize_keys: bool = False,
+  axis_name: str | None = None,
+  implementation: kernels.Implementation | None = None,
+  lower_bound: float | None = None,
+) -> Any:
+  """The recurrence of `gated_linear_attention`, or of `delta_rule_attention`.
+
+  It is the second where there is a rate, or a key or gate of what is erased. Then p is
+  b ∘ `erase_key` and reads S_{t−1}, or is b ∘ `key` and reads S'. What is written is
+  (w ∘ v) βk, with b, w and β of 1 if None. With a `replacement` c, what an `erase_key`
+  reads is written there. With `normalize_keys`, queries and keys are those of
+  `unit_length`. `lower_bound` of the decays is for kernels.
+
+  With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`; the
+  first begins with no state.
+
+  Raises:
+    ValueError: `log_decay` or the mask does not fit, or the call is not causal.
+
+  Cost: time T·N·(C·(H+V) + H·V), with the delta rule T·N·C·(C+2H+V) more. On devices
+  twice or, with the delta rule, thrice that; what crosses is B·N·H·V numbers for each
+  of ⌈log₂ D⌉ + 1 messages, and as many numbers of M: B·N or B·N·H, with the delta
+  rule B·N·H².
+  """
+  decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
+  query = for_values(for_values(query, key), value)
+  arrays = key, value, erase_key, erase_gate, write_gate, replacement
+  beta = None if beta is None else beta[..., None]
+  options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
+  packed = None
+  if implementation != "jla":  # The kernels find out where segments begin.
+    options["segment_ids"] = segment_ids
+    if num_segments is not None:
+      packed = packing.packing_of(query, num_segments, options)
+  arrays, log_decay, begins = by_head(
+    query, (*arrays, beta), log_decay=log_decay, **options
+  )
+  key, value, erase, erase_gate, write_gate, replacement, beta = arrays
+  if normalize_keys:
+    query, key = unit_length(query).astype(query.dtype), unit_length(key)
+  state = None
+  if initial_state is not None or packed is not None:
+    shape = *query.shape[2:], value.shape[3]
+    state = packing.first_state(
+      initial_state, value, shape, "N, H, V", num_segments
+    )
+  if implementation == "jla":
+    out, state = kernels.recurrence(
+      query,
+      key,
+      value,
+      log_decay,
+      decays=decays,
+      beta=beta,
+      erase_key=erase,
+      erase_gate=erase_gate,
+      write_gate=write_gate,
+      replacement=replacement,
+      lower_bound=lower_bound,
+      dtype=dtype,
+      scale=scale,
+      initial_state=state,
+      segment_ids=segment_ids,
+      num_segments=num_segments,
+      axis_name=axis_name,
+    )
+    return (out, state) if return_state else out
+  erases_before_decay = erase is not None
+  if erase is None and not (beta is None and erase_gate is None):
+    erase = key
+  if erase_gate is not None:
+    erase = erase * erase_gate
+  if write_gate is not None:
+    value *= write_gate
+  if beta is not None:
+    key *= beta
+  if begins is not None and erases_before_decay:
+    erase = jnp.where(begins, 0.0, erase)
+  scale = arguments.softmax_scale(scale, query.shape[3])
+  scaled = query.astype(jnp.float32) * scale
+  inputs = scaled, key, value, log_decay, erase, replacement
+  if lies_in_parts(axis_name):
+    own = _stretch(erases_before_decay, *inputs)
+    first = jax.tree.map(jnp.zeros_like, own)
+    _, state = device_prefix(joined, first, own, axis_name)
+  if packed is None:
+    out, state = _attend(erases_before_decay, inputs, state)
+  else:
+    attend = functools.partial(_attend, erases_before_decay, size=packed.size)
+    out, state = packed.run(
+      lambda inputs, resets: attend(inputs, None, resets=resets), inputs, state
+    )
+  out = out.astype(query.dtype)
+  return (out, state) if return_state else out
+
+
+def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
+  """X / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
+  x = x.astype(jnp.float32)
+  squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(squares + 1e-6)
+
+
+def for_values(
+  x: Float[Array, "B T Q H"], value: Float[Array, "B T U V"]
+) -> Float[Array, "B T N H"]:
+  """Queries or keys for every head of the values, where these have more."""
+  return jnp.repeat(x, max(1, value.shape[2] // x.shape[2]), axis=2)
+
+
+def by_head(
+  query: Float[Array, "B T N H"],
+  arrays: tuple[Float[Array, "B T _ _"] | None, ...],
+  *,
+  log_decay: Float[Array, "..."] | None,
+  mask: Bool[Array, "..."] | None,
+  is_causal: bool,
+  segment_ids: Int[Array, "B T"] | None = None,
+  axis_name: str | None = None,
+) -> tuple[tuple[Any, ...], Float[Array, "B T N _"], Array | None]:
+  """Arrays for each query head in float32, which are 0 at hidden positions.
+
+  Returns:
+    `arrays` `[B, T, K or N, D]`, of which None stays None, as `[B, T, N, D]`;
+    log-decays, which are `FORGOTTEN` where a segment begins, with D of 1 or H; and
+    where one begins `[B, T, 1, 1]`, None without segments.
+
+  Raises:
+    ValueError: as `recurrent_attention`.
+  """
+  heads = query.shape[:3]
+  if not is_causal:
+    raise ValueError(
+      "is_causal: expected True, got False; a recurrence is causal by definition; "
+      "use linear or dense attention in both directions"
+    )
+  if log_decay is None:
+    log_decay = jnp.zeros(heads, jnp.float32)
+  if log_decay.shape not in (heads, query.shape):
+    raise ValueError(
+      f"log_decay: expected [B, T, N] = {heads}, or [B, T, N, H] = "
+      f"{query.shape}, got {log_decay.shape}"
+    )
+  keep = arguments.key_mask(mask, query, query)
+
+  def seen(x):
+    x = x.astype(jnp.float32)
+    if keep is not None:
+      x = jnp.where(keep[:, :, None, None], x, 0.0)
+    return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
+
+  # Constant decays would be folded: XLA for GPUs then computes the decays of all pairs
+  # while it compiles, for minutes.
+  log_decay = jax.lax.optimization_barrier(log_decay)
+  log_decay, begins = seen(log_decay.reshape(*heads, -1)), None
+  if segment_ids is not None:
+    begins = segment_begins(segment_ids, axis_name)[..., None, None]
+    log_decay = jnp.where(begins, FORGOTTEN, log_decay)
+  return jax.tree.map(seen, arrays), log_decay, begins
+
+
+def segment_begins(
+  segment_ids: Int[Array, "B T"], axis_name: str | None
+) -> Bool[Array, "B T"]:
+  """Where another segment begins; the first of all goes on from the initial state."""
+  if lies_in_parts(axis_name):
+    before = sharding.with_halo(segment_ids, 1, 0, axis_name)[:, :-1]
+  else:
+    before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
+  return segment_ids != before
+
+
+def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
+  """The results and the last state, or with `resets` those after each chunk.
+
+  Args:
+    erases_before_decay: whether erased keys read S_{t−1}, not S'.
+    inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log-decays
+      `[B, T, N, 1 or H]`, and erased keys and replacements `[B, T, N, H]` or None,
+      float32. Those of hidden positions are 0.
+    state: `[B, N, H, V]`, or None for 0.
+    resets: of `packing`, for chunks of C = `size`.
+    size: None is that for the length.
+  """
+  query, _, value, log_decay, *_ = inputs
+  batch, length, num_heads, head_dim = query.shape
+  value_dim, size = value.shape[3], size or chunk_size(length)
+  count = chunks_per_step(query, size, 2 * (size + head_dim + value_dim))
+  is_empty = state is None and resets is None
+  if state is None:
+    shape = batch, num_heads, head_dim, value_dim
+    state = jnp.zeros_like(value, shape=shape)
+  step = functools.partial(_step, count, erases_before_decay)
+  position = None
+  is_small = backend.is_at_most(state.size, _SMALL_STATE)
+  if resets is None and (log_decay.shape[-1] > 1 or is_small):
+    position = functools.partial(_position, erases_before_decay)
+  state, out = scan(
+    step,
+    (),
+    state,
+    (*inputs, resets and packing.whole_steps(resets, count)),
+    size=size * count,
+    is_empty=is_empty,
+    position=position,
+  )
+  return out if resets is not None else (out, state)
+
+
+def _position(erases_before_decay, params, state, inputs):
+  """One position of `_step`, `[B, N, ·]`."""
+  del params
+  query, key, value, log_decay, erase, replacement, _ = inputs
+  kept = jnp.exp(log_decay)[..., None] * state
+  added = key[..., None] * value[..., None, :]
+  if erase is not None:
+    before = state if erases_before_decay else kept
+    read = jnp.einsum("bnh,bnhv->bnv", erase, before)[..., None, :]
+    added -= (key if replacement is None else replacement)[..., None] * read
+  state = kept + added
+  return state, jnp.einsum("bnh,bnhv->bnv", query, state)
+
+
+def _step(count, erases_before_decay, params, state, inputs):
+  """`count` chunks, `[B, N, count, C, ·]`, of which each begins as the last ends."""
+  del params
+  *arrays, resets = inputs
+  query, key, value, log_decay, erase, replacement = chunks(arrays, count)
+  decays = jnp.cumsum(log_decay, axis=3)
+  from_start = jnp.exp(decays)
+  to_end = jnp.exp(decay_to_end(log_decay))
+  factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
+  readers: list[Array] = [query]
+  known: Any = None
+  if erases_before_decay:
+    # A reader at i − 1 sees what is there before the decay of i.
+    known = erase * jnp.exp(shifted(decays, 1))
+    readers.append(shifted(erase, -1))
+  elif erase is not None:
+    known = erase * from_start
+    readers.append(erase)
+
+  def written(key, scores):
+    """What queries read of a key, what is left of it, and what erased keys read."""
+    scores, *overlaps = scores
+    if erases_before_decay:
+      overlaps = [shifted(x, 1) for x in overlaps]
+    last = jnp.swapaxes(key * to_end, -2, -1)
+    return jnp.tril(scores), last, *(jnp.tril(x, -1) for x in overlaps)
+
+  def values(before):
+    """u, and with a replacement −e, after a state."""
+    if solution is None:
+      return [value]
+    if replacement is None:
+      error = value if before is None else value - known @ before
+      return [solution @ error]
+    read = writes[0][2] @ value
+    if before is not None:
+      read += known @ before
+    return [value, -(solution @ read)]
+
+  def total(part, values):
+    pairs = zip(writes, values, strict=True)
+    return functools.reduce(jnp.add, (x[part] @ u for x, u in pairs))
+
+  keys = [key] if replacement is None else [key, replacement]
+  scores = _scores(readers, keys, log_decay)
+  writes = [written(*x) for x in zip(keys, scores, strict=True)]
+  solution = None if erase is None else inverse(writes[-1][2])
+  before = None if state is None else state[:, :, None]
+  if count > 1 or resets is not None:
+    transition = factor
+    if solution is not None:
+      unit = jnp.eye(key.shape[-1], dtype=key.dtype)[None, None, None]
+      transition = factor * unit - writes[-1][1] @ (solution @ known)
+    first: Any = jnp.zeros_like(transition[:, :, :1]), before
+    own = transition, total(1, values(None))
+    _, before = chunk_prefixes(
+      joined, first, own, packing.head_resets(resets, transition)
+    )
+  written_values = values(before)
+  out, after = total(0, written_values), total(1, written_values)
+  if before is not None:
+    out += (query * from_start) @ before
+    after += factor * before
+  out = unchunked(out)
+  if resets is not None:
+    out = packing.with_states(out, after)
+  return after[:, :, -1], out
+
+
+def chunks(arrays: Any, count: int) -> Any:
+  """Arrays `[B, G·C, N, D]` as `[B, N, G, C, D]` with G = `count`."""
+
+  def rows(x):
+    x = x.reshape(x.shape[0], count, -1, *x.shape[2:])
+    return x.transpose(0, 3, 1, 2, 4)
+
+  return jax.tree.map(rows, arrays)
+
+
+def unchunked(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
+  """Undoes `chunks` on one array."""
+  x = x.transpose(0, 2, 3, 1, 4)
+  return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def _stretch(erases_before_decay, query, key, value, log_decay, erase, moved):
+  """(M, S') of these positions; M is H×H, or D×1 for the diagonal of one."""
+  if erase is None:
+    factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None]
+    inputs = query, key, value, log_decay, None, None
+    return factor, _attend(False, inputs, None)[1]
+  # Together the state that they make of I with values of 0, and of 0 with theirs.
+  batch, _, num_heads, size = key.shape
+  state = jnp.eye(size, size + value.shape[3], dtype=key.dtype)[None, None]
+  state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
+  value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
+  inputs = query, key, value, log_decay, erase, moved
+  state = _attend(erases_before_decay, inputs, state)[1]
+  return state[..., :size], state[..., size:]
+
+
+def joined(
+  earlier: tuple[Array, Array], later: tuple[Array, Array]
+) -> tuple[Array, Array]:
+  """(M, S') of two stretches."""
+
+  def transform(x):
+    return factor * x if factor.shape[-1] == 1 else factor @ x
+
+  factor, state = later
+  return transform(earlier[0]), transform(earlier[1]) + state
+
+
+def _scores(readers, keys, log_decay):
+  """A^x_ij `[B, N, G, C, C]` of each key and reader x; any finite number where i < j."""
+  if log_decay.shape[-1] > 1:
+    return pairs(readers, keys, log_decay)
+  decay = pair_decays(log_decay)
+  return jax.tree.map(lambda x: x * decay, products(readers, keys))

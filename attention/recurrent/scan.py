@@ -1,0 +1,343 @@
+"""Scans of a state over chunks of a sequence, and over devices.
+
+    state, y_i = step(params, state, x_i)        i = 0, 1, …
+
+Arrays stay `[B, T, …]`: a chunk is cut out where it is worked on, and what comes
+of it is written in place. For gradients the state before each chunk is kept,
+and everything else is computed again.
+
+`jax.lax.scan` of a step under `jax.checkpoint`, differentiated by JAX, wants the chunks
+as the first axis, for which XLA copies every array. At T 4,096 on a CPU its forward
+takes 1.15 to 1.36 times as long (linear, Performer, GLA, delta rule, KDA), gradients
+0.95 to 1.23 times, and temporaries with gradients are 1.3 to 2.0 times as large.
+That is what the backward here buys; `attention.platform.derivative` keeps forward mode beside it.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention.platform import backend
+from attention.platform.blocks import block_map
+from attention.platform.derivative import match_varying, with_backward
+from attention.platform.layout import zeros_after
+
+CHUNK = 64
+"""C, positions of a chunk of causal forms."""
+
+T = TypeVar("T")
+
+Tree = Any
+"""A pytree of arrays `[B, T, …]`, or of their chunks `[B, C, …]`."""
+
+
+class Resets(NamedTuple):
+  """Which of X chunks begin with a state of their own.
+
+  Attributes:
+    opens: `[B, X]`.
+    states: a pytree of `[B, X, …]`.
+  """
+
+  opens: Bool[Array, "B X"]
+  states: Any
+
+
+def scan(
+  step: Callable[[Any, Any, Tree], tuple[Any, Tree]],
+  params: Any,
+  state: Any,
+  xs: Tree,
+  *,
+  size: int,
+  is_empty: bool = False,
+  position: Callable[[Any, Any, Tree], tuple[Any, Tree]] | None = None,
+) -> tuple[Any, Tree]:
+  """Runs `step(params, state, x) -> (state, y)` over chunks of a sequence.
+
+  Args:
+    step: of one chunk; must not close over traced arrays.
+    params: a pytree that every step reads.
+    state: a pytree, the state before the first chunk.
+    xs: a pytree of `[B, T, …]`. T is that of the first leaf; longer leaves are cut.
+      Zeros fill the last chunk, and a step must not change the state for them. Of
+      `Resets` every step has as many.
+    size: C, positions of a chunk.
+    is_empty: whether `state` is the empty state. If so, and if there is one chunk
+      only, `step` may get None in its place.
+    position: the step of one position, `[B, …]`. On a CPU it takes the place of
+      `step` in a call that is not differentiated, where it is faster.
+
+  Returns:
+    The last state, and the y together, a pytree of `[B, T, …]` or as many rows as the
+    steps have together.
+
+  Cost: time of the steps, four times that with gradients. Memory of the results; with
+  gradients also one state for each chunk, and the gradients of `params` and `xs`.
+  """
+  length = jax.tree.leaves(xs)[0].shape[1]
+  count = -(-length // size)
+
+  def whole(x):
+    if isinstance(x, Resets):
+      return x
+    x = x[:, :length]
+    missing = count * size - x.shape[1]
+    return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
+
+  xs = jax.tree.map(whole, xs, is_leaf=lambda x: isinstance(x, Resets))
+  params, state, xs = match_varying((params, state, xs))
+  if count == 1 and backend.name() == "cpu":
+    # Without a loop, an empty state would be a constant, and some versions of
+    # XLA:CPU compute products of constants wrongly (benchmarks/README.md).
+    if is_empty:
+      state = None
+    state, ys = jax.checkpoint(step)(params, state, xs)
+  else:
+    one_by_one = None
+    if position is not None and backend.name() == "cpu":
+      one_by_one = functools.partial(_one_by_one, position)
+    run = with_backward(
+      functools.partial(_forward, step, count),
+      functools.partial(_backward, step, count),
+      one_by_one,
+    )
+    state, ys = run((params, state, xs))
+  return state, jax.tree.map(lambda y: y[:, :length], ys)
+
+
+def _forward(step, count, arrays):
+  """The results, and what `_backward` needs: numbers of chunks and states before."""
+  params, state, xs = arrays
+  leaf = jax.tree.leaves(xs)[0]
+  _, y = jax.eval_shape(step, params, state, _chunk(xs, 0, count))
+  ys = jax.tree.map(
+    lambda y: zeros_after(
+      leaf, leaf, y.dtype, (y.shape[0], count * y.shape[1], *y.shape[2:])
+    ),
+    y,
+  )
+
+  def one(carry, i):
+    before, ys = carry
+    state, y = step(params, before, _chunk(xs, i, count))
+    return (state, _written(ys, y, i)), (i, before)
+
+  return jax.lax.scan(one, (state, ys), jnp.arange(count))
+
+
+def _backward(step, count, arrays, saved, cotangents):
+  params, _, xs = arrays
+  d_state, d_ys = cotangents
+
+  def one(carry, saved):
+    d_params, d_state, d_xs = carry
+    i, state = saved
+    _, pullback = jax.vjp(step, params, state, _chunk(xs, i, count))
+    more, d_state, d_x = pullback((d_state, _chunk(d_ys, i, count)))
+    d_params = jax.tree.map(jnp.add, d_params, more)
+    return (d_params, d_state, _written(d_xs, d_x, i)), None
+
+  zeros = functools.partial(zeros_after, jax.tree.leaves(cotangents)[0])
+  d_params, d_xs = jax.tree.map(zeros, (params, xs))
+  carry = d_params, d_state, d_xs
+  return jax.lax.scan(one, carry, saved, reverse=True)[0]
+
+
+def _one_by_one(position, arrays):
+  params, state, xs = arrays
+  xs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), xs)
+  state, ys = jax.lax.scan(functools.partial(position, params), state, xs)
+  return state, jax.tree.map(lambda y: jnp.moveaxis(y, 0, 1), ys)
+
+
+def _chunk(xs: Tree, i: jax.Array | int, count: int) -> Tree:
+  """Part i of all arrays, of as many equal parts."""
+  cut = jax.lax.dynamic_slice_in_dim
+  return jax.tree.map(
+    lambda x: cut(x, i * (x.shape[1] // count), x.shape[1] // count, 1), xs
+  )
+
+
+def _written(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
+  """All arrays with chunk i replaced; those without a gradient as they are."""
+  put, no_grad = jax.lax.dynamic_update_slice_in_dim, jax.dtypes.float0
+  return jax.tree.map(
+    lambda x, y: x if y.dtype == no_grad else put(x, y, i * y.shape[1], 1),
+    xs,
+    chunks,
+  )
+
+
+def chunk_size(length: int, block_size: int | None = None) -> int:
+  """C, a power of two."""
+  return 1 << (min(block_size or CHUNK, length) - 1).bit_length()
+
+
+def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
+  """How many chunks, with so many numbers a row, are one step; 1 on a CPU."""
+  batch, length, num_heads, _ = x.shape
+  chunk_bytes = 4 * size * batch * num_heads * numbers
+  return backend.tiles_per_step(chunk_bytes, -(-length // size))
+
+
+def scan_leftward(
+  start: Callable[[Tree], T],
+  step: Callable[[Tree, T, Tree], T],
+  rows: Tree,
+  keys: Tree,
+) -> T:
+  """What each of G blocks of queries makes of the blocks of keys before it.
+
+    state_i = start(rows_i)
+    state_i ← step(rows_i, state_i, keys_j)        j = i − 1, …, 1, 0
+
+  for causal mechanisms whose score of a pair depends on all keys between the two.
+  Blocks i and G − 1 − i take G − 1 steps together, so a loop of that many serves a
+  pair of them: no step is spent on a block of keys that a query does not see, and
+  none waits for a condition. Where G is odd, block 0 is left out, and i goes with
+  G − i.
+
+  Args:
+    start: reads the block of keys at the same positions, which `rows` then has.
+    step: of one block of queries and one of keys.
+    rows: a pytree of blocks `[X, G, …]`.
+    keys: likewise.
+
+  Returns:
+    The last states, with G as their second axis.
+
+  Cost: time of G starts and of G·(G−1)/2 steps, with gradients five times that;
+  memory of the results, and for gradients the G states of one pair of blocks. What
+  a state only adds up is not kept.
+  """
+  count = jax.tree.leaves(keys)[0].shape[1]
+  odd = count % 2
+  visits, pairs = count - 1 + odd, count // 2
+  firsts = jax.vmap(start, 1, 1)(jax.tree.map(lambda x: x[:, :odd], rows))
+  if not pairs:
+    return firsts
+
+  def far_and_near(x):
+    """Blocks G − 1 − p, which see more, and blocks p, `[X, P, 2, …]`."""
+    x = x[:, odd:]
+    return jnp.stack([x[:, : pairs - 1 : -1], x[:, :pairs]], axis=2)
+
+  # A far block takes `far` keys to its left, and then the near one takes the others.
+  leftward = jax.tree.map(
+    lambda x: jnp.moveaxis(x[:, :visits][:, ::-1], 1, 0), keys
+  )
+
+  def far_visits(x, near):
+    x = jnp.pad(x, [(0, visits - pairs)] + [(0, 0)] * (x.ndim - 1))
+    return jax.lax.dynamic_slice_in_dim(x, near, visits, 0)
+
+  def states(near, own):
+    near = near[0]
+    far = visits - near
+
+    def visit(states, x):
+      i, far_keys, near_keys = x
+      is_near = i >= far
+      turn = is_near.astype(jnp.int32)
+
+      def at_turn(x):
+        return jax.lax.dynamic_index_in_dim(x, turn, 1, keepdims=False)
+
+      def one(state, own, far_keys, near_keys):
+        block = jax.tree.map(
+          lambda x, y: jnp.where(is_near, y, x), far_keys, near_keys
+        )
+        return step(own, state, block)
+
+      one = jax.checkpoint(one, prevent_cse=False)
+      both = jax.tree.map(at_turn, (states, own))
+      state = one(*both, far_keys, near_keys)
+      return jax.tree.map(
+        lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, turn, 1),
+        states,
+        state,
+      ), None
+
+    far_keys = jax.tree.map(lambda x: far_visits(x, near), leftward)
+    xs = jnp.arange(visits), far_keys, leftward
+    return jax.lax.scan(visit, jax.vmap(start, 1, 1)(own), xs)[0]
+
+  nears = odd + jnp.arange(pairs)[None]
+  both = block_map(states, 1, nears, jax.tree.map(far_and_near, rows))
+  return jax.tree.map(
+    lambda first, x: jnp.concatenate(
+      [first, x[:, :, 1], x[:, ::-1, 0]], axis=1
+    ),
+    firsts,
+    both,
+  )
+
+
+def chunk_prefixes(
+  join: Callable[[T, T], T],
+  first: T,
+  own: T,
+  resets: Resets | None = None,
+) -> T:
+  """The states before each of G chunks: `first`, joined with `own` of those before.
+
+  The axis −3 of arrays is G in `own`, and 1 in `first`. With `resets`, which say where a
+  chunk begins with a state of its own, these states are in the place of what was before.
+  """
+  if resets is not None:
+    opens, states = resets
+
+    def chosen(one, other):
+      batch, count = opens.shape
+      shape = batch, *[1] * (other.ndim - 4), count, 1, 1
+      return jnp.where(opens.reshape(shape), one, other)
+
+    own = jax.tree.map(chosen, join(states, own), own)
+    before = chunk_prefixes(join, first, own)
+    return jax.tree.map(chosen, states, before)
+  if jax.tree.leaves(own)[0].shape[-3] == 1:
+    return first
+  states = jax.tree.map(
+    lambda x, y: jnp.concatenate([x, y[..., :-1, :, :]], axis=-3), first, own
+  )
+  # Fused with what is around it, the scan at 256 chunks of 65 x 256 aborts a TPU's compiler.
+  states = jax.lax.optimization_barrier(states)
+  before = jax.lax.associative_scan(join, states, axis=-3)
+  return jax.lax.optimization_barrier(before)
+
+
+def lies_in_parts(axis_name: str | None) -> TypeGuard[str]:
+  """Whether a call has a part of a sequence, of which other devices have others."""
+  return axis_name is not None and jax.lax.axis_size(axis_name) > 1
+
+
+def device_prefix(
+  join: Callable[[T, T], T], first: T, own: T, axis_name: str
+) -> T:
+  """`own` of all devices before this one, joined, inside `jax.shard_map`.
+
+  `join` is `(earlier, later) -> both`, and associative. The first device gets `first`.
+
+  Cost: ⌈log₂ D⌉ + 1 messages of the size of `own`: to the devices that are 1, 2, 4, …
+  places on, and at last to the next.
+  """
+  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+
+  def shifted(tree, distance):
+    pairs = [(i, i + distance) for i in range(size - distance)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, pairs), tree)
+
+  def chosen(condition, one, other):
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
+
+  total, distance = own, 1
+  while distance < size:
+    joined = join(shifted(total, distance), total)
+    total = chosen(rank >= distance, joined, total)
+    distance *= 2
+  return chosen(rank == 0, first, shifted(total, 1))

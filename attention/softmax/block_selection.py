@@ -1,0 +1,143 @@
+"""Which blocks of keys a query reads: MoBA's choice, and native sparse attention's.
+
+A choice has no gradient. Of blocks with equal scores the earlier is taken.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments
+from attention.platform import backend
+from attention.platform.blocks import chunk_map, split_blocks
+from attention.platform.layout import query_dot
+from attention.softmax.rows import masked_softmax
+
+
+def best_blocks(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  keep: Bool[Array, "B S"],
+  places: Int[Array, "B T"],
+  block_size: int,
+  top_k: int,
+) -> Int[Array, "B T N M"]:
+  """MoBA's blocks of each query and head: the own, and those of best mean; −1 for none.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    keep: which keys count.
+    places: positions of the queries in the sequence of keys.
+    block_size: D.
+    top_k: how many blocks; M is the smaller of this and ⌈S/D⌉.
+  """
+  query, key = jax.lax.stop_gradient((query, key))
+  key = jnp.where(keep[..., None, None], key, 0).astype(jnp.float32)
+  sums = jnp.sum(split_blocks(key, block_size), axis=2)
+  counts = jnp.sum(split_blocks(keep, block_size), axis=2)
+  means = sums / jnp.maximum(counts, 1)[..., None, None]
+  num_blocks = means.shape[1]
+  numbers = jnp.arange(num_blocks)[None, None, None]
+
+  def choose(rows):
+    query, places = rows
+    scores = _by_query_head(query, means)
+    own = (places // block_size)[:, :, None, None]
+    is_choice = (numbers < own) & (counts > 0)[:, None, None]
+    return _largest(scores, is_choice, numbers == own, top_k)
+
+  batch, length, num_heads, _ = query.shape
+  row_bytes = 4 * batch * num_heads * num_blocks
+  size = backend.rows_at_once(row_bytes, length)
+  return chunk_map(choose, size, (query, places))
+
+
+def selected_blocks(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B M K H"],
+  shown: Bool[Array, "B M"],
+  places: Int[Array, "B T"],
+  sizes: tuple[int, int, int, int],
+  total: int,
+  scale: float | Float[Array, ""] | None,
+) -> Int[Array, "B T K n"]:
+  """The blocks that native sparse attention reads with a key head, −1 for none.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: compressed.
+    shown: which of them have a key that is not hidden.
+    places: of the queries.
+    sizes: C, d, `block_size`, `num_blocks`.
+    total: blocks of the sequence.
+    scale: as in `nsa_attention`.
+  """
+  size, stride, block_size, num_blocks = sizes
+  query, key = jax.lax.stop_gradient((query, key))
+  count, kv_heads = key.shape[1:3]
+  ends = jnp.arange(count) * stride + size - 1
+  numbers = jnp.arange(total)[None, None, None]
+  scale = arguments.softmax_scale(scale, query.shape[3])
+
+  def choose(chunk):
+    query, places = chunk
+    logits = scale * _by_query_head(query, key)
+    seen = shown[:, None] & (ends[None, None] <= places[..., None])
+    weights = masked_softmax(logits, seen[:, :, None])
+    shape = kv_heads, query.shape[2] // kv_heads, count
+    weights = jnp.sum(weights.reshape(*query.shape[:2], *shape), axis=3)
+    scores = _block_scores(weights, total, sizes)
+    own = (places // block_size)[:, :, None, None]
+    is_fixed = (numbers == 0) | (numbers == own) | (numbers == own - 1)
+    is_choice = numbers <= own
+    return _largest(scores, is_choice, is_fixed & is_choice, num_blocks)
+
+  batch, length, num_heads, _ = query.shape
+  rows = backend.rows_at_once(4 * batch * num_heads * (count + total), length)
+  return chunk_map(choose, rows, (query, places))
+
+
+def _by_query_head(query, key):
+  """Products of queries `[B, C, N, H]` and keys `[B, M, K, H]`, `[B, C, N, M]`."""
+  keys = jnp.swapaxes(key, 1, 2)
+  products = query_dot("bkqh,bkmh->bkqm", jnp.swapaxes(query, 1, 2), keys)
+  return jnp.swapaxes(products, 1, 2)
+
+
+def _block_scores(weights, total, sizes):
+  """`[B, C, K, total]`: weights `[B, C, K, M]` of what a block shares strides with.
+
+  Compressed block i has the strides i to i + C/d − 1, and counts once for each that is
+  in the block.
+  """
+  size, stride, block_size, _ = sizes
+  shared, width = size // stride, block_size // stride
+  pads = [(0, 0)] * 3 + [(shared - 1, total * width - weights.shape[-1])]
+  weights = jnp.pad(weights, pads)
+  shifted = (weights[..., i : i + total * width] for i in range(shared))
+  by_stride = functools.reduce(jnp.add, shifted)
+  return jnp.sum(by_stride.reshape(*weights.shape[:3], total, width), axis=-1)
+
+
+def _largest(scores, is_choice, is_fixed, count):
+  """The numbers of `count` blocks: what is fixed, then the choices of largest score."""
+  scores = jnp.where(is_choice, scores, -jnp.inf)
+  scores = jnp.where(is_fixed, jnp.inf, scores)
+  count = min(count, scores.shape[-1])
+  if backend.name() == "cpu":
+    best, blocks = jax.lax.top_k(scores, count)
+    return jnp.where(best > -jnp.inf, blocks, -1)
+  numbers = jnp.arange(scores.shape[-1])[None, None, None]
+
+  def take(scores, _):
+    best = jnp.max(scores, axis=-1, keepdims=True)
+    block = jnp.argmax(scores, axis=-1, keepdims=True)
+    rest = jnp.where(numbers == block, -jnp.inf, scores)
+    return rest, jnp.where(best > -jnp.inf, block, -1)[..., 0]
+
+  # `top_k` would sort all blocks of every row.
+  _, blocks = jax.lax.scan(take, scores, length=count, unroll=4)
+  return jnp.moveaxis(blocks, 0, -1)

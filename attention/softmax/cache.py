@@ -1,0 +1,169 @@
+"""A cache of keys and values for decoding, and the end of all caches that grow."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from attention import plug
+from attention.platform import layout
+from attention.recurrent.triangular import decay_to_end
+from attention.softmax.logits import above_closed
+
+
+class DenseCache(NamedTuple):
+  """The keys and values of the positions seen so far.
+
+  Attributes:
+    key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
+    value: `[B, S, K, V]`.
+    index: `[B]`, the number of positions seen.
+    forgotten: Σ log f after each position, where a mechanism forgets.
+    grows: not a field: a cache with grows = True has max_length slots on axis 1 of its
+      first array, and is full when `index` is as large (`bounded`).
+  """
+
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K V"]
+  index: Int[Array, "B"]
+  forgotten: Float[Array, "B S N"] | None = None
+  grows = True
+
+
+def bounded(record: plug.Attention) -> plug.Attention:
+  """The record, of which `decode` and `prefill` end where a cache that grows is full.
+
+  They raise ValueError. Where the index is traced, `decode` gives NaN instead.
+  """
+  decode: Any = record.decode
+  prefill: Any = record.prefill
+
+  def size(cache):
+    return cache[0].shape[1] if getattr(cache, "grows", False) else None
+
+  def refuse(room, position):
+    raise ValueError(
+      f"cache: expected a position below its max_length {room}, got {position}; "
+      "make it with room for more: init_cache(variables, batch, max_length, …)"
+    )
+
+  @functools.wraps(decode)
+  def decode_within(variables, cache, *arrays, **call):
+    room = size(cache)
+    if room is None:
+      return decode(variables, cache, *arrays, **call)
+    is_traced = isinstance(cache.index, jax.core.Tracer)
+    if not is_traced and (position := int(jnp.max(cache.index))) >= room:
+      refuse(room, position)
+    out, after = decode(variables, cache, *arrays, **call)
+    if is_traced:
+      is_full = (cache.index >= room)[:, None, None, None]
+      out = jnp.where(is_full, jnp.nan, out)
+    return out, after
+
+  @functools.wraps(prefill)
+  def prefill_within(variables, cache, query, *arrays, **call):
+    room, length = size(cache), query.shape[1]
+    if room is not None and length > room:
+      refuse(room, length - 1)
+    return prefill(variables, cache, query, *arrays, **call)
+
+  return record._replace(
+    decode=decode and decode_within, prefill=prefill and prefill_within
+  )
+
+
+def init_cache(
+  batch: int,
+  max_length: int,
+  dims: plug.Dims,
+  dtype: Any,
+  *,
+  forgets: bool = False,
+) -> DenseCache:
+  """An empty cache for `max_length` positions: B·S·K·(H+V) numbers."""
+  shape = (batch, max_length, dims.num_kv_heads)
+  forgotten = None
+  if forgets:
+    forgotten = jnp.zeros((*shape[:2], dims.num_heads), jnp.float32)
+  return DenseCache(
+    key=jnp.zeros((*shape, dims.head_dim), dtype),
+    value=jnp.zeros((*shape, dims.values), dtype),
+    index=jnp.zeros((batch,), jnp.int32),
+    forgotten=forgotten,
+  )
+
+
+def prefill(
+  cache: DenseCache,
+  key: Float[Array, "B P K H"],
+  value: Float[Array, "B P K V"],
+  lengths: Int[Array, "B"],
+  log_forget: Float[Array, "B P N"] | None = None,
+) -> DenseCache:
+  """The cache after the first `lengths` of P positions; a copy of these."""
+  # What lies beyond an example's length is written over before it is seen, but until
+  # then it takes part in products, so it may not be NaN.
+  key, value = (prompt_rows(x, lengths) for x in (key, value))
+  forgotten = cache.forgotten
+  if forgotten is not None and log_forget is not None:
+    forgotten = layout.put(forgotten, forgotten_since(log_forget, lengths), 0)
+  return DenseCache(
+    layout.put(cache.key, key, 0),
+    layout.put(cache.value, value, 0),
+    lengths,
+    forgotten,
+  )
+
+
+def prompt_rows(
+  x: Shaped[Array, "B P *F"], lengths: Int[Array, "B"]
+) -> Shaped[Array, "B P *F"]:
+  """`x` with zeros beyond the length of each example."""
+  is_read = jnp.arange(x.shape[1])[None, :] < lengths[:, None]
+  return jnp.where(is_read.reshape(*is_read.shape, *[1] * (x.ndim - 2)), x, 0)
+
+
+def appended(
+  cache: DenseCache,
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
+) -> DenseCache:
+  """The cache with one more position, but for what it forgets."""
+  here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
+  return cache._replace(
+    key=layout.written(cache.key, key, here),
+    value=layout.written(cache.value, value, here),
+    index=cache.index + 1,
+  )
+
+
+def forgotten_after(
+  forgotten: Float[Array, "B S N"] | None,
+  log_forget: Float[Array, "B 1 N"] | None,
+  is_new: Bool[Array, "B S"],
+) -> Float[Array, "B S N"] | None:
+  """Σ log f since each slot of a cache, with that of the position in slot `is_new`.
+
+  Raises:
+    ValueError: only one of the first two is given.
+  """
+  if (forgotten is None) != (log_forget is None):
+    raise ValueError(
+      "log_forget: expected one in every call of a mechanism made with "
+      "forget=True, and in no other"
+    )
+  if forgotten is None or log_forget is None:
+    return None
+  forgotten = forgotten + above_closed(log_forget)
+  return jnp.where(is_new[..., None], 0.0, forgotten)
+
+
+def forgotten_since(
+  log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
+) -> Float[Array, "B P N"]:
+  """Σ log f between each position and the last of `lengths` positions."""
+  steps = prompt_rows(above_closed(log_forget.astype(jnp.float32)), lengths)
+  return decay_to_end(steps)

@@ -1,0 +1,226 @@
+"""The lightning indexer: which keys a query attends to, and what it learns from.
+
+    I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
+
+It selects for `dsa_attention` (DeepSeek-V3.2, arXiv:2512.02556).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from attention import arguments, plug
+from attention.platform import backend, layout
+from attention.platform.blocks import chunk_map
+from attention.positions import rotary
+from attention.recurrent import gates
+from attention.signature import attention_function
+from attention.softmax.rows import softmax_and_lse
+
+INSTEAD = "the indexer says which keys a query sees"
+
+
+class Rows(NamedTuple):
+  """What is known of queries `[B, T, …]`."""
+
+  index: Any
+  weight: Any
+  ids: Any
+  query: Any = None
+  place: Any = None
+
+
+class Keys(NamedTuple):
+  """What is known of keys `[B, S, …]`."""
+
+  index: Any
+  shown: Any
+  ids: Any
+
+
+def init(
+  key: Array, dims: plug.Dims, num_heads: int, dim: int
+) -> dict[str, Array]:
+  """What the indexer reads its arrays with, of I = `num_heads` heads of width D."""
+  arguments.check_features("an indexer", dims.features)
+  shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
+  keys = jax.random.split(key, len(shapes))
+  return {
+    f"index_{name}_kernel": gates.kernel(key, dims.features, *shape)
+    for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+  }
+
+
+def read(
+  params: gates.Params, inputs: Float[Array, "B T F"]
+) -> dict[str, Array]:
+  """`index_query`, `index_key` and `index_weight`; inputs have no gradient."""
+  inputs = jax.lax.stop_gradient(inputs)
+  arrays = {
+    name.removesuffix("_kernel"): gates.project(inputs, kernel)
+    for name, kernel in params.items()
+  }
+  numbers = arrays["index_query"].shape[2:]
+  arrays["index_weight"] /= math.sqrt(math.prod(numbers))
+  return arrays
+
+
+def rotated(
+  arrays: dict[str, Any], positions: Int[Array, "#B T"]
+) -> dict[str, Any]:
+  """The same with half of each index query and key turned by its position."""
+  turns = {}
+  for name in arrays.keys() & {"index_query", "index_key"}:
+    x = arrays[name]
+    heads = x if x.ndim == 4 else x[:, :, None]
+    heads = rotary(heads, positions, fraction=0.5)
+    turns[name] = heads if x.ndim == 4 else heads[:, :, 0]
+  return {**arrays, **turns}
+
+
+def chosen(
+  scores: Float[Array, "B C S"], top_k: int | None
+) -> Bool[Array, "B C S"]:
+  """The `top_k` keys of largest score, earlier ones first where they are equal.
+
+  None is all. A score of −∞ is not chosen.
+
+  No sort: the k-th largest score is found digit by digit, by counting. So is the
+  last place among scores that are equal to it.
+  """
+  seen = scores > -jnp.inf
+  source_length = scores.shape[2]
+  if top_k is None or top_k >= source_length:
+    return seen
+  scores = jnp.where(scores == 0.0, 0.0, scores)  # -0.0 has other bits.
+  bits = jax.lax.bitcast_convert_type(scores, jnp.uint32)
+  # As unsigned numbers in the order of the floats.
+  sign = jnp.uint32(1 << 31)
+  ranks = jnp.where(bits >= sign, ~bits, bits | sign)
+  least = _nth_largest(ranks, jnp.full((*scores.shape[:2], 1), top_k), 32)
+  is_more = ranks > least
+  left = top_k - jnp.sum(is_more, axis=2, keepdims=True, dtype=jnp.int32)
+  places = source_length - jnp.arange(source_length, dtype=jnp.uint32)
+  places = jnp.where(ranks == least, places[None, None], 0)
+  last = _nth_largest(places, left, source_length.bit_length())
+  return seen & (is_more | (places >= last))
+
+
+def _nth_largest(
+  x: UInt[Array, "B C S"], n: Int[Array, "B C 1"], bits: int
+) -> UInt[Array, "B C 1"]:
+  """The largest number of so many bits that at least n of x reach; 0 for n = 0."""
+  digits = -(-bits // 2)  # Two bits are found by one reading of x.
+
+  def reached(i, low):
+    shift = (2 * (digits - 1 - i)).astype(jnp.uint32)
+    digit = jnp.zeros_like(low)
+    for more in (1, 2, 3):
+      is_reached = x >= low + (jnp.uint32(more) << shift)
+      count = jnp.sum(is_reached, axis=2, keepdims=True, dtype=jnp.int32)
+      digit += (count >= n).astype(jnp.uint32)
+    return low + (digit << shift)
+
+  low = jnp.zeros_like(x, shape=n.shape)
+  return jax.lax.fori_loop(0, digits, reached, low)
+
+
+@attention_function()
+def dsa_indexer_loss(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  *,
+  index_query: Float[Array, "B T I D"],
+  index_key: Float[Array, "B S D"],
+  index_weight: Float[Array, "B T I"],
+  top_k: int | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+) -> Float[Array, "B T"]:
+  """What the indexer of `dsa_attention` learns: to score keys as attention does.
+
+    loss[t] = KL(p[t] ‖ softmax over s in A(t) of I[t, s])
+    p[t, s] = mean over heads of softmax over s in A(t) of (scale · q[t] · k[s])
+
+  Gradients reach `index_query`, `index_key` and `index_weight`, and nothing else.
+
+  Args:
+    top_k: A(t) is what `dsa_attention` selects, as in the sparse stage of the paper's
+      training. None is all visible keys, as in its dense warm-up.
+
+  Other arguments: as `dsa_attention`.
+
+  Returns:
+    `[B, T]` float32, in nats; 0 for a query that sees nothing.
+
+  Raises:
+    ValueError: as `dsa_attention`.
+
+  Cost: time T·S·(I·D + N·H); memory, for C queries at once, B·C·S·(I+N). Nothing is T×S.
+
+  Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.
+  """
+  keep = arguments.key_mask(mask, query, key, INSTEAD)
+  scale = arguments.softmax_scale(scale, query.shape[-1])
+  query, key, scale = jax.lax.stop_gradient((query, key, scale))
+  if keep is not None:
+    key = jnp.where(keep[..., None, None], key, 0)
+  kv_heads, keys = key.shape[2], Keys(index_key, keep, key_segment_ids)
+
+  def loss(rows):
+    scores = index_scores(rows, keys, is_causal)
+    seen = chosen(jax.lax.stop_gradient(scores), top_k)
+    queries = rows.query.reshape(*seen.shape[:2], kv_heads, -1, query.shape[-1])
+    logits = scale * layout.dot("bckjh,bskh->bckjs", queries, key)
+    weights, _ = softmax_and_lse(logits, seen[:, :, None, None])
+    p = jnp.mean(weights, axis=(2, 3))
+    log_q = scores - softmax_and_lse(scores, seen)[1][..., None]
+    log_q = jnp.where(seen & (p > 0.0), log_q, 0.0)
+    return jnp.sum(jax.scipy.special.xlogy(p, p) - p * log_q, axis=-1)
+
+  rows = Rows(index_query, index_weight, query_segment_ids, query)
+  heads = index_query.shape[2] + query.shape[2]
+  return by_chunk(loss, rows, key.shape[1] * heads)
+
+
+def index_scores(
+  rows: Rows, keys: Keys, is_causal: bool
+) -> Float[Array, "B C S"]:
+  """I of C queries, −∞ where a key is not visible."""
+  index, seen = keys.index, jnp.bool_(True).reshape(1, 1, 1)
+  if keys.shown is not None:
+    seen = keys.shown[:, None]
+    index = jnp.where(keys.shown[..., None], index, 0)
+  if is_causal:
+    places = jnp.arange(index.shape[1])[None, None]
+    seen &= places <= rows.place[..., None]
+  if keys.ids is not None:
+    seen &= rows.ids[..., None] == keys.ids[:, None]
+  products = jax.nn.relu(layout.dot("bcid,bsd->bcis", rows.index, index))
+  scores = layout.dot("bci,bcis->bcs", rows.weight, products)
+  return jnp.where(seen, scores, -jnp.inf)
+
+
+def by_chunk(
+  function: Any,
+  rows: Rows,
+  numbers: int,
+  size: int | None = None,
+  start: int = 0,
+) -> Any:
+  """`function` of C = `size` queries at a time, with so many `numbers` for each.
+
+  `start` is the position of the first.
+  """
+  batch, length = rows.index.shape[:2]
+  if size is None:
+    size = backend.rows_at_once(4 * batch * numbers, length, least=64)
+  places = jnp.arange(start, start + length)[None]
+  rows = rows._replace(place=jnp.broadcast_to(places, (batch, length)))
+  return chunk_map(function, size, rows)

@@ -1,0 +1,259 @@
+"""Which kernel computes exact attention: the blocks here (XLA), cuDNN, tokamax.
+
+The limits were read in jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to 1.14
+and tokamax 0.0.12, and tried on an H100 with jax 0.11.2 and tokamax 0.0.17
+(benchmarks/gpu.md).
+"""
+
+import importlib
+import importlib.util
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention import arguments
+from attention.platform import backend
+from attention.softmax.logits import Logits
+from attention.softmax.visible import Visible
+
+Implementation = Literal["xla", "cudnn", "tokamax"]
+
+InParts = Literal["ring", "balanced", "all_to_all"]
+"""How several devices attend to a sequence of which each has a part."""
+
+_PLATFORMS = {"cudnn": ("gpu",), "tokamax": ("gpu", "tpu")}
+
+
+def kernel_output(
+  implementation: Implementation | None,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  visible: Visible,
+  logits: Logits,
+  **others: Any,
+) -> Float[Array, "B T N V"] | None:
+  """What cuDNN or tokamax gives for a call; None where the blocks here serve it.
+
+  It is what the blocks would give: zeros where a query sees nothing, which the
+  kernels give the mean of all values, and nothing of what a masked key holds.
+
+  Args:
+    implementation: what the caller asked for; None is cuDNN on a GPU where it
+      can serve the call and 'xla' elsewhere.
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
+    visible: which pairs count. A kernel takes one mask, and sides: causal, or a
+      window.
+    logits: how they are scored. A kernel takes a scale and a bias.
+    **others: options of the call that only 'xla' has; None is one that is not given.
+
+  Raises:
+    ValueError: what was asked for cannot serve the call.
+
+  Memory: that of the kernel. cuDNN reads a mask and a bias as one bias over all
+  of T×S, and on a TPU tokamax reads a window as a mask over T×S.
+  """
+  if implementation == "xla":
+    return None
+  kernel = implementation or "cudnn"
+  obstacle = _obstacle(kernel, query, key, value, visible, logits, others)
+  if obstacle and implementation:
+    elsewhere = "use 'xla' or None"
+    if implementation == "tokamax" and backend.name() == "cpu":
+      elsewhere += ", or a TPU"
+    raise ValueError(
+      f"implementation: {implementation!r} {obstacle}; {elsewhere}"
+    )
+  if obstacle:
+    return None
+  return _call(kernel, query, key, value, visible, logits)
+
+
+def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
+  """Why a kernel cannot serve a call; empty where it can."""
+  # The program must be meant for such a device and be traced where there is
+  # one: both libraries ask the device at hand what it can do.
+  for name in (backend.name(), jax.default_backend()):
+    if name not in _PLATFORMS[kernel]:
+      return f"needs a GPU, got {name}"
+  if kernel == "tokamax" and not importlib.util.find_spec("tokamax"):
+    return "needs the package tokamax, which is not installed"
+  others = {
+    "query_segment_ids": visible.segments or None,
+    "mask_mod": visible.mods or None,
+    "visible": visible.bands or visible.masks[1:] or visible.positions,
+    "relative_bias": logits.relative_bias,
+    "relative_keys": logits.relative_keys,
+    "sinks": logits.sinks,
+    "logits_soft_cap": logits.soft_cap,
+    "log_forget": logits.log_forget,
+    "score_mod": logits.score_mod,
+    **others,
+  }
+  for option, given in others.items():
+    if given is not None:
+      return f"cannot take {option}"
+  if _has_window(visible) and query.shape[1] != key.shape[1]:
+    # tokamax counts the window of query t from key t of an array of S; cuDNN
+    # refuses T > S, and where it puts the window of T < S is not documented.
+    return (
+      "takes a window over one sequence only, got lengths "
+      f"{query.shape[1]} and {key.shape[1]}"
+    )
+  if backend.name() == "tpu":
+    return _mosaic_obstacle(query, key, value, _mask(visible), logits.bias)
+  if query.dtype not in (jnp.float16, jnp.bfloat16):
+    return f"takes float16 and bfloat16, got {query.dtype}"
+  if kernel == "cudnn":
+    return _cudnn_obstacle(query, key, value, visible)
+  return ""
+
+
+def _mask(visible: Visible) -> Bool[Array, "#B #N #T #S"] | None:
+  """The one mask of a call that a kernel can serve."""
+  return visible.masks[0] if visible.masks else None
+
+
+def _has_window(visible: Visible) -> bool:
+  """Whether a call has sides other than those of a causal one."""
+  return visible.left is not None or visible.right not in (None, 0)
+
+
+def _cudnn_obstacle(query, key, value, visible) -> str:
+  """What cuDNN and the check of it in JAX refuse."""
+  if not query.dtype == key.dtype == value.dtype:
+    return f"takes one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
+  head_dim = query.shape[-1]
+  if value.shape[-1] != head_dim:
+    return (
+      f"needs values as wide as queries, got {value.shape[-1]} and {head_dim}"
+    )
+  device = jax.devices()[0]
+  if "rocm" in device.client.platform_version:
+    return "needs a GPU of NVIDIA's, got ROCm"
+  generation = getattr(device, "compute_capability", "9.0")
+  if float(generation) < 8:
+    return f"needs compute capability 8.0 or more, got {generation}"
+  widest = 256 if float(generation) >= 9 else 128
+  if head_dim % 8 or head_dim > widest:
+    return (
+      f"takes heads of a multiple of 8 features, at most {widest}, got "
+      f"{head_dim}"
+    )
+  if _has_window(visible) and visible.right != 0:
+    sides = visible.left, visible.right
+    return f"takes windows to the left only, got (left, right) = {sides}"
+  if _has_window(visible) and visible.masks:
+    return "cannot take mask with a window"  # It would be a bias.
+  return ""
+
+
+def _mosaic_obstacle(query, key, value, mask, bias) -> str:
+  """What tokamax's kernel for TPU refuses.
+
+  tokamax would then use its T×S form, which does not justify leaving 'xla'.
+  """
+  for x in (query, key, value):
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+      return f"takes float32 and bfloat16 on a TPU, got {x.dtype}"
+  if bias is not None:
+    return "cannot take bias on a TPU"
+  if mask is not None and mask.shape[:2] != (1, 1):
+    return (
+      "takes one mask for all examples and heads on a TPU, got shape "
+      f"{mask.shape}"
+    )
+  return ""
+
+
+def _call(kernel, query, key, value, visible, logits):
+  """Calls cuDNN or tokamax for a call that it can serve."""
+  mask, bias = _mask(visible), logits.bias
+  scale = arguments.softmax_scale(logits.scale, query.shape[-1])
+  if isinstance(scale, jax.Array):
+    query, scale = query * scale.astype(query.dtype), 1.0
+  length, source = query.shape[1], key.shape[1]
+  is_causal = visible.right == 0
+  options: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
+  if _has_window(visible):
+    sides = visible.left, visible.right
+    options["local_window_size"] = tuple(
+      source if side is None else min(side, source) for side in sides
+    )
+  # A kernel hides a key by its logit, which NaN would survive.
+  arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
+
+  hidden = is_causal and length <= source
+
+  if kernel == "cudnn":
+    if source % 2 and not hidden and mask is None and bias is None:
+      # Cheaper than a mask, which would become a bias.
+      options["key_value_seq_lengths"] = jnp.full(
+        key.shape[0], source, jnp.int32
+      )
+      hidden = True
+    # Its backward takes even lengths only.
+    arrays = _padded(*arrays, hidden, multiple=2)
+    options["implementation"] = "cudnn"
+    attend = jax.nn.dot_product_attention
+  else:
+    on_tpu = backend.name() == "tpu"
+    if on_tpu and options.pop("local_window_size", None):
+      whole = visible.block(0, length, 0, source)
+      arrays = (*arrays[:3], whole, bias)
+    # On a GPU, its tiles of pairs must be whole.
+    if on_tpu or bias is not None or (mask is not None and mask.shape[2] > 1):
+      arrays = _padded(*arrays, hidden, multiple=128)
+    tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
+    attend = tokamax.dot_product_attention
+  *qkv, padded_mask, padded_bias = arrays
+  out = attend(*qkv, mask=padded_mask, bias=padded_bias, **options)[:, :length]
+  if mask is None:
+    return out
+  return jnp.where(_rows_that_see(mask, visible, length, source), out, 0)
+
+
+def _padded(query, key, value, mask, bias, hidden, multiple):
+  """All of them with lengths that are multiples.
+
+  A mask hides the keys that it adds, unless they are `hidden` without one. Mask and
+  bias come back with all of T×S.
+  """
+  length, source = query.shape[1], key.shape[1]
+  rows, columns = -length % multiple, -source % multiple
+  if mask is None and columns and not hidden:
+    mask = jnp.ones((1, 1, 1, source), bool)
+
+  def sequence(x, more):
+    return jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
+
+  def pairs(x):
+    if x is None:
+      return None
+    x = jnp.broadcast_to(x, (*x.shape[:2], length, source))
+    return jnp.pad(x, ((0, 0), (0, 0), (0, rows), (0, columns)))
+
+  keys = sequence(key, columns), sequence(value, columns)
+  return sequence(query, rows), *keys, pairs(mask), pairs(bias)
+
+
+def _rows_that_see(
+  mask: Bool[Array, "#B #N #T #S"], visible: Visible, length: int, source: int
+) -> Bool[Array, "#B #T #N 1"]:
+  """Which queries see any key; for a key mask in time T + S."""
+  if mask.shape[2] > 1:
+    whole = cast(Array, visible.block(0, length, 0, source))
+    return jnp.swapaxes(jnp.any(whole, axis=-1), 1, 2)[..., None]
+  mask = jnp.broadcast_to(mask[:, :, 0], (*mask.shape[:2], source))
+  # before[s] is how many keys before s are visible.
+  before = jnp.pad(jnp.cumsum(mask, axis=-1), ((0, 0), (0, 0), (1, 0)))
+  first = end = jnp.arange(length)
+  first = first * 0 if visible.left is None else first - visible.left
+  end = end * 0 + source if visible.right is None else end + visible.right + 1
+  first, end = (jnp.clip(x, 0, source) for x in (first, end))
+  sees = before[:, :, end] > before[:, :, first]
+  return jnp.swapaxes(sees, 1, 2)[..., None]

@@ -1,0 +1,428 @@
+"""What makes the score of a query and a key: one value, `Logits`.
+
+    x = scale · q kᵀ  →  soft cap  →  tables by distance  →  score_mod  →  gates, bias
+
+At the distance i = clip(s − t, −L, L) of key and query, the tables add
+
+  relative_bias  b ∈ [N, 2L+1]    + b[n, L + i]                  (T5, ALiBi)
+  relative_keys  a ∈ [2L+1, H]    + scale · q_t · a[L + i]       (Shaw et al.)
+                 a ∈ [N, 2L+1, H] + scale · q_t · a[n, L + i]    (Transformer-XL)
+
+and forget gates add F_t − F_s, F_t = Σ log f_u over u ≤ t. All terms are linear in
+memory: a tile of C queries and D keys meets C + D − 1 distances only. Everything
+behind the product is a plain function, which `jax.vjp` differentiates in the tile.
+
+Papers: Self-attention with relative position representations, arXiv:1803.02155;
+Transformer-XL, arXiv:1901.02860; T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409;
+forget gates: Forgetting transformer, arXiv:2503.02130; soft caps: Gemma 2,
+arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention import arguments
+from attention.platform.layout import cut, dot, key_dot, query_dot
+from attention.softmax import mods as mods_lib
+from attention.softmax.mods import Mod, ScoreMod
+from attention.softmax.visible import Visible
+
+_STATIC: Any = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Logits:
+  """What is done to the product of a query and a key.
+
+  It is a pytree, except for `soft_cap` and `score_mod`.
+
+  Attributes:
+    scale: factor of the product; None is 1/√H.
+    soft_cap: c of c · tanh(x / c).
+    relative_bias: `[N, 2L+1]`, added by clipped distance.
+    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
+    score_mod: (score, b, n, t, s) -> score.
+    bias: broadcastable to `[B, N, T, S]`, added.
+    log_forget: `[B, T, N]`, logarithms of forget gates, for causal calls, T = S.
+    sinks: `[N]`, one more logit for each head, which takes weight and gives no value.
+  """
+
+  scale: Any = None
+  soft_cap: float | None = dataclasses.field(default=None, metadata=_STATIC)
+  relative_bias: Any = None
+  relative_keys: Any = None
+  score_mod: ScoreMod | None = dataclasses.field(default=None, metadata=_STATIC)
+  bias: Any = None
+  log_forget: Any = None
+  sinks: Any = None
+
+  def select_heads(self, heads: Any) -> "Logits":
+    """The tables of some of the heads."""
+    bias, keys = self.relative_bias, self.relative_keys
+    return dataclasses.replace(
+      self,
+      relative_bias=bias if bias is None else bias[heads],
+      relative_keys=keys if keys is None or keys.ndim == 2 else keys[heads],
+    )
+
+  def scores(
+    self,
+    query: Float[Array, "B T N H"],
+    visible: Visible,
+    shape: tuple[int, int, int, int] | None = None,
+  ) -> tuple[Float[Array, "B T N H"], "Scores", Mod | None]:
+    """The scores of tiles.
+
+    Args:
+      query: `[B, T, N, H]`.
+      visible: its masks of one row say which gates count as 1.
+      shape: of a tile, (B, N, C, D), for which `score_mod` is traced, with scores
+        that vary over mesh axes as the query does. It is not where JAX
+        differentiates the tile: None.
+
+    Returns:
+      The queries, which a traced scale is multiplied into; the scores; `score_mod`
+      with the arrays that have no gradient, or None.
+    """
+    query, scale = arguments.scaled_query(query, self.scale)
+    keys, gates = self.relative_keys, self.log_forget
+    if keys is not None and keys.ndim == 2:
+      keys = keys[None]
+    if gates is not None:
+      for mask in visible.masks:
+        # What nobody sees forgets nothing, so padding changes no result.
+        if mask.shape[2] == 1:
+          gates = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), gates, 0.0)
+      gates = forget_sums(gates)
+    mod = fixed = None
+    if self.score_mod is not None:
+      mod = mods_lib.untraced("score_mod", self.score_mod)
+      if shape is not None:
+        mod = mods_lib.traced_score(self.score_mod, shape, query)
+        mod, fixed = mod.divided()
+    scores = Scores(
+      scale=scale,
+      soft_cap=self.soft_cap,
+      relative_bias=self.relative_bias,
+      relative_keys=keys,
+      score_mod=mod,
+      bias=self.bias,
+      query_gates=gates,
+      key_gates=gates,
+    )
+    return query, scores, fixed
+
+
+def logits_from_options(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  visible: Visible,
+  *,
+  logits: Logits | None = None,
+  **options: Any,
+) -> Logits:
+  """What the options of an attention function say of its logits.
+
+  `options` are fields of `Logits`, of which none may be given beside `logits`. The
+  function's decorator has checked them, but not `logits`, and not gates of forgetting
+  beside a `visible` option, which has to be causal.
+
+  Raises:
+    ValueError: `logits` does not fit, or an option is given beside it.
+  """
+  is_causal = visible.right is not None and visible.right <= 0
+  if logits is None:
+    logits = Logits(**options)
+    if is_causal or logits.log_forget is None:
+      return logits
+  elif not isinstance(logits, Logits):
+    raise ValueError(f"logits: expected a Logits, got {type(logits).__name__}")
+  else:
+    for name, option in options.items():
+      if option is not None:
+        raise ValueError(
+          f"{name}: expected None beside logits, which has its own"
+        )
+  arguments.check_call(
+    {
+      "query": query,
+      "key": key,
+      "is_causal": is_causal,
+      "sinks": logits.sinks,
+      "logits_soft_cap": logits.soft_cap,
+      "log_forget": logits.log_forget,
+      "bias": logits.bias,
+      "relative_bias": logits.relative_bias,
+      "relative_keys": logits.relative_keys,
+    }
+  )
+  return logits
+
+
+Pull = Callable[[Array], tuple[Array, Array, Any]]
+"""Cotangent of the scores -> those of queries `[B, N, C, H]`, of keys `[B, K, D, H]`
+and of the arrays of the scores."""
+
+_AXES = {"bias": (2, 3), "query_gates": (1, None), "key_gates": (None, 1)}
+"""The axes of queries and of keys, of the arrays that have any."""
+
+_ARRAYS = ("relative_bias", "relative_keys", "score_mod", *_AXES)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """The scores of tiles: `Logits` in the form that the loop cuts and adds up.
+
+  All its arrays are floats and have gradients.
+
+  Attributes:
+    scale: factor of the product.
+    soft_cap: c of c · tanh(x / c).
+    relative_bias: `[N, 2L+1]`.
+    relative_keys: `[#N, 2L+1, H]`.
+    score_mod: traced for a tile.
+    bias: `[#B, #N, #T, #S]`.
+    query_gates: `[B, T, N, 2]`, see `forget_sums`.
+    key_gates: `[B, S, N, 2]`.
+    dtype: of the scores.
+  """
+
+  scale: float = dataclasses.field(metadata=_STATIC)
+  soft_cap: float | None = dataclasses.field(metadata=_STATIC)
+  relative_bias: Any = None
+  relative_keys: Any = None
+  score_mod: Any = None
+  bias: Any = None
+  query_gates: Any = None
+  key_gates: Any = None
+  dtype: Any = dataclasses.field(default=jnp.float32, metadata=_STATIC)
+
+  def cut(
+    self, start: Array | int, rows: int, first: Array | int, width: int
+  ) -> "Scores":
+    """The arrays of one tile."""
+    parts = {}
+    for name, axes in _AXES.items():
+      x = getattr(self, name)
+      if x is not None:
+        for axis, place, size in zip(
+          axes, (start, first), (rows, width), strict=True
+        ):
+          if axis is not None and x.shape[axis] > 1:
+            x = cut(x, place, size, axis=axis)
+        parts[name] = x
+    return dataclasses.replace(self, **parts)
+
+  def added(
+    self, tile: "Scores", start: Array | int, first: Array | int
+  ) -> "Scores":
+    """These totals with the gradients of the arrays of one tile."""
+    totals = {}
+    for name in _ARRAYS:
+      axes = _AXES.get(name, (None, None))
+      totals[name] = jax.tree.map(
+        lambda total, part, axes=axes: _added(total, part, axes, start, first),
+        getattr(self, name),
+        getattr(tile, name),
+      )
+    return dataclasses.replace(self, **totals)
+
+  def tile(
+    self,
+    query: Float[Array, "B N C H"],
+    key: Float[Array, "B K D H"],
+    places: tuple[Array | int, Array | int],
+    score_arrays: Mod | None = None,
+  ) -> Float[Array, "B N C D"]:
+    """The scores of a tile; self is `cut` for it.
+
+    Args:
+      query: C queries.
+      key: D keys.
+      places: positions of the first query and the first key.
+      score_arrays: `score_mod` with its arrays that have no gradient.
+    """
+    x = self.product(query, key)
+    return self.adjusted(x, query, places, score_arrays)
+
+  def vjp(
+    self,
+    query: Float[Array, "B N C H"],
+    key: Float[Array, "B K D H"],
+    places: tuple[Array | int, Array | int],
+    score_arrays: Mod | None = None,
+  ) -> tuple[Float[Array, "B N C D"], Pull]:
+    """`tile`, and what takes the cotangent of its result further.
+
+    Products of the backward are in the dtype of the queries, where JAX's derivative
+    would have them in float32.
+    """
+    x, pull_adjusted = jax.vjp(
+      lambda scores, x, query: scores.adjusted(x, query, places, score_arrays),
+      self,
+      self.product(query, key),
+      query,
+    )
+
+    def pull(dx):
+      dscores, dx, dquery = pull_adjusted(dx)
+      dx = (dx * self.scale).astype(query.dtype)
+      dkey = key_dot(dx, query, key.shape[1])
+      return dquery + query_dot("bkqd,bkdh->bkqh", dx, key), dkey, dscores
+
+    return x, pull
+
+  def product(
+    self, query: Float[Array, "B N C H"], key: Float[Array, "B K D H"]
+  ) -> Float[Array, "B N C D"]:
+    """The scaled products of queries and keys."""
+    x = query_dot("bkqh,bkdh->bkqd", query, key, self.dtype)
+    return x * self.scale
+
+  def adjusted(
+    self,
+    x: Float[Array, "B N C D"],
+    query: Float[Array, "B N C H"],
+    places: tuple[Array | int, Array | int],
+    score_arrays: Mod | None,
+  ) -> Float[Array, "B N C D"]:
+    """The products with all else that a score is made of, in their dtype."""
+    if self.soft_cap is not None:
+      x = self.soft_cap * jnp.tanh(x / self.soft_cap)
+    rows, width = x.shape[2:]
+    start, first = places
+    distance = first - start + jnp.arange(1 - rows, width)
+    if self.relative_keys is not None:
+      keys = _at_distance(jnp.moveaxis(self.relative_keys, 2, 1), distance)
+      keys = jnp.broadcast_to(keys, (x.shape[1], *keys.shape[1:]))
+      products = jnp.einsum(
+        "bnch,nhe->bnce", query.astype(x.dtype), keys.astype(x.dtype)
+      )
+      x += self.scale * _skew(products)
+    if self.relative_bias is not None:
+      terms = _at_distance(self.relative_bias, distance).astype(x.dtype)
+      shape = (x.shape[1], rows, terms.shape[1])
+      x += _skew(jnp.broadcast_to(terms[:, None], shape))[None]
+    if self.score_mod is not None:
+      shape = x.shape[0], x.shape[1], rows, width
+      indices = mods_lib.indices(shape, start, first)
+      score = self.score_mod(x, *indices, fixed=score_arrays)
+      x = jnp.broadcast_to(jnp.asarray(score, x.dtype), x.shape)
+    if self.query_gates is not None:
+      sums = jnp.moveaxis(self.query_gates, 2, 1)[:, :, :, None]
+      high_low = sums - jnp.moveaxis(self.key_gates, 2, 1)[:, :, None]
+      x += (high_low[..., 0] + high_low[..., 1]).astype(x.dtype)
+    if self.bias is not None:
+      x += self.bias.astype(x.dtype)
+    return x
+
+
+def _added(total, part, axes, start, first):
+  """`total` with the gradient of a tile added where `cut` took its array."""
+  at: list[Any] = [0] * total.ndim
+  for axis, place in zip(axes, (start, first), strict=True):
+    if axis is not None and total.shape[axis] > 1:
+      at[axis] = place
+  part = part.astype(total.dtype)
+  part += jax.lax.dynamic_slice(total, at, part.shape)
+  return jax.lax.dynamic_update_slice(total, part, at)
+
+
+def _at_distance(
+  table: Float[Array, "*A E"], distance: Int[Array, "F"]
+) -> Float[Array, "*A F"]:
+  """The entries of a table of E = 2L+1 at distances, clipped to ±L."""
+  longest = table.shape[-1] // 2
+  return table[..., jnp.clip(distance, -longest, longest) + longest]
+
+
+def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
+  """y[c, d] = x[c, d − c + C − 1], E = C + D − 1.
+
+  Rows of E + 1 numbers, laid end to end and cut into rows of E, stand one place
+  further in each row. So no gather is needed.
+  """
+  *leading, rows, distances = x.shape
+  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])
+  x = x.reshape(*leading, rows * (distances + 1))
+  x = jax.lax.slice_in_dim(x, rows - 1, rows - 1 + rows * distances, axis=-1)
+  return x.reshape(*leading, rows, distances)[..., : distances - rows + 1]
+
+
+def tables_at(
+  relative_bias: Float[Array, "N D"] | None,
+  relative_keys: Float[Array, "... E H"] | None,
+  query: Float[Array, "B 1 N H"],
+  distance: Int[Array, "B #N S"],
+  scale: float | Float[Array, ""] | None,
+) -> Float[Array, "B N 1 S"] | None:
+  """What the tables add for one query an example, at any distances of keys."""
+  tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
+  arguments.check_call({"query": query, **tables})
+  terms = []
+  if relative_bias is not None:
+    terms.append(relative_bias.astype(jnp.float32)[None])
+  if relative_keys is not None:
+    spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
+    factor = arguments.softmax_scale(scale, query.shape[-1])
+    terms.append(factor * dot(spec, query[:, 0], relative_keys))
+  if not terms:
+    return None
+  batch, _, num_heads, _ = query.shape
+  distance = jnp.broadcast_to(distance, (batch, num_heads, distance.shape[2]))
+  total = jnp.zeros(distance.shape, jnp.float32)
+  for term in terms:
+    term = jnp.broadcast_to(term, (batch, *term.shape[1:]))
+    longest = term.shape[2] // 2
+    index = jnp.clip(distance, -longest, longest) + longest
+    total += jnp.take_along_axis(term, index, 2)
+  return total[:, :, None]
+
+
+def above_closed(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N"]:
+  """Logarithms of gates, of which those that are 0 get −2²⁰.
+
+  It leaves nothing either, and a sum with it keeps the digits of the others.
+  """
+  return jnp.maximum(log_forget, -(2.0**20))
+
+
+def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
+  """F at every position, in float32 or more, as two numbers whose sum it is.
+
+  F grows with the length, and the difference of two long sums would lose its
+  digits. So the first number is F rounded and the second what rounding took away;
+  the difference of the first ones of neighbours is exact.
+  """
+  return _forget_sums(above_closed(log_forget))
+
+
+@jax.custom_jvp
+def _forget_sums(log_forget):
+  high = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
+  pairs = high, jnp.zeros_like(high)
+  return jnp.stack(jax.lax.associative_scan(_pair_sum, pairs, axis=1), axis=-1)
+
+
+@_forget_sums.defjvp
+def _forget_sums_jvp(primals, tangents):
+  """Rounding has no derivative: the first number has that of F, and the other 0."""
+  sums = _forget_sums(*primals)
+  total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)
+  return sums, jnp.stack([total, jnp.zeros_like(total)], axis=-1)
+
+
+def _pair_sum(x, y):
+  """The sum of two pairs, as a pair (Dekker, Knuth)."""
+  total = x[0] + y[0]
+  other = total - x[0]
+  error = (x[0] - (total - other)) + (y[0] - other) + x[1] + y[1]
+  high = total + error
+  return high, error - (high - total)

@@ -1,0 +1,285 @@
+"""Functions of a score and its indices, as FlexAttention has them.
+
+    score_mod(score, b, n, t, s) -> score        mask_mod(b, n, t, s) -> bool
+
+b, n, t, s are arrays of whole numbers that broadcast against `[B, N, C, D]`, the
+scores of a tile; so do the results. A function is traced once for the shape of a
+tile. The arrays that it closes over become arguments, so that gradients reach them.
+Inside `jax.shard_map`, the gradient of an array that does not vary over a mesh axis is
+summed over that axis once for each tile, as JAX does it for what a loop closes over;
+`jax.lax.pcast(array, axes, to="varying")` outside of the function makes that one sum.
+
+Paper: Flex attention, arXiv:2412.05496.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+from attention import arguments
+from attention.platform.derivative import vary, varying_axes
+
+ScoreMod = Callable[..., Any]
+MaskMod = Callable[..., Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mod:
+  """A function of a tile, and the arrays that it closes over.
+
+  Attributes:
+    function: `(arrays, *arguments) -> result`.
+    shape: of a tile, (B, N, C, D); None before it is traced.
+    arrays: floats first, then the others, which have no gradient.
+  """
+
+  function: Callable[..., Array] = dataclasses.field(metadata={"static": True})
+  shape: tuple[int, int, int, int] | None = dataclasses.field(
+    default=None, metadata={"static": True}
+  )
+  arrays: tuple[Any, ...] = ()
+
+  def __call__(self, *arguments: Any, fixed: "Mod | None" = None) -> Array:
+    """The result for one tile; `fixed` has the arrays that `divided` took out."""
+    more = () if fixed is None else fixed.arrays
+    return self.function((*self.arrays, *more), *arguments)
+
+  def divided(self) -> tuple["Mod", "Mod"]:
+    """The function with its floats alone, and with its other arrays alone."""
+    number = sum(jnp.issubdtype(x.dtype, jnp.inexact) for x in self.arrays)
+    floats, fixed = self.arrays[:number], self.arrays[number:]
+    return (
+      dataclasses.replace(self, arrays=floats),
+      dataclasses.replace(self, arrays=fixed),
+    )
+
+  def indices(self, start: Any, first: Any) -> tuple[Int[Array, "..."], ...]:
+    """b, n, t, s of the tile whose first query and key are at these positions."""
+    assert self.shape is not None
+    return indices(self.shape, start, first)
+
+
+def untraced(name: str, function: Callable[..., Any]) -> Mod:
+  """A user's function before the shape of a tile is known.
+
+  Raises:
+    ValueError: it is no function.
+  """
+  if not callable(function):
+    raise ValueError(
+      f"{name}: expected a function, got {type(function).__name__}"
+    )
+  return Mod(lambda _, *arguments: function(*arguments))
+
+
+def traced_score(
+  score_mod: ScoreMod, shape: tuple[int, int, int, int], like: Any = ()
+) -> Mod:
+  """A score_mod for tiles (B, N, C, D); see `traced_mask`."""
+
+  def tile_score(score, *places):
+    return jnp.asarray(score_mod(score, *places), jnp.float32)
+
+  return _traced(tile_score, shape, like, has_score=True)
+
+
+def traced_mask(
+  mask_mod: MaskMod, shape: tuple[int, int, int, int], like: Any = ()
+) -> Mod:
+  """A mask_mod for tiles (B, N, C, D).
+
+  Inside `jax.shard_map` the indices vary over the mesh axes that the arrays `like`
+  vary over. Arrays that the function closes over keep their own type.
+
+  Raises:
+    ValueError: it does not return a bool for each pair.
+  """
+  return _traced(lambda *places: as_bool(mask_mod(*places)), shape, like)
+
+
+def _traced(function, shape, like, has_score=False):
+  """A function of a tile as one of the arrays that it closes over, too."""
+
+  def operands():
+    score = (jnp.zeros(shape, jnp.float32),) * has_score
+    return vary((*score, *indices(shape, 0, 0)), axes)
+
+  axes = varying_axes(like)
+  closed = jax.make_jaxpr(
+    lambda *arguments: jnp.broadcast_to(function(*arguments), shape)
+  )(*jax.eval_shape(operands))
+  consts = [jnp.asarray(x) for x in closed.consts]
+  is_fixed = [not jnp.issubdtype(x.dtype, jnp.inexact) for x in consts]
+  order = np.argsort(is_fixed, kind="stable")
+  places = np.argsort(order)
+
+  def call(arrays, *arguments):
+    consts = [arrays[i] for i in places]
+    return jax.core.eval_jaxpr(closed.jaxpr, consts, *vary(arguments, axes))[0]
+
+  return Mod(call, shape, tuple(consts[i] for i in order))
+
+
+def vary_beside_mods(tree: Any) -> Any:
+  """`match_varying`, except for the arrays of mods, whose type is traced."""
+  axes = varying_axes(tree)
+  return jax.tree.map(
+    lambda x: x if isinstance(x, Mod) else vary(x, axes),
+    tree,
+    is_leaf=lambda x: isinstance(x, Mod),
+  )
+
+
+def indices(
+  shape: tuple[int, int, int, int], start: Array | int, first: Array | int
+) -> tuple[Int[Array, "..."], ...]:
+  """b, n, t, s of scores (B, N, C, D) from a query and a key on."""
+  b, n, t, s = jnp.ogrid[tuple(slice(size) for size in shape)]
+  return b, n, start + t, first + s
+
+
+def as_bool(result: Any) -> Bool[Array, "..."]:
+  """What a mask_mod returned.
+
+  Raises:
+    ValueError: it is not of bool.
+  """
+  if jnp.result_type(result) != jnp.bool_:
+    raise ValueError(f"mask_mod: expected bool, got {jnp.result_type(result)}")
+  return jnp.asarray(result)
+
+
+def at_positions(
+  score_mod: ScoreMod | None,
+  mask_mod: MaskMod | None,
+  bias: Float[Array, "B N 1 S"] | None,
+  query: Int[Array, "B"],
+  keys: Int[Array, "B S"],
+) -> tuple[ScoreMod | None, MaskMod | None, Float[Array, "B N 1 S"] | None]:
+  """Both functions for one query of each example, whose keys lie in a cache.
+
+  The query of an example is at `query`, and its slots hold keys of the positions
+  `keys`. A score_mod gets terms by distance, `bias`, with the score.
+
+  Returns:
+    The functions of places in the cache, and what is left of the bias.
+  """
+  t, s = query[:, None, None, None], keys[:, None, None, :]
+  before = bias
+
+  def score_at(score, b, n, _t, _s):
+    assert score_mod is not None
+    return score_mod(score if before is None else score + before, b, n, t, s)
+
+  def mask_at(b, n, _t, _s):
+    assert mask_mod is not None
+    return mask_mod(b, n, t, s)
+
+  return (
+    None if score_mod is None else score_at,
+    None if mask_mod is None else mask_at,
+    bias if score_mod is None else None,
+  )
+
+
+_STATIC: Any = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockMask:
+  """Which blocks of keys each block of queries visits; a pytree.
+
+  Attributes:
+    block_size: (C, D), queries and keys of a block.
+    length: T.
+    source_length: S.
+    visited: for each block of queries the numbers of its blocks of keys, first ones
+      first, filled up with 0.
+    counts: how many each has. None is all of a row of `visited`, where a number
+      behind that of the last block stands for none.
+    tiles_per_step: blocks of queries of a step; 1 where there are `counts`.
+  """
+
+  block_size: tuple[int, int] = dataclasses.field(metadata=_STATIC)
+  length: int = dataclasses.field(metadata=_STATIC)
+  source_length: int = dataclasses.field(metadata=_STATIC)
+  visited: Any
+  counts: Any = None
+  tiles_per_step: int = dataclasses.field(default=1, metadata=_STATIC)
+
+  @property
+  def share(self) -> float:
+    """The fraction of all blocks that is visited."""
+    columns = -(-self.source_length // self.block_size[1])
+    return float(self.counts.sum() / (len(self.counts) * columns))
+
+
+def make_block_mask(
+  mask_mod: MaskMod,
+  *,
+  batch: int = 1,
+  num_heads: int = 1,
+  length: int,
+  source_length: int | None = None,
+  block_size: int | tuple[int, int] = 128,
+) -> BlockMask:
+  """The blocks in which a mask_mod shows any pair, of any example and head.
+
+      block_mask = make_block_mask(mask_mod, length=4096)
+      flash_attention(q, k, v, mask_mod=mask_mod, block_mask=block_mask)
+
+  Made once, outside `jax.jit`, for all calls with the same mask.
+
+  Args:
+    mask_mod: `(b, n, t, s) -> bool`.
+    batch: B; 1 where the mask is that of all examples.
+    num_heads: N; 1 where it is that of all heads.
+    length: T.
+    source_length: S; None is T.
+    block_size: (C, D), or one int for both.
+
+  Returns:
+    A `BlockMask`.
+
+  Raises:
+    ValueError: a size is out of range, or `mask_mod` returns no bool.
+
+  Cost: time B·N·T·S, a row of blocks at a time.
+  """
+  source_length = length if source_length is None else source_length
+  sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
+  for name, size in (
+    ("batch", batch),
+    ("num_heads", num_heads),
+    ("length", length),
+    ("source_length", source_length),
+    *(("block_size", size) for size in sizes),
+  ):
+    arguments.check_at_least(name, size, 1)
+  rows, width = min(sizes[0], length), min(sizes[1], source_length)
+  columns = -(-source_length // width)
+  shape = (batch, num_heads, rows, source_length)
+  mod = traced_mask(untraced("mask_mod", mask_mod), shape)
+
+  @jax.jit
+  def visited_from(start):
+    shown = jnp.any(mod(*mod.indices(start, 0)), axis=(0, 1))
+    shown &= (start + jnp.arange(rows) < length)[:, None]
+    shown = jnp.any(shown, axis=0)
+    shown = jnp.pad(shown, (0, columns * width - source_length))
+    return jnp.any(shown.reshape(columns, width), axis=1)
+
+  starts = range(0, length, rows)
+  table = np.stack([np.asarray(visited_from(start)) for start in starts])
+  counts = table.sum(axis=1).astype(np.int32)
+  visited = np.zeros((len(table), max(int(counts.max()), 1)), np.int32)
+  for i, row in enumerate(table):
+    visited[i, : counts[i]] = np.flatnonzero(row)
+  return BlockMask((rows, width), length, source_length, visited, counts)

@@ -1,0 +1,116 @@
+"""Softmax of rows that may be empty, and attention of gathered or projected blocks.
+
+    out[c] = softmax over d of (scale · q_c · k_d + bias[c, d]), times v_d
+
+Blocks are computed some at a time (`block_map`). Both directions of
+differentiation are JAX's.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def block_attention(
+  query: Float[Array, "*A C N H"],
+  key: Float[Array, "*A K D H"],
+  value: Float[Array, "*A K D V"],
+  *,
+  scale: float | Float[Array, "..."] = 1.0,
+  bias: Float[Array, "..."] | None = None,
+  visible: Bool[Array, "..."] | None = None,
+  kept: Float[Array, "..."] | None = None,
+) -> tuple[Float[Array, "*A C N V"], Float[Array, "*A C N"]]:
+  """Every query of a block attends to the visible keys of its block.
+
+  Args:
+    query: C queries of N heads; head n reads key head n // J, J = N/K.
+    key: D keys, heads first.
+    value: of the same positions.
+    scale: factor of the products, in float32 like they are; a number, or one for a
+      pair, in the shape of `bias`.
+    bias: added to the logits; `[*A, K, J, C, D]`, as the others, or 1 for an axis.
+    visible: which pairs count; None is all.
+    kept: factors of the weights, for dropout.
+
+  Returns:
+    out in the dtype of `query` and the log-sum-exp of the logits in float32; zeros,
+    with gradients of zero, and −∞ for a query that sees no key.
+
+  Cost: time C·D·N·(H+V), memory C·D·N.
+  """
+  queries = query.reshape(*query.shape[:-2], key.shape[-3], -1, query.shape[-1])
+  logits = scale * jnp.einsum(
+    "...kjch,...kdh->...kjcd",
+    jnp.moveaxis(queries, -4, -2),
+    key,
+    preferred_element_type=jnp.float32,
+  )
+  if bias is not None:
+    logits += bias
+  weights, lse = softmax_and_lse(logits, visible)
+  if kept is not None:
+    weights *= kept
+  out = jnp.einsum(
+    "...kjcd,...kdv->...kjcv",
+    weights.astype(value.dtype),
+    value,
+    preferred_element_type=jnp.float32,
+  )
+
+  def heads_last(x):
+    return jnp.moveaxis(x, -2, -4).reshape(*query.shape[:-1], -1)
+
+  return heads_last(out).astype(query.dtype), heads_last(lse[..., None])[..., 0]
+
+
+def softmax_and_lse(
+  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
+) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
+  """Softmax over the last axis among `allowed`, and the log-sum-exp there.
+
+  Where nothing is allowed, or all logits are −∞, they are zeros and −∞, with
+  gradients of zero.
+  """
+  if allowed is not None:
+    logits = jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
+  return _softmax(logits)
+
+
+def masked_softmax(
+  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
+) -> Float[Array, "*A S"]:
+  """Softmax over the last axis among `allowed`; zeros where nothing is.
+
+  Gradients of what is not allowed and of empty rows are exact zeros too; a row
+  whose logits are all -inf counts as empty.
+  """
+  return softmax_and_lse(logits, allowed)[0]
+
+
+@jax.custom_jvp
+def _softmax(logits):
+  """Both of rows in which the lowest finite number stands for −∞."""
+  # The lowest finite number, not −∞: the difference from the maximum is then
+  # a number in an empty row as well, where every exponential is 1.
+  lowest = jnp.finfo(logits.dtype).min
+  maximum = jnp.max(logits, axis=-1, keepdims=True)
+  largest = jnp.maximum(maximum, lowest)
+  exponentials = jnp.exp(logits - largest)
+  total = jnp.sum(exponentials, axis=-1, keepdims=True)
+  # The total is 0 where all logits are −∞. In this order, a row with a NaN
+  # counts as full and keeps it.
+  total = jnp.where(total == 0.0, 1.0, total)
+  is_empty = maximum <= lowest
+  weights = jnp.where(is_empty, 0.0, exponentials / total)
+  lse = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
+  return weights, lse[..., 0]
+
+
+@_softmax.defjvp
+def _softmax_jvp(primals, tangents):
+  """From the weights alone: autodiff would keep the exponentials as well."""
+  weights, lse = _softmax(*primals)
+  (tangent,) = tangents
+  mean = jnp.sum(weights * tangent, axis=-1, keepdims=True)
+  return (weights, lse), (weights * (tangent - mean), mean[..., 0])

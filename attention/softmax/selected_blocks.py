@@ -1,0 +1,346 @@
+"""Attention of each query to blocks of keys that were selected for it.
+
+How blocks are selected is the caller's: native sparse attention, mixtures of block
+attention and DeepSeek's sparse attention differ in that alone.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments
+from attention.platform import backend, layout
+from attention.platform.blocks import block_map, chunk_map, split_blocks
+from attention.platform.derivative import with_backward
+from attention.signature import attention_function
+from attention.softmax.rows import block_attention, softmax_and_lse
+from attention.softmax.tiles import Output
+
+_TILE_ROWS = 64
+"""C, queries of a tile."""
+
+_KEYS_PER_HEAD = 8
+"""Blocks of more keys than this for each query head of a key head make tiles."""
+
+
+class _Rows(NamedTuple):
+  """R queries `[R, J, H]` of one key head, and their blocks, places and segments."""
+
+  query: Any
+  blocks: Any
+  place: Any
+  ids: Any
+
+
+class _Keys(NamedTuple):
+  """Blocks `[G, D]` of the keys of a key head, who may be seen, and segments."""
+
+  key: Any
+  value: Any
+  shown: Any
+  ids: Any
+
+  def seen(self, block, place, ids, is_causal):
+    """`[*A, D]`: who is seen in blocks `[*A]` from places and ids `[*A, 1]`."""
+    seen, places = self.shown[block], jnp.arange(self.shown.size)
+    if is_causal:
+      seen &= places.reshape(self.shown.shape)[block] <= place
+    return seen if self.ids is None else seen & (self.ids[block] == ids)
+
+
+@attention_function()
+def selected_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  block_indices: Int[Array, "B T G M"],
+  block_size: int,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  return_lse: bool = False,
+) -> Output:
+  """Each query attends to the M blocks of keys that are named for it.
+
+    out = selected_attention(q, k, v, block_indices=indices, block_size=64)
+
+    out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
+    A(t) = {s : s // D ∈ block_indices[t], s ≤ t}
+
+  for each head, with D = `block_size`. A block that is named twice counts once.
+  With D = 1, single keys are selected.
+
+  Args:
+    block_indices: numbers of blocks, in any order, with a selection for each key
+      head (G = K), for all heads (G = 1), or for each query head (G = N). A number
+      that no block has, such as -1, names none.
+    block_size: D. The last block may be shorter.
+    mask: key mask, `[B, 1, 1, S]`.
+    is_causal: whether a query sees no later key, in its own block as well.
+
+  Other options: as `flash_attention`.
+
+  Returns:
+    as `flash_attention`. Gradients reach queries, keys, values and the scale; the
+    selection has none.
+
+  Raises:
+    ValueError: the mask varies along queries.
+
+  Cost: time T·M·D·N·(H+V), and T·M·log(T·M) to sort; memory, in addition to copies of
+  the arrays, about 6·S·N·(H+V) with `block_size=64`, twice that with gradients, or
+  S·K·(H+V) where keys are gathered.
+
+  Keys are gathered for each query where D ≤ 8·N/K, or 8 if G = N. Larger blocks make
+  tiles: pairs of query and block are sorted by block, up to `_TILE_ROWS` queries read a
+  block in one product, and the results of a query are joined by their log-sum-exps.
+
+  Papers: NSA, arXiv:2502.11089, section 3.3; MoBA, arXiv:2502.13189.
+  """
+  batch, length, num_heads, head_dim = query.shape
+  kv_heads, groups = key.shape[2], block_indices.shape[2]
+  if groups not in (1, kv_heads, num_heads) or not block_indices.shape[3]:
+    raise ValueError(
+      f"block_indices: expected [B, T, G, M] with G = 1 for all heads, {kv_heads} for "
+      f"key heads or {num_heads} for query heads, and M of at least 1, got shape "
+      f"{block_indices.shape}"
+    )
+  keep = arguments.key_mask(mask, query, key, "name keys in block_indices")
+  if keep is None:
+    keep = jnp.ones(key.shape[:2], jnp.bool_)
+  else:
+    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  source = key, value, keep, key_segment_ids
+  keys = _Keys(*split_blocks(source, block_size))
+  count, num_blocks = keys.shown.shape[1], block_indices.shape[3]
+
+  # Query heads with selections of their own are rows of their own.
+  repeats = num_heads // kv_heads if groups > kv_heads else 1
+  heads = kv_heads, repeats, num_heads // kv_heads // repeats
+  num_rows = length * repeats
+  blocks = _ascending(block_indices, count)
+  blocks = blocks.reshape(batch, length, -1, repeats, num_blocks)
+  blocks = jnp.broadcast_to(blocks, (batch, length, *heads[:2], num_blocks))
+
+  def by_row(x):
+    x = jnp.swapaxes(x, 2, 3)
+    return x.reshape(batch, num_rows, kv_heads, *x.shape[4:])
+
+  places = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+  facts = jax.tree.map(
+    lambda x: jnp.repeat(x, repeats, axis=1), (places, query_segment_ids)
+  )
+  grouped = query.reshape(batch, length, *heads, head_dim)
+  rows = _Rows(by_row(grouped), by_row(blocks), *facts)
+  scale = arguments.softmax_scale(scale, head_dim)
+  options = {"is_causal": is_causal, "scale": scale}
+  if block_size > _KEYS_PER_HEAD * heads[2]:
+    tile_bytes = 4 * batch * _TILE_ROWS * block_size * num_heads // repeats
+    tiles_per_step = backend.tiles_per_step(tile_bytes, count)
+    attend = functools.partial(
+      _attend_in_tiles, tiles_per_step=tiles_per_step, **options
+    )
+    # Enough pairs for two full tiles of each block, and all that the budget allows.
+    row_bytes = query.nbytes // num_rows * 2 * num_blocks
+    most = backend.tiles_per_step(row_bytes, num_rows)
+    most = max(most, 2 * count * _TILE_ROWS // num_blocks)
+  else:
+    attend = functools.partial(_attend_by_row, **options)
+    row_keys = num_blocks * block_size
+    row_bytes = 4 * batch * kv_heads * row_keys * (head_dim + value.shape[3])
+    # The backward of a chunk adds to the gradient of all keys, so a chunk gathers at
+    # least as many keys as there are.
+    most = backend.tiles_per_step(row_bytes, num_rows)
+    most = max(most, key.shape[1] // row_keys)
+  chunk = -(-num_rows // -(-num_rows // max(most, 1)))
+  axes = _Rows(1, 1, None, None), _Keys(2, 2, None, None)
+  attend = jax.vmap(jax.vmap(attend, axes, 1))
+  results = chunk_map(lambda rows: attend(rows, keys), chunk, rows)
+
+  def by_query(x):
+    x = x.reshape(batch, length, repeats, kv_heads, *x.shape[3:])
+    return jnp.swapaxes(x, 2, 3).reshape(*query.shape[:3], *x.shape[5:])
+
+  out, lse = jax.tree.map(by_query, results)
+  return (out, lse) if return_lse else out
+
+
+def _ascending(
+  blocks: Int[Array, "B T G M"], count: int
+) -> Int[Array, "B T G M"]:
+  """Numbers of blocks in order; `count` stands for no block and for repetitions."""
+  is_block = (blocks >= 0) & (blocks < count)
+  blocks = jnp.sort(jnp.where(is_block, blocks, count).astype(jnp.int32))
+  is_new = jnp.diff(blocks, axis=-1, prepend=-1) > 0
+  return jnp.where(is_new, blocks, count)
+
+
+def _attend_by_row(rows, keys, *, is_causal, scale):
+  """Gathers the keys of each row."""
+
+  def attend(row):
+    block = jnp.minimum(row.blocks, len(keys.key) - 1)
+    seen = keys.seen(block, row.place, row.ids, is_causal)
+    seen &= (row.blocks < len(keys.key))[:, None]
+    out, lse = block_attention(
+      row.query[None],
+      keys.key[block].reshape(1, seen.size, -1),
+      keys.value[block].reshape(1, seen.size, -1),
+      scale=scale,
+      visible=seen.reshape(1, 1, 1, -1),
+    )
+    return out[0], lse[0]
+
+  return jax.vmap(attend)(rows)
+
+
+def _attend_in_tiles(rows, keys, *, tiles_per_step, is_causal, scale):
+  """Rows that selected the same block read it together."""
+  tiles = _tiles(rows.blocks, len(keys.key))
+
+  def attend(query, key, value, block, place, ids, is_pair):
+    block, place = block[:, None], place[..., None]
+    ids = ids if ids is None else ids[..., None]
+    seen = keys.seen(block, place, ids, is_causal) & is_pair[..., None]
+    key, value, seen = key[:, None], value[:, None], seen[:, None, None]
+    return block_attention(query, key, value, scale=scale, visible=seen)
+
+  query = _tile_rows((rows.query, tiles))
+  facts = rows.place, rows.ids
+  place, ids = jax.tree.map(lambda x: _at(x, tiles.row), facts)
+  key, value = _tile_keys((keys.key, keys.value, tiles))
+  arrays = query, key, value, tiles.block, place, ids, tiles.is_pair
+  parts = block_map(
+    attend, tiles_per_step, *jax.tree.map(lambda x: x[None], arrays)
+  )
+  out, lse = _row_parts((*(x[0] for x in parts), tiles))
+  lse = jnp.swapaxes(lse, 1, 2)
+  is_part = tiles.is_part[:, None] & (lse > -jnp.inf)
+  shares, lse = softmax_and_lse(lse, is_part)
+  out = layout.dot("rjm,rmjv->rjv", shares.astype(out.dtype), out)
+  return out.astype(rows.query.dtype), lse
+
+
+class _Tiles(NamedTuple):
+  """Tiles of C pairs (row, block), each of one block, in the order of blocks.
+
+  Attributes:
+    block: `[G]` of each tile.
+    pair: `[G, C]` numbers of pairs, row after row.
+    is_pair: whether there is such a pair.
+    slot: `[R, M]`, the place of each pair among the G·C.
+    is_part: whether the pair names a block.
+  """
+
+  block: Any
+  pair: Any
+  is_pair: Any
+  slot: Any
+  is_part: Any
+
+  @property
+  def row(self):
+    """`[G, C]` rows of the pairs."""
+    return self.pair // self.slot.shape[1]
+
+  def pair_values(self, x):
+    """`[R, M, …]` of `[G, C, …]`: what each pair has in its tile."""
+    x = _at(x.reshape(-1, *x.shape[2:]), self.slot)
+    return jnp.where(_as_wide(self.is_part, x), x, 0)
+
+  def tile_values(self, x):
+    """`[G, C, …]` of `[R, M, …]`, which `pair_values` undoes."""
+    x = _at(x.reshape(-1, *x.shape[2:]), self.pair)
+    return jnp.where(_as_wide(self.is_pair, x), x, 0)
+
+
+def _at(x, index):
+  """`x[index]`, by one axis of indices: a TPU reads far more for two."""
+  return x[index.reshape(-1)].reshape(*index.shape, *x.shape[1:])
+
+
+def _as_wide(keep, x):
+  return keep.reshape(*keep.shape, *[1] * (x.ndim - keep.ndim))
+
+
+# Which row went to which place is known both ways, so the gradient of a gather is a
+# gather; JAX's would be a sum over places that may be the same, one after another.
+
+
+def _rows_backward(inputs, saved, grad):
+  del saved
+  _, tiles = inputs
+  return jnp.sum(tiles.pair_values(grad), axis=1, dtype=jnp.float32), tiles
+
+
+_tile_rows = with_backward(
+  lambda inputs: (_at(inputs[0], inputs[1].row), None), _rows_backward
+)
+"""(x `[R, …]`, tiles) -> `[G, C, …]`, the rows of each tile."""
+
+
+def _parts_backward(inputs, saved, grads):
+  del saved
+  *_, tiles = inputs
+  return *map(tiles.tile_values, grads), tiles
+
+
+_row_parts = with_backward(
+  lambda inputs: (tuple(map(inputs[-1].pair_values, inputs[:-1])), None),
+  _parts_backward,
+)
+"""(out `[G, C, …]`, lse, tiles) -> `[R, M, …]` of each."""
+
+
+def _keys_backward(inputs, saved, grads):
+  del saved
+  key, _, tiles = inputs
+  # A product with ones: a GPU adds to places that repeat one by one.
+  ones = jax.nn.one_hot(tiles.block, len(key), dtype=jnp.float32)
+
+  def total(x):
+    # Factors of 16 bits are exact at any precision.
+    precision = "default" if x.dtype.itemsize < 4 else "highest"
+    x = x.astype(jnp.float32)
+    return jnp.einsum("gb,g...->b...", ones, x, precision=precision)
+
+  return *map(total, grads), tiles
+
+
+_tile_keys = with_backward(
+  lambda inputs: (tuple(x[inputs[-1].block] for x in inputs[:-1]), None),
+  _keys_backward,
+)
+"""(key `[G', D, H]`, value, tiles) -> `[G, D, …]` of each, of the tiles' blocks."""
+
+
+def _tiles(blocks: Int[Array, "R M"], count: int) -> _Tiles:
+  """Pairs in tiles; only the last tile of a block has fewer than C.
+
+  So R·M/C tiles and one a block are enough.
+  """
+  size, pairs = _TILE_ROWS, blocks.reshape(-1)
+  ordered, order = jax.lax.sort_key_val(pairs, jnp.arange(pairs.size))
+  start = jnp.searchsorted(ordered, jnp.arange(count + 1))
+  tiles = -(-jnp.diff(start) // size)
+  end = jnp.cumsum(tiles)
+  number = jnp.arange(pairs.size // size + min(count, pairs.size))
+  block = jnp.searchsorted(end, number, side="right")
+  is_tile, block = block < count, jnp.minimum(block, count - 1)
+  first = start - size * jnp.pad(end, (1, 0))
+  rank = (first[block] + size * number)[:, None] + jnp.arange(size)[None]
+  slot = jnp.argsort(order) - first[pairs]
+  is_part = pairs < count
+  return _Tiles(
+    block=block,
+    pair=_at(order, jnp.clip(rank, 0, pairs.size - 1)),
+    is_pair=is_tile[:, None] & (rank < start[block + 1][:, None]),
+    slot=jnp.where(is_part, slot, 0).reshape(blocks.shape),
+    is_part=is_part.reshape(blocks.shape),
+  )

@@ -1,0 +1,484 @@
+"""Attention of a sequence in parts, one part a device, inside `jax.shard_map`.
+
+Exact attention sends keys and values round a ring of devices (`ring`), or exchanges
+heads for positions (`all_to_all`). Queries that all devices have, such as global
+tokens, need one sum over the devices (`replicated_query_attention`), and a window the
+positions that it reaches beyond a part (`with_halo`).
+
+Papers: Ring attention with blockwise transformers, arXiv:2310.01889; a balanced ring:
+Llama 3, section 3.3.2, arXiv:2407.21783; all_to_all: DeepSpeed-Ulysses,
+arXiv:2309.14509.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from attention import arguments
+from attention.platform.derivative import match_varying, with_backward
+from attention.softmax import tiles
+from attention.softmax.kernels import InParts
+from attention.softmax.logits import Logits
+from attention.softmax.tiles import Grid, attend, grid_of, merge
+from attention.softmax.visible import Visible, visible_from_options
+
+
+def attention_in_parts(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  axis_name: str,
+  mask: Bool[Array, "#B 1 1 S"] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  relative_bias: Float[Array, "N D"] | None = None,
+  relative_keys: Float[Array, "... E H"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  implementation: InParts = "ring",
+  **others: Any,
+) -> Float[Array, "B T N V"]:
+  """Exact attention of the whole, of which each device has a part.
+
+  Args:
+    query: this device's queries, which follow those of the device before. All that
+      has the axis T or S is this device's part; the rest is the same on every device.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
+    axis_name: of the devices, inside `jax.shard_map`.
+    mask: `[B, 1, 1, S]`.
+    is_causal: for parts of one length.
+    implementation: 'ring', or 'balanced', for an even T, in which all devices have
+      the same work in a causal call, or 'all_to_all': each device gets all positions
+      of N/D heads, and sends the results back; for D that divides K.
+    **others: options of the whole that have no form in parts.
+
+  Other options: as `dense_attention`, by the positions of the whole.
+
+  Returns:
+    `[B, T, N, V]`, this device's part of the result.
+
+  Raises:
+    ValueError: a mask that varies along queries, or a bias; a causal
+      call with another length of keys; an implementation that cannot serve.
+
+  Cost: time T·(D·S)·N·(H+V) on each of D devices, in a causal call half of it,
+  but with 'ring' for the last device; memory of `flash_attention` on parts, with
+  'all_to_all' that of N/D heads of the whole. What crosses is D − 1 parts of keys
+  and values; balanced one part more of all arrays; with 'all_to_all' (D − 1)/D of this
+  device's queries, keys, values and results.
+  """
+  options = {
+    "mask": mask,
+    "is_causal": is_causal,
+    "query_segment_ids": query_segment_ids,
+    "key_segment_ids": key_segment_ids,
+  }
+  check(query, key, value, **options, others=others)
+  tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
+  arguments.check_call({"query": query, **tables})
+  arguments.check_dropout(dropout_rate, dropout_rng)
+  logits = Logits(scale=scale, **tables)
+  if implementation == "all_to_all":
+    if dropout_rate:
+      raise ValueError(
+        "dropout_rate: expected 0.0 with 'all_to_all', whose devices draw for "
+        f"some heads alone, got {dropout_rate}; use 'ring'"
+      )
+    return _all_to_all(query, key, value, axis_name, logits, **options)
+  return ring(
+    query,
+    key,
+    value,
+    axis_name=axis_name,
+    logits=logits,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+    is_balanced=implementation == "balanced",
+    **options,
+  )[0]
+
+
+def check(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  mask: Bool[Array, "..."] | None,
+  is_causal: bool,
+  query_segment_ids: Int[Array, "B T"] | None,
+  key_segment_ids: Int[Array, "B S"] | None,
+  others: Mapping[str, Any],
+) -> None:
+  """Checks the arguments of attention to a sequence in parts.
+
+  Raises:
+    ValueError: they do not fit together, the mask varies along queries, a causal
+      call has two lengths, or `others` has an option that has no form in parts.
+  """
+  arguments.check_pairs(
+    query,
+    key,
+    value,
+    mask=mask,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+  )
+  arguments.key_mask(
+    mask, query, key, "a sequence in parts has no place for a T×S mask"
+  )
+  if is_causal and query.shape[1] != key.shape[1]:
+    raise ValueError(
+      "is_causal: expected parts of one length, got "
+      f"{query.shape[1]} queries and {key.shape[1]} keys on a device"
+    )
+  for name, option in others.items():
+    # The rate says whether there is dropout.
+    is_off = name == "dropout_rng" or option is None or option is False
+    if not is_off and not (name == "dropout_rate" and option == 0.0):
+      raise ValueError(
+        f"{name}: expected none where a sequence lies in parts; attend to the "
+        "whole, with one device for a sequence"
+      )
+
+
+def ring(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  axis_name: str,
+  logits: Any,
+  mask: Bool[Array, "#B 1 1 S"] | None = None,
+  is_causal: bool = False,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  is_balanced: bool = False,
+  block: tuple[int | None, int | None] | None = None,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """`tiles.attend` to the keys of all D devices, which go round.
+
+  Keys and values, with what hides them, go from device r to r + 1, D − 1 times, and
+  what each part gives, (out, lse), is merged. The backward sends them round again,
+  and their gradients with them: each device adds what its queries give, from the
+  log-sum-exp of all keys, so that it never has more than one part of the keys.
+
+  In a causal call the last device works D times as long as the first. A balanced one
+  cuts the whole into 2D chunks and gives device r the chunks r and 2D − 1 − r: late
+  queries see every early key, and besides, early queries see early keys of devices
+  before, and late queries late keys of devices behind.
+
+  Arguments are those of `attention_in_parts`, and `block` is that of `tiles.attend`.
+  `logits` have no score_mod and no forget gates.
+
+  Returns:
+    Out and lse of this device's queries. What crosses: D − 1 parts of keys, values
+    and what hides them; backward also D parts of gradients in float32.
+
+  Raises:
+    ValueError: a balanced call of an odd number of positions.
+  """
+  is_balanced &= is_causal and jax.lax.axis_size(axis_name) > 1
+  if is_balanced and query.shape[1] % 2:
+    raise ValueError(
+      "implementation: 'balanced' needs an even number of positions on a "
+      f"device, got {query.shape[1]}; use 'ring'"
+    )
+  query, scores, _ = logits.scores(query, Visible(), ())
+  keep = None if mask is None else mask[:, 0, 0]
+  queries: Any = query, query_segment_ids
+  keys: Any = key, value, keep, key_segment_ids
+  if is_balanced:
+    queries, keys = (_exchanged(x, axis_name) for x in (queries, keys))
+  else:
+    queries, keys = (queries,), (keys,)
+  causal = Visible(right=0 if is_causal else None)
+  grid = grid_of(queries[0][0], keys[0][1], causal, block, dropout_rate)
+  rng = dropout_rng if dropout_rate else None
+  inputs = jax.tree.map(jnp.asarray, (queries, keys, scores, rng))
+  inputs = match_varying(inputs, (inputs, jax.lax.axis_index(axis_name)))
+  plan = _Ring(axis_name, grid, is_causal)
+  run = with_backward(
+    partial(_ring_forward, plan), partial(_ring_backward, plan)
+  )
+  results = run(inputs)
+  if not is_balanced:
+    return results[0]
+  early, late = results
+  out, lse = (
+    _in_order(x, y, axis_name) for x, y in zip(early, late, strict=True)
+  )
+  return out, lse
+
+
+class _Ring(NamedTuple):
+  """What of a ring is known while tracing.
+
+  Attributes:
+    axis_name: of the devices.
+    grid: of a pair of chunks.
+    is_causal: whether queries see no later keys.
+  """
+
+  axis_name: str
+  grid: Grid
+  is_causal: bool
+
+  def round(self, meet: Callable[..., Any], moving: Any) -> tuple[Any, Any]:
+    """`meet(i, moving, resting)`, after `moving` has been passed on i times.
+
+    What rests is None in the first, and in the others what the one before left.
+    """
+
+    def step(carry, i):
+      moving, resting = carry
+      return meet(i, passed_on(moving, self.axis_name), resting), None
+
+    size = jax.lax.axis_size(self.axis_name)
+    carry = meet(0, moving, None)
+    if size > 1:
+      carry, _ = jax.lax.scan(step, carry, jnp.arange(1, size))
+    return carry
+
+  def meetings(
+    self, i: Array | int, inputs: Any, keys: Any
+  ) -> Iterator[tuple[int, int, Visible, tuple[Any, ...]]]:
+    """Pairs of chunks after i hops of the keys, and what the loop takes of each."""
+    queries, _, scores, rng = inputs
+    # JAX computes what is alike in all rounds ahead, and keeps it for every tile.
+    (queries, scores), i = jax.lax.optimization_barrier(((queries, scores), i))
+    size = jax.lax.axis_size(self.axis_name)
+    rank = jax.lax.axis_index(self.axis_name)
+    owner = (rank - i) % size
+    # Early queries see no late keys.
+    pairs = ((0, 0), (1, 0), (1, 1)) if len(queries) == 2 else ((0, 0),)
+    for a, b in pairs:
+      (query, query_ids), (key, value, keep, key_ids) = queries[a], keys[b]
+      # A device's second chunk is as far from the end as its first from the start.
+      query_chunk = 2 * size - 1 - rank if a else rank
+      key_chunk = 2 * size - 1 - owner if b else owner
+      visible = Visible(
+        masks=() if keep is None else (keep[:, None, None],),
+        segments=() if key_ids is None else ((query_ids, key_ids),),
+        right=0 if self.is_causal else None,
+        query_start=query_chunk * query.shape[1],
+        key_start=key_chunk * key.shape[1],
+      )
+      key, value = visible.readable(key), visible.readable(value)
+      constants = tiles.Constants(visible, None, rng)
+      arrays = query, key, value, scores, constants
+      yield a, b, visible, match_varying(arrays)
+
+
+def _ring_forward(ring, inputs):
+  """(out, lse) of each chunk of queries, twice: as the result and for the backward."""
+  queries, keys, *_ = inputs
+
+  def meet(i, moving, results):
+    results: list[Any] = list(results or (None,) * len(queries))
+    for a, _, _, given in ring.meetings(i, inputs, moving):
+      (out, lse), _ = tiles.forward(ring.grid, given)
+      part = out.astype(jnp.float32), lse
+      results[a] = part if results[a] is None else merge(results[a], part)
+    return moving, tuple(results)
+
+  _, results = ring.round(meet, keys)
+  dtype = queries[0][0].dtype
+  results = tuple((out.astype(dtype), lse) for out, lse in results)
+  return results, results
+
+
+def _ring_backward(ring, inputs, results, cotangents):
+  """Gradients of the inputs; what is no float stands for itself."""
+  queries, keys, _, rng = inputs
+
+  def meet(i, moving, resting):
+    moving, key_grads = moving[0], list(moving[1])
+    query_grads, score_grads = resting or (nothing, None)
+    query_grads = list(query_grads)
+    for a, b, visible, given in ring.meetings(i, inputs, moving):
+      dquery, *dkeys, dscores, _ = tiles.backward(
+        ring.grid, given, results[a], cotangents[a]
+      )
+      dkeys = tuple(visible.readable(x) for x in dkeys)
+      query_grads[a] = _added(query_grads[a], dquery)
+      key_grads[b] = _added(key_grads[b], dkeys)
+      score_grads = _added(score_grads, dscores)
+    return (moving, tuple(key_grads)), (tuple(query_grads), score_grads)
+
+  nothing = (None,) * len(queries)
+  (_, key_grads), resting = ring.round(meet, (keys, nothing))
+  key_grads = passed_on(key_grads, ring.axis_name)
+  query_grads, score_grads = resting
+  return (
+    tuple((x, ids) for x, (_, ids) in zip(query_grads, queries, strict=True)),
+    tuple((*x, *y[2:]) for x, y in zip(key_grads, keys, strict=True)),
+    score_grads,
+    rng,
+  )
+
+
+def _added(total: Any, more: Any) -> Any:
+  """Their sum in float32; no total is 0."""
+  more = jax.tree.map(lambda x: x.astype(jnp.float32), more)
+  return more if total is None else jax.tree.map(jnp.add, total, more)
+
+
+def passed_on(tree: Any, axis_name: str) -> Any:
+  """What the device before this one has, the last before the first."""
+  size = jax.lax.axis_size(axis_name)
+  around = [(i, (i + 1) % size) for i in range(size)]
+  return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, around), tree)
+
+
+def _exchanged(tree: Any, axis_name: str) -> tuple[Any, ...]:
+  """The tree of this device's early chunk, and that of its late one."""
+  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+
+  def chunks(x):
+    halves = [
+      jax.lax.ppermute(half, axis_name, _moves(size, parity))
+      for parity, half in enumerate(jnp.split(x, 2, axis=1))
+    ]
+    return _sorted(halves, rank)
+
+  leaves, structure = jax.tree.flatten(tree)
+  both = zip(*map(chunks, leaves), strict=True)
+  return tuple(structure.unflatten(x) for x in both)
+
+
+def _in_order(
+  early: Shaped[Array, "B C *A"], late: Shaped[Array, "B C *A"], axis_name: str
+) -> Shaped[Array, "B T *A"]:
+  """Undoes `_exchanged`."""
+  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+  halves = [
+    jax.lax.ppermute(x, axis_name, [(to, of) for of, to in _moves(size, i)])
+    for i, x in enumerate(_sorted((early, late), rank))
+  ]
+  return jnp.concatenate(halves, axis=1)
+
+
+def _moves(size: int, parity: int) -> list[tuple[int, int]]:
+  """From which device to which the even or the odd of 2D chunks go."""
+  numbers = range(parity, 2 * size, 2)
+  return [(n // 2, min(n, 2 * size - 1 - n)) for n in numbers]
+
+
+def _sorted(pair, rank):
+  """(even, odd) chunk as (early, late) or back: r is one, 2D − 1 − r the other."""
+  one, other = pair
+  is_even = rank % 2 == 0
+  return jnp.where(is_even, one, other), jnp.where(is_even, other, one)
+
+
+def _all_to_all(query, key, value, axis_name, logits, **options):
+  """All positions of some heads, instead of some positions of all heads."""
+  size = jax.lax.axis_size(axis_name)
+  num_heads, kv_heads = query.shape[2], key.shape[2]
+  if kv_heads % size:
+    raise ValueError(
+      f"implementation: 'all_to_all' gives each of {size} devices a share of "
+      f"the heads, got {num_heads} heads of queries and {kv_heads} of keys; use "
+      "'ring'"
+    )
+  share = num_heads // size
+  heads = jax.lax.axis_index(axis_name) * share + jnp.arange(share)
+  axes = {"mask": 3, "query_segment_ids": 1, "key_segment_ids": 1}
+  for name, axis in axes.items():
+    x = options[name]
+    if x is not None:
+      options[name] = jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+  query, key, value = (
+    jax.lax.all_to_all(x, axis_name, 2, 1, tiled=True)
+    for x in (query, key, value)
+  )
+  visible = visible_from_options(query, key, **options)
+  out, _ = attend(query, key, value, visible, logits.select_heads(heads))
+  return jax.lax.all_to_all(out, axis_name, 1, 2, tiled=True)
+
+
+def replicated_query_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  axis_name: str,
+  scale: float | Float[Array, ""] | None = None,
+  **options: Any,
+) -> Float[Array, "B T N V"]:
+  """Exact attention of queries that all devices have to keys in parts.
+
+  Landmarks, global tokens and global blocks are such queries.
+
+  Queries, their segment ids and the result are the same on every device; keys, values,
+  their mask and segment ids are this device's. `options` are those of
+  `visible_from_options`.
+
+  Cost: time T·S·N·(H+V) on each device; two sums of T·N·V numbers cross.
+  """
+  visible = visible_from_options(query, key, **options)
+  results = attend(query, key, value, visible, Logits(scale=scale))
+  return merged_over(axis_name, *results)[0]
+
+
+def merged_over(
+  axis_name: str, out: Float[Array, "B T N V"], lse: Float[Array, "B T N"]
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """`tiles.merge` of what each device has for the same queries."""
+  largest = jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name)
+  largest = jnp.where(largest == -jnp.inf, 0.0, largest)
+  share = jnp.exp(lse - largest)[..., None]
+  sums = jnp.concatenate([share * out.astype(jnp.float32), share], axis=-1)
+  sums = jax.lax.psum(sums, axis_name)
+  total = sums[..., -1]
+  sees_any = total > 0.0
+  total = jnp.where(sees_any, total, 1.0)
+  out = (sums[..., :-1] / total[..., None]).astype(out.dtype)
+  return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
+
+
+def with_halo(
+  x: Shaped[Array, "B T *A"], left: int, right: int, axis_name: str | None
+) -> Shaped[Array, "B U *A"]:
+  """This device's positions, with those before and behind them.
+
+  Args:
+    x: this device's T positions, which follow those of the device before.
+    left: positions to get from before, from as many devices as that takes.
+    right: positions to get from behind.
+    axis_name: of the devices, inside `jax.shard_map`; None is one device.
+
+  Returns:
+    U = left + T + right positions, zeros where the sequence has none. What crosses
+    is left + right positions.
+  """
+  size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+  length = x.shape[1]
+  elsewhere = (size - 1) * length
+  near_left, near_right = min(left, elsewhere), min(right, elsewhere)
+
+  def from_device(hop, part):
+    """`part` of the device `hop` places on; zeros where there is none."""
+    pairs = [(i, i - hop) for i in range(size) if 0 <= i - hop < size]
+    return jax.lax.ppermute(part, axis_name, pairs)
+
+  before = [
+    from_device(-(i // length) - 1, x[:, max(length + i - near_left, 0) :])
+    for i in range(0, near_left, length)
+  ]
+  behind = [
+    from_device(i // length + 1, x[:, : near_right - i])
+    for i in range(0, near_right, length)
+  ]
+  x = jnp.concatenate([*reversed(before), x, *behind], axis=1)
+  rest = left - near_left, right - near_right
+  return jnp.pad(x, [(0, 0), rest] + [(0, 0)] * (x.ndim - 2))

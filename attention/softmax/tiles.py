@@ -1,0 +1,499 @@
+"""Softmax attention in tiles: the only loop of the softmax family, and its backward.
+
+For one query, with logits x over the keys A that it may see,
+
+  m = max_A x   l = Σ_A e^(x − m)   out = Σ_A Δ e^(x − m) v / l   lse = m + log l
+
+with out = 0 and lse = −∞ where A is empty; Δ is 1, or with dropout 0 or
+1 / (1 − rate). Of these only inputs, out and lse are kept, and the backward makes
+every tile again. With g the cotangent of out and h that of lse,
+
+  p = e^(x − lse)    dv = (p Δ)ᵀ g    dx = p (Δ g vᵀ − δ),   δ = Σ g · out − h
+
+so whatever joins partial results by their lse (`merge`: global tokens, rings, sinks)
+needs no derivative of its own.
+
+A tile is `[B, N, C, D]`, C queries and D keys. A block of C queries takes the keys of
+its span in one visit, or block after block with an online softmax. The last block of
+queries or keys moves back to end with the sequence, so that no array is padded. Where
+there is one visit, a GPU or TPU takes several neighbouring tiles in one batched step
+(`Grid`).
+"""
+
+from collections.abc import Callable
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention.platform import backend, layout
+from attention.platform.derivative import (
+  match_varying,
+  varying_axes,
+  with_backward,
+)
+from attention.platform.layout import cut, key_dot, put, query_dot
+from attention.softmax import dropout
+from attention.softmax.logits import Logits
+from attention.softmax.mods import vary_beside_mods
+from attention.softmax.visible import Visible
+
+_ONE_VISIT = 2048
+"""The most keys of a window that a block of queries takes at once."""
+
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+"""Stands for −∞, so that differences are numbers in an empty row as well."""
+
+Output = (
+  Float[Array, "B T N V"]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]
+)
+"""What an attention function returns: out, or with `return_lse` (out, lse)."""
+
+
+def attend(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S L V"],
+  visible: Visible | None = None,
+  logits: Any = None,
+  *,
+  block: tuple[int | None, int | None] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """Softmax attention of every query to the keys that it sees.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`, N a multiple of K.
+    value: `[B, S, L, V]`, L a divisor of K.
+    visible: which pairs count; None is all.
+    logits: how they are scored, a `Logits` or what has its `scores` and `sinks`; the
+      sinks are one more logit of each row. None is the product, scaled by 1/√H.
+    block: (C, D), queries and keys of a tile; None is the platform's choice.
+    dropout_rate: share of weights set to zero.
+    dropout_rng: key of the dropout. A pair's draw follows from its example, head and
+      positions.
+
+  Returns:
+    out in the dtype of `query`, 0 where a query sees nothing, and the log-sum-exp of
+    its logits in float32, −∞ there. Both have gradients. Cost: time of all tiles
+    visited; memory beside the arrays B·N·C·D float32, forward and backward.
+  """
+  visible, logits = visible or Visible(), logits or Logits()
+  grid = grid_of(query, value, visible, block, dropout_rate)
+  shape = (query.shape[0], query.shape[2], grid.rows, grid.width)
+
+  def inputs_like(query):
+    """Inputs of `forward`, with mods traced for tiles that vary as the query does."""
+    scaled, scores, fixed = logits.scores(query, visible, shape)
+    arrays = scaled, visible.readable(key), visible.readable(value), scores
+    constants = Constants(visible.traced(shape, query), fixed, dropout_rng)
+    return jax.tree.map(jnp.asarray, (*arrays, constants))
+
+  inputs = inputs_like(match_varying(query, (query, key, value)))
+  if varying_axes(inputs) != varying_axes(inputs[0]):
+    # Other arrays vary over more axes, such as those that a mod closes over.
+    inputs = inputs_like(match_varying(query, inputs))
+  run = with_backward(partial(forward, grid), partial(backward, grid))
+  out, lse = run(vary_beside_mods(inputs))
+  if logits.sinks is None:
+    return out, lse
+  return with_sinks(out, lse, logits.sinks)
+
+
+class Constants(NamedTuple):
+  """Arguments without a derivative.
+
+  Attributes:
+    visible: which pairs count.
+    score_arrays: a score_mod with its arrays that are no floats; None without one.
+    rng: key of the dropout.
+  """
+
+  visible: Visible
+  score_arrays: Any
+  rng: Any
+
+
+def forward(grid: "Grid", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+  """(out, lse), twice: as the result, and for `backward`.
+
+  `inputs` are query, key, value, scores and constants. `attend` gives this function
+  its derivative.
+  """
+  query, *arrays, constants = inputs
+
+  def visit(q, start, j, sums):
+    k, v, scores = _keys(grid, constants, arrays, start, j)
+    places, shown, kept = _pairs(grid, constants, q, start, j)
+    x = scores.tile(q, k, places, constants.score_arrays)
+    if shown is not None:
+      x = jnp.where(shown, x, _LOWEST)
+    # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
+    m = jnp.maximum(jnp.max(x, -1, keepdims=True), _LOWEST / 2)
+    if sums is not None:
+      m = jnp.maximum(m, sums[0])
+    p = jnp.exp(x - m)
+    total = jnp.sum(p, -1, keepdims=True)
+    p = p if kept is None else p * kept
+    out = query_dot("bkqd,bkdv->bkqv", p.astype(v.dtype), v)
+    if sums is None:
+      return m, total, out
+    decay = jnp.exp(sums[0] - m)
+    return m, sums[1] * decay + total, sums[2] * decay + out
+
+  def tile(q, start):
+    if grid.one_visit:
+      m, total, out = visit(q, start, 0, None)
+    else:
+      shape = *q.shape[:3], arrays[1].shape[3]
+      out = layout.zeros_after(q, q, jnp.float32, shape)
+      zeros = out[..., :1]
+      m, total, out = jax.lax.fori_loop(
+        0,
+        grid.visits(constants.visible, start),
+        lambda j, sums: visit(q, start, j, sums),
+        (zeros + _LOWEST / 2, zeros, out),
+      )
+    is_empty = total == 0.0
+    out = out / jnp.where(is_empty, 1.0, total)
+    return out, jnp.where(is_empty, -jnp.inf, m + jnp.log(total))
+
+  def step(i, results):
+    parts = grid.each(tile)(grid.take(query, i), grid.starts(i))
+    return [grid.put(x, i, y) for x, y in zip(results, parts, strict=True)]
+
+  shape = query.shape[:3]
+  out = layout.zeros_after(query, query, shape=(*shape, arrays[1].shape[3]))
+  lse = layout.zeros_after(query, query, jnp.float32, (*shape, 1))
+  out, lse = jax.lax.fori_loop(0, grid.steps, step, [out, lse])
+  return (out, lse[..., 0]), (out, lse[..., 0])
+
+
+def backward(
+  grid: "Grid",
+  inputs: tuple[Any, ...],
+  results: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
+  cotangents: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
+) -> tuple[Any, ...]:
+  """Gradients of `inputs`, of all but the query in float32.
+
+  Args:
+    grid: as in `forward`.
+    inputs: likewise; the constants stand for their own gradients.
+    results: (out, lse) over all keys of the rows, of which these may be a part.
+    cotangents: theirs.
+  """
+  query, *arrays, constants = inputs
+  (out, lse), (out_grad, lse_grad) = results, cotangents
+  # A row without keys has no weights: e^(x − ∞).
+  lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
+
+  def visit(j, rows, start):
+    """Gradients of the queries of a tile, and of its keys, values and scores."""
+    q, g, delta, row_lse = rows
+    k, v, scores = _keys(grid, constants, arrays, start, j)
+    places, shown, kept = _pairs(grid, constants, q, start, j)
+    x, pull = scores.vjp(q, k, places, constants.score_arrays)
+    p = jnp.exp(x - row_lse)
+    p = p if shown is None else jnp.where(shown, p, 0.0)
+    dp = query_dot("bkqv,bkdv->bkqd", g, v)
+    dropped = p
+    if kept is not None:
+      dp, dropped = dp * kept, p * kept
+    dv = key_dot(dropped.astype(g.dtype), g, v.shape[1])
+    dq, dk, dscores = pull(p * (dp - delta))
+    dscores = jax.tree.map(lambda x: x.astype(jnp.float32), dscores)
+    return dq, (dk, dv, dscores)
+
+  def step(i, carry):
+    dquery, totals = carry
+    starts = grid.starts(i)
+    q, g, o, h = (
+      grid.take(x, i) for x in (query, out_grad, out, lse_grad[..., None])
+    )
+    delta = layout.dot("...v,...v->...", g, o)[..., None] - h
+    # Rows that the step before has had weigh nothing.
+    rows = q, g, delta, grid.take(lse[..., None], i, old=jnp.inf)
+
+    def body(j, carry):
+      dq, totals = carry
+      more, parts = grid.each(partial(visit, j))(rows, starts)
+      dtype = arrays[0].dtype
+      return dq + more, _added(grid, constants, totals, parts, starts, j, dtype)
+
+    carry = zeros(q, jnp.float32), totals
+    if grid.one_visit:
+      dq, totals = body(0, carry)
+    else:
+      visits = grid.visits(constants.visible, starts)
+      axes = varying_axes(visits)
+      if any(axes - varying_axes(x) for x in jax.tree.leaves(mod)):
+        # A tile sums their gradients over devices, so all visit as many tiles.
+        visits = jax.lax.pmax(visits, tuple(axes))
+      dq, totals = jax.lax.fori_loop(0, visits, body, carry)
+    return grid.put(dquery, i, dq), totals
+
+  zeros = partial(layout.zeros_after, out_grad)
+  totals = jax.tree.map(lambda x: zeros(x, jnp.float32), arrays)
+  mod = arrays[2].score_mod
+  if mod is not None:
+    # Its arrays vary as they did when it was traced, and so do their gradients.
+    sums = jax.tree.map(
+      lambda x: match_varying(jnp.zeros_like(x, jnp.float32), x), mod
+    )
+    totals[2] = dataclasses.replace(totals[2], score_mod=sums)
+  carry = zeros(query), totals
+  dquery, totals = jax.lax.fori_loop(0, grid.steps, step, carry)
+  return dquery, *totals, constants
+
+
+def _keys(grid, constants, arrays, start, visit):
+  """Keys, values and scores of a tile, linear in `arrays`."""
+  key, value, scores = arrays
+  first, _ = grid.first(constants.visible, start, visit)
+  key, value = (
+    jnp.swapaxes(cut(x, first, grid.width), 1, 2) for x in (key, value)
+  )
+  return key, value, scores.cut(start, grid.rows, first, grid.width)
+
+
+def _pairs(grid, constants, query, start, visit):
+  """Positions of a tile, which of its pairs count, and Δ; None is all, and 1."""
+  visible = constants.visible
+  first, fresh = grid.first(visible, start, visit)
+  shown = visible.block(start, grid.rows, first, grid.width, fresh)
+  places = visible.places(start, first)
+  kept = None
+  if grid.dropout_rate:
+    kept = dropout.pair_factors(
+      constants.rng,
+      grid.dropout_rate,
+      query.shape[0],
+      query.shape[1],
+      places[0] + jnp.arange(grid.rows),
+      places[1] + jnp.arange(grid.width),
+    )
+  return places, shown, kept
+
+
+def _added(grid, constants, totals, parts, starts, visit, dtype):
+  """Totals with the gradients of a step: keys and values of a `dtype`, and scores."""
+  key, value, scores = totals
+  *key_parts, score_parts = parts
+  visible = constants.visible
+  if grid.tiles_per_step > 1:
+    if visible.block_mask is not None:  # Tiles may be anywhere.
+      wanted = visible.block_mask.visited[grid.row(starts), visit]
+      add = partial(layout.add_blocks, wanted=wanted)
+      key_parts = [x.astype(dtype) for x in key_parts]
+    else:
+      begin, first = visible.places(starts[0], 0)
+      begin = begin - first - visible.left
+      add = partial(layout.add_tiles, begin=begin, rows=grid.rows)
+    tiles = jax.vmap(
+      lambda start, scores: _keys(
+        grid, constants, (*totals[:2], scores), start, visit
+      )[2],
+      (0, None),
+    )
+    (more,) = jax.linear_transpose(partial(tiles, starts), scores)(score_parts)
+    key, value = map(add, (key, value), key_parts)
+    return [key, value, jax.tree.map(jnp.add, scores, more)]
+  first, _ = grid.first(visible, starts, visit)
+  key, value = (
+    layout.add(total, jnp.swapaxes(part, 1, 2), first)
+    for total, part in zip((key, value), key_parts, strict=True)
+  )
+  return [key, value, scores.added(score_parts, starts, first)]
+
+
+class Grid(NamedTuple):
+  """How queries and keys are cut; known while tracing.
+
+  Attributes:
+    rows: C.
+    width: D.
+    length: T.
+    source_length: S.
+    one_visit: whether D keys hold the span of any C queries.
+    tiles_per_step: tiles of a step; 1 unless each has one visit.
+    size: queries of a step.
+    steps: how many there are.
+    is_ragged: whether the last step moves back, over rows of the step before.
+    dropout_rate: share of weights set to zero.
+  """
+
+  rows: int
+  width: int
+  length: int
+  source_length: int
+  one_visit: bool
+  tiles_per_step: int
+  size: int
+  steps: int
+  is_ragged: bool
+  dropout_rate: float
+
+  def start(self, i: Array) -> Array:
+    """The first query of step i; the last step moves back."""
+    return jnp.minimum(i * self.size, self.length - self.size)
+
+  def starts(self, i: Array) -> Array:
+    """The first query of its tile, or of each of its tiles."""
+    start = self.start(i)
+    if self.tiles_per_step == 1:
+      return start
+    return start + self.rows * jnp.arange(self.tiles_per_step)
+
+  def take(
+    self, x: Float[Array, "B T N F"], i: Array, old: float | None = None
+  ) -> Float[Array, "..."]:
+    """The rows of step i `[B, N, C, F]`, or `[n, B, N, C, F]` of n tiles.
+
+    `old` is in place of those that the step before has had.
+    """
+    x = cut(x, self.start(i), self.size)
+    if old is not None and self.is_ragged:
+      x = jnp.where(self._is_new(i), x, old)
+    if self.tiles_per_step == 1:
+      return jnp.swapaxes(x, 1, 2)
+    x = x.reshape(x.shape[0], self.tiles_per_step, self.rows, *x.shape[2:])
+    return x.transpose(1, 0, 3, 2, 4)
+
+  def put(
+    self, x: Float[Array, "B T N F"], i: Array, rows: Float[Array, "..."]
+  ) -> Float[Array, "B T N F"]:
+    """`x` with the rows of step i, but those that the step before has had."""
+    if self.tiles_per_step == 1:
+      rows = jnp.swapaxes(rows, 1, 2)
+    else:
+      rows = rows.transpose(1, 0, 3, 2, 4)
+      rows = rows.reshape(x.shape[0], self.size, *x.shape[2:])
+    if self.is_ragged:
+      rows = jnp.where(self._is_new(i), rows, cut(x, self.start(i), self.size))
+    return put(x, rows, self.start(i))
+
+  def _is_new(self, i: Array) -> Bool[Array, "1 X 1 1"]:
+    is_new = self.start(i) + jnp.arange(self.size) >= i * self.size
+    return is_new[None, :, None, None]
+
+  def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of one tile, for the tiles of a step."""
+    return function if self.tiles_per_step == 1 else jax.vmap(function)
+
+  def visits(self, visible: Visible, start: Array) -> Array | int:
+    """How many blocks of keys the queries from `start` on take."""
+    if visible.block_mask is not None:
+      visited, counts = visible.block_mask.visited, visible.block_mask.counts
+      return visited.shape[1] if counts is None else counts[self.row(start)]
+    low, high = visible.span(start, self.rows, self.source_length)
+    count = -(-(high - low) // self.width)
+    # A number lets JAX differentiate the loop in reverse.
+    return count if isinstance(count, int) else jnp.maximum(0, count)
+
+  def first(
+    self, visible: Visible, start: Array, visit: Array | int
+  ) -> tuple[Array, Array | int | None]:
+    """The first key of a visit, and the first that no visit before has had."""
+    table = visible.block_mask
+    if table is not None:
+      fresh = table.visited[self.row(start), visit] * self.width
+      from_zero = table.counts is not None
+    else:
+      low, _ = visible.span(start, self.rows, self.source_length)
+      fresh = low + visit * self.width
+      from_zero = visible.left is None
+    first = jnp.minimum(fresh, self.source_length - self.width)
+    is_even = from_zero and self.source_length % self.width == 0
+    return first, None if self.one_visit or is_even else fresh
+
+  def row(self, start: Array) -> Array:
+    """The number of the tile of rows that begins with a query."""
+    return (start + self.rows - 1) // self.rows
+
+
+def grid_of(
+  query: Float[Array, "B T N H"],
+  value: Float[Array, "B S L V"],
+  visible: Visible,
+  block: tuple[int | None, int | None] | None = None,
+  dropout_rate: float = 0.0,
+) -> Grid:
+  """How a call is cut; see `attend`."""
+  batch, length, num_heads, head_dim = query.shape
+  source_length = value.shape[1]
+  rows, width = block or (None, None)
+  one_visit = False
+  if visible.block_mask is not None:
+    rows, width = visible.block_mask.block_size
+  elif visible.left is not None and visible.right is not None:
+    reach = min(visible.left, length) + min(visible.right, source_length)
+    rows = min(rows or backend.window_rows(reach + 1), length)
+    wide = min(source_length, rows + reach)
+    width = width or min(wide, _ONE_VISIT)
+    one_visit = width >= wide
+  if rows is None or width is None:
+    least = backend.LEAST_ROWS, backend.LEAST_ROWS // 2
+    pair_bytes = 4 * batch * num_heads
+    chosen = backend.block(pair_bytes, *least, length, source_length)
+    rows, width = rows or chosen[0], width or chosen[1]
+  rows, width = min(rows, length), min(width, source_length)
+  one_visit |= width == source_length and visible.block_mask is None
+  tiles_per_step = 1
+  if visible.block_mask is not None:
+    tiles_per_step = visible.block_mask.tiles_per_step
+  elif one_visit and width < source_length:
+    tile_bytes = 4 * batch * num_heads * width
+    tile_bytes *= rows + head_dim + value.shape[3]
+    count = -(-length // rows)
+    tiles_per_step = backend.tiles_per_step(tile_bytes, count)
+    if length % rows:
+      # One step for all tiles needs an array of a whole number of tiles.
+      tiles_per_step = min(tiles_per_step, -(-count // 2))
+  size = rows * tiles_per_step
+  return Grid(
+    rows=rows,
+    width=width,
+    length=length,
+    source_length=source_length,
+    one_visit=one_visit,
+    tiles_per_step=tiles_per_step,
+    size=size,
+    steps=-(-length // size),
+    is_ragged=length % size > 0,
+    dropout_rate=dropout_rate,
+  )
+
+
+def merge(
+  *parts: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """(out, lse) of all keys from those of disjoint sets of keys."""
+  outs, lses = zip(*parts, strict=True)
+  lse = jnp.stack(lses)
+  largest = jnp.maximum(jnp.max(lse, 0), _LOWEST / 2)
+  largest = jax.lax.stop_gradient(largest)
+  shares = jnp.exp(lse - largest[None])
+  total = jnp.sum(shares, 0)
+  sees_any = total > 0.0
+  total = jnp.where(sees_any, total, 1.0)
+  out = sum(shares[i][..., None] * out for i, out in enumerate(outs))
+  out = (out / total[..., None]).astype(outs[0].dtype)
+  return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
+
+
+def with_sinks(
+  out: Float[Array, "B T N V"],
+  lse: Float[Array, "B T N"],
+  sinks: Float[Array, "N"],
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """One more logit for each head, which takes weight and gives no value."""
+  sinks = sinks.astype(jnp.float32)[None, None]
+  share = jax.nn.sigmoid(lse - sinks)[..., None]
+  return (share * out).astype(out.dtype), jnp.logaddexp(lse, sinks)

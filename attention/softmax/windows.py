@@ -1,0 +1,325 @@
+"""What a window may have beyond neighbours: gaps, global tokens, other devices.
+
+A dilated window is an ordinary window in another order. The positions of one
+residue class r, t = i·d + r, see keys of the same class only, and within a class the
+window is an ordinary one over i. `[B, T, N, H]` is read as `[B, T/d, d, N, H]`, which
+moves no data and makes the class an axis, and `jax.vmap` runs all classes. Where d
+does not divide T, the shorter classes are padded with keys that no query sees.
+
+Near keys and global ones are disjoint sets, of which results are merged. In all
+functions `visible` has key masks, segments and sides alone, and `logits` have no sinks.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+from attention import arguments
+from attention.platform import layout
+from attention.platform.blocks import split_blocks
+from attention.softmax import dropout, sharding
+from attention.softmax.logits import Logits
+from attention.softmax.tiles import attend, merge
+from attention.softmax.visible import Visible, key_mask, visible_from_options
+
+_GLOBAL = "global_indices", "global_qkv"
+
+
+def attend_to_window(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  visible: Visible,
+  logits: Logits,
+  rng: Array | None = None,
+  *,
+  sides: tuple[int, int],
+  dilations: tuple[int, ...],
+  **options: Any,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """(out, lse) of a window with gaps.
+
+  `sides` are (left, right) in steps of the dilation, in which tables by distance count
+  too, and `dilations` are one for each query head. Options are those of `tiles.attend`.
+  """
+  length, source_length = query.shape[1], key.shape[1]
+  longest = max(length, source_length)
+  # With a step longer than the sequence, a query sees its own position only.
+  dilations = tuple(min(dilation, longest) for dilation in dilations)
+  if len(set(dilations)) > 1:
+    options |= {"sides": sides, "dilations": dilations}
+    return _by_dilation(query, key, value, visible, logits, rng, **options)
+  dilation = dilations[0]
+  left, right = (dilation * min(side, longest) for side in sides)
+  limits: Any = visible & Visible(left=left, right=right)
+  if dilation == 1:
+    return attend(query, key, value, limits, logits, dropout_rng=rng, **options)
+
+  def attend_to_class(query, key, value, masks, segments, rng):
+    neighbours = Visible(
+      masks=tuple(mask[:, None, None] for mask in masks),
+      segments=segments,
+      left=limits.left // dilation,
+      right=limits.right // dilation,
+    )
+    return attend(
+      query, key, value, neighbours, logits, dropout_rng=rng, **options
+    )
+
+  masks = [mask[:, 0, 0] for mask in visible.masks]
+  if source_length % dilation:
+    masks.append(jnp.ones((1, source_length), bool))
+  masks = [jnp.broadcast_to(x, (x.shape[0], source_length)) for x in masks]
+  rngs = None if rng is None else dropout.split(rng, dilation)
+  classes = jax.tree.map(
+    partial(split_blocks, size=dilation),
+    (query, key, value, masks, visible.segments),
+  )
+  run: Any = jax.vmap(attend_to_class, (*[2] * 5, 0), 2)
+  out, lse = (
+    x.reshape(x.shape[0], -1, *x.shape[3:]) for x in run(*classes, rngs)
+  )
+  return out[:, :length], lse[:, :length]
+
+
+def _by_dilation(
+  query, key, value, visible, logits, rng, *, dilations, **options
+) -> Any:
+  """(out, lse) of heads with several dilations.
+
+  Tiles require as many query heads for every key head, so a key head whose query
+  heads have several dilations is in several calls.
+  """
+  calls: dict[tuple[int, int], list[Any]] = {}
+  for kv_head, own in enumerate(np.reshape(dilations, (key.shape[2], -1))):
+    for dilation in np.unique(own):
+      heads = kv_head * len(own) + np.flatnonzero(own == dilation)
+      call = calls.setdefault((int(dilation), len(heads)), [])
+      call.append((kv_head, heads))
+  results, order, rngs = [], [], None
+  if rng is not None:
+    rngs = dropout.split(rng, len(calls), heads_differ=True)
+  for i, ((dilation, _), pairs) in enumerate(calls.items()):
+    kv_heads, heads = (np.hstack(x) for x in zip(*pairs, strict=True))
+    results.append(
+      attend_to_window(
+        query[:, :, heads],
+        key[:, :, kv_heads],
+        value[:, :, kv_heads],
+        visible,
+        logits.select_heads(heads),
+        rngs if rngs is None else rngs[i],
+        dilations=(dilation,),
+        **options,
+      )
+    )
+    order.extend(heads)
+  back = np.argsort(order)
+  return tuple(
+    jnp.concatenate(x, axis=2)[:, :, back] for x in zip(*results, strict=True)
+  )
+
+
+def _in_parts(query, key, value, visible, logits, rng, *, axis_name, **options):
+  """(out, lse) of a window over a sequence of which each device has a part.
+
+  Every device gets the keys that its window reaches, and attends to the longer
+  stretch.
+  """
+  length, farthest = query.shape[1], max(options["dilations"])
+  # Farther devices there are none.
+  elsewhere = (jax.lax.axis_size(axis_name) - 1) * length
+  left, right = (min(x * farthest, elsewhere) for x in options["sides"])
+
+  def haloed(x):
+    return sharding.with_halo(x, left, right, axis_name)
+
+  def padded(x):
+    return jnp.pad(x, [(0, 0), (left, right), *[(0, 0)] * (x.ndim - 2)])
+
+  keep = jnp.ones(key.shape[:2], bool)
+  for mask in visible.masks:
+    keep &= mask[:, 0, 0]
+  stretch = Visible(
+    masks=(haloed(keep)[:, None, None],),
+    segments=tuple((padded(x), haloed(y)) for x, y in visible.segments),
+  )
+  arrays = padded(query), haloed(key), haloed(value)
+  results = attend_to_window(*arrays, stretch, logits, rng, **options)
+  return tuple(x[:, left : left + length] for x in results)
+
+
+def attend_to_union(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  visible: Visible,
+  logits: Logits,
+  *,
+  global_indices: Int[Array, "B G"] | None,
+  global_qkv: tuple[Array, Array, Array] | None,
+  axis_name: str | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  **window: Any,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """(out, lse) of a window and global tokens.
+
+  `global_qkv` is what the global queries are, and look at. `window` is what
+  `attend_to_window` takes. With `axis_name`, each device has a part of the sequence.
+  """
+  near: Any = attend_to_window
+  if axis_name is not None:
+    near = partial(_in_parts, axis_name=axis_name)
+  near = partial(near, logits=logits, dropout_rate=dropout_rate, **window)
+  if global_indices is None or global_indices.shape[1] == 0:
+    return near(query, key, value, visible, rng=dropout_rng)
+  rngs: Any = (None,) * 3
+  if dropout_rng is not None:
+    rngs = dropout.split(dropout_rng, 3)
+
+  length = query.shape[1]
+  start, whole = 0, length
+  if axis_name is not None:
+    start = jax.lax.axis_index(axis_name) * length
+    whole = jax.lax.axis_size(axis_name) * length
+  index = jnp.sort(global_indices, axis=1)
+  is_token = (index >= 0) & (index < whole)
+  is_token &= jnp.diff(index, prepend=-1) != 0
+  slots = index - start
+  is_here = is_token & (slots >= 0) & (slots < length)
+  # Tokens of other devices, and none, have different places beyond T.
+  slots = jnp.where(is_here, slots, length + jnp.arange(slots.shape[1])[None])
+
+  def rows(x):
+    """What `x` has at the tokens, on whichever device; any where there is none."""
+    taken = layout.rows_at(x, slots)
+    if axis_name is None:
+      return taken
+    is_own = is_here.reshape(*is_here.shape, *[1] * (x.ndim - 2))
+    taken = jax.lax.psum(jnp.where(is_own, taken, 0), axis_name)
+    return taken.astype(x.dtype)
+
+  @jax.vmap
+  def put(x, rows, slots):
+    """`x` with the rows of the tokens replaced."""
+    return x.at[slots].set(rows, mode="drop", unique_indices=True)
+
+  def attended(query, key, value, visible, rng):
+    options = {"dropout_rate": dropout_rate, "dropout_rng": rng}
+    return attend(query, key, value, visible, logits, **options)
+
+  positions = jnp.broadcast_to(start + jnp.arange(length), query.shape[:2])
+  here, there = (lambda x: x, positions), (rows, index)
+  # The keys of the window without global ones, and the global ones.
+  is_other = put(jnp.ones_like(positions, bool), ~is_here, slots)
+  out, lse = merge(
+    near(query, key, value, visible & key_mask(is_other), rng=rngs[0]),
+    attended(
+      query,
+      rows(key),
+      rows(value),
+      visible.between(here, there) & key_mask(is_token),
+      rngs[1],
+    ),
+  )
+  # Global queries see all keys; their rows replace those of the window.
+  query, key, value = global_qkv or (query, key, value)
+  seeing = visible.between(there, here)
+  results = attended(rows(query), key, value, seeing, rngs[2])
+  if axis_name is not None:
+    results = sharding.merged_over(axis_name, *results)
+  return put(out, results[0], slots), put(lse, results[1], slots)
+
+
+def attention_in_parts(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  call: dict[str, Any],
+  *,
+  axis_name: str,
+  sides: tuple[int, int],
+  **window: Any,
+) -> Float[Array, "B T N V"]:
+  """`sliding_window_attention` of the whole, of which each device has a part.
+
+  `call` holds its options; indices of global tokens are those in the whole. `window` is
+  what `attend_to_window` takes.
+
+  Cost: that of the window on T + L + R positions, which it reaches before and
+  behind. What crosses is L + R positions of keys and values, from ⌈L/T⌉ and ⌈R/T⌉
+  devices, and of G global tokens queries, keys, values and results.
+  """
+
+  def given(*names):
+    return {name: call.pop(name, None) for name in names}
+
+  ids = "query_segment_ids", "key_segment_ids"
+  options, tokens = given("mask", "is_causal", *ids), given(*_GLOBAL)
+  tables = given("relative_bias", "relative_keys")
+  logits = Logits(**given("scale"), **tables)
+  sharding.check(query, key, value, **options, others=call)
+  length = query.shape[1]
+  if key.shape[1] != length:
+    raise ValueError(
+      f"key: expected the positions of the queries, {length} on a device, got "
+      f"{key.shape[1]}; a window over a sequence in parts is of one sequence"
+    )
+  arguments.check_call({"query": query, **tables})
+  check_globals(**tokens, query=query, key=key, value=value, logits=logits)
+  if options["is_causal"]:
+    sides = sides[0], 0
+  visible = visible_from_options(query, key, **options)
+  arrays = query, key, value, visible, logits
+  window |= {"axis_name": axis_name, "sides": sides}
+  return attend_to_union(*arrays, **tokens, **window)[0]
+
+
+def check_globals(
+  global_indices: Int[Array, "B G"] | None,
+  global_qkv: tuple[Array, Array, Array] | None,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  logits: Logits,
+) -> None:
+  """Checks the two arguments of the global tokens."""
+  if global_indices is None:
+    if global_qkv is not None:
+      raise ValueError(
+        "global_qkv: expected global_indices beside it, got None; it projects "
+        "the tokens that they name"
+      )
+    return
+  if logits.relative_bias is not None or logits.relative_keys is not None:
+    raise ValueError(
+      "global_indices: expected None beside relative_bias and relative_keys, "
+      "which are indexed by the place in the window; a global key has none"
+    )
+  is_integer = jnp.issubdtype(global_indices.dtype, jnp.integer)
+  if (
+    global_indices.ndim != 2
+    or global_indices.shape[0] != query.shape[0]
+    or not is_integer
+  ):
+    raise ValueError(
+      f"global_indices: expected integers of shape [{query.shape[0]}, G], got "
+      f"{global_indices.dtype} {global_indices.shape}"
+    )
+  if query.shape[1] != key.shape[1]:
+    raise ValueError(
+      "global_indices: expected query and key of one sequence, got lengths "
+      f"{query.shape[1]} and {key.shape[1]}; use dense attention across"
+    )
+  expected = [x.shape for x in (query, key, value)]
+  got = [x.shape for x in global_qkv or (query, key, value)]
+  if got != expected:
+    raise ValueError(
+      f"global_qkv: expected the shapes of query, key and value {expected}, "
+      f"got {got}"
+    )

@@ -1,0 +1,1 @@
+"""Tables and tests of what runs found."""

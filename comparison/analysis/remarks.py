@@ -1,0 +1,179 @@
+"""What is to be known of a table beside its numbers, in sentences."""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from comparison import criterion, plan, records
+from comparison.analysis import statistics
+from comparison.analysis.summary import (
+  DIFFERENT,
+  enumeration,
+  is_counted,
+  number,
+)
+from comparison.analysis.task import Task
+from comparison.plan import label, point
+from comparison.records import Record
+from settings.errors import ConfigError
+
+_EARLIER, _FALL = 0.75, 0.02
+"""A loss still falls where the last quarter of its steps took 2 % of it."""
+
+_MOST = 6  # Names in a sentence.
+
+
+def row_model(task: Task) -> str:
+  """What one model of row and seed tells apart, beside the tests by pairs.
+
+  Empty of rows that are counted, and where it would say no more than the pairs do.
+  """
+  rows = task.ended
+  if len(rows) < 3 or is_counted(rows):
+    return ""
+  values = {row["name"]: task.seed_values(row) for _, row in rows.iterrows()}
+  seeds = next(iter(values.values())).index
+  complete = {
+    k: x[seeds] for k, x in values.items() if seeds.isin(x.index).all()
+  }
+  if len(complete) < 3 or len(seeds) < 2:
+    return ""
+  model = statistics.row_model(np.stack(list(complete.values())))
+  _, *others = complete
+  left_out = [name for name in values if name not in complete]
+  alike = [
+    name
+    for name, p in zip(others, model.p_values, strict=True)
+    if not p < DIFFERENT
+  ]
+  count = {0: "all", len(others): "none"}.get(
+    len(alike), len(others) - len(alike)
+  )
+  text = (
+    f"One model of row and seed ({model.degrees} degrees of freedom, where a pair "
+    f"has {len(seeds) - 1}; Holm) tells {count} of the {len(others)} other rows from "
+    "the first"
+  )
+  if left_out:
+    text += f" (without {enumeration(left_out, _MOST)}, of other seeds)"
+  if 0 < len(alike) < len(others):
+    text += f", and not {enumeration(alike, _MOST)}"
+  if model.p_variances < DIFFERENT:
+    text += (
+      f". The variances of the rows differ (Bartlett, p = "
+      f"{number(model.p_variances)}), so its pooled variance misleads: go by ≈"
+    )
+  return text + "."
+
+
+def notes(task: Task) -> list[str]:
+  """What is to be known of single rows, alike ones together."""
+  rows: dict[str, list[str]] = {}
+  for _, row in task.summary.iterrows():
+    for note in (row["notes"] or "").splitlines():
+      rows.setdefault(note, []).append(row["name"])
+    width, dense = row["feed_forward"], row["dense_feed_forward"]
+    if width < dense / 2 and row["width"] != "dense":
+      note = f"a feed-forward layer of {width:.0f}, dense has {dense:.0f}"
+      rows.setdefault(note, []).append(row["name"])
+    deviation = row["parameters"] / row["dense_parameters"] - 1
+    if abs(deviation) > 0.02 and row["width"] != "dense":
+      rows.setdefault(f"{100 * deviation:+.0f} % parameters", []).append(
+        row["name"]
+      )
+  return [
+    f"{', '.join(f'`{name}`' for name in names)}: {note}"
+    for note, names in rows.items()
+  ]
+
+
+def doubts(task: Task) -> list[str]:
+  """Where the choice of a point may have missed one that solves the task.
+
+  Points that halving stopped are told of rows that not all seeds of the report solve.
+  """
+  summary = task.summary
+  if summary["solved_at"].isna().all():
+    return []
+  names = dict(zip(summary["row"], summary["name"], strict=True))
+  unsolved = set(summary["row"][~(summary["solved"] >= summary["trials"])])
+  stopped: dict[str, list[str]] = {}
+  chosen: dict[str, list[bool]] = {}
+  points = dict(zip(summary["row"], summary["grid"], strict=True))
+  for record in task.records:
+    row, grid = label(record), point(record.get("grid", {}))
+    is_stopped = record["status"] == records.STOPPED_EARLY
+    if is_stopped and row in unsolved and _falls(record):
+      stopped.setdefault(names[row], []).append(grid)
+    is_done = record["status"] == records.DONE
+    if is_done and record.get("choosing") and grid == points.get(row):
+      line = _last(record)
+      solved = criterion.is_solved(line, record.get("solved_at"))
+      chosen.setdefault(names[row], []).append(solved)
+  texts = []
+  if stopped:
+    parts = [
+      f"{row}: {', '.join(dict.fromkeys(x))}" for row, x in stopped.items()
+    ]
+    texts.append(
+      "Halving stopped points whose loss still fell, where one that solves the task "
+      f"later may be lost: {enumeration(parts, _MOST)}"
+    )
+  split = [
+    f"{row}: {sum(solved)} of {len(solved)}"
+    for row, solved in chosen.items()
+    if 0 < sum(solved) < len(solved)
+  ]
+  if split:
+    texts.append(
+      "Choosing seeds disagree on whether the chosen point solves the task, so that "
+      f"the choice is much by chance: {enumeration(split, _MOST)}"
+    )
+  return texts
+
+
+@functools.cache
+def answers_prefixes(task: str) -> bool:
+  """Whether a task, a file of configs/, asks for an answer at every prefix."""
+  try:
+    config: Any = plan.config_of(task, plan.BASELINE, {})
+  except ConfigError:  # A file that is gone, or never was.
+    return False
+  return getattr(config.task, "answers_prefixes", False)
+
+
+def older_metric(summary: pd.DataFrame) -> str:
+  """Says that a mean over prefixes decides where the last position should."""
+  first = summary.iloc[0]
+  if first["metric"] != "accuracy" or not answers_prefixes(first["task"]):
+    return ""
+  return (
+    f"`accuracy` is a mean over all prefixes here, and hides what is lost at the "
+    f"end: some of these records are older than `{criterion.LAST}`."
+  )
+
+
+def _falls(record: Record) -> bool:
+  """Whether the loss of a stopped run was still falling, as far as it is known."""
+  lines = [
+    x for x in record.get("history", ()) if np.isfinite(x.get("loss", np.nan))
+  ]
+  held_out = [x for x in lines if x["split"] != "train"]
+  curve = (
+    held_out
+    if len(held_out) > 2
+    else [x for x in lines if x["split"] == "train"]
+  )
+  earlier = [x for x in curve if x["step"] <= _EARLIER * curve[-1]["step"]]
+  if not earlier:
+    return False
+  return curve[-1]["loss"] < (1 - _FALL) * earlier[-1]["loss"]
+
+
+def _last(record: Record) -> Mapping[str, Any]:
+  """The last evaluation of a record on the split that choices are made by."""
+  lines = [x for x in record.get("history", ()) if x["split"] != "train"]
+  return [x for x in lines if x["split"] == lines[0]["split"]][-1]

@@ -1,0 +1,146 @@
+"""What a comparison found on one task, as tables and figures take it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import pandas as pd
+
+from comparison.analysis import frame
+from comparison.analysis.summary import summarize
+from comparison.records import Record
+
+_LENGTH, _PAIRS = "length_", "pairs_"
+_TRAINED = ("test", "validation")
+"""Splits of the trained length; the first that there is counts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Everything of one task.
+
+  Attributes:
+    name: file in configs/.
+    summary: a row a mechanism, the best first, of `summary.summarize`.
+    runs: of `frame.runs`.
+    curves: of `frame.curves`.
+    records: of the runs.
+  """
+
+  name: str
+  summary: pd.DataFrame
+  runs: pd.DataFrame
+  curves: pd.DataFrame
+  records: Sequence[Record]
+
+  @property
+  def metric(self) -> Any:
+    """The one that decides; None where no run has ended."""
+    return self.summary.iloc[0]["metric"]
+
+  @property
+  def ended(self) -> pd.DataFrame:
+    """Rows of the summary that have a result."""
+    return self.summary[self.summary["seeds"] > 0]
+
+  def runs_of(self, row: Any) -> pd.DataFrame:
+    """The runs behind a row of the summary: at its point, that have ended."""
+    runs = self.runs
+    selection = (runs["row"] == row["row"]) & (runs["grid"] == row["grid"])
+    return runs[selection & ~runs["choosing"] & (runs["split"] != "")]
+
+  def seed_values(self, row: Any) -> pd.Series:
+    """Seed -> the metric that decides, of the runs behind a row."""
+    values = self.runs_of(row).set_index("seed")[self.metric]
+    return pd.to_numeric(values, errors="coerce").dropna()
+
+  def points(self, split: str, metric: str) -> pd.DataFrame:
+    """Rows of `curves` with a metric on a split."""
+    curves = self.curves
+    return curves[(curves["split"] == split) & (curves["metric"] == metric)]
+
+  @functools.cached_property
+  def at_lengths(self) -> pd.DataFrame:
+    """The metric that decides at each length: `metric_at_lengths` of it."""
+    return self.metric_at_lengths(self.metric)
+
+  def metric_at_lengths(self, metric: str) -> pd.DataFrame:
+    """A metric of each seed at each length, at the end of training.
+
+    Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
+    `value`; empty for a task of one length.
+    """
+    content = []
+    for row, run, values in self._final_values(metric):
+      trained = [values[s] for s in _TRAINED if s in values]
+      length_values = _numbered(values, _LENGTH)
+      if length_values and trained and not pd.isna(run.length):
+        length_values[int(run.length)] = trained[0]
+        content += [
+          (row["row"], row["attention"], run.seed, n, n / run.length, value)
+          for n, value in sorted(length_values.items())
+        ]
+    columns = ["row", "attention", "seed", "length", "ratio", "value"]
+    return pd.DataFrame(content, columns=columns)
+
+  @functools.cached_property
+  def at_pairs(self) -> pd.DataFrame:
+    """The metric that decides of each seed at each number of pairs to recall.
+
+    Columns `row`, `attention`, `seed`, `pairs`, `value`; empty for other tasks.
+    """
+    content = [
+      (row["row"], row["attention"], run.seed, n, value)
+      for row, run, values in self._final_values(self.metric)
+      for n, value in sorted(_numbered(values, _PAIRS).items())
+    ]
+    columns = ["row", "attention", "seed", "pairs", "value"]
+    return pd.DataFrame(content, columns=columns)
+
+  def _final_values(
+    self, metric: str
+  ) -> Iterator[tuple[pd.Series, Any, dict[str, float]]]:
+    """Of each run its row of the summary, itself, and split -> the last value."""
+    curves = self.curves[self.curves["metric"] == metric]
+    last = curves.groupby(["run", "split"])["value"].last()
+    values_by_run = {
+      run: dict(values.droplevel("run")) for run, values in last.groupby("run")
+    }
+    for _, row in self.ended.iterrows():
+      runs: Any = self.runs_of(row)
+      for run in runs.itertuples():
+        yield row, run, values_by_run.get(run.run, {})
+
+
+def _numbered(values: Mapping[str, float], kind: str) -> dict[int, float]:
+  """The values of the splits of a kind, by number: 128 of 'length_128'."""
+  numbers = {x: x.removeprefix(kind) for x in values if x.startswith(kind)}
+  return {int(n): values[x] for x, n in numbers.items() if n.isdecimal()}
+
+
+def by_task(records: Sequence[Record]) -> dict[str, Task]:
+  """What a comparison found, by task, in the order of the summary."""
+  runs = frame.runs(records)
+  return divided(records, runs, frame.curves(records), summarize(runs))
+
+
+def divided(
+  records: Sequence[Record],
+  runs: pd.DataFrame,
+  curves: pd.DataFrame,
+  summary: pd.DataFrame,
+) -> dict[str, Task]:
+  """The tables of a comparison, by task, in the order of the summary."""
+  if summary.empty:
+    return {}
+  return {
+    str(name): Task(
+      str(name),
+      rows,
+      runs[runs["task"] == name],
+      curves[curves["task"] == name],
+      [record for record in records if record["task"] == name],
+    )
+    for name, rows in summary.groupby("task", sort=False)
+  }

@@ -1,0 +1,144 @@
+"""What a step, a forward pass and a decoded token of a run cost."""
+
+from collections.abc import Mapping
+import functools
+import time
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+import models
+from training import step as step_lib
+from training.devices import flops
+from training.devices import parallel as parallel_lib
+from training.experiment import Experiment
+from training.state import TrainState
+
+Batch = Mapping[str, Any]
+
+_TIMED_STEPS, _TIMED_SECONDS = 50, 10.0
+_DECODED_ROWS = 16
+
+
+def step_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
+  """Floating-point operations of one update; nothing is compiled."""
+  step = functools.partial(step_lib.train_step, run.functions, run.numbers)
+  return flops.count(step, run.shapes, dict(batch), np.int32(0))
+
+
+def forward_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
+  """Floating-point operations of the logits of one batch."""
+  return flops.count(
+    lambda variables, rows: run.functions.forward(variables, rows, None),
+    jax.eval_shape(lambda state: state.variables, run.shapes),
+    dict(batch),
+  )
+
+
+def step_cost(
+  functions: step_lib.StepFunctions,
+  numbers: step_lib.Numbers,
+  state: TrainState,
+  batch: Batch,
+  kind: str = "jit",
+) -> dict[str, Any]:
+  """Time and memory of one update, as the loop does it.
+
+  The median of up to 50 steps or 10 seconds, at least 3, after one to warm up;
+  every step is waited for.
+
+  Returns:
+    'compile_seconds' (tracing included, no cache on disk), 'step_seconds',
+    'temp_bytes' that XLA reserves in addition to arguments and results, and
+    'device_peak_bytes' where the device tells, else None.
+  """
+  parallel = parallel_lib.make(functions, kind)
+  state = parallel.place_state(state)
+  rows = parallel.place_batch(dict(batch))
+  start = time.perf_counter()
+  lowered = parallel.train.lower(numbers, state, rows, np.int32(0))
+  compiled = lowered.compile()
+  compile_seconds = time.perf_counter() - start
+  temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+  seconds = []
+  while len(seconds) < 4 or (
+    len(seconds) <= _TIMED_STEPS and sum(seconds) < _TIMED_SECONDS
+  ):
+    start = time.perf_counter()
+    step = np.int32(len(seconds))
+    state, metrics = compiled(numbers, state, rows, step)
+    jax.block_until_ready((state, metrics))
+    seconds.append(time.perf_counter() - start)
+  statistics = jax.local_devices()[0].memory_stats() or {}
+  return {
+    "compile_seconds": compile_seconds,
+    "step_seconds": float(np.median(seconds[1:])),
+    "temp_bytes": temp_bytes,
+    "device_peak_bytes": statistics.get("peak_bytes_in_use"),
+  }
+
+
+def decode_cost(
+  run: Experiment, variables: Mapping[str, Any], batch: Batch
+) -> dict[str, Any]:
+  """Speed of decoding to the longest length, and what is kept meanwhile.
+
+  No sequence ends early, so the model's choices do not matter; the encoder, where
+  there is one, runs once and is part of the time.
+
+  Returns:
+    'decode_tokens_per_second' of 16 rows, whose sources are those of `batch`, and
+    `cache_bytes` of one.
+
+  Raises:
+    ValueError: the model cannot decode.
+  """
+  task, length, rows = run.task, run.task.max_target_length, _DECODED_ROWS
+  inputs = {"prompt": np.full((rows, 1), task.bos_id, np.int32)}
+  if "source" in batch:
+    source = batch["source"]
+    inputs = {"source": np.resize(source, (rows, source.shape[1]))}
+  decode = functools.partial(
+    models.generate,
+    cast(Any, run.model),
+    variables,
+    **cast(Any, inputs),
+    max_length=length,
+    bos_id=task.bos_id,
+    eos_id=-1,
+    pad_id=task.pad_id,
+  )
+  jax.block_until_ready(decode())
+  seconds = []
+  for _ in range(3):
+    start = time.perf_counter()
+    jax.block_until_ready(decode())
+    seconds.append(time.perf_counter() - start)
+  return {
+    "decode_tokens_per_second": rows * length / float(np.median(seconds)),
+    "cache_bytes": cache_bytes(run.config.model, length),
+  }
+
+
+def cache_bytes(config: Any, length: int) -> int | None:
+  """What a decoder's self-attention keeps of one sequence, over all layers.
+
+  Keys and values or a state, and the inputs of short convolutions; nothing of a
+  source. None for a recurrent model, whose state belongs to no mechanism.
+  """
+  if not isinstance(config, models.ModelConfig):
+    return None
+  model = models.create(
+    config,
+    source_vocab_size=1,
+    target_vocab_size=1,
+    max_source_length=length,
+    max_target_length=length,
+  )
+  start = functools.partial(
+    model.init, jax.random.key(0), None, 1, length, method="start"
+  )
+  caches = dict(jax.eval_shape(start)["cache"])
+  del caches["index"]
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches))

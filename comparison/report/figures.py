@@ -1,0 +1,249 @@
+"""Figures of what a comparison found, from dots of seeds to curves against size.
+
+Each function of a `Task` returns a figure of matplotlib, or None where there is
+nothing to draw. `styles` says how a mechanism is drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any
+
+from matplotlib.lines import Line2D
+import pandas as pd
+
+from comparison import criterion
+from comparison.analysis import frame
+from comparison.analysis.summary import COSTS, common, is_counted
+from comparison.analysis.task import Task
+from comparison.plan import TWIN
+from comparison.report.lines import (
+  Line,
+  Styles,
+  line_figure,
+  logarithmic_ticks,
+  new_figure,
+  shortened,
+)
+from comparison.report.style import MUTED
+from settings.typed import literal
+
+_COST_NAMES = ("forward_flops", "step_seconds", "cache_bytes")
+_WIDE = 20.0  # Times the smallest value, from which an axis is logarithmic.
+
+
+def seeds(task: Task, styles: Styles) -> Any | None:
+  """Every seed as a dot, a row a mechanism, the best on top."""
+  rows = task.ended
+  if rows.empty:
+    return None
+  first, counted = rows.iloc[0], is_counted(rows)
+  figure = new_figure((6.8, 1.1 + 0.21 * len(rows)))
+  axes = figure.subplots()
+  for place, (_, row) in enumerate(rows.iterrows()):
+    style = styles[row["attention"]]
+    values = task.seed_values(row)
+    if not counted and not math.isnan(row["low"]):
+      axes.hlines(place, row["low"], row["high"], color=MUTED, linewidth=0.8)
+    axes.plot(
+      values, [place] * len(values), color=style.color, marker=style.marker,
+      linestyle="", alpha=0.75, clip_on=False,
+    )  # fmt: skip
+  if counted:
+    axes.axvline(first["solved_at"], color=MUTED, linestyle=":")
+  axes.set_yticks(range(len(rows)), list(rows["name"]))
+  axes.set_ylim(len(rows) - 0.5, -0.5)
+  upper = criterion.upper_bound(first["metric"])
+  if math.isfinite(upper):  # Margins would go on below 0.
+    axes.set_xlim(0, upper if first["best"] > upper / 2 else None)
+  axes.set_xlabel(
+    f"{first['metric']} on the {first['split']} split, a dot a seed"
+  )
+  figure.suptitle(first["task"])
+  return figure
+
+
+def learning_curves(
+  task: Task, styles: Styles, metric: str | None = None
+) -> Any | None:
+  """The metric of a task by step, a line a seed.
+
+  Args:
+    task: with curves.
+    styles: of its mechanisms.
+    metric: of the first held-out split; by default the one that decides where it
+      was evaluated four times or more, else the loss on training data.
+  """
+  rows = task.ended
+  if rows.empty:
+    return None
+  split = str(task.runs_of(rows.iloc[0])["choosing_split"].iloc[0])
+  quantity = metric or task.metric
+  curves = task.points(split, quantity)
+  if metric is None and curves["step"].nunique() < 4:
+    quantity, split = "loss", "train"
+    curves = task.points(split, quantity)
+  series = []
+  for _, row in rows.iterrows():
+    runs = task.runs_of(row).dropna(subset=[task.metric])["run"]
+    points = curves[curves["run"].isin(runs)]
+    series += [
+      Line(row["name"], row["attention"], list(run["step"]), list(run["value"]))
+      for _, run in points.groupby("run", sort=False)
+    ]
+  title = f"{task.name}: {quantity}, {split} split"
+  return line_figure(series, styles, title, "step", quantity)
+
+
+def lengths(task: Task, styles: Styles) -> Any | None:
+  """Quality at other lengths than the trained one, a line a seed."""
+  table = task.at_lengths
+  names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
+  series = [
+    Line(
+      names[name],
+      points["attention"].iloc[0],
+      list(points["ratio"]),
+      list(points["value"]),
+    )
+    for (name, _), points in table.groupby(["row", "seed"], sort=False)
+  ]
+  title = f"{task.name}: other lengths than the trained one (×1)"
+  return line_figure(
+    series, styles, title, "length / trained length", task.metric, x_log=True
+  )
+
+
+def quality_cost(task: Task, styles: Styles) -> Any | None:
+  """The metric of every seed against what an update and a sequence cost.
+
+  Costs begin at 0, so that a few per cent look like a few per cent, or are on a
+  logarithmic axis where they differ much.
+  """
+  rows = task.ended
+  names = [name for name in _COST_NAMES if rows[name].nunique() > 1]
+  if rows.empty or not names:
+    return None
+  mechanisms = list(dict.fromkeys(rows["attention"]))
+  height = 3.2 + 0.16 * math.ceil(len(mechanisms) / 4)
+  figure = new_figure((3.4 * len(names), height))
+  panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+  for name, axes in zip(names, panels, strict=True):
+    cost = COSTS[name]
+    for _, row in rows[rows[name].notna()].iterrows():
+      values = task.seed_values(row)
+      style = styles[row["attention"]]
+      axes.plot(
+        [row[name] * cost.scale] * len(values), values, color=style.color,
+        marker=style.marker, linestyle="", alpha=0.75,
+      )  # fmt: skip
+    _cost_axis(axes, rows[name].dropna() * cost.scale)
+    axes.set_xlabel(f"{cost.title}, {cost.unit}")
+  panels[0].set_ylabel(task.metric)
+  legend(figure, mechanisms, styles)
+  figure.suptitle(task.name)
+  return figure
+
+
+def capacity(task: Task, styles: Styles) -> Any | None:
+  """Quality against the memory of a sequence: Figure 2 of Zoology.
+
+  A line joins the rows of one mechanism that differ in numbers, such as the width
+  of the model; rows that differ in anything else have lines of their own.
+  """
+  rows = task.ended[task.ended["cache_bytes"].notna()]
+  series = []
+  twins = rows["width"].eq("dense").map({True: TWIN, False: ""})
+  shared = common(task.summary)
+  kinds = [_words(across, shared) for across in rows["across"]]
+  keys = [rows["attention"], pd.Series(kinds, rows.index, dtype=str), twins]
+  for (attention, kind, twin), group in rows.groupby(keys, sort=False):
+    group = group.sort_values("cache_bytes")
+    if group["cache_bytes"].nunique() < 2:
+      continue
+    name = ", ".join(filter(None, map(str, (attention, kind, twin))))
+    kib = [size / 2**10 for size in group["cache_bytes"]]
+    series.append(Line(name, str(attention), kib, list(group["mean"])))
+  title = f"{task.name}: quality against memory, means over seeds"
+  label = "cache and state of a sequence, KiB"
+  return line_figure(series, styles, title, label, task.metric, x_log=True)
+
+
+def pairs(task: Task, styles: Styles) -> Any | None:
+  """Recall against the number of pairs: means over seeds, a dot a seed."""
+  names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
+  series, dots = [], []
+  for row, points in task.at_pairs.groupby("row", sort=False):
+    name, attention = names[row], points["attention"].iloc[0]
+    means = points.groupby("pairs")["value"].mean()
+    series.append(Line(name, attention, list(means.index), list(means)))
+    dots.append(
+      Line(name, attention, list(points["pairs"]), list(points["value"]))
+    )
+  title = f"{task.name}: means over seeds, a dot a seed"
+  return line_figure(
+    series, styles, title, "pairs", task.metric, dots=dots, x_log=True
+  )
+
+
+def scaling(
+  rows: Sequence[Mapping[str, Any]], styles: Styles
+) -> dict[str, Any]:
+  """Time and memory of the attention alone against length.
+
+  Args:
+    rows: of `benchmarks.scaling`.
+    styles: of their mechanisms.
+
+  Returns:
+    Name of a file -> figure.
+  """
+  labels = {"seconds": "time, s", "temp_bytes": "temporary memory, B"}
+  figures: dict[str, Any] = {}
+  table = pd.DataFrame(list(rows)).sort_values("causal", kind="stable")
+  for (causal, part), group in table.groupby(["causal", "part"], sort=False):
+    kind = "causal" if causal else "full"
+    for column, label in labels.items():
+      points = group[group[column].fillna(0) > 0].sort_values("length")
+      series = [
+        Line(
+          str(name).removesuffix(".dot_product_attention"),
+          str(name),
+          list(curve["length"]),
+          list(curve[column]),
+        )
+        for name, curve in points.groupby("mechanism", sort=False)
+      ]
+      title = f"{part}, {kind} attention"
+      figure = line_figure(
+        series, styles, title, "length, tokens", label, x_log=True, y_log=True
+      )
+      if figure is not None:
+        figures[f"scaling-{kind}-{part}-{column}"] = figure
+  return figures
+
+
+def legend(figure: Any, mechanisms: Sequence[str], styles: Styles) -> None:
+  """Adds colours, markers and names of mechanisms below all panels."""
+  handles = [
+    Line2D([], [], color=styles[name].color, marker=styles[name].marker, ls="")
+    for name in mechanisms
+  ]
+  figure.legend(
+    handles, [shortened(name) for name in mechanisms],
+    loc="outside lower center", ncols=min(4, len(mechanisms)),
+  )  # fmt: skip
+
+
+def _cost_axis(axes: Any, values: pd.Series) -> None:
+  """A logarithmic x where values differ much, else a linear one from 0."""
+  if values.min() > 0 and values.max() > _WIDE * values.min():
+    logarithmic_ticks(axes, list(values))
+  else:
+    axes.set_xlim(0, 1.08 * values.max())
+
+
+def _words(across: str, shared: Sequence[str]) -> str:
+  """The parts of a point of `across`, but for shared ones, that are no numbers."""
+  values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
+  words = (x for x in values if not frame.is_number(values[x]))
+  return ", ".join(x for x in words if x not in shared)

@@ -1,0 +1,216 @@
+"""Lines of a figure: on one panel with names at their ends, or a panel each.
+
+`line_figure` draws what `comparison.report.figures` gives it; `Line` is one of them.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
+import math
+from typing import Any, NamedTuple
+
+from matplotlib import ticker
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from comparison.report.style import Style
+
+Styles = Mapping[str, Style]
+
+_FEW = 8  # Lines that one panel can hold.
+
+
+class Line(NamedTuple):
+  """One line of a figure.
+
+  Attributes:
+    name: what it is called where it has a name beside it.
+    attention: whose colour it has.
+    x: places, growing.
+    y: values.
+  """
+
+  name: str
+  attention: str
+  x: Sequence[float]
+  y: Sequence[float]
+
+
+def line_figure(
+  series: Sequence[Line],
+  styles: Styles,
+  title: str,
+  x_label: str,
+  y_label: str,
+  *,
+  dots: Sequence[Line] = (),
+  x_log: bool = False,
+  y_log: bool = False,
+) -> Any | None:
+  """Lines with their names at their ends, or a panel each where they are many.
+
+  More than eight names are small multiples, a panel a mechanism, with the mean of
+  every name in grey behind it; rows of one mechanism are fainter one by one, as a
+  legend below all panels says.
+
+  Args:
+    series: the lines; those of one name belong together, as seeds do.
+    styles: of their mechanisms.
+    title: of the figure.
+    x_label: of the axis, with its unit.
+    y_label: likewise.
+    dots: points beside the lines of their mechanism, not joined.
+    x_log: a logarithmic axis with ticks at the places of the lines.
+    y_log: a logarithmic axis.
+
+  Returns:
+    The figure; None without lines.
+  """
+  if not series:
+    return None
+  names = list(dict.fromkeys(line.name for line in series))
+  if len(names) <= _FEW:
+    figure = new_figure((6.8, 3.6))
+    panels, groups = [figure.subplots()], {"": list(series)}
+  else:
+    groups = {}
+    several = len({line.attention for line in series}) > 1
+    for line in series:
+      key = line.attention if several else line.name
+      groups.setdefault(key, []).append(line)
+    rows = math.ceil(len(groups) / 4)
+    figure = new_figure((9.2, 0.7 + 1.6 * rows))
+    grid = figure.subplots(rows, 4, squeeze=False, sharex=True, sharey=True)
+    panels = list(grid.flat)
+    for axes in panels[len(groups) :]:
+      axes.set_visible(False)
+    for axes in panels[max(len(groups) - 4, 0) : len(groups)]:
+      axes.tick_params(labelbottom=True)
+      axes.set_xlabel(x_label)
+  means = [_mean(series, name) for name in names]
+  # Rows of one mechanism have its colour, and are told apart by its strength.
+  kinds = list(dict.fromkeys(map(_kind, series)))
+  strengths = {x: 1 - 0.7 * n / len(kinds) for n, x in enumerate(sorted(kinds))}
+  for axes, (key, group) in zip(panels, groups.items(), strict=False):
+    if key:
+      axes.set_title(shortened(key))
+      for line in means:
+        axes.plot(line.x, line.y, color="#dcdcdc", linewidth=0.6, zorder=1)
+    for line in group:
+      style = styles[line.attention]
+      axes.plot(
+        line.x, line.y, color=style.color, linestyle=style.linestyle,
+        marker=style.marker, markevery=[len(line.x) - 1],
+        linewidth=1.0 if key else 1.2,
+        alpha=strengths[_kind(line)] if key else 1.0,
+      )  # fmt: skip
+    for dot in dots:
+      if key in ("", dot.attention, dot.name):
+        style = styles[dot.attention]
+        axes.plot(
+          dot.x, dot.y, color=style.color, marker=style.marker, linestyle="",
+          markersize=3, alpha=strengths[_kind(dot)] if key else 0.5,
+        )  # fmt: skip
+    if x_log:
+      logarithmic_ticks(axes, [x for line in series for x in line.x])
+    if y_log:
+      axes.set_yscale("log")
+      # The default labels are formulas, which `style.look` does not typeset.
+      axes.yaxis.set_major_formatter("{x:g}")
+  if len(names) <= _FEW:
+    _name_ends(panels[0], series, styles)
+    panels[0].set(xlabel=x_label, ylabel=y_label)
+  else:
+    figure.supylabel(y_label, fontsize=8.5)
+    handles = [
+      Line2D([], [], color="black", alpha=alpha, label=kind)
+      for kind, alpha in strengths.items()
+      if kind
+    ]
+    if handles and groups.keys() != set(names):
+      figure.legend(handles=handles, loc="outside lower center", ncols=3)
+  figure.suptitle(title)
+  return figure
+
+
+def _kind(line: Line) -> str:
+  """What tells a line from others of its mechanism: 'features=16'."""
+  return line.name.removeprefix(line.attention).removeprefix(", ")
+
+
+def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
+  """Writes each name, with its marker, to the right of where its lines end."""
+  ends: dict[str, list[Line]] = {}
+  for line in series:
+    ends.setdefault(line.name, []).append(line)
+  low, high = axes.get_ylim()
+  is_log = axes.get_yscale() == "log"
+
+  def place(value: float) -> float:
+    if is_log:
+      return math.log(value / low) / math.log(high / low)
+    return (value - low) / (high - low)
+
+  heights = {
+    name: sum(place(line.y[-1]) for line in group) / len(group)
+    for name, group in ends.items()
+  }
+  # From the bottom up, each at least a line of text above the one before.
+  gap, height = 0.075, -math.inf
+  order = sorted(heights, key=heights.__getitem__)
+  for name in order:
+    height = heights[name] = max(heights[name], height + gap)
+  # What went over the top moves down again.
+  limit = 1.0
+  for name in reversed(order):
+    heights[name] = min(heights[name], limit)
+    limit = heights[name] - gap
+  for name, group in ends.items():
+    style = styles[group[0].attention]
+    axes.plot(
+      1.03, heights[name], color=style.color, marker=style.marker,
+      transform=axes.transAxes, clip_on=False,
+    )  # fmt: skip
+    axes.text(
+      1.05, heights[name], name, color=style.color, va="center", fontsize=8,
+      transform=axes.transAxes,
+    )  # fmt: skip
+
+
+def new_figure(size: tuple[float, float]) -> Any:
+  """An empty figure of so many inches, whose layout keeps labels apart."""
+  # Without pyplot, which would keep every figure and ask for a display.
+  return Figure(figsize=size, layout="constrained")
+
+
+def _mean(series: Sequence[Line], name: str) -> Line:
+  """The mean of the lines of a name, at the places that all of them have."""
+  curves = [
+    dict(zip(line.x, line.y, strict=True))
+    for line in series
+    if line.name == name
+  ]
+  places = [x for x in curves[0] if all(x in curve for curve in curves)]
+  values = [sum(curve[x] for curve in curves) / len(curves) for x in places]
+  attention = next(line.attention for line in series if line.name == name)
+  return Line(name, attention, places, values)
+
+
+def logarithmic_ticks(axes: Any, places: Sequence[float]) -> None:
+  """A logarithmic x with ticks at the places, or at powers of two near them."""
+  axes.set_xscale("log", base=2)
+  ticks = sorted(set(places))
+  logs = [math.log2(tick) for tick in ticks]
+  spacing = (logs[-1] - logs[0]) / 6  # At least, or labels would overlap.
+  if any(right - left < spacing for left, right in itertools.pairwise(logs)):
+    low, high = math.ceil(logs[0]), math.floor(logs[-1])
+    stride = math.ceil((high - low + 1) / 6) or 1
+    powers = [2.0**power for power in range(low, high + 1, stride)]
+    ticks = powers or [ticks[0], ticks[-1]]
+  axes.set_xticks(ticks, [f"{tick:,.4g}" for tick in ticks])
+  axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def shortened(name: str) -> str:
+  """'mine:plain' of the import path 'package.mine:plain'; other names as they are."""
+  path, colon, attribute = name.partition(":")
+  return path.rpartition(".")[2] + colon + attribute if colon else name

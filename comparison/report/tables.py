@@ -1,0 +1,313 @@
+"""Tables for readers, of the tables for programs."""
+
+from collections.abc import Mapping
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from comparison import criterion
+from comparison.analysis import frame, remarks, statistics
+from comparison.analysis import summary as summary_lib
+from comparison.analysis.summary import COSTS, number
+from comparison.analysis.task import Task
+from comparison.measurement.usage import BUSY_CORES
+from settings.typed import literal
+from training.best import is_lower_better
+
+TIED = "≈"
+"""Stands behind rows that cannot be told from the best one."""
+
+NOTHING = "–"
+_WHOLE = "sequence_accuracy"
+
+
+class Cell(NamedTuple):
+  """What a reader sees, and what a table sorts by."""
+
+  text: str
+  order: float | str = math.nan
+
+
+class Table(NamedTuple):
+  """A table.
+
+  Attributes:
+    header: a title for each column.
+    rows: of cells.
+    shared: title -> what all rows have in a column that is therefore left out.
+    legend: what is to be known to read it; may be empty.
+  """
+
+  header: list[str]
+  rows: list[list[Cell]]
+  shared: Mapping[str, str] = {}
+  legend: str = ""
+
+  def frame(self) -> pd.DataFrame:
+    """Its texts."""
+    texts = [[cell.text for cell in row] for row in self.rows]
+    return pd.DataFrame(texts, columns=self.header)
+
+
+def quality(summary: pd.DataFrame) -> Table:
+  """What a task's rows reached, the metric that decides first.
+
+  Args:
+    summary: of a task.
+  """
+  rows = [row for _, row in summary.iterrows()]
+  columns: dict[str, list[Cell]] = {
+    "mechanism": _names(summary),
+    _deciding(summary): [result(row) for row in rows],
+    "seeds": [Cell(f"{r['seeds']}/{r['planned']}", r["seeds"]) for r in rows],
+  }
+  decides = summary.iloc[0]["metric"]
+  others = [name for name in criterion.HEADLINES if name in summary]
+  if summary["solved_at"].notna().any():  # All or nothing.
+    others = ["best", _WHOLE, "accuracy"]
+    if summary_lib.is_counted(summary):
+      others.insert(0, "mean")
+  for name in (*others, "approximation_error"):
+    if name != decides and name in summary and summary[name].notna().any():
+      title = name.replace("_", " ")
+      columns[title] = [Cell(number(x), x) for x in summary[name]]
+  points = [
+    dict(part.split("=", 1) for part in point.split(", ") if part)
+    for point in summary["grid"]
+  ]
+  for leaf in sorted({leaf for point in points for leaf in point}):
+    columns[leaf.replace("_", " ")] = [
+      _grid_cell(point.get(leaf, NOTHING), leaf in edge.split(", "))
+      for point, edge in zip(points, summary["at_edge"], strict=True)
+    ]
+  names = ["slots", "options"]
+  if all(row["slots"] in ("", row["attention"]) for row in rows):
+    names.remove("slots")
+  for name in names:
+    columns[name] = [Cell(x or NOTHING, x or "") for x in summary[name]]
+  columns["parameters"] = [_cost(row, "parameters") for row in rows]
+  columns["feed-forward"] = [
+    Cell(NOTHING if math.isnan(x) else f"{x:,.0f}", x)
+    for x in summary["feed_forward"]
+  ]
+  legend = remarks.older_metric(summary)
+  if any(summary["at_edge"]):
+    edge = "a value at the end of its grid, where a wider one may do better."
+    legend = f"{legend} (edge): {edge}".strip()
+  table = _table(columns, keep=2, legend=legend)
+  parts = [part.partition("=") for part in summary_lib.common(summary)]
+  shared = {leaf.replace("_", " "): value for leaf, _, value in parts}
+  return table._replace(shared=shared | dict(table.shared))
+
+
+def cost(summary: pd.DataFrame) -> Table | None:
+  """What a task's rows take; None where nothing was measured."""
+  ended = summary[summary["seeds"] > 0]
+  names = [name for name in COSTS if ended[name].notna().any()]
+  if len(names) < 2:
+    return None
+  columns = {"mechanism": _names(ended)}
+  columns[_deciding(ended)] = [
+    result(row, brief=True) for _, row in ended.iterrows()
+  ]
+  for name in names:
+    unit = COSTS[name].unit
+    title = f"{COSTS[name].title}, {unit}" if unit else COSTS[name].title
+    columns[title] = [_cost(row, name) for _, row in ended.iterrows()]
+  legend = ""
+  if busy := int(ended["busy"].sum()):
+    legend = (
+      f"Times of {busy} of {len(ended)} rows are left out or are those of some seeds "
+      f"alone: other programs used more than {BUSY_CORES} cores while they "
+      "were taken. `compare.py measure` takes them again."
+    )
+  return _table(columns, keep=2, legend=legend)
+
+
+def lengths(task: Task, metric: str | None = None) -> Table | None:
+  """Quality at each length, the mean of the seeds and the worst to the best.
+
+  Args:
+    task: of one length, or of several.
+    metric: by default the one that decides.
+
+  Returns:
+    None for a task of one length, and for one without the metric.
+  """
+  metric = metric or task.metric
+  table = task.metric_at_lengths(metric)
+  if table.empty:
+    return None
+  rows = task.summary[task.summary["row"].isin(table["row"])]
+  limit = float(task.summary["solved_at"].max())
+  if not (table["value"] >= limit).any():  # Nobody is counted.
+    limit = math.nan
+  columns = {"mechanism": _names(rows)}
+  worst, best = ("max", "min") if is_lower_better(metric) else ("min", "max")
+  for length, points in table.groupby("length"):
+    columns[f"at {length}"] = [
+      _spread(points[points["row"] == name]["value"], limit, worst, best)
+      for name in rows["row"]
+    ]
+  legend = f"{metric}: mean over seeds (worst to best seed)."
+  if not math.isnan(limit):
+    legend = f"Seeds at {limit:g} or above; {legend}"
+  return _table(columns, keep=len(columns), legend=legend)
+
+
+def whole_sequences(task: Task) -> Table | None:
+  """`lengths` of sequences without a wrong answer; None where that decides."""
+  return lengths(task, _WHOLE) if task.metric != _WHOLE else None
+
+
+def bleu(task: Task) -> Table | None:
+  """Each row against the best, paired over sentences; None without sentences."""
+  if task.metric != "bleu":
+    return None
+  sentences = {
+    row["row"]: _sentences(task, row) for _, row in task.ended.iterrows()
+  }
+  best = task.summary.iloc[0]["row"]
+  others = [row for row in sentences if row != best and sentences[row]]
+  if not sentences.get(best) or not others:
+    return None
+  effective = any(
+    "eff:yes" in (record.get("final", {}).get("bleu_signature") or "")
+    for record in task.records
+  )
+  differences = [
+    _difference(sentences[row], sentences[best], effective) for row in others
+  ]
+  p_values = [d.p_value if d else math.nan for d in differences]
+  columns: dict[str, list[Cell]] = {
+    "mechanism": [Cell(row, row) for row in others],
+    "BLEU − best": [
+      Cell(f"{d.mean:+.2f}", d.mean) if d else Cell(NOTHING)
+      for d in differences
+    ],
+    "95 % interval": [
+      Cell(f"{d.low:+.2f} to {d.high:+.2f}", d.low) if d else Cell(NOTHING)
+      for d in differences
+    ],
+    "p, Holm": [Cell(number(p), p) for p in statistics.holm(p_values)],
+  }
+  legend = (
+    f"Against `{best}`. The paired bootstrap over sentences (Koehn 2004), the same "
+    "draw for both rows and all seeds: what other sentences would change for these "
+    "models. The table of quality says what other seeds would change. The interval "
+    "is two-sided; SacreBLEU's p is nearly one-sided, about half of a two-sided one."
+  )
+  return Table(list(columns), _rows(columns), {}, legend)
+
+
+def result(row: Any, brief: bool = False) -> Cell:
+  """The metric of a row: 'solved 3 of 3', or a mean with its interval."""
+  if not row["seeds"]:
+    return Cell(row["reason"] or NOTHING)
+  mark = f" {TIED}" if row["is_tied"] else ""
+  if not math.isnan(row["solved"]):
+    solved, seeds = int(row["solved"]), int(row["trials"])
+    low, high = statistics.wilson(solved, seeds)
+    # Of one seed it would say that nothing is known.
+    ends = "" if brief or seeds < 2 else f" [{low:.2f}, {high:.2f}]"
+    worse = -row["mean"] if is_lower_better(row["metric"]) else row["mean"]
+    return Cell(
+      f"{solved} of {seeds}{ends}{mark}", solved / seeds + 1e-6 * worse
+    )
+  text = number(row["mean"])
+  if not brief and not math.isnan(row["low"]):
+    # Both ends have as many digits as the mean, even where they are near 0.
+    form = "{:.3f}".format if 0.01 <= abs(row["mean"]) < 10 else number
+    text += f" [{form(row['low'])}, {form(row['high'])}]"
+  return Cell(text + mark, row["mean"])
+
+
+def _names(summary: pd.DataFrame) -> list[Cell]:
+  """Names of rows, without what all of them have in common."""
+  return [Cell(name, name) for name in summary["name"]]
+
+
+def _deciding(summary: pd.DataFrame) -> str:
+  """Title of the column that decides."""
+  first = summary.iloc[0]
+  if summary_lib.is_counted(summary):
+    return f"solved ({first['metric']} ≥ {first['solved_at']:g})"
+  return (first["metric"] or "result").replace("_", " ")
+
+
+def _cost(row: Any, name: str) -> Cell:
+  value = row[name] * COSTS[name].scale
+  if math.isnan(value):
+    return Cell(NOTHING)
+  form = ",.0f" if not COSTS[name].unit or abs(value) >= 100 else ".3g"
+  return Cell(f"{value:{form}}", value)
+
+
+def _grid_cell(value: str, at_edge: bool) -> Cell:
+  text = f"{value} (edge)" if at_edge else value
+  is_number = frame.is_number(literal(value))
+  return Cell(text, float(value) if is_number else value)
+
+
+def _spread(values: pd.Series, limit: float, worst: str, best: str) -> Cell:
+  """'3 of 8; 0.8 (0.7–0.9)': seeds at the limit, mean, and ends where they differ."""
+  if values.empty:
+    return Cell(NOTHING)
+  low, high = (number(values.agg(end)) for end in (worst, best))
+  ends = f" ({low}–{high})" if low != high else ""
+  solved = f"{(values >= limit).sum()} of {len(values)}; "
+  text = ("" if math.isnan(limit) else solved) + number(values.mean()) + ends
+  return Cell(text, values.mean())
+
+
+def _sentences(task: Task, row: Any) -> dict[int, np.ndarray]:
+  """Seed -> statistics of its sentences [N, 10]."""
+  names = set(task.runs_of(row)["run"])
+  return {
+    record["seed"]: np.asarray(record["sentences"], float)
+    for record in task.records
+    if record.get("sentences") and frame.name(record) in names
+  }
+
+
+def _difference(
+  sentences: Mapping[int, np.ndarray],
+  others: Mapping[int, np.ndarray],
+  effective_order: bool,
+) -> statistics.Difference | None:
+  """Over the seeds that both have; None where sentences are not the same."""
+  seeds = sorted(sentences.keys() & others.keys())
+  ours, theirs = (
+    [sample[seed] for seed in seeds] for sample in (sentences, others)
+  )
+  if not seeds or not statistics.are_paired([*ours, *theirs]):
+    return None
+  return statistics.bleu_difference(
+    np.stack(ours), np.stack(theirs), effective_order
+  )
+
+
+def _table(
+  columns: Mapping[str, list[Cell]],
+  keep: int,
+  legend: str = "",
+) -> Table:
+  """Leaves out columns behind the first that say nothing or the same of all rows."""
+  selection: dict[str, list[Cell]] = {}
+  shared: dict[str, str] = {}
+  for place, (title, cells) in enumerate(columns.items()):
+    texts = {cell.text for cell in cells}
+    if place < keep or len(texts) > 1:
+      selection[title] = cells
+    elif texts != {NOTHING}:
+      if len(cells) > 1:
+        shared[title] = texts.pop()
+      else:
+        selection[title] = cells
+  return Table(list(selection), _rows(selection), shared, legend)
+
+
+def _rows(columns: Mapping[str, list[Cell]]) -> list[list[Any]]:
+  return [list(row) for row in zip(*columns.values(), strict=True)]

@@ -1,1 +1,0 @@
-"""Faults that the suite has to find, see `python -m tests.mutants`."""

@@ -1,0 +1,113 @@
+"""Random transformations of JAX around a random mechanism: the result stays."""
+
+from functools import partial
+
+import jax
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpy as np
+
+from attention.testing.calls import Case, assert_close
+from attention.testing.transforms import mesh_of_rows
+from tests.attention.mechanisms import MECHANISMS
+from tests.verification.campaign.faults import fault
+
+_LENGTH = 13
+
+
+def explicit_axes(apply, qkv, call):
+  """Arrays that are sharded along B in their types."""
+  mesh = mesh_of_rows(jax.sharding.AxisType.Explicit)
+  arrays = jax.device_put(
+    (qkv, call), jax.sharding.NamedSharding(mesh, jax.P("batch"))
+  )
+  with jax.set_mesh(mesh):
+    return _value_and_gradient(apply)(*arrays)
+
+
+def checkpoint(apply, qkv, call):
+  """Computed again in the backward pass."""
+  return _value_and_gradient(jax.checkpoint(apply))(qkv, call)
+
+
+def shard_map(apply, qkv, call):
+  """Each device has its rows, and JAX checks what varies."""
+  rows = jax.P("batch")
+  mapped = jax.shard_map(
+    _value_and_gradient(apply),
+    mesh=mesh_of_rows(),
+    in_specs=(rows, rows),
+    out_specs=(rows, rows),
+  )
+  return jax.jit(mapped)(qkv, call)
+
+
+def vmap(apply, qkv, call):
+  """Over every array alone, each of two rows that are equal."""
+  arrays, tree = jax.tree.flatten((qkv, call))
+  expected = jax.jit(apply)(qkv, call)
+  for i, array in enumerate(arrays):
+
+    def one(x, i=i):
+      return apply(
+        *jax.tree.unflatten(tree, [*arrays[:i], x, *arrays[i + 1 :]])
+      )
+
+    out = jax.jit(jax.vmap(one))(jnp.stack([array, array]))
+    assert_close(out[1], expected, 1e-5, f"vmap over array {i}")
+
+
+def hessian(apply, qkv, call):
+  """Forward over reverse is reverse over reverse, along a random direction."""
+  qkv, call = jax.tree.map(lambda x: x[:1], (qkv, call))
+  start, unravel = ravel_pytree([jnp.asarray(x) for x in qkv])
+  direction = np.random.default_rng(0).standard_normal(start.shape, np.float32)
+
+  def total(x):
+    return jnp.sin(apply(unravel(x), call)).sum()
+
+  @jax.jit
+  def twice(x, direction):
+    forward = jax.jvp(jax.grad(total), [x], [direction])[1]
+    return forward, jax.grad(lambda x: jax.grad(total)(x) @ direction)(x)
+
+  forward, reverse = twice(start, direction)
+  assert_close(forward, reverse, 1e-4, "the product with the Hessian")
+
+
+def _value_and_gradient(apply):
+  @jax.jit
+  def both(qkv, call):
+    out, vjp = jax.vjp(lambda qkv: apply(qkv, call), qkv)
+    return out, vjp(jnp.sin(out))[0]
+
+  return both
+
+
+_WAYS = (explicit_axes, checkpoint, shard_map, vmap, hessian)
+
+
+@fault("a random transformation of a mechanism", 500, "values and gradients")
+def transformed(rng, folder):
+  """In both directions where a mechanism has them."""
+  del folder
+  mechanism = MECHANISMS[rng.integers(len(MECHANISMS))]
+  is_causal = bool(rng.choice(mechanism.directions))
+  variables = mechanism.variables(Case(length=_LENGTH).dims)
+  qkv, call = mechanism.draw_masked(_LENGTH, int(rng.integers(2**30)))
+  apply = partial(mechanism.apply, variables, is_causal=is_causal)
+  way = _WAYS[rng.integers(len(_WAYS))]
+  try:
+    found = way(lambda qkv, call: apply(qkv, **call), qkv, call)
+    expected = _value_and_gradient(lambda qkv, call: apply(qkv, **call))
+    if found is not None:
+      for x, y in zip(
+        jax.tree.leaves(found),
+        jax.tree.leaves(expected(qkv, call)),
+        strict=True,
+      ):
+        assert_close(x, y, 1e-5)
+  except Exception as error:
+    told = f"{way.__name__} of {mechanism}, is_causal={is_causal}: {error}"
+    raise AssertionError(told) from error
+  return ""

@@ -1,0 +1,1 @@
+"""Flags, help and errors of the entry points."""

@@ -1,0 +1,143 @@
+"""Every leaf of a config with its value and meaning, from the dataclasses.
+
+`python train.py --config=configs/copy.py --help` prints those of one config, and
+`python -m training.commands.config_help` those of all tasks and models, as docs/config.md
+has them.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import inspect
+import textwrap
+import typing
+from typing import Any
+
+from attention import registry
+import models
+import tasks
+from training import experiment_config
+from training.config import TrainConfig
+
+_WIDTH = 78
+
+
+def text(mapping: Mapping[str, Any]) -> str:
+  """The leaves of one config, as `--help` shows them.
+
+  Raises:
+    ConfigError: the config is faulty.
+  """
+  config = experiment_config.parse(mapping)
+  lines, indent = ["Leaves of this config:"], " " * 6
+  for section, part in (
+    ("", config.train),
+    ("task.", config.task),
+    ("model.", config.model),
+  ):
+    for name, _, value, meaning in _leaves(part, section):
+      lines.append(f"  --config.{name}={value}")
+      lines += textwrap.wrap(
+        meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent
+      )
+  return "\n".join(lines)
+
+
+def page() -> str:
+  """The leaves of the loop, of every task and of every model, in Markdown."""
+  parts = ["## The run\n", _table(TrainConfig, "")]
+  for name, entry in tasks.TASKS.items():
+    parts += [f"## Task `{name}`\n", _table(entry.config_type, "task.")]
+  kinds: dict[type, list[str]] = {}
+  for kind, config_type in models.CONFIGS.items():
+    kinds.setdefault(config_type, []).append(f"`{kind}`")
+  for config_type, names in kinds.items():
+    parts += [f"## Model {', '.join(names)}\n", _table(config_type, "model.")]
+  return "\n".join(parts)
+
+
+def _table(kind: type, section: str) -> str:
+  rows = ["| leaf | type | default | meaning |", "| --- | --- | --- | --- |"]
+  for name, type_, value, meaning in _leaves(kind, section):
+    shown = f"`{value}`" if value else "needed"
+    rows.append(f"| `{name}` | {_typed(type_)} | {shown} | {meaning} |")
+  return "\n".join(rows) + "\n"
+
+
+def _leaves(config: Any, section: str) -> Iterator[tuple[str, Any, str, str]]:
+  """Name, type, value and meaning of the leaves of a config or of its type."""
+  kind = config if isinstance(config, type) else type(config)
+  meanings = _meanings(kind)
+  types = typing.get_type_hints(kind, include_extras=True)
+  for field in dataclasses.fields(kind):
+    value = getattr(config, field.name, field.default)
+    if config is kind and dataclasses.is_dataclass(field.default_factory):
+      value = field.default_factory
+    name = section + field.name
+    if isinstance(value, Mapping):
+      continue  # The options of a mechanism, which its factory describes.
+    if dataclasses.is_dataclass(value) and not hasattr(value, "build"):
+      yield from _leaves(value, f"{name}.")
+    else:
+      meaning = meanings.get(field.name, "")
+      yield name, types[field.name], _shown(value), meaning
+
+
+def _typed(kind: Any) -> str:
+  """A type in words: "int ≥ 1", "'jit' or 'pmap'", "list of int"."""
+  parts = typing.get_args(kind)
+  if typing.get_origin(kind) is typing.Annotated:
+    limits = (
+      f" {sign} {'2³¹' if limit == 2**31 else limit}"
+      for bound in parts[1:]
+      for sign, name in (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
+      if (limit := getattr(bound, name, None)) is not None
+    )
+    return _typed(parts[0]) + ",".join(limits)
+  if typing.get_origin(kind) is typing.Literal:
+    return " or ".join(map(repr, parts))
+  if typing.get_origin(kind) is tuple:
+    size = "" if parts[-1] is ... else f"{len(parts)} "
+    return f"list of {size}{_typed(parts[0])}"
+  if parts:
+    return " or ".join(map(_typed, parts))
+  return "None" if kind is type(None) else kind.__name__
+
+
+def _shown(value: Any) -> str:
+  if hasattr(value, "build"):
+    # What can be typed behind its leaf, also where the config leaves the default.
+    parameters = inspect.signature(registry.find(value.name)).parameters
+    options = {
+      name: parameter.default
+      for name, parameter in parameters.items()
+      if parameter.default is not parameter.empty
+    } | value.options
+    options = ", ".join(f"{name}={x!r}" for name, x in options.items())
+    return value.name + (f" ({options})" if options else "")
+  if isinstance(value, tuple):
+    return "[" + ", ".join(map(_shown, value)) + "]"
+  if value is dataclasses.MISSING:
+    return ""
+  return repr(value) if value == "" else str(value)
+
+
+def _meanings(kind: type) -> dict[str, str]:
+  """Field -> what the "Attributes:" of a docstring, or of one inherited, say."""
+  meanings: dict[str, str] = {}
+  for base in kind.__bases__:
+    meanings |= _meanings(base)
+  doc = inspect.cleandoc(vars(kind).get("__doc__") or "")
+  name = ""
+  for line in doc.partition("Attributes:\n")[2].splitlines():
+    if not line.startswith("  "):
+      break
+    if line.startswith("    "):
+      meanings[name] += f" {line.strip()}"
+    else:
+      name, _, meaning = line.strip().partition(": ")
+      meanings[name] = meaning
+  return meanings
+
+
+if __name__ == "__main__":
+  print(page(), end="")

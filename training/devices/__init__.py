@@ -1,0 +1,1 @@
+"""Meshes, processes, compiled programs and what they cost."""

@@ -1,0 +1,140 @@
+"""The training step of a run, compiled for the devices here or for others."""
+
+from collections.abc import Mapping
+import math
+import re
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from settings.errors import ConfigError
+from training import experiment
+from training.devices import hlo, parallel
+from training.devices import target as target_lib
+from training.devices.target import Target
+from training.experiment_config import ExperimentConfig
+
+
+class Step(NamedTuple):
+  """A compiled training step.
+
+  Attributes:
+    run: what it is of.
+    mesh: axis -> devices along it.
+    held: what a device keeps -> its bytes there, and those of the whole.
+    padding: bytes that layouts add to it: a TPU keeps arrays in tiles of 8 × 128.
+    temporaries: bytes of a device; of a program that its compiler refuses, 0.
+    code: bytes of the program, where it lies in the memory of a device.
+    sent: see `hlo.sent_along`.
+    longest_loop: how often it runs; 0 where there is none of a known length.
+    seconds: of compiling.
+    refusal: why there is no such program, for want of memory; else empty.
+  """
+
+  run: experiment.Experiment
+  mesh: Mapping[str, int]
+  held: Mapping[str, tuple[int, int]]
+  padding: int = 0
+  temporaries: int = 0
+  code: int = 0
+  sent: Mapping[tuple[str, str], tuple[int, float]] = {}
+  longest_loop: int = 0
+  seconds: float = 0.0
+  refusal: str = ""
+
+  @property
+  def together(self) -> int:
+    """Bytes that a device needs."""
+    return self.kept + self.padding + self.temporaries + self.code
+
+  @property
+  def kept(self) -> int:
+    """Bytes of `held` on a device."""
+    return sum(local for local, _ in self.held.values())
+
+
+def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
+  """The training step of a run, for the devices of JAX or those of a target.
+
+  Raises:
+    ConfigError: the mesh does not fit the devices, or as `experiment.create`.
+  """
+  train = config.train
+  if target and train.parallel != "jit":
+    raise ConfigError(
+      f"--target: expected config.parallel=jit, got {train.parallel!r}"
+    )
+  devices = target.devices if target else tuple(jax.devices())
+  mesh = parallel.check_mesh(train, config.model, len(devices))
+  run = experiment.create(config, here=target is None)
+  made = parallel.make(run.functions, train.parallel, mesh, devices=devices)
+  rows = run.task.train_batch(0)
+  batch = made.batch_shapes(rows) if target else made.place_batch(rows)
+  state = made.placed_shapes(run.shapes)
+  parts = {
+    "parameters": state.params,
+    "optimiser's state": state.opt_state,
+    "mean of parameters": state.ema,
+    **state.collections,
+    "batch": batch,
+  }
+  held = {
+    name: (_bytes(tree, local=True), _bytes(tree))
+    for name, tree in parts.items()
+    if _bytes(tree)
+  }
+  step = Step(run, mesh.named, held)
+  arguments = run.numbers, state, batch, np.int32(0)
+  start = time.perf_counter()
+  try:
+    if target:
+      program = target_lib.compiled(made.train, target, *arguments)
+    else:
+      program = made.train.lower(*arguments).compile()
+  except jax.errors.JaxRuntimeError as error:
+    refused = refusal(str(error))
+    if target is None or not refused:
+      raise
+    return step._replace(refusal=refused)
+  memory, text = program.memory_analysis(), program.as_text()
+  padding = memory.argument_size_in_bytes - step.kept if target else 0
+  return step._replace(
+    padding=max(0, padding),
+    temporaries=memory.temp_size_in_bytes,
+    code=memory.generated_code_size_in_bytes if target else 0,
+    sent=hlo.sent_along(text, mesh.named),
+    longest_loop=max(hlo.trips(text), default=0),
+    seconds=time.perf_counter() - start,
+  )
+
+
+def refusal(message: str) -> str:
+  """What a TPU's compiler wants of what there is, where it ends for want of memory.
+
+  Its versions say it in two ways. Of any other error it is empty.
+  """
+  used = r"Used (\S+) of (\S+) hbm"
+  required = r"memory required .*\((\S+)\) exceeds available HBM \((\S+)\)"
+  found = re.search(used, message) or re.search(required, message)
+  return f"{found[1]} of {found[2]}" if found else ""
+
+
+def fits(step: Step, target: Target) -> str:
+  """Whether a device has the memory that a step needs, in one line."""
+  memory = f"{target.memory // 10**9} GB"
+  if step.refusal:
+    return f"does not fit {memory}: the compiler wants {step.refusal}"
+  share = step.together / target.memory
+  verdict = "fits" if share <= 1 else "does not fit"
+  return f"{verdict} {memory}: {step.together / 1e9:.2f} GB, {share:.0%}"
+
+
+def _bytes(tree: Any, local: bool = False) -> int:
+  """Of the arrays or placed shapes of a tree, or of one device's parts of them."""
+  return sum(
+    leaf.dtype.itemsize
+    * math.prod(leaf.sharding.shard_shape(leaf.shape) if local else leaf.shape)
+    for leaf in jax.tree.leaves(tree)
+  )

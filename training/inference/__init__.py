@@ -1,0 +1,1 @@
+"""Trained runs at work: text in, text out, and published weights."""

@@ -1,0 +1,115 @@
+"""A trained run that answers line by line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from settings.errors import ConfigError
+from training.experiment import Experiment
+from training.inference import generation
+
+
+class Conversation:
+  """Answers each line as it comes.
+
+  A language model goes on from all lines and answers so far, of which it reads the
+  last half of its context; any other task answers each line by itself.
+
+  Args:
+    experiment: made with `restore=True`.
+    variables: of the model.
+    max_length: most tokens of an answer; default what the context has room for.
+    seed: of sampling.
+    **options: of `models.generate`.
+
+  Raises:
+    ConfigError: the model is an encoder alone.
+  """
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    variables: Mapping[str, Any],
+    *,
+    max_length: int | None = None,
+    seed: int = 0,
+    **options: Any,
+  ):
+    generation.check_decodes(experiment)
+    self._experiment, self._variables = experiment, variables
+    self._max_length, self._seed = max_length, seed
+    self._options = options
+    self._text: list[int] = []
+    self._turn = 0
+
+  def answer(self, line: str) -> str:
+    """What the model writes.
+
+    Raises:
+      ConfigError: the model cannot read the line, or does not have an option.
+    """
+    self._turn += 1
+    # A task of somebody's own may not inherit from ours.
+    if getattr(self._experiment.task, "continues", False):
+      return self._continued(line)
+    [output] = generation.generate_lines(
+      self._experiment,
+      self._variables,
+      [line],
+      max_length=self._max_length,
+      seed=self._seed + self._turn - 1,
+      batch_size=1,
+      **self._options,
+    )
+    return output
+
+  def _continued(self, line: str) -> str:
+    """What comes behind the text so far and a line; all of it becomes the text."""
+    task = self._experiment.task
+    try:
+      ids = task.encode(line)
+    except ValueError as error:
+      raise ConfigError(str(error)) from error
+    ends, prefix = generation.eos_ids(task), generation.prefix_of(task)
+    if self._text:
+      ids = ids[len(prefix) :]
+    text = [*self._text, *(self._line_end() if self._text else ()), *ids]
+    # One shape of prompts, so that all answers share a program.
+    most = max(1, task.max_target_length // 2)
+    room = task.max_target_length - most + 1
+    length = room if self._max_length is None else self._max_length
+    key = jax.random.fold_in(jax.random.key(self._seed), self._turn)
+    written: list[int] = []
+    while len(written) < length and not {*ends} & {*written}:
+      prompt = [*text, *written][-most:]
+      if len(prompt) == most:
+        prompt[: len(prefix)] = prefix
+      try:
+        generated = self._experiment.generate(
+          self._variables,
+          {
+            "prompt": generation.pad([prompt], task.pad_id, most, most),
+            "prompt_length": np.array([len(prompt)], np.int32),
+          },
+          max_length=min(room, length),
+          rng=jax.random.fold_in(key, len(written)),
+          **self._options,
+        )
+      except ValueError as error:  # An option that the method does not have.
+        raise ConfigError(str(error)) from error
+      written += np.asarray(generated.tokens)[0].tolist()
+    written = written[:length]
+    places = (place for place, token in enumerate(written) if token in ends)
+    written = written[: next(places, length)]
+    self._text = [*text, *written]
+    return task.decode(written)
+
+  def _line_end(self) -> list[int]:
+    """Ids of a line end; none where the vocabulary has none."""
+    task = self._experiment.task
+    try:
+      return task.encode("")[len(generation.prefix_of(task)) :]
+    except ValueError:
+      return []
