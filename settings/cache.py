@@ -9,7 +9,7 @@ import os
 import pathlib
 import tempfile
 
-from tasks.base import DataError
+from settings.errors import DataError
 
 VARIABLE = "ATTENTION_LAB_CACHE"
 """Environment variable that names the folder; `~/.cache/attention-lab` if not."""

@@ -23,6 +23,10 @@ class ConfigError(ValueError):
     super().__init__(_shortened(message))
 
 
+class DataError(ValueError):
+  """A fault in the data that a user gave, told in one line."""
+
+
 class RunError(Exception):
   """A run that had begun cannot go on; its checkpoints are intact."""
 

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from settings.errors import DataError
+
 Batch = dict[str, np.ndarray]
 """'source' [B, S], 'inputs' and 'targets' [B, T] int32, 'weights' [B, T].
 
@@ -25,10 +27,6 @@ recordings 'frames' [B, S, M] float32 with 'source_mask'.
 
 PAD, BOS, EOS = 0, 1, 2
 """Every vocabulary made here begins with these."""
-
-
-class DataError(ValueError):
-  """A fault in the data that a user gave, told in one line."""
 
 
 class LayoutError(ValueError):

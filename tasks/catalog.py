@@ -18,8 +18,8 @@ import urllib.parse
 import tensorflow_datasets as tfds
 
 from settings import cache
+from settings.errors import DataError
 from tasks import files
-from tasks.base import DataError
 from tasks.tensorflow_free import without_tensorflow
 
 _CHUNK = 1000

@@ -8,8 +8,8 @@ from typing import Self
 
 import numpy as np
 
+from settings.errors import DataError
 from tasks import base
-from tasks.base import DataError
 from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
 
 

@@ -11,9 +11,9 @@ import num2words
 from pydantic.dataclasses import dataclass
 
 from settings import cache
+from settings.errors import DataError
 from settings.fields import STRICT, Count, check, check_unread
 from tasks import numbers
-from tasks.base import DataError
 from tasks.files import AlignedFiles, typed_path
 
 _CHUNK = 1000

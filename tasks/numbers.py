@@ -7,7 +7,7 @@ so en → de has to reorder; it is translation and not substitution.
 import num2words
 import numpy as np
 
-from tasks.base import DataError
+from settings.errors import DataError
 from tasks.files import Pairs
 
 _HELD_OUT = 8  # one number in eight may be used for validation

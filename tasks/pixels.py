@@ -8,7 +8,7 @@ import io
 import numpy as np
 import PIL.Image
 
-from tasks.base import DataError
+from settings.errors import DataError
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTH = 24  # Where a PNG has its bits per channel.

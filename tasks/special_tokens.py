@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tasks.base import DataError
+from settings.errors import DataError
 
 OWN = ("<pad>", "<bos>", "<eos>")
 """What every vocabulary made here begins with: ids 0, 1 and 2."""

@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from tasks.base import DataError
+from settings.errors import DataError
 from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
 
 _BYTES = 256

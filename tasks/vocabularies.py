@@ -10,8 +10,8 @@ import pathlib
 import types
 from typing import Any, Literal
 
+from settings.errors import DataError
 from tasks import base
-from tasks.base import DataError
 from tasks.characters import Bytes, Characters, Ids
 from tasks.files import read_bytes, typed_path
 from tasks.tokenizer import Tokenizer, train_tokenizer

@@ -1,4 +1,4 @@
-"""Softmax attention in tiles: the only loop of the softmax family, and its backward.
+"""Softmax attention in tiles, and its backward pass.
 
 For one query, with logits x over the keys A that it may see,
 

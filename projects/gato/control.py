@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.base import DataError
+from settings.errors import DataError
 
 ENVIRONMENT = "CartPole-v1"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.base import DataError
+from settings.errors import DataError
 from tasks.files import read_bytes
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from projects.speech import audio, mel
 from projects.speech.task_config import FOLDER, TONES, SpeechConfig
+from settings.errors import DataError
 from tasks import base
-from tasks.base import DataError
 from tasks.files import read_lines, typed_path
 
 TRANSCRIPTS = "transcripts.tsv"

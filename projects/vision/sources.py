@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from projects.vision.task_config import DIGITS, FOLDER, ImageConfig
+from settings.errors import DataError
 from tasks import pixels
-from tasks.base import DataError
 from tasks.files import read_bytes, typed_path
 
 

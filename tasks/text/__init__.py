@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pathlib
 import types
 
+from settings.errors import DataError
 from tasks import base, vocabularies
-from tasks.base import DataError
 from tasks.text import source, stored
 from tasks.text.causal import CausalText
 from tasks.text.masking import MaskedText

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from settings.errors import one_line
+from settings.errors import DataError, one_line
 from tasks import files
-from tasks.base import DataError
 
 _DEFAULT_COLUMN = "text"
 

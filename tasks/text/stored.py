@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from settings import cache
+from settings.errors import DataError
 from tasks import base, files, tokenizer, vocabularies
-from tasks.base import DataError
 from tasks.text import source
 from tasks.vocabularies import Vocabulary
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tasks.base import DataError
+from settings.errors import DataError
 from tasks.special_tokens import NAMES, SpecialTokens, sentinel
 
 # Role -> names, as the published tokenizers have them.

@@ -27,8 +27,7 @@ from typing import Any
 
 from absl import flags
 
-from settings.errors import ConfigError
-from tasks import DataError
+from settings.errors import ConfigError, DataError
 from training import experiment, experiment_config
 from training import workdir as workdir_lib
 from training.commands import entry
