@@ -32,6 +32,25 @@ def test_any_text_comes_back(text):
   assert not ids.size or ids.min() >= 3
 
 
+def test_added_tokens_beyond_the_model_count():
+  """Llama's files list special tokens that the model's vocabulary lacks."""
+  content = json.loads(words_tokenizer(()))
+  words = len(content["model"]["vocab"])
+  content["added_tokens"] = [
+    {
+      "id": words + i,
+      "content": name,
+      "special": True,
+      **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+    }
+    for i, name in enumerate(("<s>", "</s>"))
+  ]
+  tokenizer = Tokenizer(json.dumps(content).encode(), "file")
+  assert tokenizer.size == words + 2
+  assert (tokenizer.special.bos, tokenizer.special.eos) == (words, words + 1)
+  assert {*tokenizer.ordinary.tolist()} == {*range(words)}
+
+
 def test_a_text_in_parts_is_the_text(monkeypatch):
   tokenizer = train_tokenizer(TEXT, 300)
   whole = tokenizer.encode_text(TEXT)

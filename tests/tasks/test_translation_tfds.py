@@ -149,3 +149,20 @@ def test_one_answer_is_enough(monkeypatch):
 
 
 # Configs, kinds, imports
+
+
+@pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
+def test_behind_a_proxy_only_the_proxy_has_to_answer(monkeypatch, name):
+  asked = []
+
+  def connect(address, timeout):
+    asked.append(address)
+    raise OSError
+
+  monkeypatch.setattr("socket.create_connection", connect)
+  for variable in ("https_proxy", "HTTPS_PROXY"):
+    monkeypatch.delenv(variable, raising=False)
+  monkeypatch.setenv(name, "http://proxy.example:3128")
+  with pytest.raises(tasks.DataError):
+    catalog._check_network("x", ["https://a.example/b"], "", timeout=0.2)
+  assert asked == [("proxy.example", 3128)]
