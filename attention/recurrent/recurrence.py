@@ -27,9 +27,9 @@ added to by the pairs with c of what is read, e:
     (I + stril(B^p)) e = stril(A^p) v + (p ⊙ e^G_i) S        B^x_ij = Σ_h x_ih c_jh e^G_ijh
     out += −tril(B^q) e        S += −(c ⊙ e^G_Cj)ᵀ e
 
-A CPU takes a long call without derivative position by position, as the first lines are
-written, where decays are of channels or the state is small: the products of chunks are
-what gradients need.
+Where decays are of channels or the state is small, a CPU computes a long call without
+derivative position by position (`_position`): only gradients need the products of
+chunks.
 
 Every exponent is a sum of decays, hence never positive: nothing overflows, and what
 underflows is nothing. Where a segment begins, g is −10³⁰, and nothing of what was
@@ -41,7 +41,7 @@ the state before each of many chunks that are worked on at once, or before each 
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -303,87 +303,144 @@ def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
   return out if resets is not None else (out, state)
 
 
+class _Inputs(NamedTuple):
+  """Queries, keys, values, log-decays, and p and c or None, of positions or chunks."""
+
+  query: Array
+  key: Array
+  value: Array
+  log_decay: Array
+  erase: Array | None = None
+  replacement: Array | None = None
+
+
 def _position(erases_before_decay, params, state, inputs):
-  """One position of `_step`, `[B, N, ·]`."""
+  """One position `[B, N, ·]` of the recurrence, as its papers write it."""
   del params
-  query, key, value, log_decay, erase, replacement, _ = inputs
-  kept = jnp.exp(log_decay)[..., None] * state
-  added = key[..., None] * value[..., None, :]
-  if erase is not None:
-    before = state if erases_before_decay else kept
-    read = jnp.einsum("bnh,bnhv->bnv", erase, before)[..., None, :]
-    added -= (key if replacement is None else replacement)[..., None] * read
-  state = kept + added
-  return state, jnp.einsum("bnh,bnhv->bnv", query, state)
+  x = _Inputs(*inputs[:-1])  # The last is `resets`, which only chunks have.
+  decayed = jnp.exp(x.log_decay)[..., None] * state
+  read_from = state if erases_before_decay else decayed
+  if x.erase is None:
+    state = decayed + _outer(x.key, x.value)
+  elif x.replacement is None:
+    state = decayed + _outer(x.key, x.value - _read(read_from, x.erase))
+  else:
+    erased = _outer(x.replacement, _read(read_from, x.erase))
+    state = decayed + _outer(x.key, x.value) - erased
+  return state, _read(state, x.query)
+
+
+def _outer(key, value):
+  return key[..., None] * value[..., None, :]
+
+
+def _read(state, key):
+  return jnp.einsum("bnh,bnhv->bnv", key, state)
 
 
 def _step(count, erases_before_decay, params, state, inputs):
   """`count` chunks, `[B, N, count, C, ·]`, of which each begins as the last ends."""
   del params
   *arrays, resets = inputs
-  query, key, value, log_decay, erase, replacement = chunks(arrays, count)
-  decays = jnp.cumsum(log_decay, axis=3)
+  x = _Inputs(*chunks(arrays, count))
+  decays = jnp.cumsum(x.log_decay, axis=3)
   from_start = jnp.exp(decays)
-  to_end = jnp.exp(decay_to_end(log_decay))
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
-  readers: list[Array] = [query]
-  known: Any = None
-  if erases_before_decay:
-    # A reader at i − 1 sees what is there before the decay of i.
-    known = erase * jnp.exp(shifted(decays, 1))
-    readers.append(shifted(erase, -1))
-  elif erase is not None:
-    known = erase * from_start
-    readers.append(erase)
-
-  def written(key, scores):
-    """What queries read of a key, what is left of it, and what erased keys read."""
-    scores, *overlaps = scores
-    if erases_before_decay:
-      overlaps = [shifted(x, 1) for x in overlaps]
-    last = jnp.swapaxes(key * to_end, -2, -1)
-    return jnp.tril(scores), last, *(jnp.tril(x, -1) for x in overlaps)
-
-  def values(before):
-    """u, and with a replacement −e, after a state."""
-    if solution is None:
-      return [value]
-    if replacement is None:
-      error = value if before is None else value - known @ before
-      return [solution @ error]
-    read = writes[0][2] @ value
-    if before is not None:
-      read += known @ before
-    return [value, -(solution @ read)]
-
-  def total(part, values):
-    pairs = zip(writes, values, strict=True)
-    return functools.reduce(jnp.add, (x[part] @ u for x, u in pairs))
-
-  keys = [key] if replacement is None else [key, replacement]
-  scores = _scores(readers, keys, log_decay)
-  writes = [written(*x) for x in zip(keys, scores, strict=True)]
-  solution = None if erase is None else inverse(writes[-1][2])
+  if x.erase is None:
+    update, correction = _gated(x)
+  elif x.replacement is None:
+    update, correction = _delta(x, decays, erases_before_decay)
+  else:
+    update, correction = _replaced(x, decays, erases_before_decay)
   before = None if state is None else state[:, :, None]
   if count > 1 or resets is not None:
     transition = factor
-    if solution is not None:
-      unit = jnp.eye(key.shape[-1], dtype=key.dtype)[None, None, None]
-      transition = factor * unit - writes[-1][1] @ (solution @ known)
+    if correction is not None:
+      unit = jnp.eye(x.key.shape[-1], dtype=x.key.dtype)[None, None, None]
+      transition = factor * unit - correction()
     first: Any = jnp.zeros_like(transition[:, :, :1]), before
-    own = transition, total(1, values(None))
+    own = transition, update(None)[1]
     _, before = chunk_prefixes(
       joined, first, own, packing.head_resets(resets, transition)
     )
-  written_values = values(before)
-  out, after = total(0, written_values), total(1, written_values)
+  out, after = update(before)
   if before is not None:
-    out += (query * from_start) @ before
+    out += (x.query * from_start) @ before
     after += factor * before
   out = unchunked(out)
   if resets is not None:
     out = packing.with_states(out, after)
   return after[:, :, -1], out
+
+
+# Each rule returns `update`, which gives what pairs within a chunk and the state before
+# it add to the results and to the state, but for the decayed state itself; and what the
+# matrix of the transition S → M S + S' has beside the decays, or None.
+
+
+def _gated(x):
+  """The u of the gated form is v."""
+  [[scores]] = _scores([x.query], [x.key], x.log_decay)
+  scores, last = jnp.tril(scores), _decayed_to_end(x.key, x.log_decay)
+  return lambda _: (scores @ x.value, last @ x.value), None
+
+
+def _delta(x, decays, erases_before_decay):
+  """The u of the delta rule is (I + stril(A^p))⁻¹ (v − (p ⊙ e^G) S)."""
+  reader, known = _erased_keys(x.erase, decays, erases_before_decay)
+  [[scores, overlaps]] = _scores([x.query, reader], [x.key], x.log_decay)
+  scores, last = jnp.tril(scores), _decayed_to_end(x.key, x.log_decay)
+  solution = inverse(_earlier(overlaps, erases_before_decay))
+
+  def update(before):
+    error = x.value if before is None else x.value - known @ before
+    u = solution @ error
+    return scores @ u, last @ u
+
+  return update, lambda: last @ (solution @ known)
+
+
+def _replaced(x, decays, erases_before_decay):
+  """Values are written at k, and what p reads is erased at another key c."""
+  reader, known = _erased_keys(x.erase, decays, erases_before_decay)
+  readers, keys = [x.query, reader], [x.key, x.replacement]
+  at_key, at_replacement = _scores(readers, keys, x.log_decay)
+  scores, replaced = jnp.tril(at_key[0]), jnp.tril(at_replacement[0])
+  overlaps = _earlier(at_key[1], erases_before_decay)
+  solution = inverse(_earlier(at_replacement[1], erases_before_decay))
+  last, last_replaced = (_decayed_to_end(key, x.log_decay) for key in keys)
+
+  def update(before):
+    read = overlaps @ x.value
+    if before is not None:
+      read += known @ before
+    e = solution @ read
+    return (
+      scores @ x.value - replaced @ e,
+      last @ x.value - last_replaced @ e,
+    )
+
+  return update, lambda: last_replaced @ (solution @ known)
+
+
+def _decayed_to_end(key, log_decay):
+  """Keys as the state after their chunk has them, `[B, N, G, H, C]`."""
+  to_end = jnp.exp(decay_to_end(log_decay))
+  return jnp.swapaxes(key * to_end, -2, -1)
+
+
+def _erased_keys(erase, decays, erases_before_decay):
+  """Erased keys in the order of scores, and with the decays since the chunk began."""
+  if erases_before_decay:
+    # A reader at i − 1 sees what is there before the decay of i.
+    return shifted(erase, -1), erase * jnp.exp(shifted(decays, 1))
+  return erase, erase * jnp.exp(decays)
+
+
+def _earlier(overlaps, erases_before_decay):
+  """What erased keys read of earlier positions of their chunk."""
+  overlaps = shifted(overlaps, 1) if erases_before_decay else overlaps
+  return jnp.tril(overlaps, -1)
 
 
 def chunks(arrays: Any, count: int) -> Any:

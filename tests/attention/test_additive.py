@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,7 +178,7 @@ def test_masked_keys_are_not_read_even_where_they_are_no_numbers():
     filled = [np.array(x) for x in qkv]
     for x in filled[1:]:
       x[hidden] = fill
-    jax.tree.map(np.testing.assert_array_equal, run(*filled), before)
+    chex.assert_trees_all_equal(run(*filled), before)
   key = np.array(qkv[1])
   key[0, np.flatnonzero(~hidden[0])[0]] = np.nan
   out, _ = run(qkv[0], key, qkv[2])

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,7 +158,7 @@ def test_padding_may_hold_anything():
   for x in arrays:
     x[hidden] = np.nan
   got = run(index | {"index_key": arrays[0]}, *arrays[1:])
-  jax.tree.map(np.testing.assert_array_equal, got, expected)
+  chex.assert_trees_all_equal(got, expected)
 
 
 def test_a_hidden_query_may_hold_anything_for_the_loss():

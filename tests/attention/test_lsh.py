@@ -3,6 +3,7 @@
 import functools
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -207,7 +208,7 @@ def test_masked_tokens_are_nowhere(is_causal):
     assert not np.asarray(x)[gone].any()
   for content in (1e4, np.inf, np.nan):
     query[gone], value[gone] = content, content
-    jax.tree.map(np.testing.assert_array_equal, run(), before)
+    chex.assert_trees_all_equal(run(), before)
 
 
 @both_directions

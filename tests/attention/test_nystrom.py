@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -158,7 +159,7 @@ def test_masked_tokens_are_not_read_even_where_they_are_no_numbers():
     filled = [np.where(kept, x, np.float32(fill)) for x in qkv]
     np.testing.assert_array_equal(run(filled)[0], before[0])
     after = run([qkv[0], *filled[1:]])
-    jax.tree.map(np.testing.assert_array_equal, after, before)
+    chex.assert_trees_all_equal(after, before)
 
 
 def test_nan_among_the_tokens_is_not_hidden():

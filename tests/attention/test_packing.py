@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -227,7 +228,7 @@ def test_ids_of_few_bits_count_more_segments_than_they_can():
   call = jax.jit(functools.partial(function, num_segments=200))
   expected = call(**given, segment_ids=ids)
   got = call(**given, segment_ids=ids.astype(np.int8))
-  jax.tree.map(np.testing.assert_array_equal, got, expected)
+  chex.assert_trees_all_equal(got, expected)
 
 
 @pytest.mark.parametrize("rule", ["gated-head", "log_linear"])

@@ -6,6 +6,7 @@ run over several blocks, a shifted last one and clipped key slices.
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -163,7 +164,7 @@ def test_masked_keys_are_not_read(fill):
   options = EVERY | {"mask": mask}
   plain = forward_and_gradients(qkv, cotangent, **options)
   other = forward_and_gradients(filled, cotangent, **options)
-  jax.tree.map(np.testing.assert_array_equal, plain, other)
+  chex.assert_trees_all_equal(plain, other)
 
 
 @pytest.mark.parametrize("has_own", [False, True])

@@ -1,7 +1,6 @@
 """Rows of a model are one axis on a CPU and stay several elsewhere."""
 
-import functools
-
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -76,11 +75,9 @@ def test_a_module_is_the_same_on_a_gpu(make):
   with backend.tracing_for("gpu"):
     others, _ = initialized(make())
     got = with_gradients(make())(variables, x)
-  jax.tree.map(np.testing.assert_array_equal, variables, others)
+  chex.assert_trees_all_equal(variables, others)
   expected = with_gradients(make())(variables, x)
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, atol=1e-5), got, expected
-  )
+  chex.assert_trees_all_close(got, expected, atol=1e-5)
 
 
 def test_a_model_is_the_same_on_a_gpu():

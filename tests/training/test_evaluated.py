@@ -1,5 +1,6 @@
 """Schedule-free optimisers: all that is evaluated is their average."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,11 +69,7 @@ def average(state):
 
 
 def same(tree, expected):
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
-    tree,
-    expected,
-  )
+  chex.assert_trees_all_close(tree, expected, rtol=1e-5, atol=1e-6)
 
 
 def differ(tree, other):

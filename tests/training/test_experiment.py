@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def test_an_experiment_follows_from_its_config():
   first, second = (experiment.create(config) for _ in range(2))
   states = [first.init(), second.init()]
   assert jax.tree.structure(states[0]) == jax.tree.structure(first.shapes)
-  jax.tree.map(np.testing.assert_array_equal, *states)
+  chex.assert_trees_all_equal(*states)
   assert "parameters" in experiment.describe(first)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -47,9 +48,7 @@ def test_a_run_starts_from_weights(config):
   run = experiment.create(parsed)
   p = models.load_pretrained(FOLDERS["gpt2"])
   state = run.init()
-  jax.tree.map(
-    np.testing.assert_array_equal, state.params, p.variables["params"]
-  )
+  chex.assert_trees_all_equal(state.params, p.variables["params"])
   assert jax.tree.map(np.shape, state) == jax.tree.map(np.shape, run.shapes)
   batch = run.task.train_batch(0)
   forward = jax.jit(models.forward, static_argnums=0)

@@ -2,8 +2,7 @@
 
 import json
 
-import jax
-import numpy as np
+import chex
 import pytest
 
 from settings.errors import RunError
@@ -64,7 +63,7 @@ def left(run, folder):
 
 def assert_same(one, other):
   (state, lines), (expected, others) = one, other
-  jax.tree.map(np.testing.assert_array_equal, state, expected)
+  chex.assert_trees_all_equal(state, expected)
   assert lines == others
 
 

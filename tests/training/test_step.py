@@ -1,7 +1,6 @@
 """Losses, gradients and the guard of one step."""
 
-import functools
-
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,11 +50,7 @@ def test_micro_batches_give_the_gradient_of_the_batch(splits):
     split, state.params, state.collections, batch
   )
   np.testing.assert_allclose(split_sums, sums, rtol=1e-6)
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7),
-    got,
-    expected,
-  )
+  chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("splits", [1, 16])
@@ -132,7 +127,7 @@ def test_a_batch_without_targets_changes_nothing_but_the_step():
   new, metrics = step(functions, state, batch, np.int32(0))
   assert new.step == 1
   assert metrics["grad_norm"] == 0
-  jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
+  chex.assert_trees_all_equal(new.params, state.params)
 
 
 def test_a_bad_step_freezes_the_state_and_keeps_its_number():
@@ -145,7 +140,7 @@ def test_a_bad_step_freezes_the_state_and_keeps_its_number():
   for index, batch in ((1, bad), (2, good), (3, good)):
     state, metrics = step(functions, state, batch, np.int32(index))
     assert metrics["updates"] == 1
-  jax.tree.map(np.testing.assert_array_equal, state, before)
+  chex.assert_trees_all_equal(state, before)
 
 
 @pytest.mark.parametrize("name", ["adamw", "sign_sgd"])
@@ -165,7 +160,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(name):
   assert np.isfinite(metrics["loss"]).all()
   assert not np.isfinite(metrics["grad_norm"])
   assert metrics["updates"] == 0
-  jax.tree.map(np.testing.assert_array_equal, new, state)
+  chex.assert_trees_all_equal(new, state)
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
@@ -196,7 +191,7 @@ def test_an_update_that_is_not_finite_changes_nothing(
   assert np.isfinite(metrics["loss"]).all()
   assert np.isfinite(metrics["grad_norm"])
   assert metrics["updates"] == 0
-  jax.tree.map(np.testing.assert_array_equal, new, state)
+  chex.assert_trees_all_equal(new, state)
 
 
 def test_dropout_follows_from_the_step_alone():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import PIL.Image
@@ -218,9 +219,7 @@ def test_a_run_starts_from_published_weights(text):
   began = experiment.create(parsed)
   state = began.init()
   p = models.load_pretrained(weights)
-  jax.tree.map(
-    np.testing.assert_array_equal, state.params, p.variables["params"]
-  )
+  chex.assert_trees_all_equal(state.params, p.variables["params"])
   batch = began.task.train_batch(0)
   logits = jax.jit(began.functions.forward)(state.variables, batch, None)
   assert logits.shape == (8, 31, 61)

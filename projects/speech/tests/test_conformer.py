@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,7 +110,7 @@ def test_batch_norm_of_nothing_moves_nothing():
   variables = {"params": {"scale": ones, "bias": zeros}, "batch_stats": stats}
   out, state = norm(x, np.zeros((2, 3), bool), variables, False)
   assert np.isfinite(out).all()
-  jax.tree.map(np.testing.assert_array_equal, state["batch_stats"], stats)
+  chex.assert_trees_all_equal(state["batch_stats"], stats)
 
 
 # The other parts.
@@ -178,7 +179,7 @@ def test_what_padding_holds_changes_nothing(position):
   first, second = outcome(quiet), outcome(loud)
   for leaf in jax.tree.leaves(first):
     assert np.isfinite(leaf).all()
-  jax.tree.map(np.testing.assert_array_equal, first, second)
+  chex.assert_trees_all_equal(first, second)
 
 
 def test_the_last_kernels_of_sub_layers_begin_smaller():

@@ -1,5 +1,6 @@
 """A mechanism in some layers of a model, by one program for all choices."""
 
+import chex
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
@@ -238,10 +239,8 @@ def test_variables_are_taken_out_and_put_back():
   twice = jax.tree.map(lambda x: 2 * x, mechanisms)
   filled = substitution.filled(variables, twice)
   assert jax.tree.structure(filled) == jax.tree.structure(dict(variables))
-  jax.tree.map(
-    np.testing.assert_array_equal, substitution.drawn(filled, places), twice
-  )
+  chex.assert_trees_all_equal(substitution.drawn(filled, places), twice)
   # A model that has none of them is left as it is.
   _, without, _ = make(AttentionConfig("dense"))
   same = substitution.filled(without, twice)
-  jax.tree.map(np.testing.assert_array_equal, same, dict(without))
+  chex.assert_trees_all_equal(same, dict(without))

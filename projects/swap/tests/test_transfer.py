@@ -1,5 +1,6 @@
 """Mechanisms are fitted to what they replace, and nothing else changes."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_what_is_drawn_and_not_trained_stays(tmp_path):
   config = AttentionConfig("performer", {"num_features": 8})
   before = drawn(model, config)
   after = fitted(model, config, before, 2)
-  jax.tree.map(np.testing.assert_array_equal, before, after)
+  chex.assert_trees_all_equal(before, after)
   assert jax.tree.leaves(after)
 
 
@@ -91,4 +92,4 @@ def test_a_layer_that_is_kept_keeps_its_own_variables(tmp_path):
   found = substitution.drawn(p.variables, paths)
   own = substitution.drawn(model.variables, paths)
   for path, wanted in zip(paths, (own, mechanisms), strict=True):
-    jax.tree.map(np.testing.assert_array_equal, found[path], dict(wanted[path]))
+    chex.assert_trees_all_equal(found[path], dict(wanted[path]))

@@ -1,5 +1,6 @@
 """Models of images are trained, taken up again, exported, and teach others."""
 
+import chex
 import jax
 import numpy as np
 import PIL.Image
@@ -111,9 +112,7 @@ def test_a_run_starts_from_weights_of_another_image_size(run):
   began = experiment.create(parsed)
   state = began.init()
   p = published.from_run(folder)
-  jax.tree.map(
-    np.testing.assert_array_equal, state.params, p.variables["params"]
-  )
+  chex.assert_trees_all_equal(state.params, p.variables["params"])
   batch = began.task.train_batch(0)
   logits = jax.jit(began.functions.forward)(state.variables, batch, None)
   assert logits.shape == (8, 1, 10)

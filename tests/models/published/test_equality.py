@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def assert_not_read(case, path, message, change=None, **values):
 
 def same(one, other):
   """Variables of the same names are equal in every bit."""
-  jax.tree.map(np.testing.assert_array_equal, one, other)
+  chex.assert_trees_all_equal(one, other)
 
 
 def expected(case):
