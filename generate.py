@@ -7,11 +7,11 @@ r"""Decodes lines from standard input with a trained run.
 --export writes the model as a folder that `models.load_pretrained` and
 transformers read, and generates nothing. Otherwise one line comes out for each
 line that goes in, in the same order; an empty line stays empty, and a line break
-in the output is written as \n. A language model goes on for --max_length tokens,
-however few it reads at a time.
+in the output is written as \n. A language model continues for --max_length tokens,
+even if its context is shorter.
 
-On a terminal each line is answered at once, and a language model goes on from all
-that was written before; Ctrl-D ends. A terminal is shown control characters as \x1b.
+On a terminal, it answers each line at once, and a language model continues from all
+lines and answers so far; Ctrl-D ends. A terminal shows control characters as \x1b.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _BEAM_SIZE = flags.DEFINE_integer(
   "beam_size", 4, "hypotheses kept; beam", lower_bound=1
 )
 _LENGTH_PENALTY = flags.DEFINE_float(
-  "length_penalty", 0.6, "0 favours short outputs; beam", lower_bound=0
+  "length_penalty", 0.6, "0 prefers short outputs; beam", lower_bound=0
 )
 _TEMPERATURE = flags.DEFINE_float(
   "temperature", 1.0, "below 1 is bolder, above 1 more varied; sample"
@@ -60,20 +60,19 @@ _TOP_K = flags.DEFINE_integer(
 _MAX_LENGTH = flags.DEFINE_integer(
   "max_length",
   None,
-  "most tokens of an output; a decoder alone goes on beyond what it reads at a "
-  "time",
+  "maximum number of tokens of an output; may exceed the context of a decoder",
   lower_bound=1,
 )
 _EXPORT = flags.DEFINE_string(
-  "export", None, "folder to write the model to, as published ones are"
+  "export", None, "folder to write the model to, as a published family"
 )
 _SEED = flags.DEFINE_integer(
-  "seed", 0, "of sampling", lower_bound=0, upper_bound=2**31 - 1
+  "seed", 0, "seed of sampling", lower_bound=0, upper_bound=2**31 - 1
 )
 
 
 def main() -> None:
-  """From lines to lines."""
+  """Reads lines and writes one output for each."""
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of a trained run")
   if not 0 < _TEMPERATURE.value < math.inf:
@@ -116,7 +115,7 @@ def main() -> None:
 
 
 def _converse(conversation: Conversation) -> None:
-  """Answers what is typed, until Ctrl-D; a fault is told and not the end."""
+  """Answers each line that a user types, until Ctrl-D; reports errors and continues."""
   with contextlib.suppress(ImportError):  # Not on Windows.
     import readline  # noqa: F401  # Arrow keys edit a line and bring old ones.
   while True:
@@ -137,7 +136,7 @@ def _converse(conversation: Conversation) -> None:
 
 
 def _export(run: Any, workdir: Path, folder: Path) -> None:
-  """Writes the model as a published one, and says as which."""
+  """Writes the model as a published family, and prints which one."""
   check_writable("--export", folder)
   if folder.exists() and any(folder.iterdir()):
     raise ConfigError(f"--export: {folder} is not empty; choose a new folder")

@@ -1,4 +1,4 @@
-"""The laboratory from Python: what the command lines call, for notebooks.
+"""Python interface of the laboratory: the functions of the commands, for notebooks.
 
     import lab
     run = lab.train("configs/copy.py:performer", **{"num_steps": 200})
@@ -10,10 +10,10 @@
     results.curves("recall")
 
 A `config` is a file with its arguments, as on a command line, or a ConfigDict.
-`workdir` is the folder of what is made, by default the one that the command takes;
-the same call goes on where it was stopped. `**leaves` are leaves of the config, as
-`**{"model.num_layers": 1}`. Tables are DataFrames of pandas, figures those of
-matplotlib. A fault is a `ConfigError` of one line; a run that fails is a `RunError`.
+`workdir` is the folder of the results, by default the one that the command uses; the
+same call resumes a stopped run. `**leaves` are config fields, such as
+`**{"model.num_layers": 1}`. Tables are pandas DataFrames, figures are matplotlib
+figures. A mistake raises a one-line `ConfigError`; a failed run raises a `RunError`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +64,7 @@ logging.set_verbosity(logging.ERROR)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run of `train.py` and what it left in its folder.
+  """A run of `train.py` and the contents of its folder.
 
   Attributes:
     folder: of the run.
@@ -76,21 +76,21 @@ class Run:
 
   @property
   def config(self) -> Any:
-    """Everything that was chosen."""
+    """The complete config."""
     return self.experiment.config
 
   @property
   def task(self) -> Any:
-    """Batches, vocabulary and metrics."""
+    """The task: batches, vocabulary and metrics."""
     return self.experiment.task
 
   @property
   def model(self) -> Any:
-    """A Linen module: `run.model.apply(run.variables(), …)`."""
+    """The model, a Linen module: `run.model.apply(run.variables(), …)`."""
     return self.experiment.model
 
   def metrics(self) -> "pd.DataFrame":
-    """metrics.jsonl, a row for each line: `step`, `split`, `loss` and the others."""
+    """metrics.jsonl as a table, one row per line: `step`, `split`, `loss`, …."""
     import pandas as pd
 
     return pd.DataFrame(metrics_lib.read(self.folder))
@@ -106,7 +106,7 @@ class Run:
     return generation.restore_variables(self.experiment, self.folder, step)
 
   def attention_maps(self, text: str, target: str | None = None) -> Any:
-    """What every layer and head attends to in a text: a figure for a cell.
+    """Draws the attention weights of every layer and head for a text.
 
     Args:
       text: what the model reads: a source, or the prompt of a decoder alone.
@@ -119,7 +119,7 @@ class Run:
     return attention_maps.overview(list(maps.values()))
 
   def generate(self, lines: Sequence[str], **options: Any) -> list[str]:
-    """One output a line.
+    """Generates one output per line.
 
     Args:
       lines: sources, or prompts for a decoder alone.
@@ -138,7 +138,7 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-  """A run that was trained here.
+  """Opens the folder of a run.
 
   Raises:
     ConfigError: the folder holds none.
@@ -157,7 +157,7 @@ def train(
   stop_at: int | None = None,
   **leaves: Any,
 ) -> Run:
-  """Trains as `train.py` does, with its progress; Ctrl-C saves.
+  """Trains as `train.py` does, and prints progress; Ctrl-C saves.
 
   Args:
     config: `"configs/copy.py:performer"`, or a ConfigDict.
@@ -185,7 +185,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """What a comparison has found.
+  """The results of a comparison.
 
   Attributes:
     folder: with report.html.
@@ -196,19 +196,19 @@ class Comparison:
   records: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
 
   def frame(self) -> "pd.DataFrame":
-    """A row a run: `comparison.analysis.frame.runs`."""
+    """One row per run: `comparison.analysis.frame.runs`."""
     from comparison.analysis import frame
 
     return frame.runs(self.records)
 
   def summary(self) -> "pd.DataFrame":
-    """A row a mechanism, the best of each task first: `comparison.analysis.summary`."""
+    """One row per mechanism, the best of each task first: `comparison.analysis.summary`."""
     from comparison.analysis import summary
 
     return summary.summarize(self.frame())
 
   def curves(self, task: str, metric: str | None = None) -> Any:
-    """Learning curves of a task, a line a seed: a figure.
+    """Draws the learning curves of a task, one line per seed.
 
     Args:
       task: as the column `task` has it.
@@ -237,7 +237,7 @@ class Comparison:
 
 
 def load_comparison(folder: str | Path) -> Comparison:
-  """A comparison, finished or not.
+  """Opens the folder of a comparison, finished or not.
 
   Raises:
     ConfigError: the folder holds none.
@@ -284,7 +284,7 @@ def sweep(
   workdir: str | Path | None = None,
   **leaves: Any,
 ) -> Comparison:
-  """Every combination of some values: a comparison without a config file.
+  """Compares every combination of some values, without a config file.
 
   Args:
     config: `"configs/recall.py:delta"`, of one run; with commas layers take
@@ -315,7 +315,7 @@ def sweep(
 
 
 def _show_figures() -> None:
-  """Loads Jupyter's backend of matplotlib, without which a figure is its name."""
+  """Loads Jupyter's backend of matplotlib, without which a figure is only its name."""
   import matplotlib.pyplot as plt
 
   if "inline" in plt.get_backend():
@@ -323,7 +323,7 @@ def _show_figures() -> None:
 
 
 def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """A config as a mapping, with leaves in the place of its own."""
+  """A config as a mapping, with `leaves` set."""
   if isinstance(config, str):
     config = config_flag.load(config)
   if not hasattr(config, "items"):

@@ -1,14 +1,14 @@
-r"""Puts another attention into a model that works, and measures the result.
+r"""Swaps the mechanism of a trained model, and measures the result.
 
     python swap.py --weights=FOLDER --text=input.txt --attention=all --workdir=OUT
     python swap.py --weights=RUN --text=input.txt --workdir=OUT \
         --attention=performer:num_features=128,window_linear:window=16 \
         --keep=0,2 --transfer_steps=500 --finetune_steps=500
 
-FOLDER holds published weights, or is the workdir of a run made here. The same
-command continues what was stopped; mechanisms may be added later. OUT gets
-report.html, report.md, results.csv, layers.csv, plots/, and in models/ every
-swapped model as a folder that `models.load_pretrained` and generate.py read.
+FOLDER holds published weights, or is the workdir of a run. The same command
+resumes a stopped swap; you can add mechanisms later. OUT gets report.html,
+report.md, results.csv, layers.csv, plots/, and in models/ every swapped model
+as a folder that `models.load_pretrained` and generate.py read.
 """
 
 import importlib.util
@@ -32,9 +32,11 @@ _WEIGHTS = flags.DEFINE_string(
 _TEXT = flags.DEFINE_string(
   "text", "", "UTF-8 file; 90 % to train on, the rest is held out"
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder that is written")
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the results")
 _ATTENTION = flags.DEFINE_string(
-  "attention", "all", "mechanisms: name or name:option=value, with commas"
+  "attention",
+  "all",
+  "mechanisms, separated by commas: name or name:option=value",
 )
 _TOKENIZER = flags.DEFINE_string(
   "tokenizer", "", "tokenizer.json of the text; by default that of --weights"
@@ -42,35 +44,37 @@ _TOKENIZER = flags.DEFINE_string(
 _CONTEXT = flags.DEFINE_integer(
   "context",
   None,
-  "tokens of a window; by default what the model reads, at most 256",
+  "tokens per window; by default the model's context, at most 256",
 )
 _LENGTH = flags.DEFINE_integer(
-  "length", None, "one more length for which time and memory are measured"
+  "length", None, "one more length at which time and memory are measured"
 )
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "windows of a batch")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "windows per batch")
 _BATCHES = flags.DEFINE_integer(
-  "batches", 20, "held-out batches that a loss is measured on; 0 takes all"
+  "batches", 20, "number of held-out batches for the loss; 0 uses all"
 )
 _KEEP = flags.DEFINE_list(
-  "keep", "0", "numbers k: all but the k most sensitive layers are swapped"
+  "keep", "0", "numbers k: swaps all but the k most sensitive layers"
 )
 _TRANSFER_STEPS = flags.DEFINE_integer(
-  "transfer_steps", 0, "updates that fit each layer to what it replaces"
+  "transfer_steps",
+  0,
+  "updates that fit each layer to the attention that it replaces",
 )
 _TRANSFER_RATE = flags.DEFINE_float(
   "transfer_rate", 1e-2, "first learning rate of the transfer"
 )
 _FINETUNE_STEPS = flags.DEFINE_integer(
-  "finetune_steps", 0, "updates of the whole model after that"
+  "finetune_steps", 0, "updates of the whole model after the transfer"
 )
 _FINETUNE_RATE = flags.DEFINE_float(
   "finetune_rate", 1e-4, "highest learning rate of the fine-tuning"
 )
-_SEED = flags.DEFINE_integer("seed", 0, "of all that is drawn")
+_SEED = flags.DEFINE_integer("seed", 0, "seed of all random numbers")
 
 
 def main() -> None:
-  """Measures every mechanism that is missing, and writes the report."""
+  """Measures every missing mechanism, and writes the report."""
   if _WORKDIR.value is None:
     raise ConfigError(
       "--workdir: missing; the folder that is written, beside --weights, --text and "
@@ -117,7 +121,7 @@ def main() -> None:
 
 
 def _settings() -> Any:
-  """What was typed, checked."""
+  """The flags, checked."""
   from projects.swap.settings import Settings, numbers
 
   try:

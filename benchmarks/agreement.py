@@ -1,4 +1,4 @@
-"""How far the results of this GPU or TPU are from those of its CPU.
+"""Differences between results of this GPU or TPU and those of its CPU.
 
     python -m benchmarks.agreement
     python -m benchmarks.agreement --attention=flash/xla,linear
@@ -35,7 +35,7 @@ _PRECISIONS = (
 
 
 def main() -> None:
-  """Prints a row for each mechanism and form, and one for each call of a kernel."""
+  """Prints one row per mechanism and form, and one per kernel call."""
   import jax
 
   from benchmarks import programs
@@ -85,7 +85,7 @@ def _print_calls(size: Any) -> None:
 def _calls(
   size, length: int
 ) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
-  """What the kernels take: a function of arrays, and the arrays."""
+  """The calls of the kernels: a function of arrays, and the arrays."""
   import jax
   import jax.numpy as jnp
 
@@ -126,7 +126,7 @@ def _cells(
   arguments: Any,
   precisions: Any,
 ) -> str:
-  """For each precision, the difference or why the device refuses the call."""
+  """For each precision, the difference, or the device's error."""
   import jax
   import jax.numpy as jnp
 
@@ -155,7 +155,7 @@ def _cells(
 
 
 def _wrapper(function):
-  """Traced again: `jax.jit` keeps what it traced for another device."""
+  """A new function, because `jax.jit` keeps the trace for another device."""
   return lambda *arguments: function(*arguments)
 
 

@@ -1,4 +1,4 @@
-"""Time and memory next to the bounds that they are held to, and their growth.
+"""Measured time and memory next to their bounds, and their growth.
 
 One setting: B 1, N 8, H 64, T 4,096, float32, on two CPU cores. Times are ratios
 to `jax.nn.dot_product_attention` of the same run, causal forms to its causal form;
@@ -24,7 +24,7 @@ _MIB = 2**20
 
 
 class Bound(NamedTuple):
-  """What one form of a mechanism may take: forward, and with gradients.
+  """Bounds for one form of a mechanism, forward and with gradients.
 
   Attributes:
     ratio: time over the baseline's.
@@ -59,7 +59,7 @@ BOUNDS: Mapping[tuple[str, bool], Bound] = {
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-  """A table of ours, bound, and pass or short; rows not run say so.
+  """A table of measured value, bound, and pass or fail; missing rows say so.
 
   Args:
     rows: of `benchmarks.timing`, `LENGTH` among their lengths.
@@ -88,7 +88,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-  """A table of how time and temporaries grow from 4,096 to 16,384.
+  """A table of the growth of time and temporaries from 4,096 to 16,384.
 
   Temporaries of every mechanism but the baseline, time of those whose record
   promises linear cost.
@@ -123,7 +123,7 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 def _judged(
   value: float | None, bound: float | None, decimals: int
 ) -> list[str]:
-  """Ours, the bound, and what follows."""
+  """The measured value, the bound, and the verdict."""
   ours = "not run" if value is None else f"{value:.{decimals}f}"
   if value is None or bound is None:
     return [ours, "–" if bound is None else f"{bound:g}", ""]

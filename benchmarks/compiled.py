@@ -1,4 +1,4 @@
-"""What compiled programs hold, for an H100 or a TPU, on a machine that has neither.
+"""Contents of programs compiled for an H100 or a TPU, without the device.
 
     make compiled                                         # sets up .venv-devices; an H100
     make compiled COMPILED="--target=v5e --attention=dsa"
@@ -34,7 +34,7 @@ _LENGTH = flags.DEFINE_integer("length", 16384, "T = S", lower_bound=2)
 
 
 def main() -> None:
-  """Prints a row for each program, as it is compiled."""
+  """Prints a row for each program after it is compiled."""
   import jax
 
   from benchmarks import programs, scaling_tables

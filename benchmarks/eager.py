@@ -1,4 +1,4 @@
-"""What an eager call costs from the second one on, beside `jax.nn`'s.
+"""Cost of an eager call after the first one, relative to `jax.nn`.
 
     python -m benchmarks.eager
     python -m benchmarks.eager --attention=flash,performer --length=256
@@ -23,7 +23,7 @@ _CALLS = flags.DEFINE_integer("calls", 10, "of each", lower_bound=1)
 
 
 def main() -> None:
-  """Prints a line for each mechanism, direction and part."""
+  """Prints one line per mechanism, direction and part."""
   # JAX takes a second to import: --help and a faulty flag do not wait for it.
   import jax
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-  """The least time of a call."""
+  """The shortest time of a call."""
   import jax
 
   times = []

@@ -1,4 +1,4 @@
-"""What every mechanism costs beside an earlier commit of this repository.
+"""Cost of every mechanism relative to an earlier commit of this repository.
 
     python -m benchmarks.paired --before=242dee7
     python -m benchmarks.paired --before=242dee7 --lengths=1024 --names=flash,lsh
@@ -33,7 +33,7 @@ _SLOWEST = 20.0
 
 
 def main() -> None:
-  """Prints a line for each mechanism, form and length."""
+  """Prints one line per mechanism, form and length."""
   if _BEFORE.value is None:
     raise ConfigError("--before: missing; a commit, such as HEAD~20")
   process.keep_freed()
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _copy(commit: str, folder: Path) -> None:
-  """The library of a commit, as a package of another name."""
+  """The library at a commit, as a package with another name."""
   archive = ["git", "archive", commit, "attention"]
   with subprocess.Popen(archive, stdout=subprocess.PIPE) as packed:
     unpacked = subprocess.run(["tar", "-x", "-C", folder], stdin=packed.stdout)
@@ -121,7 +121,7 @@ def _compare() -> None:
 
 
 def _least_seconds(programs: Any, qkv: Any) -> list[float]:
-  """Of each, called in turn after a call that warms up."""
+  """The shortest time of each function, called in turn after a warm-up call."""
   import jax
 
   seconds = [float("inf")] * len(programs)

@@ -1,4 +1,4 @@
-"""What mechanisms cost beside the same functions of other JAX packages.
+"""Cost of mechanisms relative to the same functions of other JAX packages.
 
     VENV/bin/python -m benchmarks.peers --peer=jax.nn|jla|ejkernel
 
@@ -34,7 +34,7 @@ Arrays = dict[str, jax.Array]
 
 
 class Row(NamedTuple):
-  """One function of ours beside one of a peer.
+  """One function of this library and the same function of a peer.
 
   Attributes:
     mechanism: of ours.
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def arrays_of(batch: int, length: int, heads: int, width: int) -> Arrays:
-  """Queries, unit keys, values, and gates: decays from e⁻² to 1, rates below 1."""
+  """Queries, unit keys, values, and gates: decays from e⁻² to 1, β below 1."""
   keys = iter(jax.random.split(jax.random.key(0), 8))
 
   def normal(*shape):
@@ -74,7 +74,7 @@ def arrays_of(batch: int, length: int, heads: int, width: int) -> Arrays:
 
 
 def _recurrences() -> dict[str, Callable[..., Any]]:
-  """Ours, by mechanism."""
+  """The recurrences of this library, by mechanism."""
   gated, delta = (
     attention.gated_linear_attention,
     attention.delta_rule_attention,
@@ -133,7 +133,7 @@ def jax_nn() -> list[Row]:
 
 
 def jla() -> list[Row]:
-  """The chunked forms of jax-linear-attention, which a CPU runs."""
+  """The chunked forms of jax-linear-attention, which run on a CPU."""
   linear_attention = importlib.import_module("jla.ops").linear_attention
 
   gates = {
@@ -206,7 +206,7 @@ PEERS = {"jax.nn": jax_nn, "jla": jla, "ejkernel": ejkernel}
 
 
 def compared(row: Row, arrays: Arrays, rounds: int) -> list[str]:
-  """The cells of a row: for each part seconds and temporaries; the difference."""
+  """The cells of a row: seconds and temporaries for each part; the difference."""
   # Arguments, not constants: XLA would compute with these while it compiles.
   given = *(arrays[name] for name in ("query", "key", "value")), arrays
 
@@ -244,7 +244,7 @@ def compared(row: Row, arrays: Arrays, rounds: int) -> list[str]:
 def in_turn(
   programs: tuple[Any, ...], given: tuple[Any, ...], rounds: int
 ) -> list[float]:
-  """The least seconds of a call of each."""
+  """The shortest time in seconds of a call of each function."""
   least = [float("inf")] * len(programs)
   for _ in range(rounds):
     for i, run in enumerate(programs):

@@ -1,4 +1,4 @@
-"""What fits into eight H100 or sixteen TPUs and what they send: docs/scaling.md.
+"""Memory and communication on eight H100 or sixteen TPUs: docs/scaling.md.
 
     .venv-devices/bin/python -m benchmarks.pods --target=h100:8
     .venv-devices/bin/python -m benchmarks.pods --target=v5e:4x4
@@ -34,7 +34,7 @@ SHORT, LONG, WINDOW = 8192, 131072, 1024
 
 
 def meshes(devices: int) -> list[tuple[int, int, dict[str, int]]]:
-  """Length, rows of a batch, and axes of the mesh, of each row of the table."""
+  """Length, rows of a batch, and mesh axes of each row of the table."""
   return [
     (SHORT, devices, {"data": devices}),
     (SHORT, devices, {"fsdp": devices}),
@@ -82,7 +82,7 @@ def _cells(
   mesh: dict[str, int],
   target: Any,
 ) -> list[str]:
-  """What is found of one step."""
+  """The measurements of one training step."""
   from benchmarks.programs import first_line
   from configs import text as config_file
   from training import experiment_config

@@ -1,4 +1,4 @@
-"""What a benchmark times: mechanisms forward, with gradients, and decoding."""
+"""The programs of a benchmark: forward, with gradients, and decoding."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
@@ -24,7 +24,7 @@ FORWARD, TRAINING, DECODE = PARTS = ("forward", "forward+backward", "decode")
 
 
 class Size(NamedTuple):
-  """What all programs share; N = K."""
+  """The sizes that all programs share; N = K."""
 
   batch: int = 1
   heads: int = 8
@@ -34,7 +34,7 @@ class Size(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Program:
-  """One program and the arrays that it is called with.
+  """One program and its arguments.
 
   Attributes:
     mechanism: as `make` takes it.
@@ -60,7 +60,7 @@ class Program:
   repeats: int = 1
 
   def compile(self) -> None:
-    """Compiles, once."""
+    """Compiles the program once."""
     start = time.perf_counter()
     donated = (0,) if self.part == DECODE else ()
     jitted = jax.jit(self.function, donate_argnums=donated)
@@ -69,12 +69,12 @@ class Program:
 
   @property
   def temp_bytes(self) -> int:
-    """What XLA reserves in addition to arguments and results."""
+    """Bytes that XLA reserves in addition to arguments and results."""
     return self.compiled.memory_analysis().temp_size_in_bytes
 
   @property
   def needed_bytes(self) -> int:
-    """What a call needs in all."""
+    """Total bytes that a call needs."""
     sizes = self.compiled.memory_analysis()
     return (
       sizes.temp_size_in_bytes
@@ -84,7 +84,7 @@ class Program:
     )
 
   def seconds(self) -> float:
-    """Seconds of one of `repeats` calls; waits for the last."""
+    """Seconds per call over `repeats` calls; waits for the last."""
     result = None
     start = time.perf_counter()
     for _ in range(self.repeats):
@@ -96,7 +96,7 @@ class Program:
 
 
 def chosen(names: Sequence[str]) -> Sequence[str]:
-  """What --attention names: mechanisms as `make` takes them; 'all' is each of ours.
+  """The mechanisms that --attention names, for `make`; 'all' is each of this library.
 
   Raises:
     ConfigError: there is none of such a name, or with such an implementation.
@@ -166,7 +166,7 @@ def programs(
 
 
 def make(name: str, length: int, **own: Any) -> Attention:
-  """A mechanism of a common size: 256 keys, features or rows, or what fits.
+  """A mechanism with common sizes: 256 keys, features or rows, or as many as fit.
 
   Its gates, if it has any, read its keys.
 
@@ -210,7 +210,7 @@ def gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def first_line(error: Exception) -> str:
-  """Why a device refuses a program; compilers go on for pages."""
+  """The first line of a device's error; compilers write pages."""
   return str(error).strip().partition("\n")[0]
 
 
@@ -235,7 +235,7 @@ def _decode(mechanism: Attention, length: int) -> Callable[..., Any]:
 
 
 def _cache_at_end(cache: Any, length: int) -> Any:
-  """The cache before its last position; one that keeps no position, as it is."""
+  """The cache before its last position; unchanged if it has no position."""
   if "index" not in getattr(cache, "_fields", ()):
     return cache
   return cache._replace(index=jnp.full_like(cache.index, length - 1))

@@ -52,7 +52,7 @@ _OUT = flags.DEFINE_string("out", None, "file for the rows, one JSON a line")
 
 
 def main() -> None:
-  """Times one length after another, writes its rows, and prints the tables."""
+  """Times one length after another, writes rows, and prints the tables."""
   lengths = _numbers(_LENGTHS.value)
   out = None if _OUT.value is None else Path(_OUT.value)
   if out is not None and not out.parent.is_dir():
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def _numbers(texts: Sequence[str]) -> list[int]:
-  """Lengths, in order."""
+  """The lengths, sorted."""
   for text in texts:
     if not text.isdecimal() or int(text) < 2:
       raise ConfigError(f"--lengths: expected whole numbers > 1, got {text!r}")

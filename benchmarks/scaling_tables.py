@@ -1,4 +1,4 @@
-"""Exponents, crossovers and tables of the rows of `benchmarks.scaling`."""
+"""Exponents, crossovers and tables from the rows of `benchmarks.scaling`."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -13,17 +13,17 @@ Series = Mapping[int, float]
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-  """Rows of cells as Markdown, the second the rule below the head."""
+  """Formats rows of cells as Markdown, with a rule below the head."""
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def series(rows: Sequence[Row], key: str) -> dict[int, float]:
-  """The values of one program by length, where it has one."""
+  """The values of one program by length, where it was run."""
   return {row["length"]: row[key] for row in rows if row[key] is not None}
 
 
 def exponent(values: Series, lengths: Sequence[int]) -> float | None:
-  """The a of values ∝ Tᵃ, least squares of logarithms.
+  """The a of values ∝ Tᵃ, by least squares of logarithms.
 
   Over the upper half of `lengths` only, the middle one included (from 2,048 of
   256 … 16,384 on): shorter ones tell of what is constant.
@@ -41,7 +41,7 @@ def exponent(values: Series, lengths: Sequence[int]) -> float | None:
 
 
 def crossover(values: Series, dense: Series) -> float | None:
-  """The length from which on a mechanism is faster than dense attention.
+  """The length from which a mechanism is faster than dense attention.
 
   Among the lengths that both have; between two of them by a straight line
   through the logarithms of time and length.
@@ -65,7 +65,7 @@ def crossover(values: Series, dense: Series) -> float | None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-  """All tables: for each part time, time by the baseline's, and memory."""
+  """All tables: for each part time, time relative to the baseline, and memory."""
   lengths = sorted({row["length"] for row in rows})
   texts = []
   for part in PARTS:
@@ -159,7 +159,7 @@ def _milliseconds(seconds: float) -> str:
 def _number(
   value: float | None, decimals: int, unit: float | None = 1.0
 ) -> str:
-  """A value in units; a dash where one of the two is missing."""
+  """A value in units; a dash if one of the two is missing."""
   if value is None or unit is None:
     return "–"
   return f"{value / unit:.{decimals}f}"

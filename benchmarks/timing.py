@@ -1,4 +1,4 @@
-"""Times programs in turn, within a budget, and says what it leaves out."""
+"""Times programs in turn, within a time budget, and reports what it omits."""
 
 from collections.abc import Callable, Iterable, Sequence
 import concurrent.futures
@@ -31,7 +31,7 @@ call may take less than Python needs to ask for it."""
 
 
 class Budget:
-  """Shares out time over lengths in proportion to them, compiling apart.
+  """Divides the time over lengths in proportion to them; compilation is separate.
 
   What a length leaves goes to the ones after it. Compiling takes about as long
   at every length, so the last one tells what the next ones need.
@@ -49,19 +49,19 @@ class Budget:
     self._compiling = 0.0
 
   def share(self) -> float:
-    """Seconds for the calls of the shortest length that is left."""
+    """Seconds for the calls of the shortest remaining length."""
     compiling = self._compiling * len(self._left)
     rest = self._end - self._clock() - compiling
     return max(rest, 0.0) * self._left[0] / sum(self._left)
 
   def compiled(self, seconds: float) -> None:
-    """Tells what compiling the shortest length that is left has taken."""
+    """Records the compilation time of the shortest remaining length."""
     self._compiling = seconds
     # It is spent: `share` must not set it aside again.
     self._end += seconds
 
   def next(self) -> None:
-    """The shortest length that is left is done."""
+    """Marks the shortest remaining length as done."""
     self._end -= self._compiling
     self._left.pop(0)
 
@@ -125,7 +125,7 @@ def time_length(
 def _compiled(
   programs: Iterable[Program],
 ) -> list[tuple[Program, Exception | None]]:
-  """Each program, compiled, and the error of one that a device refuses.
+  """Each program, compiled, or the error of the device.
 
   An accelerator's are compiled side by side, for its compiler takes longer; a CPU's
   one by one, and their seconds are those of compiling alone.
@@ -146,7 +146,7 @@ def _compiled(
 def _warmed(
   ready: Iterable[tuple[Program, Row]],
 ) -> list[tuple[Program, Row, float]]:
-  """Each program after a call, with its seconds; not one that fails."""
+  """Each program after one call, with its seconds; omits programs that fail."""
   warm = []
   for program, row in ready:
     try:
@@ -165,7 +165,7 @@ def _warmed(
 def _in_turn(
   warm: Sequence[tuple[Program, Row, float]], deadline: float, certain: float
 ) -> list[list[float]]:
-  """Seconds of the calls of each program, the fewest of them if `certain` is enough."""
+  """Seconds of each program's calls; at least `_FEWEST` calls of `certain` seconds."""
   timings: list[list[float]] = [[] for _ in warm]
   for calls in range(_ROUNDS):
     for i in np.argsort([first for *_, first in warm]):
@@ -195,7 +195,7 @@ def _row(program: Program) -> Row:
 def _leave_out(
   rows: Sequence[Row], share: float, before: Sequence[Row]
 ) -> None:
-  """Gives the slowest a reason, until one call of each other one fits."""
+  """Omits the slowest programs until one call of each other one fits."""
   total = 0.0
   for seconds, i in sorted(
     (_expected(row, before), i) for i, row in enumerate(rows)
@@ -209,7 +209,7 @@ def _leave_out(
 
 
 def _expected(row: Row, before: Sequence[Row]) -> float:
-  """Seconds of a call if quadratic from the longest length that was run."""
+  """Seconds of a call, extrapolated quadratically from the longest measured length."""
   measurements = [
     (other["length"], other["seconds"])
     for other in before

@@ -1,1 +1,1 @@
-"""Experiments, one file a task; `FILE.py:MECHANISM` picks the attention."""
+"""Experiments, one file per task; `FILE.py:MECHANISM` selects the mechanism."""

@@ -1,8 +1,8 @@
-"""The attention choices of a model, from what was typed for its mechanism.
+"""The attention modules' mechanisms, from what a user typed after the colon.
 
-A mechanism is typed as 'sliding_window', with options as 'sliding_window:window=8',
+A user types a mechanism as 'sliding_window', with options as 'sliding_window:window=8',
 and several that layers take in turn with commas, 'sliding_window:window=8,delta'.
-Each gets the sizes of its record, but for the options that were typed.
+Options that the user omits come from the mechanism's `sizes`.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ from settings.typed import mechanism, split
 def one(
   typed: str, *, long: bool = False, also: Iterable[str] = ()
 ) -> dict[str, Any]:
-  """A mechanism with sizes from its record.
+  """A mechanism with its `sizes` and the typed options.
 
   Args:
-    typed: a key of `attention.ATTENTIONS`, or 'package.module:factory'; options
-      behind it.
-    long: for the hundreds or thousands of tokens of configs/paper/, and not for
-      the short sequences of the other configs.
+    typed: a key of `attention.ATTENTIONS`, or 'package.module:factory', followed
+      by options.
+    long: whether sequences have hundreds or thousands of tokens, as in
+      configs/paper/, and are not as short as in the other configs.
     also: other names that the config knows.
 
   Returns:
@@ -47,7 +47,7 @@ def one(
 def layers(
   typed: str, *, long: bool = False, also: Iterable[str] = ()
 ) -> dict[str, Any] | list[dict[str, Any]]:
-  """What layers take, for a model with one slot: `one`, or a list of several.
+  """The mechanisms of a model with one kind of attention module: `one`, or a list.
 
   Args:
     typed: mechanisms with commas.
@@ -62,7 +62,7 @@ def layers(
 
 
 def choose(typed: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
-  """Uses mechanisms wherever all of them can work, and dense where one cannot.
+  """The mechanisms of an encoder-decoder: `dense` where one of them is not supported.
 
   Args:
     typed: as `layers` takes it.

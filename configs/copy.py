@@ -1,4 +1,4 @@
-"""Copies sequences of symbols: does an attention mechanism learn at all?
+"""Copies sequences of symbols: the smallest test of whether a mechanism learns.
 
     python train.py --config=configs/copy.py:dense
 

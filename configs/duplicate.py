@@ -1,4 +1,4 @@
-"""Duplicates sequences with a decoder alone: `0w0w` of the Reformer paper.
+"""Duplicates sequences with a decoder only: `0w0w` of the Reformer paper.
 
     python train.py --config=configs/duplicate.py:dense
 

@@ -1,4 +1,4 @@
-"""What the configs of a folder have in common: the leaves around their own."""
+"""The config fields that all configs share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import ml_collections
 
 EIGHT = "0,1,2,3,4,5,6,7"
-"""Seeds of a comparison that counts who solved a task."""
+"""Seeds of a comparison that counts the seeds that solved a task."""
 
 CAUSAL = (
   "dense,sliding_window,linear,performer,window_linear,"
@@ -15,7 +15,7 @@ CAUSAL = (
   "lightning,mamba3,comba,gated_delta_2,delta_product,rwkv7,mesa,log_linear,"
   "stick_breaking,path"
 )
-"""Mechanisms that a decoder can have, but for those that need long sequences."""
+"""Mechanisms for a decoder, except those that need long sequences."""
 
 
 def training(
@@ -32,14 +32,14 @@ def training(
   """A run of `train.py`: AdamW with a warm-up and clipped gradients.
 
   Args:
-    task: leaves of the task.
-    model: leaves of the model.
-    optimizer: leaves beside, or in place of, those of every config.
-    num_steps: of training.
+    task: fields of the task.
+    model: fields of the model.
+    optimizer: fields that add to or replace those of every config.
+    num_steps: number of training steps.
     eval_every: steps between evaluations.
     checkpoint_every: steps between checkpoints; 0 is `eval_every`.
-    batch_size: examples of a step.
-    log_every: steps between lines.
+    batch_size: examples per step.
+    log_every: steps between logged lines.
   """
   return ml_collections.ConfigDict(
     {

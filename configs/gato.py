@@ -1,4 +1,4 @@
-"""Text, captions and control by one set of weights (Gato)."""
+"""Text, captions and control with one set of weights (Gato)."""
 
 from projects.gato.configs.gato import get_config
 

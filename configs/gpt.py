@@ -1,4 +1,4 @@
-"""Language modelling of a text in subwords, as GPT-2 is made, at a CPU's size.
+"""Language modelling of a text in subwords, as GPT-2 is trained, sized for a CPU.
 
     python train.py --config=configs/gpt.py --config.task.path=input.txt
     echo "ROMEO:" | python generate.py --workdir=RUN --max_length=100

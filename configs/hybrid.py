@@ -1,4 +1,4 @@
-"""A character model with three recurrent layers to one of exact attention.
+"""A character model with three recurrent layers per layer of exact attention.
 
     python train.py --config=configs/hybrid.py --config.task.path=input.txt
     python train.py --config=configs/hybrid.py:kimi_delta --config.task.path=input.txt

@@ -1,4 +1,4 @@
-"""Induction heads: repeats what followed a symbol when it came before.
+"""Induction heads: repeats the symbol that followed a symbol before.
 
     python train.py --config=configs/induction.py:dense
 

@@ -1,4 +1,4 @@
-"""Multi30K at a size for a GPU: English to German captions.
+"""Multi30K, sized for a GPU: English to German captions.
 
     python train.py --config=configs/multi30k.py --config.task.path=FOLDER
 

@@ -1,4 +1,4 @@
-"""Pathfinder: whether two discs lie on one dashed path, pixel by pixel."""
+"""Pathfinder: does a dashed path connect two discs? Read pixel by pixel."""
 
 from projects.pathfinder.configs.pathfinder import get_config
 

@@ -1,4 +1,4 @@
-"""Classification of images, pixel by pixel and without patches (Perceiver IO)."""
+"""Classification of images, pixel by pixel without patches (Perceiver IO)."""
 
 from projects.perceiver.configs.perceiver import get_config
 

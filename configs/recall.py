@@ -1,4 +1,4 @@
-"""Multi-query associative recall: looks a value up by its key, many times.
+"""Multi-query associative recall: looks up many values by their keys.
 
     python train.py --config=configs/recall.py:dense
 

@@ -1,4 +1,4 @@
-"""Reformer's duplication task, with LSH attention of some hash rounds.
+"""Reformer's duplication task, with LSH attention and a choice of hash rounds.
 
     python train.py --config=configs/reformer.py:4
 

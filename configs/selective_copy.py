@@ -1,4 +1,4 @@
-"""Selective copying: gives back the symbols that count, without the noise.
+"""Selective copying: reproduces the marked symbols without the noise.
 
     python train.py --config=configs/selective_copy.py:dense
 

@@ -1,4 +1,4 @@
-"""State tracking: the product of all permutations so far, of three letters.
+"""State tracking: the product of all permutations of three letters so far.
 
     python train.py --config=configs/state_tracking.py:gated_delta
     python train.py --config=configs/state_tracking.py:delta --config.task.letters=5

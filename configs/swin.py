@@ -1,4 +1,4 @@
-"""Classification of images in shifted windows and stages (Swin)."""
+"""Classification of images with shifted windows in stages (Swin)."""
 
 from projects.vision.configs.swin import get_config
 

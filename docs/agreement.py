@@ -38,34 +38,34 @@ html_theme.sidebar_secondary.remove: true
 
 # Agreement
 
-Results of other people's programs, to which tests hold the functions and the definitions: [tests/verification/peers](../tests/verification/peers) has their arguments, results, gradients and states, and the scripts that made them. *results*, *gradients* and *definition* are the largest differences, as shares of the largest value of an array; tests allow 2e-5, and 1e-4 for gradients. Peers compute in float32, definitions in float64. `python -m docs.agreement` writes this page.
+Tests compare the functions and the definitions with other implementations, the *peers*. [tests/verification/peers](../tests/verification/peers) has their arguments, results, gradients and states, and the scripts that made them. *results*, *gradients* and *definition* are the largest differences, relative to the largest value of an array; tests allow 2e-5, and 1e-4 for gradients. Peers compute in float32, definitions in float64. `python -m docs.agreement` writes this page.
 
 """
 
 _DISAGREEMENTS = """
 ## Where peers disagree
 
-With each other, or with the paper. The vectors are those of the rule that this project follows.
+Some peers disagree with each other or with the paper. The test vectors follow the same rule as this project.
 
-| | who does what | here |
+| | difference | here |
 | --- | --- | --- |
-| `comba` | `naive_recurrent_comba` of fla decays the state before it erases; its chunked form, its kernels and equation 9 of the paper erase from the state before the decay | as the paper |
-| `comba` | the layer of fla subtracts d·p from the query, and brings p to length 1, with which σ(a) is lost; the paper subtracts d·k | as the paper |
-| `path` | fla and jla multiply the sums of forget gates by the scale; the paper adds them as they are | as the paper |
-| `kimi_delta` | ejkernel has a decay for each head; the paper, fla, jla and transformers for each channel | as the paper |
-| `mamba3` | in the authors' code, jla and mamba3-jax, the rate is 1 + x for x ≥ 0 and 1 / (1 − x) for x < 0; mamba3-ssm has softplus | softplus |
-| `lightning` | the rates of fla are (8 n / N)(1 − l / L) for head n of N, from 0; those of transformers and jla 2^(−8(n+1)/N)(1 − l / (L − 1) + 10⁻⁵). transformers does not divide by √H | geometric, with the scale of a call |
-| `logits_soft_cap` | transformers adds a bias after the cap, tokamax before it | after |
-| `return_lse` | `jax.nn.dot_product_attention` stops the gradient of its log-sum-exp, `flex_attention` does not | with its gradient |
-| `moba`, `dsa`, `nsa` | among equal scores `torch.topk`, and so fla and the authors of MoBA, take any; `jax.lax.top_k`, and so jla, the earlier key or block | the earlier |
-| `nsa` | fla averages keys in a block; the paper has an MLP for them | a weighted sum, which the vectors set to the mean |
-| `lsh` | transformers, and reformer-pytorch unless told otherwise, let a query see keys of other buckets in its chunks, and count a pair once for each round that finds it; the paper counts it once | as the paper |
-| `performer` | performer-pytorch adds 10⁻⁴ to exponentials, the paper nothing; it does not divide by √M before a relu | as the paper, and divided by √M |
-| `nystrom` | the authors' code and packages begin the iteration with the largest norm of a batch; the paper with that of one matrix | both, by `shared_start` |
-| `differential` | heads n and n + N of DiffLlama are the halves of one head; in the paper, they are neighbours | neighbours |
-| `window_2d` | Swin's code adds −100 to the logits of pairs that only the roll joins | hidden, or −100 by `hidden_logit` |
-| `strided_2d` | CvT divides logits by the root of the width of all heads, its paper by that of one | of one, or `scale` |
-| `sliding_window` | a window of w is w keys on each side here and in `jax.nn`, w / 2 in Longformer, and the last w with the query's own in fla and jla | on each side |
+| `comba` | `naive_recurrent_comba` of fla decays the state before it erases; fla's chunked form and kernels, and equation 9 of the paper, erase from the state before the decay | as the paper |
+| `comba` | the layer of fla subtracts d·p from the query and normalises p to length 1, which loses σ(a); the paper subtracts d·k | as the paper |
+| `path` | fla and jla multiply the cumulative log forget gates by the scale; the paper adds them unscaled | as the paper |
+| `kimi_delta` | ejkernel has a decay for each head; the paper, fla, jla and transformers have a decay for each channel | as the paper |
+| `mamba3` | in the authors' code, jla and mamba3-jax, the decay rate is 1 + x for x ≥ 0 and 1 / (1 − x) for x < 0; mamba3-ssm uses softplus | softplus |
+| `lightning` | the decay rates of fla are (8 n / N)(1 − l / L) for head n of N, from 0; those of transformers and jla are 2^(−8(n+1)/N)(1 − l / (L − 1) + 10⁻⁵). transformers does not divide by √H | geometric, with the call's scale |
+| `logits_soft_cap` | transformers adds a bias after the cap, tokamax adds it before the cap | after |
+| `return_lse` | `jax.nn.dot_product_attention` stops the gradient of its log-sum-exp, `flex_attention` does not | with gradient |
+| `moba`, `dsa`, `nsa` | among equal scores, `torch.topk`, which fla and the authors of MoBA use, selects any; `jax.lax.top_k`, which jla uses, selects the earlier key or block | the earlier |
+| `nsa` | fla averages the keys of a block; the paper uses an MLP | a weighted sum, which the vectors set to the mean |
+| `lsh` | transformers, and reformer-pytorch by default, let a query attend to keys of other buckets in its chunks, and count a pair once for each round that contains it; the paper counts it once | as the paper |
+| `performer` | performer-pytorch adds 10⁻⁴ to exponentials, the paper adds nothing; performer-pytorch does not divide by √M before a relu | as the paper, and divided by √M |
+| `nystrom` | the authors' code and packages start the iteration with the largest norm of a batch; the paper starts with the norm of one matrix | both, by `shared_start` |
+| `differential` | heads n and n + N of DiffLlama are the halves of one head; in the paper, neighbouring heads are | neighbours |
+| `window_2d` | Swin's code adds −100 to the logits of pairs that only the roll puts into the same window | masked, or −100 by `hidden_logit` |
+| `strided_2d` | CvT divides logits by the square root of the width of all heads, its paper by that of one head | of one head, or `scale` |
+| `sliding_window` | a window of w means w keys on each side here and in `jax.nn`, w / 2 on each side in Longformer, and the last w keys, including the query's own, in fla and jla | on each side |
 """
 
 

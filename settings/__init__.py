@@ -1,1 +1,1 @@
-"""What a user types, checked: types, ranges, names and the nearest known one."""
+"""Checks of what a user types: types, ranges, names and suggestions."""

@@ -1,9 +1,9 @@
-"""Configs: what a user types becomes frozen, validated dataclasses.
+"""Builds frozen, validated config dataclasses from what a user types.
 
 `build` reads any mapping (an `ml_collections.ConfigDict`, parsed JSON) into a
-dataclass, pydantic's or a standard one; `to_mapping` is its inverse. Pydantic walks
-through sections and checks leaves as it does for JSON, where a list is a tuple and
-named leaves are a dataclass; what it says of a fault becomes one line here.
+dataclass, pydantic's or a standard one; `to_mapping` is its inverse. Pydantic visits
+the sections and checks fields as in JSON, where a list is a tuple and a mapping is a
+dataclass. This module converts its error to one line.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ _FLOAT32_END = 2.0**128
 
 
 class UnknownLeafError(ConfigError):
-  """A leaf that its section does not have.
+  """A config field that its section does not have.
 
   Attributes:
-    leaf: its full name; in an unknown section that of the leaf in it, which is
-      what the user was looking for.
-    hint: "did you mean 'b'?", or all names where none is like it.
+    leaf: its full name; in an unknown section, that of the field in it, which the
+      user was looking for.
+    hint: "did you mean 'b'?", or all names if none is similar.
   """
 
   def __init__(self, leaf: str, value: Any, known: Sequence[str]):
@@ -50,13 +50,13 @@ def build(
   path: str = "config",
   typed: Mapping[str, Any] | None = None,
 ) -> T:
-  """Turns a mapping into a frozen dataclass, checking every leaf.
+  """Converts a mapping to a frozen dataclass and checks every field.
 
   Args:
-    dataclass_type: whose fields are leaves, and nested dataclasses sections.
-    mapping: of leaves and sections.
-    path: where the mapping hangs; messages begin with it.
-    typed: what the user typed, where the mapping has more sections.
+    dataclass_type: a dataclass; a nested dataclass is a section.
+    mapping: fields and sections.
+    path: the path of the mapping; messages begin with it.
+    typed: what the user typed, if the mapping has more sections.
 
   Raises:
     ConfigError: an unknown key (with the nearest known one), a missing one, a
@@ -84,14 +84,14 @@ def _adapter(dataclass_type: Any) -> TypeAdapter:
 
 
 def _plain(value: Any, path: str) -> Any:
-  """What a user typed as JSON has it."""
+  """Converts what a user typed to plain JSON values."""
   if dataclasses.is_dataclass(value):
     value = to_mapping(value)
   if hasattr(value, "items"):
     for name in value:
       if not isinstance(name, str):
         raise ConfigError(
-          f"{path}: expected leaves named by text, got {name!r}"
+          f"{path}: expected fields named by text, got {name!r}"
         )
     return {name: _plain(x, f"{path}.{name}") for name, x in value.items()}
   if isinstance(value, list | tuple):
@@ -110,12 +110,12 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-  """Whether a text, such as a typed path, came from bytes that are one."""
+  """Whether a text, such as a typed path, is valid Unicode."""
   return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _known(section: Any, place: Sequence[Any]) -> list[str]:
-  """The leaves of the section in which pydantic found an unknown one."""
+  """The fields of the section in which pydantic found an unknown field."""
   for name in place[:-1]:
     hint = _hints(section).get(name)
     section = _section(hint) or section
@@ -123,7 +123,7 @@ def _known(section: Any, place: Sequence[Any]) -> list[str]:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-  """Turns a dataclass into plain, JSON-ready dictionaries; inverts `build`."""
+  """Converts a dataclass to plain, JSON-ready dictionaries; inverts `build`."""
   mapping = {
     name: _json(getattr(config, name)) for name in _hints(type(config))
   }
@@ -132,13 +132,13 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 
 def check_section(path: str, mapping: Any) -> None:
-  """Raises ConfigError where there are no named leaves at `path`."""
+  """Raises ConfigError if `path` does not have named fields."""
   if not hasattr(mapping, "items"):
-    raise ConfigError(f"{path}: expected named leaves, got {mapping!r}")
+    raise ConfigError(f"{path}: expected named fields, got {mapping!r}")
 
 
 def leaf_names(dataclass_type: Any, prefix: str = "") -> Iterator[str]:
-  """Every leaf that a config may have, by its full name: 'optimizer.name'."""
+  """The full name of every field that a config can have: 'optimizer.name'."""
   for name, hint in _hints(dataclass_type).items():
     section = _section(hint)
     if section and section in (hint, *typing.get_args(hint)):
@@ -159,7 +159,7 @@ def _json(value: Any) -> Any:
 
 @functools.cache
 def _hints(dataclass_type: Any) -> dict[str, Any]:
-  """Field -> its type, with what `Annotated` adds."""
+  """Field -> its type, including `Annotated` metadata."""
   hints = typing.get_type_hints(dataclass_type, include_extras=True)
   return {x.name: hints[x.name] for x in dataclasses.fields(dataclass_type)}
 
@@ -169,7 +169,7 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _rest(dataclass_type: Any) -> str | None:
-  """The field that takes the keys which no field is named after."""
+  """The field that takes all keys which are not field names."""
   hints = _hints(dataclass_type)
   return next((x for x in reversed(hints) if _is_mapping(hints[x])), None)
 

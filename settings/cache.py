@@ -1,4 +1,4 @@
-"""What is kept between runs, all of it in one folder.
+"""The folder of everything that is kept between runs.
 
 Compiled programs, prepared data sets, vocabularies and matplotlib's list of
 fonts. Nothing else is written outside the folder of a run.
@@ -16,7 +16,7 @@ VARIABLE = "ATTENTION_LAB_CACHE"
 
 
 def folder(kind: str) -> pathlib.Path:
-  """Where one kind of thing is kept; nothing is made.
+  """The folder of one kind of cached data; creates nothing.
 
   Args:
     kind: 'xla', 'datasets', …: a folder inside that of all.
@@ -28,7 +28,7 @@ def folder(kind: str) -> pathlib.Path:
 def prepare(
   path: pathlib.Path, write: Callable[[pathlib.Path], pathlib.Path]
 ) -> pathlib.Path:
-  """A file or a folder of the cache, written once and whole.
+  """Writes a file or a folder of the cache once and atomically.
 
   It appears under its name by one rename of a finished one. So a killed
   preparation leaves nothing that could be taken for data. Of two processes that

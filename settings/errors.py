@@ -1,4 +1,4 @@
-"""What may stop a run, told in one line."""
+"""Errors that stop a run, each with a one-line message."""
 
 _MOST_CHARACTERS = 1000
 
@@ -11,12 +11,12 @@ _CONTROL = {
 
 
 def escaped(text: str) -> str:
-  """A text whose control characters a terminal shows and does not obey."""
+  """Escapes the control characters of a text, so that a terminal shows them."""
   return text.translate(_CONTROL)
 
 
 class ConfigError(ValueError):
-  """A fault in what the user asked for, told in one line."""
+  """A mistake in what the user asked for, described in one line."""
 
   def __init__(self, message: str):
     # What the user typed is in it, and may have lines of its own.
@@ -24,11 +24,11 @@ class ConfigError(ValueError):
 
 
 class DataError(ValueError):
-  """A fault in the data that a user gave, told in one line."""
+  """A mistake in the data that a user provided, described in one line."""
 
 
 class RunError(Exception):
-  """A run that had begun cannot go on; its checkpoints are intact."""
+  """A run that had started cannot continue; its checkpoints are intact."""
 
 
 def one_line(error: BaseException) -> str:
@@ -39,7 +39,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _shortened(text: str) -> str:
-  """Text on one line, its middle left out where it fills a screen."""
+  """Text on one line; a long text loses its middle."""
   line = escaped(" ".join(text.split()))
   if len(line) <= _MOST_CHARACTERS:
     return line

@@ -1,4 +1,4 @@
-"""Types of what a config has, which pydantic checks, and the line for a fault.
+"""Types of config fields for pydantic, and the one-line message of an error.
 
     @dataclass(frozen=True, config=STRICT)  # pydantic's
     class CopyConfig:
@@ -46,8 +46,8 @@ _WORDS = {
   "Tuple should have": "expected",
   " after validation, not 0": "",
   "a valid array": "a list",
-  "a valid dictionary": "named leaves",
-  "an object": "named leaves",
+  "a valid dictionary": "named fields",
+  "an object": "named fields",
 }
 """What pydantic says -> what a user of a config reads."""
 
@@ -55,12 +55,12 @@ _WORDS = {
 def fault(
   error: ValueError, path: str = "", typed: Mapping[str, Any] | None = None
 ) -> str:
-  """One line for the first fault: 'length: expected at least 1, got 0'.
+  """One line for the first error: 'length: expected at least 1, got 0'.
 
   Args:
     error: of a dataclass.
     path: of it, or of one value.
-    typed: the leaves that it was made of; None where Python made it.
+    typed: the fields that a user typed; None if Python code built it.
   """
   if not isinstance(error, ValidationError):
     is_whole = isinstance(error, ConfigError) or not path
@@ -84,7 +84,7 @@ def fault(
 
 
 def first_fault(error: ValidationError) -> Any:
-  """An unknown leaf, else the deepest fault: of a union's members that was meant."""
+  """The unknown field if there is one, else the error deepest in the config."""
   return max(
     error.errors(include_url=False),
     key=lambda x: (x["type"] == "unexpected_keyword_argument", len(x["loc"])),
@@ -92,7 +92,7 @@ def first_fault(error: ValidationError) -> Any:
 
 
 def place(path: str, first: Any, typed: Any) -> str:
-  """The full name of a leaf at fault, as it was typed."""
+  """The full name of a field with an error, as the user typed it."""
   for part in first["loc"]:
     if isinstance(part, int):
       path += f"[{part}]"
@@ -105,9 +105,9 @@ def place(path: str, first: Any, typed: Any) -> str:
 
 
 def rest(field: str) -> Any:
-  """Puts leaves that no field is named after into the mapping `field`.
+  """A validator that collects keys which are not field names in the mapping `field`.
 
-  A dataclass that has `options: Mapping[str, Any]` says `_rest = rest("options")`.
+  A dataclass with `options: Mapping[str, Any]` sets `_rest = rest("options")`.
   """
 
   def fold(config_type, leaves):
@@ -122,7 +122,7 @@ def rest(field: str) -> Any:
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 def checked(config_type: type[T]) -> type[T]:
-  """Makes a frozen dataclass by keywords that tells a fault in one line.
+  """Decorates a frozen, keyword-only dataclass whose errors are one line.
 
   An object with a wrong value is a ValueError that starts with the field's name,
   and one with a missing or an unknown name a TypeError, as of any function.
@@ -150,7 +150,7 @@ def checked(config_type: type[T]) -> type[T]:
 
 
 def check(config: Any, name: str, valid: bool, expected: str) -> None:
-  """Raises a ValueError that begins with the field's name.
+  """Raises a ValueError whose message starts with the field's name.
 
   Raises:
     ValueError: it is not valid.
@@ -162,7 +162,7 @@ def check(config: Any, name: str, valid: bool, expected: str) -> None:
 
 
 def check_unread(config: Any, names: Sequence[str], where: str) -> None:
-  """Raises ValueError for a field that was set where nothing reads it."""
+  """Raises ValueError if a field is set that the config does not use."""
   defaults = {x.name: x.default for x in fields(config)}
   for name in names:
     unset = defaults[name]

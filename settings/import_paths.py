@@ -1,4 +1,4 @@
-"""Things by name, each imported where it is asked for."""
+"""Objects by name, each imported on first access."""
 
 from collections.abc import Callable, Iterator, Mapping
 import importlib
@@ -11,13 +11,13 @@ _PROJECTS = Path(__file__).parents[1] / "projects"
 
 
 def load(path: str, entry: Callable[[Any, str], Any] = getattr) -> Any:
-  """Imports what 'package.module:attribute' names: `entry(module, attribute)`."""
+  """Imports the object named 'package.module:attribute': `entry(module, attribute)`."""
   module, _, attribute = path.partition(":")
   return entry(importlib.import_module(module), attribute)
 
 
 def registered(table: str) -> dict[str, Any]:
-  """What the projects in this checkout add to a table of the core.
+  """The entries that the projects in this checkout add to a table.
 
   Args:
     table: a mapping in the `__init__` of projects, such as 'TASKS'.
@@ -33,7 +33,7 @@ def registered(table: str) -> dict[str, Any]:
 
 
 class ImportPaths(Mapping[str, Any]):
-  """Names, and what their import paths stand for."""
+  """A mapping from names to objects that are imported on access."""
 
   def __init__(
     self, paths: Mapping[str, str], entry: Callable[[Any, str], Any] = getattr
@@ -42,7 +42,7 @@ class ImportPaths(Mapping[str, Any]):
     self.paths, self._entry = paths, entry
 
   def __getitem__(self, name: str) -> Any:
-    """Imports it."""
+    """Imports the object of a name."""
     if name not in self.paths:
       raise KeyError(one_of(name, self.paths))
     return load(self.paths[name], self._entry)
@@ -52,5 +52,5 @@ class ImportPaths(Mapping[str, Any]):
     return iter(self.paths)
 
   def __len__(self) -> int:
-    """How many there are."""
+    """The number of names."""
     return len(self.paths)

@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written."""
+"""Reads JSON from untrusted sources."""
 
 from collections.abc import Callable
 import json
@@ -11,7 +11,7 @@ _DEEPEST = 100
 def loads(
   text: str | bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None
 ) -> Any:
-  """`json.loads`, for which a text that is nested too deep is a fault of the text.
+  """`json.loads` that also raises ValueError for a text that is nested too deeply.
 
   Raises:
     ValueError: it is not JSON, or has more than 100 levels.

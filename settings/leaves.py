@@ -1,4 +1,4 @@
-"""Nested mappings as leaves by their full name, as a user types them."""
+"""Nested mappings as config fields with full names, as a user types them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:
   """`{'a': {'b': 1}}` to `{'a.b': 1}`; tuples become lists, as in JSON.
 
   Raises:
-    ConfigError: a leaf is not a number, text, truth value or list of these.
+    ConfigError: a value is not a number, text, truth value or list of these.
   """
   leaves = {}
   for name, value in mapping.items():
@@ -32,10 +32,10 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:
 
 
 def put(mapping: dict[str, Any], leaf: str, value: Any) -> None:
-  """Sets a leaf by its full name, as 'model.num_layers', and makes its sections.
+  """Sets a field by its full name, such as 'model.num_layers'; creates sections.
 
   Raises:
-    ConfigError: a part of the name is a leaf, not a section.
+    ConfigError: a part of the name is a field, not a section.
   """
   *sections, last = leaf.split(".")
   for depth, name in enumerate(sections, 1):
@@ -43,6 +43,6 @@ def put(mapping: dict[str, Any], leaf: str, value: Any) -> None:
     if not isinstance(mapping, dict):
       path = ".".join(sections[:depth])
       raise ConfigError(
-        f"config.{leaf}: unknown; config.{path} is one value and has no leaves"
+        f"config.{leaf}: unknown; config.{path} is one value and has no fields"
       )
   mapping[last] = value

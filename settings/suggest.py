@@ -1,4 +1,4 @@
-"""What a message says about a name that is not known."""
+"""Suggestions for unknown names in error messages."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from attention.suggest import near
 
 
 def instead(got: object, known: Iterable[str]) -> str:
-  """The text "did you mean 'b'?", or all names where none is like it."""
+  """The text "did you mean 'b'?", or all names if none is similar."""
   known = list(known)
   hint = near(str(got), known).removeprefix("; ")
   return hint or f"known: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Values that a user typed as text."""
+"""Parses values that a user typed as text."""
 
 import ast
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def split(text: str) -> list[str]:
-  """Parts between commas, but not between those inside of brackets."""
+  """Splits a text at commas that are not inside brackets."""
   parts, depth = [""], 0
   for character in text:
     depth += (character in "([") - (character in ")]")
@@ -18,7 +18,7 @@ def split(text: str) -> list[str]:
 
 
 def literal(text: str) -> Any:
-  """A number, truth value or tuple as Python writes it; else the text itself.
+  """Parses a number, truth value or tuple in Python syntax, else returns the text.
 
   Truth values are 'true' and 'false' too, as for any flag.
   """
@@ -53,5 +53,5 @@ def mechanism(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def spelled(name: str, options: Mapping[str, Any]) -> str:
-  """A mechanism as `mechanism` reads it."""
+  """Formats a mechanism so that `mechanism` can parse it."""
   return ":".join([name, *(f"{k}={v}" for k, v in options.items())])

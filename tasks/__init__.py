@@ -43,7 +43,7 @@ TASKS: Mapping[str, TaskEntry] = ImportPaths(
 
 
 def find(name: str) -> TaskEntry:
-  """The entry of a task: of `TASKS`, or of an import path.
+  """The entry of a task by its name in `TASKS` or by its import path.
 
   Args:
     name: a key of `TASKS`, or 'package.module:attribute' of a `TaskEntry`.

@@ -1,4 +1,4 @@
-"""What every task offers, and the few pieces that all of them share.
+"""The interface of every task, and functions that tasks share.
 
 A task owns its data, its vocabulary and its metrics. It hands out numpy batches
 and knows nothing of the model; the model knows nothing of it.
@@ -30,7 +30,7 @@ PAD, BOS, EOS = 0, 1, 2
 
 
 class LayoutError(ValueError):
-  """A task cannot feed the kind of model that a user asked for."""
+  """A task has no batches for the kind of model that a user asked for."""
 
 
 class DecodeBatch(NamedTuple):
@@ -98,14 +98,14 @@ class Task(Protocol):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Metric name → [sum, count], traceable; the loss is added elsewhere."""
+    """Metric name → [sum, count], traceable; excludes the loss."""
     accuracy = token_accuracy(logits, batch["targets"], batch["weights"])
     return {"accuracy": accuracy}
 
   def summarize(
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Divides sums by counts, once, and adds what follows from them.
+    """Divides sums by counts, once, and adds derived metrics.
 
     `split` is whose they are; None is the first held-out one.
     """
@@ -113,14 +113,14 @@ class Task(Protocol):
     return {**divide(sums), **self.baselines}
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """The held-out examples as a decoder meets them; may be empty."""
+    """The held-out examples as inputs of generation; may be empty."""
     del split
     return iter(())
 
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
-    """Metrics of decoded text against its references, what counts most first."""
+    """Metrics of decoded text against its references, the main metric first."""
     del hypotheses, references
     return {}
 
@@ -130,7 +130,7 @@ class Task(Protocol):
 
   @abc.abstractmethod
   def encode_target(self, line: str) -> list[int]:
-    """Ids that a decoder would have to write for a line; or ValueError."""
+    """Ids that a decoder should output for a line; or ValueError."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -146,7 +146,7 @@ class Task(Protocol):
 
 
 class TaskEntry(NamedTuple):
-  """One line of `TASKS`.
+  """An entry of `TASKS`.
 
   Attributes:
     config_type: frozen dataclass that validates itself. Of a task that is all or
@@ -165,12 +165,12 @@ class TaskEntry(NamedTuple):
 
 
 def input_shapes(task: Task) -> Mapping[str, tuple[int, ...]]:
-  """What a task's batches have in place of ids: name -> shape of one row."""
+  """The shapes of inputs that are not ids: name -> shape of one row."""
   return getattr(task, "input_shapes", {})
 
 
 def layout(task: str, kind: str, served: Sequence[str]) -> str:
-  """How batches for a kind of model are laid out.
+  """The batch layout for a kind of model.
 
   Args:
     task: its name, for the message.
@@ -193,7 +193,7 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
 def token_accuracy(
   logits: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
-  """[Σ weight of right tokens, Σ weight]; logits [B, T, V], others [B, T]."""
+  """[Σ weight of correct tokens, Σ weight]; logits [B, T, V], others [B, T]."""
   hits = (jnp.argmax(logits, axis=-1) == targets) * weights
   return jnp.stack([hits.sum(), weights.sum()])
 
@@ -201,7 +201,7 @@ def token_accuracy(
 def sequence_accuracy(
   logits: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
-  """[rows whose every weighted token is right, rows with any weight].
+  """[rows whose weighted tokens are all correct, rows with any weight].
 
   Teacher forcing suffices: where every argmax given the true prefix is right,
   greedy decoding would have produced that very prefix, and where one is wrong
@@ -217,7 +217,7 @@ def sequence_accuracy(
 def last_accuracy(
   logits: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
-  """[rows whose last weighted token is right, rows with any weight].
+  """[rows whose last weighted token is correct, rows with any weight].
 
   Of a task that asks for an answer at every prefix it is the answer for the whole
   sequence, where `token_accuracy` is a mean over all shorter ones too.
@@ -231,7 +231,7 @@ def last_accuracy(
 
 
 def divide(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-  """Metric name → sum / count, leaving out what was never counted."""
+  """Metric name → sum / count, without metrics whose count is 0."""
   return {
     name: float(total) / float(count)
     for name, (total, count) in sums.items()
@@ -242,7 +242,7 @@ def divide(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 def epoch_order(
   indices: np.ndarray, num_examples: int, seed: int
 ) -> np.ndarray:
-  """Which of N examples are trained: all of them once, then all again.
+  """The order in which N examples are used for training, epoch by epoch.
 
   Args:
     indices: of the examples since the beginning, from 0.
@@ -261,26 +261,26 @@ def epoch_order(
 
 
 def indices(step: int, batch_size: int, rows: np.ndarray | None) -> np.ndarray:
-  """Numbers of a step's examples, step · B … (step + 1) · B − 1, or of some rows."""
+  """Example numbers of a step, step · B … (step + 1) · B − 1, or of some rows."""
   own = np.arange(batch_size) if rows is None else rows
   return own + step * batch_size
 
 
 def only(batch: Batch, rows: np.ndarray | None) -> Batch:
-  """Some rows of a batch; all for None."""
+  """Some rows of a batch; None selects all."""
   if rows is None:
     return batch
   return {name: array[rows] for name, array in batch.items()}
 
 
 def chunks(count: int, batch_size: int) -> Iterator[np.ndarray]:
-  """Numbers 0 … count − 1, as many as a batch has rows at a time."""
+  """Splits the numbers 0 … count − 1 into batches."""
   for start in range(0, count, batch_size):
     yield np.arange(start, min(start + batch_size, count))
 
 
 def pad_rows(batch: Batch, batch_size: int) -> Batch:
-  """Adds rows of zeros, whose weight is 0 therefore, up to `batch_size`."""
+  """Pads a batch to `batch_size` with rows of zeros, whose weight is 0."""
   return {
     name: np.pad(
       array, [(0, batch_size - len(array))] + [(0, 0)] * (array.ndim - 1)
@@ -290,7 +290,7 @@ def pad_rows(batch: Batch, batch_size: int) -> Batch:
 
 
 def repeat_rows(count: int, batch_size: int) -> np.ndarray:
-  """Row numbers 0 … count − 1, and the last again up to `batch_size`."""
+  """Row numbers 0 … count − 1, then the last one repeated up to `batch_size`."""
   return np.minimum(np.arange(batch_size), count - 1)
 
 
@@ -305,7 +305,7 @@ def until_eos(ids: Sequence[int] | np.ndarray) -> list[int]:
 def check_vocabulary(
   workdir: pathlib.Path | None, name: str, content: bytes
 ) -> None:
-  """Raises DataError where a run was begun with another vocabulary.
+  """Raises DataError if a run started with another vocabulary.
 
   A model that continues on ids of another meaning would train on without a
   word, so a run whose data changed is stopped here.
@@ -321,12 +321,12 @@ def check_vocabulary(
 
 
 def vocabulary_path(directory: pathlib.Path, name: str) -> pathlib.Path:
-  """Where a run keeps a file of its vocabulary."""
+  """The path of a vocabulary file of a run."""
   return pathlib.Path(directory) / "vocabulary" / name
 
 
 def load_vocabulary(workdir: pathlib.Path | None, name: str) -> bytes:
-  """Reads a file of a run's vocabulary, or raises DataError."""
+  """Reads a vocabulary file of a run, or raises DataError."""
   if workdir is None:
     raise DataError("restore=True needs the workdir of a run")
   path = vocabulary_path(workdir, name)
@@ -339,7 +339,7 @@ def load_vocabulary(workdir: pathlib.Path | None, name: str) -> bytes:
 def save_vocabulary(
   directory: pathlib.Path, files: Mapping[str, bytes]
 ) -> None:
-  """Writes files of a vocabulary, the folder too."""
+  """Writes the files of a vocabulary and creates their folder."""
   for name, content in files.items():
     path = vocabulary_path(directory, name)
     path.parent.mkdir(parents=True, exist_ok=True)

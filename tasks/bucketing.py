@@ -1,4 +1,4 @@
-"""Batches of similar lengths in a few shapes, each a compilation of its own."""
+"""Batches of similar lengths in a few shapes; each shape compiles once."""
 
 from collections.abc import Sequence
 import functools
@@ -10,7 +10,7 @@ _MOVES = 64
 
 
 class Ragged(NamedTuple):
-  """Rows of different lengths, end to end in one array.
+  """Rows of different lengths, concatenated in one array.
 
   Attributes:
     values: int32 [total].
@@ -24,20 +24,20 @@ class Ragged(NamedTuple):
 
   @classmethod
   def stack(cls, rows: list[list[int]]) -> "Ragged":
-    """Puts rows end to end."""
+    """Concatenates rows."""
     values = np.array([i for row in rows for i in row], np.int32)
     lengths = np.array([len(row) for row in rows], np.int64)
     return cls(values, lengths, np.cumsum(lengths) - lengths)
 
   @classmethod
   def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
-    """Puts parts one after the other."""
+    """Concatenates several ragged arrays."""
     lengths = np.concatenate([part.lengths for part in parts])
     values = np.concatenate([part.values for part in parts])
     return cls(values, lengths, np.cumsum(lengths) - lengths)
 
   def pad(self, rows: np.ndarray, length: int) -> np.ndarray:
-    """Rows as int32 [len(rows), length], zeros at the end, or cut there."""
+    """Rows as int32 [len(rows), length], padded with zeros or truncated."""
     columns = np.arange(length)
     index = self.starts[rows, None] + columns
     inside = columns < self.lengths[rows, None]
@@ -45,7 +45,7 @@ class Ragged(NamedTuple):
 
 
 def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
-  """Picks the shapes (S, T) that a set of pairs is padded to.
+  """Chooses the shapes (S, T) to which a set of pairs is padded.
 
   Coordinate descent on the padded area, where each pair takes the smallest
   shape that holds it: from equal quantiles, one side of one shape moves at a
@@ -82,7 +82,7 @@ def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
 
 
 def fit(shapes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-  """Index of the smallest shape that holds each pair; len(shapes) for none.
+  """Index of the smallest shape that fits each pair; len(shapes) if none fits.
 
   Args:
     shapes: [k, 2] as `choose_shapes` gives them.
@@ -95,7 +95,7 @@ def fit(shapes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 class BucketedBatches:
-  """Which rows and which shape each training step uses.
+  """The rows and the shape of each training step.
 
   Every epoch is a new permutation: full batches of rows that need one shape,
   then batches of what the buckets have left over, in a shape that fits them,
@@ -117,7 +117,7 @@ class BucketedBatches:
     self._epoch = functools.lru_cache(2)(self._plan)
 
   def batch(self, step: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Rows [B] and shape (S, T) of a step; 1 µs, but for each new epoch."""
+    """Rows [B] and shape (S, T) of a step; 1 µs, except in a new epoch."""
     epoch, position = divmod(step, self.batches_per_epoch)
     rows, shapes = self._epoch(epoch)
     source, target = self._shapes[shapes[position]]
@@ -146,10 +146,10 @@ class BucketedBatches:
 
 
 def _quantiles(lengths: np.ndarray, shares: np.ndarray) -> np.ndarray:
-  """Lengths that occur, [len(shares), 2]; the share 1 gives the longest."""
+  """Quantiles of the lengths, [len(shares), 2]; the share 1 gives the longest."""
   return np.quantile(lengths, shares, axis=0, method="higher")
 
 
 def _areas(pairs: np.ndarray, shape: np.ndarray) -> np.ndarray:
-  """S + T for each pair that the shape holds, and more than any other where not."""
+  """S + T for each pair that the shape fits, else a number larger than any other."""
   return np.where((pairs <= shape).all(axis=1), shape.sum(), pairs.max() * 2)

@@ -1,4 +1,4 @@
-"""Sets of the TFDS catalogue by name, such as ted_hrlr_translate.
+"""Datasets of the TFDS catalogue by name, such as ted_hrlr_translate.
 
 `tfds.data_source` does the same with tracebacks of its builders, retries for 205 s
 where there is no network, and fails where two processes prepare a set at once. This
@@ -32,14 +32,14 @@ def prepare_named(
   instead: str,
   leaf: str = "dataset",
 ) -> tfds.core.DatasetBuilder:
-  """Finds, or downloads and prepares, a TFDS set.
+  """Finds a TFDS dataset, or downloads and prepares it.
 
   Args:
     name: as in the catalogue: 'ted_hrlr_translate/pt_to_en'.
     folder: a TFDS data folder that has it prepared; '' takes the cache.
-    features: what the set must have, each with the leaf that asks for it.
+    features: what the dataset must have, each with the config field that asks for it.
     instead: what works without a network, for the message.
-    leaf: of the config that has the name, for messages.
+    leaf: the config field that has the name, for messages.
 
   Raises:
     DataError: an unknown name, a set without these features, no network, or
@@ -81,7 +81,7 @@ def prepare_named(
 def examples(
   builder: tfds.core.DatasetBuilder, split: str, **options: Any
 ) -> Iterator[dict[str, Any]]:
-  """The examples of a split in their order.
+  """The examples of a split in order.
 
   One by one, array_record takes 0.2 ms an example; a thousand together, 0.03 ms.
 
@@ -99,7 +99,7 @@ def examples(
 def held_out_split(
   builder: tfds.core.DatasetBuilder, name: str, leaf: str = "dataset"
 ) -> str | None:
-  """The split that is held out: validation, else test, else None.
+  """The name of the held-out split: validation, else test, else None.
 
   Raises:
     DataError: there is no train split.
@@ -146,7 +146,7 @@ def _check_features(
 def _check_network(
   name: str, urls: Iterable[str], instead: str, timeout: float = 3
 ) -> None:
-  """Raises DataError at once where TFDS would retry for minutes.
+  """Raises DataError at once if TFDS would retry for minutes.
 
   Any answer of any host counts, a proxy's too; what TFDS then makes of it is
   reported by TFDS. Name look-up obeys no timeout, hence the threads.

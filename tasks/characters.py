@@ -1,4 +1,4 @@
-"""Vocabularies that need no training: characters, bytes of UTF-8, ids as such."""
+"""Vocabularies that need no training: characters, UTF-8 bytes, plain ids."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
 
 
 class Units(abc.ABC):
-  """Text to ids and back, an id for each unit of text.
+  """Converts text to ids and back, with one id per unit of text.
 
   Attributes:
     FILE: name of the file in which a run keeps the vocabulary.
@@ -31,7 +31,7 @@ class Units(abc.ABC):
   def __init__(
     self, names: Mapping[int, str], count: int, extra: Sequence[str]
   ):
-    """Takes special tokens and a number of units, which follow the first of them.
+    """Takes the special tokens and the number of units.
 
     Args:
       names: id -> special token.
@@ -49,10 +49,10 @@ class Units(abc.ABC):
 
   @abc.abstractmethod
   def encode_text(self, text: str) -> np.ndarray:
-    """Ids of a text, int32; what reads like a special token is text."""
+    """Ids of a text, int32; the names of special tokens are plain text."""
 
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """`encode_text`, and the characters of the text that each id stands for."""
+    """`encode_text`, and the number of characters of each id."""
     ids = self.encode_text(text)
     return ids, np.ones_like(ids)
 
@@ -62,7 +62,7 @@ class Units(abc.ABC):
 
   @abc.abstractmethod
   def content(self) -> bytes:
-    """What the file has."""
+    """The content of the vocabulary file."""
 
   def encode(self, line: str) -> list[int]:
     """Ids of a line that a user typed; special tokens by their names.
@@ -78,7 +78,7 @@ class Units(abc.ABC):
     return ids
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The text of each id, spaces and line ends made visible."""
+    """The text of each id, with visible spaces and line ends."""
     return [self._names.get(int(i)) or self._label(int(i)) for i in ids]
 
   @abc.abstractmethod
@@ -91,19 +91,19 @@ class Units(abc.ABC):
 
 
 class Characters(Units):
-  """A character an id, in the order of code points, behind the special tokens."""
+  """One id per character, in the order of code points, after the special tokens."""
 
   FILE = "characters.json"
   unit = "characters"
 
   def __init__(self, characters: Sequence[str], extra: Sequence[str] = ()):
-    """Takes characters, sorted, and tokens beyond `<pad>`, `<bos>`, `<eos>`."""
+    """Takes sorted characters, and tokens beyond `<pad>`, `<bos>`, `<eos>`."""
     super().__init__(dict(enumerate([*OWN, *extra])), len(characters), extra)
     self._characters = list(characters)
     self._places = {c: self._first + i for i, c in enumerate(characters)}
 
   def check_knows(self, text: str) -> None:
-    """Raises DataError where a text has a character that is not here."""
+    """Raises DataError if a text has an unknown character."""
     for character in sorted({*text} - self._places.keys()):
       raise DataError(
         f"task.tokenizer: the text has the character {character!r}, which is "
@@ -111,7 +111,7 @@ class Characters(Units):
       )
 
   def encode_text(self, text: str) -> np.ndarray:
-    """Ids of a text of known characters alone, int32."""
+    """Ids of a text that has only known characters, int32."""
     # Sorted by code point, so this is `self._places`, at once.
     known = [ord(character) for character in self._characters]
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -152,7 +152,7 @@ class Characters(Units):
 
 
 class Bytes(Units):
-  """A byte an id, its value + 6; any text, without training.
+  """One id per byte, its value + 6; encodes any text without training.
 
   Special tokens that are not among `SPECIAL` come after the bytes.
   """
@@ -170,18 +170,18 @@ class Bytes(Units):
     super().__init__(names, 256, extra)
 
   def encode_text(self, text: str) -> np.ndarray:
-    """Ids of a text, int32; what reads like a special token is text."""
+    """Ids of a text, int32; the names of special tokens are plain text."""
     values = np.frombuffer(text.encode("utf-8"), np.uint8)
     return values.astype(np.int32) + self._first
 
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """As of any unit; a character counts with the first of its bytes."""
+    """As `Units.align`; a character counts with the first of its bytes."""
     ids = self.encode_text(text)
     is_first = (ids - self._first) & 0b1100_0000 != 0b1000_0000
     return ids, is_first.astype(np.int32)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """Text of ids, up to EOS; a part of a character becomes '\ufffd'."""
+    """Text of ids, up to EOS; an incomplete character becomes '�'."""
     values = (
       self._names[i].encode() if i in self._names else self._byte(i)
       for i in base.until_eos(ids)
@@ -216,7 +216,7 @@ class Bytes(Units):
 
 
 class Ids(Units):
-  """Ids whose text is not known: each stands for itself, as a number.
+  """Ids without text: each is written as its number.
 
   Special tokens come behind them.
   """
@@ -231,11 +231,11 @@ class Ids(Units):
     self._count = count
 
   def encode_text(self, text: str) -> np.ndarray:
-    """Ids that are written with spaces between, int32."""
+    """Ids of numbers that are separated by spaces, int32."""
     return np.array(self._spell(text), np.int32)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """Ids with spaces between, up to EOS."""
+    """Ids separated by spaces, up to EOS."""
     special, ids = self.special, [int(i) for i in ids]
     if special.eos in ids:
       ids = ids[: ids.index(special.eos)]
@@ -243,7 +243,7 @@ class Ids(Units):
     return " ".join(self.labels([i for i in ids if i not in unread]))
 
   def content(self) -> bytes:
-    """How many there are."""
+    """The number of ids."""
     return json.dumps(self._count).encode()
 
   @classmethod

@@ -27,7 +27,7 @@ Row = tuple[str, str]
 
 
 class LabelledTexts(NamedTuple):
-  """Rows that are trained and rows that are held out.
+  """The rows for training and the held-out rows.
 
   Attributes:
     train: at least one.
@@ -38,13 +38,13 @@ class LabelledTexts(NamedTuple):
   validation: Sequence[Row]
 
   def names(self) -> list[str]:
-    """The labels, sorted; a label's place is its id."""
+    """The sorted labels; the index of a label is its id."""
     return sorted({label for rows in self for label, _ in rows})
 
 
 @dataclass(frozen=True, config=STRICT)
 class ClassificationConfig:
-  """Where texts and labels come from, and in which tokens they are read.
+  """The source of texts and labels, and the tokenisation.
 
   Attributes:
     path: a file of rows LABEL<tab>TEXT, or LABEL,TEXT where it ends in .csv, with a
@@ -78,7 +78,7 @@ class ClassificationConfig:
 
 
 class ClassificationTask(LabelledTask):
-  """Texts, and one of a few labels as the answer.
+  """Texts, each with one of a few labels.
 
   encoder: source = `[CLS] text [SEP]`, padded; the target is the label, at the
   first position, and only there is a weight. Labels have ids of their own, so
@@ -95,7 +95,7 @@ class ClassificationTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """`texts` is None for a restored task, which encodes and decodes only."""
+    """`texts` is None for a restored task, which only encodes and decodes."""
     splits = {} if texts is None else texts._asdict()
     counts = {split: len(rows) for split, rows in splits.items()}
     super().__init__(names, counts, batch_size=batch_size, seed=seed)
@@ -136,7 +136,7 @@ class ClassificationTask(LabelledTask):
     super().save(directory)
 
   def _encoded(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:
-    """Texts as ids, cut to the longest that is read, and the ids of labels."""
+    """Texts as ids, truncated to the longest length, and label ids."""
     room = self._config.max_length - 1 - len(self._after)
     texts = [
       self._framed(self._vocabulary.encode_text(text)[:room].tolist())
@@ -170,7 +170,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> ClassificationTask:
-  """Reads texts, and makes or opens the vocabulary; see `TaskEntry`."""
+  """Reads texts, and trains or opens the vocabulary; see `TaskEntry`."""
   base.layout("classification", kind, ("encoder",))
   sizes = {"batch_size": batch_size, "seed": seed}
   if restore:
@@ -192,7 +192,7 @@ def make(
 
 
 def read_rows(path: str, held_out: float) -> LabelledTexts:
-  """Reads a file of a label and a text in each row.
+  """Reads a file with a label and a text in each row.
 
   A name that ends in `.csv` or `.csv.gz` is read as comma-separated values with
   quotes; any other file has a tab behind the label. A header with the names
@@ -220,7 +220,7 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
 
 
 def read_named(name: str, held_out: float) -> LabelledTexts:
-  """Reads a set of the TFDS catalogue that has the features text and label.
+  """Reads a TFDS dataset that has the features text and label.
 
   Its validation split is held out, or else its test split, or else a share of
   its training split.

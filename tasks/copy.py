@@ -1,4 +1,4 @@
-"""Copying, reversing and duplicating random sequences: is anything learnt?
+"""Copies, reverses or duplicates random sequences: the smallest test of learning.
 
 Sequences are computed from (seed, split, index) with a counter-based generator
 (Philox; Salmon et al. 2011) and never stored.
@@ -25,7 +25,7 @@ _SPLITS = ("train", "validation")
 
 @dataclass(frozen=True, config=STRICT)
 class CopyConfig:
-  """Which sequences, and what is to be done with them.
+  """The sequences, and the operation on them.
 
   Attributes:
     kind: 'copy' gives w back, 'reverse' gives it back to front, 'duplicate' is
@@ -62,7 +62,7 @@ class CopyConfig:
 
 
 class CopyTask(GeneratedTask):
-  """Sequences to copy, laid out for one kind of model.
+  """Sequences to copy, in the layout for one kind of model.
 
   encoder_decoder: source = w EOS, targets = w' EOS, inputs = BOS w'.
   decoder: one stream `w SEP w' EOS` (duplicate: `SEP w SEP w EOS`), shifted by
@@ -91,7 +91,7 @@ class CopyTask(GeneratedTask):
       self.shared_vocabulary = True
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """The held-out sequences to be generated.
+    """The held-out sequences as prompts.
 
     None for an encoder, and none at other lengths than the trained ones.
     """
@@ -127,14 +127,14 @@ class CopyTask(GeneratedTask):
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
-    """Share of sequences that came out exactly."""
+    """Share of sequences that are reproduced exactly."""
     pairs = list(zip(hypotheses, references, strict=True))
     if not pairs:
       return {}
     return {"exact_match": sum(h == r for h, r in pairs) / len(pairs)}
 
   def encode(self, line: str) -> list[int]:
-    """Ids of symbols between spaces, such as "3 17 5"."""
+    """Ids of symbols separated by spaces, such as "3 17 5"."""
     ids = self._symbol_ids(line)
     words, lengths = np.array([ids], np.int32), np.array([len(ids)])
     if self._kind == "decoder":
@@ -202,7 +202,7 @@ class CopyTask(GeneratedTask):
     return np.where(np.arange(length) < lengths[:, None], ids, PAD), lengths
 
   def _key(self, split: str) -> np.ndarray:
-    """The generator's key [2] of a split; two splits share no number."""
+    """The generator's key [2] of a split; no two splits share a number."""
     if split not in _SPLITS:
       return draws.split_key(self._seed, split)
     # These two are keyed by their number, so that a seed keeps the sequences
@@ -240,7 +240,7 @@ class CopyTask(GeneratedTask):
   def _answers(
     self, words: np.ndarray, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """What is to be produced, with EOS where a decoder produces it."""
+    """The answers, with EOS if a decoder produces them."""
     if self._config.kind == "reverse":
       columns = lengths[:, None] - 1 - np.arange(words.shape[1])
       reversed_ = np.take_along_axis(words, np.maximum(columns, 0), axis=1)
@@ -250,7 +250,7 @@ class CopyTask(GeneratedTask):
     return _append(words, lengths, EOS), lengths + 1
 
   def _prompts(self, words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """What a decoder reads before it answers: w SEP, or SEP w SEP."""
+    """The prompts of a decoder: w SEP, or SEP w SEP."""
     prompts = _append(words, lengths, SEP)
     if self._config.kind == "duplicate":
       prompts = np.pad(prompts, ((0, 0), (1, 0)), constant_values=SEP)
@@ -277,7 +277,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> CopyTask:
-  """Makes the task; it needs nothing from disk."""
+  """Creates the task; it reads nothing from disk."""
   del workdir, restore
   return CopyTask(config, kind=kind, batch_size=batch_size, seed=seed)
 
@@ -290,6 +290,6 @@ def _append(words: np.ndarray, lengths: np.ndarray, last: int) -> np.ndarray:
 
 
 def _sum_weights(length: int) -> np.ndarray:
-  """Weights of the held-out rule; small, so that the sum cannot overflow."""
+  """Weights of the hash that holds out sequences; small, to avoid overflow."""
   positions = np.arange(length, dtype=np.uint64)
   return positions * positions % np.uint64(65521) + np.uint64(1)

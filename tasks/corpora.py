@@ -1,4 +1,4 @@
-"""The three sources of sentence pairs behind one interface: a `Corpus`."""
+"""The three sources of sentence pairs behind one interface: `Corpus`."""
 
 from collections.abc import Callable, Iterator, Mapping
 import hashlib
@@ -19,7 +19,7 @@ from tasks.files import AlignedFiles, typed_path
 _CHUNK = 1000
 
 AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
-"""Subwords of each source where the config leaves the number open."""
+"""Number of subwords for each source if the config does not set it."""
 
 _OF_NUMBERS = ("max_number", "num_train", "num_validation")
 
@@ -29,7 +29,7 @@ Chunk = tuple[list[str], list[str]]
 
 @dataclass(frozen=True, config=STRICT)
 class TranslationConfig:
-  """Where sentence pairs come from, and how they are cut into batches.
+  """The source of sentence pairs, and how they are batched.
 
   Attributes:
     source: 'numbers' needs nothing; 'files' reads the folder `path`, with
@@ -110,21 +110,21 @@ class Corpus(NamedTuple):
   digest: str
 
   def read(self, split: str) -> Iterator[Chunk]:
-    """Yields (sources, targets) by the thousand."""
+    """Yields (sources, targets), a thousand pairs at a time."""
     pairs = self.splits[split]()
     while chunk := list(itertools.islice(pairs, _CHUNK)):
       sources, targets = zip(*chunk, strict=True)
       yield list(sources), list(targets)
 
   def training_text(self) -> Iterator[str]:
-    """Yields every training sentence, of both languages."""
+    """Yields every training sentence of both languages."""
     for sources, targets in self.read("train"):
       yield from sources
       yield from targets
 
 
 def open_corpus(config: TranslationConfig) -> Corpus:
-  """Prepares what a config names, or finds it prepared.
+  """Prepares the corpus of a config, or finds it in the cache.
 
   Raises:
     DataError: in one line, what is wrong with the data.
@@ -139,7 +139,7 @@ def open_corpus(config: TranslationConfig) -> Corpus:
 
 
 def _numbers(config: TranslationConfig) -> Corpus:
-  """Number words, kept as files: to spell 20,000 numbers takes seconds."""
+  """Number words, cached as files, because spelling 20,000 numbers takes seconds."""
   languages = config.source_language, config.target_language
   numbers.check_languages(*languages)
   sizes = config.max_number, config.num_train, config.num_validation

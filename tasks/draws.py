@@ -1,4 +1,4 @@
-"""Random numbers that follow from (seed, split, index) and nothing else.
+"""Random numbers that depend only on (seed, split, index).
 
 Philox counts (Salmon et al. 2011): a generator can begin at any count, so each
 example begins at one of its own and depends on neither batch size nor order.
@@ -11,13 +11,13 @@ import numpy as np
 
 
 def split_key(seed: int, split: str) -> np.ndarray:
-  """The generator's key [2] of a split; two splits share no number."""
+  """The generator's key [2] of a split; no two splits share a number."""
   sequence = np.random.SeedSequence([seed, *split.encode()])
   return sequence.generate_state(2, np.uint64)
 
 
 def words(key: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
-  """The first `count` words of each example, [B, count] of 64 bits."""
+  """The first `count` random words of each example, [B, count] of 64 bits."""
   philox = np.random.Philox(key=key)
   state = philox.state
   rows = np.empty((len(indices), count), np.uint64)
@@ -30,19 +30,19 @@ def words(key: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
 
 
 def stream(key: np.ndarray, index: int) -> Iterator[int]:
-  """The words of one example, without end."""
+  """An endless stream of random words of one example."""
   philox = np.random.Philox(key=key, counter=_counter(index))
   while True:
     yield from philox.random_raw(1024).tolist()
 
 
 def below(raw: np.ndarray, size: int) -> np.ndarray:
-  """Integers 0 … size − 1, uniform but for size / 2^64."""
+  """Integers 0 … size − 1, uniform up to size / 2^64."""
   return (raw % np.uint64(size)).astype(np.int64)
 
 
 def distinct(raw: np.ndarray, size: int) -> np.ndarray:
-  """Integers 0 … size − 1, no two of a row alike.
+  """Integers 0 … size − 1, distinct within each row.
 
   Each is drawn from what is left: the i-th from size − i numbers, then stepped
   over the smaller ones that are taken. So the cost does not grow with `size`.
@@ -65,7 +65,7 @@ def distinct(raw: np.ndarray, size: int) -> np.ndarray:
 def distinct_weighted(
   raw: np.ndarray, weights: np.ndarray, count: int
 ) -> np.ndarray:
-  """Columns drawn one after the other, each with its share of what is left.
+  """Draws columns without replacement, in proportion to their weights.
 
   Exponential waiting times at rates `weights` ring in this very order
   (Efraimidis and Spirakis 2006).
@@ -84,5 +84,5 @@ def distinct_weighted(
 
 
 def _counter(index: int) -> tuple[int, int, int, int]:
-  """2^64 words for each example, since words count in the first place."""
+  """The generator's counter of an example, with room for 2^64 words."""
   return 0, int(index), 0, 0

@@ -1,4 +1,4 @@
-"""Text files as people have them: UTF-8, plain or gzipped, a line a sentence."""
+"""Text files: UTF-8, plain or gzipped, one sentence per line."""
 
 import collections
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _VALIDATION = ("val", "valid", "validation")
 
 
 def typed_path(text: str) -> pathlib.Path:
-  """The path of `task.path`, `~` resolved; DataError where nobody has it."""
+  """The path of `task.path`, with `~` resolved; DataError if there is no such user."""
   try:
     return pathlib.Path(text).expanduser()
   except RuntimeError as error:  # ~nosuchuser
@@ -33,7 +33,7 @@ def typed_path(text: str) -> pathlib.Path:
 
 
 def existing_file(text: str) -> pathlib.Path:
-  """The path of `task.path`; DataError where there is no such file."""
+  """The path of `task.path`; DataError if the file does not exist."""
   path = typed_path(text)
   if not path.is_file():
     problem = "a folder, expected a file" if path.is_dir() else "no such file"
@@ -52,7 +52,7 @@ _MOST_NAMES = 1000
 
 @contextlib.contextmanager
 def noted() -> Iterator[Notes]:
-  """Notes the digests of all that is read meanwhile."""
+  """Records the digests of all files that are read in this context."""
   notes: Notes = {}
   _notes.append(notes)
   try:
@@ -62,13 +62,13 @@ def noted() -> Iterator[Notes]:
 
 
 def note(name: pathlib.Path | str, content: bytes) -> None:
-  """What a run read, for `noted`."""
+  """Records data that a run read, for `noted`."""
   if _notes:
     _keep_note(name, hashlib.sha256(content).hexdigest())
 
 
 def note_file(path: pathlib.Path) -> str:
-  """The digest of a file, unpacked, of which a run reads a part at a time."""
+  """Records the digest of an unpacked file that is read in parts."""
   with opened(path) as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
   _keep_note(path, digest)
@@ -81,7 +81,7 @@ def _keep_note(name: pathlib.Path | str, digest: str) -> None:
 
 
 def named(notes: Notes) -> dict[str, str]:
-  """Name -> digest: a folder that moves keeps the names.
+  """Name -> digest, with names that do not change if the folder moves.
 
   A file has the last two parts of its path, 'folder/name', or as many as no other
   file has.
@@ -113,7 +113,7 @@ def _few(named_digests: dict[str, str]) -> dict[str, str]:
 
 
 def kept_data(workdir: pathlib.Path) -> dict[str, str]:
-  """Name -> digest of the data that the run in `workdir` began with."""
+  """Name -> digest of the data that the run in `workdir` started with."""
   path = vocabulary_path(workdir, DATA)
   if not path.exists():
     return {}
@@ -124,7 +124,7 @@ def kept_data(workdir: pathlib.Path) -> dict[str, str]:
 
 
 def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
-  """What is kept of the data of a run, as `sha256sum` has it.
+  """Checks a run's data against its digests; returns them as `sha256sum` prints them.
 
   Raises:
     DataError: the run in `workdir` began with other data.
@@ -146,7 +146,7 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
 
 @contextlib.contextmanager
 def opened(path: pathlib.Path) -> Iterator[Any]:
-  """A file as bytes, `.gz` unpacked; DataError where that cannot be done."""
+  """Opens a file as bytes and unpacks `.gz`; DataError if that fails."""
   try:
     is_packed = path.suffix.lower() == ".gz"
     with gzip.open(path) if is_packed else path.open("rb") as file:
@@ -158,13 +158,13 @@ def opened(path: pathlib.Path) -> Iterator[Any]:
 
 
 def suffix(path: pathlib.Path) -> str:
-  """What says how a file is read: '.jsonl' of 'a.JSONL.gz'."""
+  """The suffix that determines a file's format: '.jsonl' of 'a.JSONL.gz'."""
   return pathlib.Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 @contextlib.contextmanager
 def long_cells() -> Iterator[None]:
-  """The module csv refuses cells of more than 131,072 characters; not within this."""
+  """Lifts the limit of the module csv of 131,072 characters per cell."""
   limit = csv.field_size_limit(2**31 - 1)
   try:
     yield
@@ -173,7 +173,7 @@ def long_cells() -> Iterator[None]:
 
 
 def read_bytes(path: pathlib.Path) -> bytes:
-  """Reads a file, unpacking `.gz`; DataError where that cannot be done."""
+  """Reads a file and unpacks `.gz`; DataError if that fails."""
   with opened(path) as file:
     content = file.read()
   note(path, content)
@@ -181,7 +181,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
 
 
 def text_blocks(path: pathlib.Path) -> Iterator[str]:
-  r"""UTF-8 with "\n" for line ends, lines of about a megabyte at a time.
+  r"""Yields UTF-8 text with "\n" line ends, about a megabyte at a time.
 
   Raises:
     DataError: it cannot be read; a faulty line is named.
@@ -204,13 +204,13 @@ def text_blocks(path: pathlib.Path) -> Iterator[str]:
 
 
 def read_text(path: pathlib.Path) -> str:
-  r"""Reads UTF-8 with "\n" for line ends; DataError names a faulty line."""
+  r"""Reads UTF-8 with "\n" line ends; DataError names a faulty line."""
   note_file(path)
   return "".join(text_blocks(path))
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-  r"""Reads lines, split at "\n" only: U+2028 and the like are text."""
+  r"""Reads lines, split only at "\n": U+2028 and similar characters are text."""
   lines = read_text(path).split("\n")
   return lines[:-1] if lines[-1] == "" else lines
 
@@ -291,7 +291,7 @@ def _find(
 def _find_pair(
   folder: pathlib.Path, stems: tuple[str, ...], source: str, target: str
 ) -> tuple[pathlib.Path, pathlib.Path]:
-  """Finds both languages of the first stem that is there at all."""
+  """Finds both languages of the first stem that exists."""
   for stem in stems:
     pair = _find(folder, stem, source), _find(folder, stem, target)
     if pair[0] and pair[1]:

@@ -1,4 +1,4 @@
-"""What tasks share whose examples are computed and never stored.
+"""Shared code of tasks whose examples are computed, not stored.
 
 An example is a pure function of (seed, split, index). Answers stand at marked
 positions, and only these have a weight, so accuracy under teacher forcing is
@@ -43,7 +43,7 @@ class GeneratedTask(base.Task):
     seed: int,
     length: int,
   ):
-    """Takes what all of these tasks have.
+    """Takes the arguments that all these tasks share.
 
     Splits are 'train', 'validation', 'test', and 'length_512' for each of
     `config.eval_lengths`. `config.train_size` examples, if it has any, are
@@ -77,7 +77,7 @@ class GeneratedTask(base.Task):
 
   @abc.abstractmethod
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
-    """The examples of a split with these indices, one a row."""
+    """The examples of a split with these indices, one per row."""
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step: examples step · B … (step + 1) · B − 1."""
@@ -87,7 +87,7 @@ class GeneratedTask(base.Task):
     return _typed(self._examples("train", indices))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out examples in their order."""
+    """The held-out examples in order."""
     for indices in base.chunks(self._config.eval_size, self._batch_size):
       batch = _typed(self._examples(split, indices))
       yield base.pad_rows(batch, self._batch_size)
@@ -95,7 +95,7 @@ class GeneratedTask(base.Task):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Share of right answers, and of rows without a wrong one."""
+    """Share of correct answers, and of rows without an error."""
     sums = super().metric_sums(logits, batch)
     if self.counts_rows:
       sums["sequence_accuracy"] = base.sequence_accuracy(
@@ -104,11 +104,11 @@ class GeneratedTask(base.Task):
     return sums
 
   def encode(self, line: str) -> list[int]:
-    """Ids of symbols between spaces."""
+    """Ids of symbols separated by spaces."""
     return self.encode_target(line)
 
   def encode_target(self, line: str) -> list[int]:
-    """Ids of symbols between spaces; nothing ends them."""
+    """Ids of symbols separated by spaces, without EOS."""
     symbols = line.split()
     if not 1 <= len(symbols) <= self.max_target_length:
       raise ValueError(
@@ -123,7 +123,7 @@ class GeneratedTask(base.Task):
     return [self._ids[symbol] for symbol in symbols]
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """Symbols between spaces, up to EOS."""
+    """Symbols separated by spaces, up to EOS."""
     return " ".join(self.labels(base.until_eos(ids)))
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -131,7 +131,7 @@ class GeneratedTask(base.Task):
     return [self._symbols[int(i)] for i in ids]
 
   def save(self, directory: pathlib.Path) -> None:
-    """Writes the list of symbols; it follows from the config."""
+    """Writes the list of symbols, which depends only on the config."""
     content = json.dumps(self._symbols).encode()
     base.save_vocabulary(directory, {"symbols.json": content})
 
@@ -161,10 +161,10 @@ class Classified(GeneratedTask):
   def _read(
     self, split: str, indices: np.ndarray
   ) -> Iterator[tuple[Sequence[int] | np.ndarray, int]]:
-    """What is read of each example behind `<cls>`, and its answer, as ids."""
+    """The ids of each example after `<cls>`, and its answer."""
 
   def encode(self, line: str) -> list[int]:
-    """Ids of symbols, behind `<cls>`."""
+    """Ids of symbols, after `<cls>`."""
     return [FIRST_SYMBOL, *super().encode(line)]
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
@@ -181,7 +181,7 @@ class Classified(GeneratedTask):
 def maker(
   name: str, task_type: Callable[..., GeneratedTask], kind: str = "decoder"
 ) -> Callable[..., GeneratedTask]:
-  """The `make` of a `TaskEntry`, for tasks that need nothing from disk.
+  """The `make` of a `TaskEntry` for tasks that read nothing from disk.
 
   Args:
     name: of the task, for the message.
@@ -210,7 +210,7 @@ def maker(
 def answers_at(
   shape: tuple[int, ...], columns: np.ndarray, answers: np.ndarray
 ) -> Batch:
-  """'targets' and 'weights' of answers that stand at some columns.
+  """'targets' and 'weights' of answers at some columns.
 
   Args:
     shape: (B, T).
@@ -237,13 +237,13 @@ def answered(
 def check_eval_lengths(
   config: Any, shortest: int, low: str = "length", high: str = "length"
 ) -> None:
-  """Raises a ValueError unless `config.eval_lengths` are further lengths.
+  """Raises ValueError unless `config.eval_lengths` differ from the trained lengths.
 
   Args:
     config: of the task.
     shortest: the least length of an example.
-    low: leaf of the shortest trained length.
-    high: leaf of the longest trained length.
+    low: field of the shortest trained length.
+    high: field of the longest trained length.
   """
   lengths, first, last = (
     getattr(config, leaf) for leaf in ("eval_lengths", low, high)

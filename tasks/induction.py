@@ -1,4 +1,4 @@
-"""Induction heads: what followed the special symbol when it came before?
+"""Induction heads: which symbol followed the special symbol before?
 
     4 0 => 9 2 2 7 1 =>        answer 9, below the last =>
 
@@ -23,7 +23,7 @@ _SHORTEST = 4
 
 @dataclass(frozen=True, config=STRICT)
 class InductionConfig:
-  """How long, and at which other lengths it is evaluated.
+  """The trained length, and other lengths for evaluation.
 
   Attributes:
     vocab_size: symbols, the special one among them.
@@ -44,7 +44,7 @@ class InductionConfig:
 
 
 class InductionTask(GeneratedTask):
-  """Random symbols, the special one somewhere among them and at the end.
+  """Random symbols, with the special symbol once among them and at the end.
 
   decoder: weight on the last position, where its answer is. As in H3's
   code the special symbol comes at any place but the last two before it.

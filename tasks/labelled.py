@@ -1,4 +1,4 @@
-"""What tasks share whose stored examples have one label each."""
+"""Shared code of tasks whose stored examples have one label each."""
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ _FILE = "labels.json"
 
 
 class LabelledTask(base.Task):
-  """Stored examples, and one of a few labels as the answer of each.
+  """Stored examples, each with one of a few labels.
 
   Attributes:
     names: of the labels, as a run keeps them; a label's place is its id.
@@ -28,7 +28,7 @@ class LabelledTask(base.Task):
     batch_size: int,
     seed: int,
   ):
-    """Takes what all of these tasks have.
+    """Takes the arguments that all these tasks share.
 
     Args:
       names: of the labels.
@@ -46,10 +46,10 @@ class LabelledTask(base.Task):
 
   @abc.abstractmethod
   def _batch(self, split: str, places: np.ndarray) -> Batch:
-    """The examples of a split at some places."""
+    """The examples of a split at some indices."""
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B examples: all of them once in an order of their own, then again."""
+    """B examples; each epoch has all of them once in its own order."""
     return self._batch("train", self._trained(step, rows))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
@@ -72,14 +72,14 @@ class LabelledTask(base.Task):
     base.save_vocabulary(directory, {_FILE: self._names_content()})
 
   def check_run(self, workdir: pathlib.Path | None) -> None:
-    """Raises DataError where a run was begun with other labels."""
+    """Raises DataError if a run started with other labels."""
     base.check_vocabulary(workdir, _FILE, self._names_content())
 
   def _names_content(self) -> bytes:
     return json.dumps(self.names, ensure_ascii=False, indent=0).encode()
 
   def _trained(self, step: int, rows: np.ndarray | None) -> np.ndarray:
-    """Places of the examples of a step, or of some of its rows."""
+    """Indices of the examples of a step, or of some of its rows."""
     indices = base.indices(step, self._batch_size, rows)
     return base.epoch_order(indices, self._counts["train"], self._seed)
 

@@ -25,7 +25,7 @@ _MOST_LEVELS = 500
 
 
 def median(values: Sequence[int]) -> int:
-  """The middle value; of two middle ones their mean, rounded down."""
+  """The middle value; the mean of two middle values, rounded down."""
   ordered, count = sorted(values), len(values)
   return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2
 
@@ -49,7 +49,7 @@ _FIRST_DIGIT = _FIRST_OPERATOR + len(OPERATORS)
 
 @dataclass(frozen=True, config=STRICT)
 class ListopsConfig:
-  """How deep, how wide and how long.
+  """Depth, width and length of the expressions.
 
   Attributes:
     max_depth: levels of an expression; a digit alone is one.
@@ -78,7 +78,7 @@ class ListopsConfig:
 
 
 class ListopsTask(Classified):
-  """Expressions, and one of ten digits as the answer.
+  """Expressions, each with one of ten digits as its answer.
 
   Digits have the ids that they have in the source.
   """
@@ -102,7 +102,7 @@ class ListopsTask(Classified):
       yield tokens, _FIRST_DIGIT + value
 
   def _expression(self, split: str, index: int) -> tuple[list[int], int]:
-    """Tokens and value of the first expression of a fitting length."""
+    """Tokens and value of the first expression with a fitting length."""
     config = self._config
     draw = draws.stream(draws.split_key(self._seed, split), index)
     for _ in range(_TRIES):

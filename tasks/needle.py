@@ -1,4 +1,4 @@
-"""A needle in a haystack: the value of one key, by depth and by length.
+"""Needle in a haystack: the value of one key, by depth and by length.
 
     f3 f1 k4 v2 f1 f1 f0 f5 k1 v7 ? k4        answer v2, below the last k4
 
@@ -23,7 +23,7 @@ from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 @dataclass(frozen=True, config=STRICT)
 class NeedleConfig:
-  """How long, with how many other pairs, and evaluated where.
+  """Length, number of other pairs, and lengths and depths of evaluation.
 
   Attributes:
     length: T while training: pairs among filler, then `?` and the key.
@@ -73,7 +73,7 @@ class NeedleConfig:
 
 
 class NeedleTask(GeneratedTask):
-  """Pairs among filler, and a question for one of them at the end.
+  """Pairs among filler, and a question about one of them at the end.
 
   decoder: weight on the last position, where the key is read again.
 
@@ -101,7 +101,7 @@ class NeedleTask(GeneratedTask):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Accuracy over all, and at each depth: 'accuracy_depth_25' at a quarter."""
+    """Accuracy overall and at each depth, 'accuracy_depth_25' at a quarter."""
     inputs, targets, weights = (
       batch[name] for name in ("inputs", "targets", "weights")
     )
@@ -143,7 +143,7 @@ class NeedleTask(GeneratedTask):
 
 
 def _places(length: int) -> int:
-  """Places for pairs before the question."""
+  """Positions of pairs before the question."""
   return (length - 2) // 2
 
 

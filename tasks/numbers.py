@@ -15,7 +15,7 @@ _ALWAYS_TRAINED = 100  # below it are the words that larger numbers are made of
 
 
 def held_out(numbers: np.ndarray) -> np.ndarray:
-  """Which numbers no training split ever holds: a hash decides, [n] → bool.
+  """Which numbers are held out of training; a hash decides, [n] → bool.
 
   The hash is SplitMix64's finaliser (Steele et al. 2014), so a number is on the
   same side for any sizes of the splits. Numbers below 100 are trained: a
@@ -56,7 +56,7 @@ def choose_numbers(
 
 
 def check_languages(source: str, target: str) -> None:
-  """Raises DataError for a language that num2words does not know."""
+  """Raises DataError for a language that num2words does not support."""
   for field, language in (
     ("source_language", source),
     ("target_language", target),
@@ -71,7 +71,7 @@ def check_languages(source: str, target: str) -> None:
 def number_pairs(
   source: str, target: str, numbers: dict[str, np.ndarray]
 ) -> dict[str, Pairs]:
-  """Spells numbers in two languages; about 0.2 ms a pair."""
+  """Spells numbers in two languages; about 0.2 ms per pair."""
 
   def spell(number: int) -> tuple[str, str]:
     return (

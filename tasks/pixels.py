@@ -1,4 +1,4 @@
-"""The pixels of one PNG or JPEG file, and arrays of several.
+"""The pixels of a PNG or JPEG file, and checks of image arrays.
 
 Pillow reads them; it is imported where it is needed.
 """
@@ -18,7 +18,7 @@ _GREY, _COLOUR = ("1", "L"), ("P", "RGB")
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
-  """Reads an image as it is stored, without turning it as EXIF says.
+  """Reads an image as it is stored, without the rotation of its EXIF data.
 
   Alpha is refused: without it, colours appear that nobody has seen, and images
   do not share one background to put behind it.
@@ -60,7 +60,7 @@ def decode(data: bytes, where: str) -> np.ndarray:
 def check_images(
   shape: tuple[int, ...], patch_size: int, channels: int
 ) -> None:
-  """Raises ValueError for arrays that are not images which a model can read."""
+  """Raises ValueError for arrays that are not valid images."""
   expected = f"[B, H, W, {channels}] with sides of at least {patch_size}"
   if len(shape) != 4 or shape[3] != channels or min(shape[1:3]) < patch_size:
     raise ValueError(f"image: expected {expected}, got {list(shape)}")

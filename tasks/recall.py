@@ -21,7 +21,7 @@ from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 @dataclass(frozen=True, config=STRICT)
 class RecallConfig:
-  """How many pairs, in which sequence.
+  """The number of pairs and the length of the sequence.
 
   Attributes:
     vocab_size: V symbols: one filler, V/2 − 1 keys, and values.
@@ -75,12 +75,12 @@ class RecallConfig:
 
   @property
   def numbers(self) -> tuple[int, ...]:
-    """Numbers of pairs that examples have, the largest last."""
+    """The numbers of pairs in the examples, the largest last."""
     return *self.fewer_pairs, self.num_pairs
 
 
 class RecallTask(GeneratedTask):
-  """Pairs, then questions; the answer is expected where the key is read again.
+  """Pairs, then questions; the answer is expected where a key appears again.
 
   decoder: inputs = pairs, then keys among filler; weights on the keys there.
   """

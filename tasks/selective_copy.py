@@ -1,4 +1,4 @@
-"""Selective copying: remember the symbols that count, in their order.
+"""Selective copying: reproduce the marked symbols in their order.
 
     . 3 . . 7 . 3 . | | |        answers 3 7 3 below the marks
 
@@ -22,7 +22,7 @@ from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 @dataclass(frozen=True, config=STRICT)
 class SelectiveCopyConfig:
-  """How much is to be remembered, among how much noise.
+  """The number of symbols to remember, and the amount of noise.
 
   Attributes:
     vocab_size: symbols, the noise and the mark among them.
@@ -53,7 +53,7 @@ class SelectiveCopyConfig:
 
 
 class SelectiveCopyTask(GeneratedTask):
-  """Symbols among noise, then one mark for each of them.
+  """Symbols among noise, then one mark for each symbol.
 
   decoder: weights on the marks. A mark is always the same input, no matter what was
   answered before it, as in the data of S4 and Mamba.

@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary that are not text, found by their names."""
+"""The special tokens of a vocabulary, found by their names."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -26,7 +26,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 class SpecialTokens(NamedTuple):
-  """Ids of the special tokens of a vocabulary; None where it has none.
+  """Ids of the special tokens of a vocabulary; None if it lacks a token.
 
   Attributes:
     pad: fills rows up to a common length.
@@ -48,7 +48,7 @@ class SpecialTokens(NamedTuple):
 
   @classmethod
   def find(cls, ids: Mapping[str, int]) -> "SpecialTokens":
-    """Finds them among all tokens.
+    """Finds the special tokens among all tokens.
 
     A decoder reads padding first where there is no beginning (T5), and the end
     pads where there is no padding (GPT-2).
@@ -71,12 +71,12 @@ class SpecialTokens(NamedTuple):
 
   @property
   def ids(self) -> set[int]:
-    """All of them."""
+    """The ids of all special tokens."""
     roles = {getattr(self, role) for role in NAMES} - {None}
     return roles | {*self.sentinels}
 
   def need(self, role: str, file: str, objective: str) -> int:
-    """The id of a token, or DataError where the vocabulary has none.
+    """The id of a token; DataError if the vocabulary lacks it.
 
     Args:
       role: a key of `NAMES`.
@@ -94,7 +94,7 @@ class SpecialTokens(NamedTuple):
   def need_sentinels(
     self, count: int, file: str, objective: str
   ) -> tuple[int, ...]:
-    """The first sentinels, or DataError where there are fewer."""
+    """The first sentinels; DataError if there are fewer."""
     if len(self.sentinels) < count:
       raise DataError(
         f"task.tokenizer: {file} has {len(self.sentinels)} of the tokens "
@@ -104,7 +104,7 @@ class SpecialTokens(NamedTuple):
 
   @property
   def around(self) -> tuple[list[int], list[int]]:
-    """What an encoder reads before and after a text: `[CLS] … [SEP]`.
+    """The tokens that an encoder reads before and after a text: `[CLS] … [SEP]`.
 
     Nothing where the vocabulary does not have both.
     """
@@ -114,5 +114,5 @@ class SpecialTokens(NamedTuple):
 
 
 def sentinel(number: int) -> str:
-  """The name of a sentinel, as T5 has it."""
+  """The name of a sentinel in T5's notation."""
   return f"<extra_id_{number}>"

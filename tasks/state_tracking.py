@@ -1,4 +1,4 @@
-"""State tracking: which permutation are all so far, one after another?
+"""State tracking: the product of all permutations up to each position.
 
     213 132 213        answers 213, 312, 321: what each prefix does to 123
 
@@ -29,7 +29,7 @@ _MOST = 5
 
 @dataclass(frozen=True, config=STRICT)
 class StateTrackingConfig:
-  """Which group, how long, and at which other lengths it is evaluated.
+  """The group, the trained length, and other lengths for evaluation.
 
   Attributes:
     letters: n of S_n, 2 to 5.
@@ -90,7 +90,7 @@ class StateTrackingTask(GeneratedTask):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Right answers over all prefixes, of whole rows, and at the last position.
+    """Correct answers over all prefixes, whole rows, and last positions.
 
     A model that is perfect up to 32 places and guesses beyond them has 56 % of the
     prefixes of 256 places of two letters right, and 50 % of their last positions.

@@ -1,4 +1,4 @@
-"""Sets of the TFDS catalogue are prepared where TensorFlow is not installed.
+"""Prepares datasets of the TFDS catalogue without TensorFlow.
 
 TFDS reads text and images without it, but encodes pixels, decodes audio and makes
 features of audio with it, and has no option that says otherwise. This module
@@ -33,7 +33,7 @@ _FILES = types.SimpleNamespace(
 
 @contextlib.contextmanager
 def without_tensorflow(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
-  """Has Pillow write images, and `open` read files, while a set is prepared.
+  """Writes images with Pillow and reads files with `open` during preparation.
 
   TFDS encodes arrays of pixels with TensorFlow, and the builders of sets such
   as mnist and cifar10 use it to open what was downloaded. Neither step needs
@@ -58,7 +58,7 @@ def without_tensorflow(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
 
 
 def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
-  """Has `read` decode audio files, where TFDS would ask TensorFlow and pydub.
+  """Decodes audio with `read`, where TFDS would use TensorFlow and pydub.
 
   Features of audio can then be made, and sets with them found, prepared and
   read. Where TensorFlow is installed, nothing is changed.
@@ -91,7 +91,7 @@ def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
 def _encode(
   otherwise: Callable[[Any], bytes], encoding: str, image: Any
 ) -> bytes:
-  """Writes pixels [H, W, C] of 8 bits as a file; the rest is TFDS's."""
+  """Encodes 8-bit pixels [H, W, C] as an image file."""
   if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
     return otherwise(image)
   file = io.BytesIO()

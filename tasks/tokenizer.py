@@ -20,7 +20,7 @@ _PART = 2**20
 
 
 class Tokenizer:
-  """Text to ids and back.
+  """Converts text to ids and back.
 
   Attributes:
     FILE: name of the file in which a run keeps the vocabulary.
@@ -68,11 +68,11 @@ class Tokenizer:
     self.prefix = _prefix(self._library)
 
   def encode_text(self, text: str) -> np.ndarray:
-    """Ids of a text, int32; what reads like a special token is text."""
+    """Ids of a text, int32; the names of special tokens are plain text."""
     return _joined([np.array(x.ids, np.int32) for x in self._encodings(text)])
 
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """`encode_text`, and the characters of the text that each id stands for.
+    """`encode_text`, and the number of characters of each id.
 
     A character that no token covers, as a space of WordPiece, counts with the
     next token, and with the last one at the end of a part: their sum is the
@@ -110,7 +110,7 @@ class Tokenizer:
     return self._library.decode(ids, skip_special_tokens=False)
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The text of each id, spaces and line ends made visible."""
+    """The text of each id, with visible spaces and line ends."""
     return [self._label(int(i)) for i in ids]
 
   def content(self) -> bytes:
@@ -118,7 +118,7 @@ class Tokenizer:
     return self._content
 
   def _encodings(self, text: str) -> Iterator[Any]:
-    """Encodings of the parts of a text, in which no special token is read."""
+    """Encodings of a text in blocks, without special tokens."""
     for part in parts([text]):
       self._library.encode_special_tokens = True
       encoding = self._library.encode(part, add_special_tokens=False)
@@ -152,7 +152,7 @@ def _prefix(library: Any) -> tuple[int, ...]:
 def train_tokenizer(
   text: str | Iterable[str], size: int, extra: Sequence[str] = ()
 ) -> Tokenizer:
-  """Trains byte-level byte-pair encoding: the same bytes for the same text.
+  """Trains byte-level byte-pair encoding; equal texts give equal bytes.
 
   Ids are `<pad>`, `<bos>`, `<eos>`, the `extra` tokens, 256 bytes, and what is
   joined of them.
@@ -207,7 +207,7 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def parts(blocks: Iterable[str]) -> Iterator[str]:
-  """A text in parts of about a megabyte, each but the last ending a line.
+  """Splits a text into blocks of about a megabyte that end at a line end.
 
   They do not depend on the blocks that the text comes in.
   """

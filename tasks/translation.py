@@ -1,4 +1,4 @@
-"""Translation: number words, aligned text files, or any TFDS set by name."""
+"""Translation: number words, aligned text files, or any TFDS dataset by name."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import logging
@@ -19,7 +19,7 @@ _EXTRA_LENGTH = 50
 
 
 class EncodedPairs:
-  """One split, encoded once and kept as int32; EOS is in the ids, BOS is not.
+  """One split as int32 ids; each sentence has EOS but not BOS.
 
   Attributes:
     source: ids of the sources.
@@ -47,7 +47,7 @@ class EncodedPairs:
     self.lengths = np.stack([self.source.lengths, self.target.lengths], axis=1)
 
   def batch(self, rows: np.ndarray, shape: tuple[int, int]) -> Batch:
-    """Rows in one shape (S, T); what is longer is cut and still ends in EOS."""
+    """Rows in one shape (S, T); a truncated row still ends in EOS."""
     targets = pad_with_eos(self.target, rows, shape[1])
     inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
     return {
@@ -59,12 +59,12 @@ class EncodedPairs:
 
 
 def with_eos(rows: list[list[int]]) -> list[list[int]]:
-  """Ends every row with EOS."""
+  """Adds EOS to every row."""
   return [[*row, EOS] for row in rows]
 
 
 def pad_with_eos(ragged: Ragged, rows: np.ndarray, length: int) -> np.ndarray:
-  """Rows as [len(rows), length]; one that is cut ends with EOS all the same."""
+  """Rows as [len(rows), length]; a truncated row still ends in EOS."""
   padded = ragged.pad(rows, length)
   padded[ragged.lengths[rows] > length, -1] = EOS
   return padded
@@ -142,7 +142,7 @@ class TranslationTask(base.Task):
     return self._splits["train"].batch(self._rows[places], shape)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Every pair once, short ones first."""
+    """Every pair once, short pairs first."""
     data = self._splits[split]
     lengths = np.minimum(data.lengths, self._config.max_length)
     order = np.lexsort((lengths.sum(axis=1), fit(self._shapes, lengths)))
@@ -151,7 +151,7 @@ class TranslationTask(base.Task):
       yield base.pad_rows(data.batch(rows, shape), self._batch_size)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """Every source once, short ones first, in two source lengths or three.
+    """Every source once, short ones first, in at most three lengths.
 
     Decoding is one compiled loop for each length, and what it costs is decided
     by the outputs: two lengths are enough.
@@ -172,7 +172,7 @@ class TranslationTask(base.Task):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Token accuracy, given the true prefix."""
+    """Token accuracy, given the correct prefix."""
     accuracy = base.token_accuracy(logits, batch["targets"], batch["weights"])
     return {"token_accuracy": accuracy}
 
@@ -207,7 +207,7 @@ class TranslationTask(base.Task):
   def sentence_statistics(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> list[list[int]]:
-    """What corpus BLEU is made of, for each sentence: it adds these up.
+    """The statistics of each sentence that corpus BLEU sums.
 
     Args:
       hypotheses: as in `score`.
@@ -239,7 +239,7 @@ class TranslationTask(base.Task):
     return ids
 
   def encode_target(self, line: str) -> list[int]:
-    """The same as for a source, as both sides have one vocabulary."""
+    """As `encode`, because both sides have the same vocabulary."""
     return self.encode(line)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:

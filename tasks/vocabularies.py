@@ -1,4 +1,4 @@
-"""The vocabulary that a config asks for: made, opened or restored.
+"""Opens, trains or restores the vocabulary of a config.
 
 Leaves of such a config are `vocabulary`, a `Kind`; `vocab_size`, subwords with the
 special tokens; and `tokenizer`, a file that `find` finds, or its folder, in place of
@@ -36,7 +36,7 @@ def open_vocabulary(
   training_text: str | Iterable[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:
-  """Makes or opens a vocabulary; that of a run must be the same.
+  """Trains or opens a vocabulary; that of a run must be the same.
 
   Args:
     config: which one.
@@ -66,7 +66,7 @@ def open_vocabulary(
 
 
 def find(folder: pathlib.Path) -> pathlib.Path | None:
-  """The file of a vocabulary in a folder of weights, or in that of a run.
+  """The vocabulary file in a folder of weights or of a run.
 
   It is a `tokenizer.json`, or the `characters.json` or `bytes.json` of a run.
   """
@@ -98,7 +98,7 @@ def restore_vocabulary(
   extra: Sequence[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:
-  """Reads the vocabulary of a run; without one, the tokenizer of the config."""
+  """Reads the vocabulary of a run, or else the config's tokenizer."""
   if workdir is None and config.tokenizer:
     return open_file(config.tokenizer, extra)
   # A tokenizer that the config names may have been the characters of a run.
@@ -112,5 +112,5 @@ def restore_vocabulary(
 
 
 def save_vocabulary(vocabulary: Vocabulary, directory: pathlib.Path) -> None:
-  """Writes what `restore_vocabulary` reads."""
+  """Writes the files that `restore_vocabulary` reads."""
   base.save_vocabulary(directory, {vocabulary.FILE: vocabulary.content()})

@@ -1,4 +1,4 @@
-"""Subword vocabulary: byte-pair encoding, joint for source and target.
+"""Subword vocabulary: byte-pair encoding, shared by source and target.
 
 Sennrich et al. 2016, as SentencePiece trains it (Kudo and Richardson 2018).
 """
@@ -33,7 +33,7 @@ _SWAPS = str.maketrans(_RESERVED + _PRIVATE, _PRIVATE + _RESERVED)
 
 
 class Subwords:
-  """Text to ids and back; a SentencePiece model with the ids of `tasks.base`.
+  """Converts text to ids and back: a SentencePiece model with the ids of `tasks.base`.
 
   `decode(encode(text))` is the text, whose characters are in the vocabulary: nothing
   is normalized, and what reads like a special token is text.
@@ -49,7 +49,7 @@ class Subwords:
     self.size: int = self._processor.get_piece_size()
 
   def encode(self, lines: Sequence[str]) -> list[list[int]]:
-    """Ids of each line, without BOS and EOS; 10 µs a line."""
+    """Ids of each line, without BOS and EOS; 10 µs per line."""
     return self._processor.encode([line.translate(_SWAPS) for line in lines])
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -65,13 +65,13 @@ class Subwords:
     ]
 
   def save(self, directory: pathlib.Path) -> None:
-    """Writes the model, and a list that people can read."""
+    """Writes the model, and a readable list of its pieces."""
     base.save_vocabulary(
       directory, {MODEL_FILE: self.model, LIST_FILE: self.content()}
     )
 
   def content(self) -> bytes:
-    """The piece of each id, a line each, from which the ids of any text follow."""
+    """The piece of each id, one per line; they determine the ids of any text."""
     pieces = self.labels(range(self.size))
     lines = (f"{i}\t{piece}\n" for i, piece in enumerate(pieces))
     return "".join(lines).encode()
@@ -83,7 +83,7 @@ class Subwords:
 
 
 def train_subwords(lines: Iterable[str], size: int) -> bytes:
-  """Trains a model on lines of text: the same bytes for the same lines.
+  """Trains a model on lines of text; equal lines give equal bytes.
 
   A text too small for `size` pieces gets as many as it supports. Characters are
   taken as they are: references are not normalized, so what is learned must not be.

@@ -232,7 +232,7 @@ def test_a_page_of_a_mechanism_has_what_the_tables_say(monkeypatch):
   for part in (
     "\n## Cost\n\nWith C = `scan.CHUNK`: ",
     "\n\nThe cost of `gated_linear_attention`:\n\nWith C = `scan.CHUNK`: time",
-    "\n- A state that follows permutations of two or three letters: ",
+    "\n- A state that tracks permutations of two or three letters: ",
     "\n| `max_rate=1.0` | the largest β. ",
     "| [fla-core 0.6.0](",
     "\n- recall of 16 pairs at width 64: 8 of 8\n",

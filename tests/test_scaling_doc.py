@@ -51,18 +51,20 @@ def test_the_kubernetes_job_is_indexed():
   assert {mount["name"] for mount in container["volumeMounts"]} <= names
 
 
-def test_commands_have_leaves_that_there_are():
+def test_commands_set_fields_that_exist():
   used = set(re.findall(r"--config\.mesh\.(\w+)", _TEXT))
   assert used <= set(mesh.AXES)
   for axis in mesh.AXES:
     assert f"| `{axis}` |" in _TEXT
 
 
-def test_the_page_names_what_has_a_form_in_parts():
+def test_the_page_names_what_can_be_sequence_sharded():
   able = plug.supporting(ATTENTIONS, "sequence")
-  start = _TEXT.index("## A sequence in parts")
+  start = _TEXT.index("## Context parallelism")
   part = _TEXT[start : _TEXT.index("## Several processes")]
-  table, rest = part.split("have no form in parts yet")[0].rsplit("\n\n", 1)
+  table, rest = part.split("cannot be sequence-sharded yet")[0].rsplit(
+    "\n\n", 1
+  )
   assert set(re.findall(r"`(\w+)`", rest)) == set(ATTENTIONS) - set(able)
   rows = "\n".join(line for line in table.splitlines() if line[:1] == "|")
   assert set(re.findall(r"`(\w+)`", rows)) == set(able)

@@ -1,4 +1,4 @@
-"""Compares how much each causal mechanism recalls with how much it remembers.
+"""Compares recall and memory of all causal mechanisms.
 
     python compare.py --config=configs/compare/capacity.py --workdir=/tmp/capacity
 

@@ -1,4 +1,4 @@
-"""Compares what windows, features and heads do to recall, beside width.
+"""Compares the effect of windows, features and heads on recall.
 
     python compare.py --config=configs/compare/capacity_sizes.py --workdir=/tmp/sizes
 

@@ -1,4 +1,4 @@
-"""Compares all mechanisms that can serve in a Conformer, on dialled digits.
+"""Compares all mechanisms that a Conformer supports, on dialled digits.
 
     python compare.py --config=configs/compare/conformer.py --workdir=/tmp/conformer
     python compare.py --config=configs/compare/conformer.py --config.seeds=0 \

@@ -1,4 +1,4 @@
-"""Compares how many pairs mechanisms with states of one size recall.
+"""Compares the number of pairs that mechanisms of one state size recall.
 
     python compare.py --config=configs/compare/difficulty.py --workdir=/tmp/difficulty
 

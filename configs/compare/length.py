@@ -1,4 +1,4 @@
-"""Compares mechanisms and position encodings at lengths they were not trained at.
+"""Compares mechanisms and position encodings beyond the trained length.
 
     python compare.py --config=configs/compare/length.py --workdir=/tmp/length
 

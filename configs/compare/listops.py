@@ -1,4 +1,4 @@
-"""Compares encoders on ListOps, with expressions that a CPU can train on.
+"""Compares encoders on ListOps, with expressions sized for a CPU.
 
     python compare.py --config=configs/compare/listops.py --workdir=/tmp/listops
 

@@ -1,4 +1,4 @@
-"""Compares encoders on ListOps of 128 to 512 tokens, in steps that a CPU can make.
+"""Compares encoders on ListOps of 128 to 512 tokens, sized for a CPU.
 
     python compare.py --config=configs/compare/listops_512.py --workdir=/tmp/listops512
 

@@ -1,4 +1,4 @@
-"""Compares encoders on the tasks of Long Range Arena that are generated.
+"""Compares encoders on the generated tasks of Long Range Arena.
 
     python compare.py --config=configs/compare/long_range.py --workdir=/tmp/long
     python compare.py --config=configs/compare/long_range.py --workdir=/tmp/long \

@@ -1,4 +1,4 @@
-"""Compares which mechanisms follow permutations, and how far beyond training.
+"""Compares mechanisms on permutations, and beyond the trained length.
 
     python compare.py --config=configs/compare/state_tracking.py \
       --config.task.letters=2 --config.num_steps=600 --workdir=/tmp/parity

@@ -1,4 +1,4 @@
-"""Compares all mechanisms that can serve in a ViT, on scanned digits.
+"""Compares all mechanisms that a ViT supports, on scanned digits.
 
     python compare.py --config=configs/compare/vit.py --workdir=/tmp/vit
     python compare.py --config=configs/compare/vit.py --config.seeds=0 \

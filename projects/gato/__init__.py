@@ -1,4 +1,4 @@
-"""Gato: one decoder for text, captions of images and control of a pole."""
+"""Gato: one decoder for text, image captions and control of a pole."""
 
 MODELS = {"gato": "projects.gato.config:GatoConfig"}
 TASKS = {"mixed": "projects.gato.task:MixedConfig"}

@@ -1,4 +1,4 @@
-"""Images of coloured shapes, and sentences that say what is where.
+"""Images of coloured shapes, and sentences that describe them.
 
 An example is a pure function of (seed, split, index), see `tasks.draws`.
 """
@@ -52,7 +52,7 @@ class Captioned(NamedTuple):
 
 
 def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
-  """Draws images with 1 to `max_shapes` shapes, one in a quarter at most.
+  """Draws images with 1 to `max_shapes` shapes, at most one in each quarter.
 
   Number, quarters, colours, shapes and sizes are uniform; a shape lies anywhere
   in its quarter, as a whole. The background is a dark grey of its own for each

@@ -1,4 +1,4 @@
-"""What Gato is made of; it checks itself."""
+"""The config of Gato, which checks itself."""
 
 from typing import ClassVar
 
@@ -31,5 +31,5 @@ class GatoConfig(ModelConfig):
 
   @property
   def layout(self) -> str:
-    """Whose batches it reads."""
+    """The batch layout that it reads."""
     return "decoder"

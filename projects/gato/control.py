@@ -39,7 +39,7 @@ _MU, _RANGE = 100.0, 256.0
 
 
 class Episodes(NamedTuple):
-  """What an expert saw and did.
+  """Observations and actions of an expert.
 
   Attributes:
     values: [E, 500, 4] float32.
@@ -55,7 +55,7 @@ class Episodes(NamedTuple):
 
 
 def mu_law(values: np.ndarray) -> np.ndarray:
-  """Bins of real numbers: fine near 0, coarse far away.
+  """Bins of real numbers: fine near 0, coarse far from 0.
 
       F(x) = sign(x) · log(|x| μ + 1) / log(M μ + 1),   μ = 100, M = 256
 
@@ -70,19 +70,19 @@ def mu_law(values: np.ndarray) -> np.ndarray:
 
 
 def bin_value(bins: np.ndarray) -> np.ndarray:
-  """The number in the middle of a bin: `mu_law` the other way."""
+  """The number in the middle of a bin: the inverse of `mu_law`."""
   companded = (np.asarray(bins) + 0.5) / BINS * 2 - 1
   size = np.expm1(np.abs(companded) * np.log(_RANGE * _MU + 1)) / _MU
   return np.sign(companded) * size
 
 
 def expert(values: np.ndarray) -> np.ndarray:
-  """What the expert does: 1, to the right, or 0; `[…, 4] -> […]` int32."""
+  """The expert's action: 1, to the right, or 0; `[…, 4] -> […]` int32."""
   return (values @ _EXPERT > 0).astype(np.int32)
 
 
 def record(count: int, seed: int) -> Episodes:
-  """Plays episodes with the expert, of whose actions some are drawn at random.
+  """Plays episodes with the expert and replaces some actions by random ones.
 
   Args:
     count: E.
@@ -106,7 +106,7 @@ def record(count: int, seed: int) -> Episodes:
 def play(
   count: int, seed: int, act: Callable[[int, np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Plays episodes side by side.
+  """Plays several episodes in parallel.
 
   Args:
     count: E.
@@ -152,7 +152,7 @@ def library() -> Any:
     import gymnasium
   except ImportError as error:
     raise DataError(
-      f"task.control_rows: {ENVIRONMENT} is played in gymnasium, which is not "
-      "installed: pip install gymnasium; or 0 rows, which play nothing"
+      f"task.control_rows: {ENVIRONMENT} needs gymnasium, which is not "
+      "installed: pip install gymnasium, or set 0 rows"
     ) from error
   return gymnasium

@@ -1,4 +1,4 @@
-"""Which modality looks at which, in a model that reads several."""
+"""Attention between the modalities of a model that reads several."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import pathlib
@@ -15,7 +15,7 @@ _INCHES = 2.6
 
 
 class Shares(NamedTuple):
-  """What the queries of each modality spend on the keys of each, in one row.
+  """The attention weight from each modality to each, in one row.
 
   Attributes:
     modalities: M names, in the order in which they come first.
@@ -36,7 +36,7 @@ def shares(
   task: MixedTask,
   example: Mapping[str, np.ndarray],
 ) -> Shares:
-  """Sums the attention of every layer by modality.
+  """Sums the attention weights of every layer by modality.
 
   Args:
     model: a decoder.
@@ -65,7 +65,7 @@ def shares(
 def draw_shares(
   path: pathlib.Path, rows: Sequence[Shares], mechanisms: Sequence[str]
 ) -> None:
-  """Draws shares as tables of colours, a layer a column.
+  """Draws shares as coloured tables, one column per layer.
 
   Args:
     path: a .png file.
@@ -118,7 +118,7 @@ def _mechanisms(model: Any) -> Sequence[models.AttentionConfig]:
 
 
 class DrawnShares:
-  """How the attention of Gato is drawn.
+  """Draws the attention of Gato.
 
   `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
   """
@@ -132,7 +132,7 @@ class DrawnShares:
     task: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
   ) -> None:
-    """Draws the shares of one row of each kind, a row below the other.
+    """Draws the shares of one row of each kind, one below the other.
 
     A kind is a set of modalities. Those with one alone, such as text, have
     nothing to tell, unless there is no other. Below each share, in brackets, is
@@ -170,9 +170,9 @@ class DrawnShares:
     file: str,
     query: Any,
   ) -> str:
-    """Draws what the caption of the image in a file looks at; returns it."""
+    """Draws the attention of a caption to the image in a file; returns it."""
     if query is not None:
-      raise ConfigError("--query: belongs to a model of images alone")
+      raise ConfigError("--query: only models of images take it")
     prompt = run.task.read(file)
     ids, length = prompt["prompt"], run.task.max_target_length
     written = run.generate(

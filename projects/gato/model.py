@@ -32,14 +32,14 @@ class Gato(DrawnShares, Transformer):
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch of which `initialize` reads the shapes."""
+    """A batch from which `initialize` reads the shapes."""
     batch = super().example()
     if self.patches_shape is not None:
       batch["patches"] = np.zeros((1, *self.patches_shape), np.float32)
     return batch
 
   def setup(self) -> None:
-    """Makes the decoder, the table of local positions and the patches' block."""
+    """Creates the decoder, the table of local positions and the patch embedding."""
     super().setup()
     config = cast(GatoConfig, self.config)
     if config.local_positions:
@@ -62,7 +62,7 @@ class Gato(DrawnShares, Transformer):
     local: Int[Array, "B T"] | None = None,
     patches: Float[Array, "B R C P P D"] | None = None,
   ) -> Float[Array, "B T F"]:
-    """Embeddings of ids and of patches, with both of their positions.
+    """Embeddings of ids and of patches, with their positions.
 
     Args:
       inputs: ids; where one is `PATCH_ID`, the next patch is read.
@@ -74,8 +74,7 @@ class Gato(DrawnShares, Transformer):
     """
     if patches is not None and self.patches_shape is None:
       raise ValueError(
-        "patches: this model was made without; expected `input_shapes` with "
-        "'patches'"
+        "patches: this model has none; expected `input_shapes` with 'patches'"
       )
     is_patch = inputs == PATCH_ID
     ids = jnp.where(is_patch, 0, inputs)
@@ -91,7 +90,7 @@ class Gato(DrawnShares, Transformer):
 
 
 def create(config: GatoConfig, sizes: Sizes) -> Gato:
-  """Makes the model for a task's sizes; computes nothing.
+  """Creates the model for a task's sizes; computes nothing.
 
   Raises:
     ValueError: as `models.sizes.id_sizes`.

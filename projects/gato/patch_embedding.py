@@ -1,4 +1,4 @@
-"""Patches of images as tokens of a sequence, by a residual block (Gato)."""
+"""Image patches as tokens of a sequence, by a residual block (Gato)."""
 
 from flax import linen as nn
 import jax
@@ -19,7 +19,7 @@ _EPSILON = 1e-6
 
 
 class PatchEmbedding(nn.Module):
-  """A vector for each patch of an image, and where the patch is in it.
+  """A vector for each patch of an image, including its position in the image.
 
       x = (2 p − 1) / √P                       pixels p in [0, 1]
       h = conv(x),  h ← h + conv(act(norm(conv(act(norm(h))))))
@@ -49,7 +49,7 @@ class PatchEmbedding(nn.Module):
   def __call__(
     self, patches: Float[Array, "B R C P P D"], *, deterministic: bool = True
   ) -> Float[Array, "B S F"]:
-    """Embeds the patches of one image a row.
+    """Embeds the patches of one image per row.
 
     Args:
       patches: an image's R rows of C patches, with D channels.

@@ -1,4 +1,4 @@
-"""Text, captions and control in one batch, as one sequence of tokens each."""
+"""Text, captions and control in one batch, each as a token sequence."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
@@ -61,7 +61,7 @@ class MixedTask(base.Task):
     batch_size: int,
     seed: int,
   ):
-    """Takes what is read; `episodes` has none where no row is control."""
+    """Takes the data; `episodes` is empty if no row is control."""
     self._config = config
     self._text = text
     self._episodes = episodes
@@ -82,7 +82,7 @@ class MixedTask(base.Task):
 
   @property
   def baselines(self) -> Mapping[str, float]:
-    """Losses of counted tokens and pairs on the held-out text."""
+    """Unigram and bigram losses on the held-out text."""
     return {f"text_{name}": x for name, x in self._text.baselines.items()}
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
@@ -102,7 +102,7 @@ class MixedTask(base.Task):
     return base.only(_joined(parts), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out text, then held-out captions, then stretches of episodes."""
+    """The held-out text, then held-out captions, then windows of episodes."""
     for batch in self._text.eval_batches(split):
       yield self._text_rows(batch)
     config = self._config
@@ -119,7 +119,7 @@ class MixedTask(base.Task):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Loss of text, whole captions and actions that are right."""
+    """Loss of text, and correct captions and actions."""
     inputs, targets = batch["inputs"], batch["targets"]
     weights = batch["weights"]
     is_caption = jnp.any(inputs == PATCH, axis=1)[:, None]
@@ -140,7 +140,7 @@ class MixedTask(base.Task):
     }
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """Held-out images, whose captions are to be written."""
+    """Held-out images as prompts for captions."""
     if split not in self.eval_splits:
       raise KeyError(split)
     if not self._config.caption_rows:
@@ -160,7 +160,7 @@ class MixedTask(base.Task):
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
-    """The share of captions that are right word for word."""
+    """The share of captions that are correct word for word."""
     right = sum(map(str.__eq__, hypotheses, references))
     return {"caption_exact": right / max(1, len(references))}
 
@@ -209,7 +209,7 @@ class MixedTask(base.Task):
     return {"return": float(lengths.mean())}
 
   def read(self, path: str) -> Batch:
-    """A prompt of one image, whose caption a model may write.
+    """A prompt of one image, for which a model writes a caption.
 
     Raises:
       DataError: there is no such file, it is not an image, or is not in colour
@@ -259,7 +259,7 @@ class MixedTask(base.Task):
     return [self._label(int(i)) for i in ids]
 
   def modalities(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Which of `MODALITIES` each id is of."""
+    """The modality of each id, one of `MODALITIES`."""
     return [self._modality(int(i)) for i in ids]
 
   def save(self, directory: pathlib.Path) -> None:
@@ -288,7 +288,7 @@ class MixedTask(base.Task):
 
   @property
   def _window(self) -> int:
-    """Time steps in a row, of whose tokens the last is only a target."""
+    """The number of consecutive time steps; the last token is only a target."""
     return (self._config.context + 1) // STEP_TOKENS
 
   def _held_out(self) -> Iterator[np.ndarray]:
@@ -296,11 +296,11 @@ class MixedTask(base.Task):
     return base.chunks(self._config.eval_size, self._batch_size)
 
   def _text_rows(self, rows: Batch) -> Batch:
-    """Rows of text as the others are."""
+    """Rows of text in the layout of the other rows."""
     return {**rows, "local": self._row_places(rows["inputs"])}
 
   def _row_places(self, inputs: np.ndarray) -> np.ndarray:
-    """The places of a row that is one time step."""
+    """The local positions of a row that is one time step."""
     places = np.arange(1, inputs.shape[1] + 1, dtype=np.int32)
     return np.tile(places, (len(inputs), 1))
 
@@ -334,7 +334,7 @@ class MixedTask(base.Task):
   def _controlled(
     self, split: str, rng: np.random.Generator, count: int
   ) -> Batch:
-    """Stretches of episodes from random places."""
+    """Windows of episodes from random positions."""
     episodes, window = self._episodes[split], self._window
     chosen = rng.integers(len(episodes.lengths), size=count)
     # An episode that is shorter than the window is shown from its beginning.
@@ -360,7 +360,7 @@ class MixedTask(base.Task):
     }
 
   def _places(self, steps: int) -> np.ndarray:
-    """The place of each token of time steps in its own, [steps · 6]."""
+    """The position of each token within its time step, [steps · 6]."""
     places = np.arange(1, STEP_TOKENS + 1, dtype=np.int32)
     places[-1] = 0
     return np.tile(places, steps)
@@ -374,7 +374,7 @@ class MixedTask(base.Task):
     return tokens.reshape(len(actions), -1)
 
   def check_captions(self) -> None:
-    """Raises ValueError where a row has no room for the longest caption."""
+    """Raises ValueError if the longest caption does not fit a row."""
     longest = sorted(
       (
         max(
@@ -399,7 +399,7 @@ class MixedTask(base.Task):
 
 
 def _joined(parts: Sequence[Batch]) -> Batch:
-  """Rows of several kinds below one another; those without an image have none."""
+  """Concatenates rows of several kinds; rows without an image have an empty one."""
   names = dict.fromkeys(name for part in parts for name in part)
   shapes = {name: part[name].shape[1:] for part in parts for name in part}
   return {

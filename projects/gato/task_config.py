@@ -1,4 +1,4 @@
-"""How much of what, checked."""
+"""The config of the mixed task: amounts of text, captions and control."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from tasks import vocabularies
 
 @dataclass(frozen=True, config=STRICT)
 class MixedConfig:
-  """Which text, and how many rows of a batch are captions and control.
+  """The text, and the number of caption and control rows of a batch.
 
   Attributes:
     path: a UTF-8 file; its first 90 % are trained, the rest is held out.

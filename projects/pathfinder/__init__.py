@@ -1,3 +1,3 @@
-"""Pathfinder: whether a dashed path joins two dots, read pixel by pixel."""
+"""Pathfinder: does a dashed path connect two discs? The model reads pixel by pixel."""
 
 TASKS = {"pathfinder": "projects.pathfinder.task:PathfinderConfig"}

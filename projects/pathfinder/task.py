@@ -1,4 +1,4 @@
-"""Pathfinder: whether two discs lie on one dashed path, read pixel by pixel.
+"""Pathfinder: does a dashed path connect two discs? The model reads pixel by pixel.
 
     . . . . . . . . # # . .
     . # # # . . . . . . . .       Two long paths and several short ones; two ends
@@ -57,7 +57,7 @@ _TRIES_A_PATH, _TRIES = 100, 1000
 
 @dataclass(frozen=True, config=STRICT)
 class PathfinderConfig:
-  """How large a picture, with how much on it.
+  """The size of a picture, and the number and length of its paths.
 
   Attributes:
     size: pixels of a side; the sequence has size² and one for the answer.
@@ -83,7 +83,7 @@ class _Pair(NamedTuple):
 
 
 class PathfinderTask(Classified):
-  """Pictures as sequences of pixels, and yes or no.
+  """Pictures as sequences of pixels, with the answer yes or no.
 
   What is read are the rows of the picture, one after another. Of two neighbouring
   examples one is yes, so every even number of them has as many of both.
@@ -119,7 +119,7 @@ class PathfinderTask(Classified):
     return next(filter(None, self._tries(split, number)))
 
   def _tries(self, split: str, number: int) -> Iterator[_Pair | None]:
-    """One pair after another, None for those that have no room; without end."""
+    """An endless stream of pairs, None for those that do not fit."""
     config = self._config
     key = draws.split_key(self._seed, split)
     # Which of the two is yes; words of the pictures are others.
@@ -178,7 +178,7 @@ def _union(sets: Iterable[int]) -> int:
 
 
 class _End(NamedTuple):
-  """Where a path begins: its pixel, and the direction of its first dash."""
+  """The start of a path: its pixel, and the direction of its first dash."""
 
   pixel: int
   heading: int
@@ -196,7 +196,7 @@ def _paths(
   config: PathfinderConfig,
   starts: tuple[_End, ...] = (),
 ) -> _Paths | None:
-  """All paths of a picture; None where one has no room.
+  """All paths of a picture; None if one does not fit.
 
   Args:
     draw: random words.
@@ -223,7 +223,7 @@ def _paths(
 
 
 def _ends(size: int, path: list[int]) -> tuple[_End, _End]:
-  """Both ends of a path, each as one where it begins."""
+  """Both ends of a path, each as a start."""
 
   def end(dash: list[int]) -> _End:
     (r, c), (next_r, next_c) = (divmod(pixel, size) for pixel in dash)
@@ -240,7 +240,7 @@ def _path(
   has_discs: bool,
   start: _End | None,
 ) -> tuple[list[int], int] | None:
-  """One path by a random walk; None where it has no room.
+  """One path by a random walk; None if it does not fit.
 
   Args:
     draw: random words.

@@ -1,4 +1,4 @@
-"""What a Perceiver IO is made of; it checks itself."""
+"""The config of a Perceiver IO, which checks itself."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from settings.fields import Count, Rate, check, checked
 
 
 class Widths(NamedTuple):
-  """What an attention and the feed-forward layer after it are made of.
+  """Sizes of an attention module and of the feed-forward layer after it.
 
   Attributes:
     num_heads: N.
@@ -30,7 +30,7 @@ class Widths(NamedTuple):
 
 @checked
 class PerceiverConfig(AttentionSlots):
-  """Latents that read inputs of any length, and outputs that ask the latents.
+  """Latents that read inputs of any length, and output queries that read the latents.
 
   A width that is None follows from another one, which its line names.
 
@@ -124,12 +124,12 @@ class PerceiverConfig(AttentionSlots):
 
   @property
   def layout(self) -> str:
-    """Whose batches it reads."""
+    """The batch layout that it reads."""
     return "encoder"
 
   @property
   def latents(self) -> Widths:
-    """Sizes of the layers among the latents."""
+    """Sizes of the self-attention layers of the latents."""
     return Widths(
       self.num_heads,
       self.query_features or self.features,
@@ -166,16 +166,16 @@ class PerceiverConfig(AttentionSlots):
 
   @property
   def query_dim(self) -> int:
-    """H, among the latents."""
+    """H of the latents."""
     return self.latents.query // self.num_heads
 
   @property
   def kv_heads(self) -> int:
-    """K, which is N."""
+    """K, equal to N."""
     return self.num_heads
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer that has the slot `field`."""
+    """The mechanism of every layer for the attention module `field`."""
     number = 2 if field == "cross_attention" else self.num_layers
     chosen = self.attentions[field]
     return tuple(chosen[i % len(chosen)] for i in range(number))

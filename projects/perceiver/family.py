@@ -64,7 +64,7 @@ def _optional(theirs: Mapping[str, Any], name: str) -> int | None:
 
 
 def _layer(theirs: str, ours: str, slot: str) -> list[Row]:
-  """The rows of one layer; one among latents has no norm of keys."""
+  """The rows of one layer; a layer of the latents has no norm of keys."""
   attention = f"{theirs}.attention.self"
   return [
     *family.norm(f"{attention}.layernorm1", f"{ours}/{slot}_norm"),

@@ -1,4 +1,4 @@
-"""What the latents of a Perceiver attend to, named and drawn over an image."""
+"""Attention of a Perceiver's latents, labelled and drawn over an image."""
 
 from collections.abc import Iterable, Mapping
 import pathlib
@@ -41,7 +41,7 @@ def pixel_labels(shape: tuple[int, ...]) -> list[str]:
 
 
 def by_place(weights: np.ndarray) -> np.ndarray:
-  """The latents of `[N, M, S]` weights, by the mean position that they look at.
+  """Sorts the latents of `[N, M, S]` weights by the mean position that they attend to.
 
   Weights below 0, which some mechanisms have, count as 0.
   """
@@ -56,7 +56,7 @@ def draw_on_image(
   variables: Mapping[str, Any],
   example: Mapping[str, np.ndarray],
 ) -> None:
-  """Draws where some latents look, and where the class looks through them all.
+  """Draws the attention of some latents, and that of the class through all latents.
 
   The class is rolled out: what it takes of every latent, times what these have
   of one another after their layers, times where they look. The latents are
@@ -97,7 +97,7 @@ def draw_on_image(
 
 
 class DrawnLatents:
-  """How the attention of a Perceiver is drawn.
+  """Draws the attention of a Perceiver.
 
   `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
   """
@@ -111,7 +111,7 @@ class DrawnLatents:
     task: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
   ) -> None:
-    """Draws what latents look at: over an image, or over a whole text.
+    """Draws the attention of latents over an image or over a whole text.
 
     Over a text the latents are in the order of where they look.
     """
@@ -135,7 +135,7 @@ class DrawnLatents:
     task: Any,
     example: Mapping[str, np.ndarray],
   ) -> attention_maps.NamedMap:
-    """Cuts padding off `[N, T, S]` weights, and names the rest."""
+    """Removes padding from `[N, T, S]` weights, and labels the rest."""
     if "image" in example:
       inputs = "pixel", pixel_labels(example["image"].shape[1:])
     else:
@@ -154,10 +154,10 @@ class DrawnLatents:
     file: str,
     query: Any,
   ) -> None:
-    """Draws what latents look at in the image in a file."""
+    """Draws the attention of latents to the image in a file."""
     if query is not None:
       raise ConfigError(
-        "--query: belongs to a model of patches; of a Perceiver the latents look"
+        "--query: only models of patches take it; a Perceiver shows its latents"
       )
     example = {"image": run.task.read(file)[None]}
     draw_on_image(path, self, variables, example)

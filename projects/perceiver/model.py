@@ -34,7 +34,7 @@ _STD = 0.02
 
 
 class Layer(nn.Module):
-  """One attention, among latents or across, and a feed-forward layer.
+  """One self- or cross-attention module and a feed-forward layer.
 
       x ← (x +) MultiHead(norm(x), norm(y)),   x ← x + FFN(norm(x))
 
@@ -70,7 +70,7 @@ class Layer(nn.Module):
     mask: Bool[Array, "B 1 1 S"] | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "B T F"]:
-    """The layer on x, which reads `memory`, or itself where that is None."""
+    """Applies the layer to x, which attends to `memory`, or to itself if None."""
     config = _choices(self.config, self.features, self.widths)
     slot = "self_attention" if memory is None else "cross_attention"
     dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
@@ -136,7 +136,7 @@ class Perceiver(DrawnLatents, nn.Module):
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array], dict[str, Any]]:
-    """What a call reads of a batch: arguments, and options by name.
+    """The inputs that a call takes from a batch: arguments, and options by name.
 
     Of 'targets' the length is read: as many outputs are asked for, and all
     where a batch has none.
@@ -152,7 +152,7 @@ class Perceiver(DrawnLatents, nn.Module):
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch of which `initialize` reads the shapes."""
+    """A batch from which `initialize` reads the shapes."""
     if self.image_shape is not None:
       return {"image": np.zeros((1, *self.image_shape), np.float32)}
     return {"source": np.ones((1, 1), np.int32)}
@@ -258,7 +258,7 @@ class Perceiver(DrawnLatents, nn.Module):
 
 
 def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
-  """The module of a config for the sizes of a task; as `models.create`.
+  """Creates the module of a config for the sizes of a task; as `models.create`.
 
   Raises:
     ValueError: they do not go together; the message starts with the field or
@@ -275,8 +275,8 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
   else:
     if config.fourier_bands is None:
       raise ValueError(
-        "fourier_bands: expected how many frequencies the positions of pixels "
-        "have, for a task of images, got None"
+        "fourier_bands: expected the number of frequencies of pixel positions "
+        "for a task of images, got None"
       )
     inputs = math.prod(shape[:2])
   for name, size, needed in (
@@ -292,8 +292,8 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
     and sizes.source_vocab_size == sizes.target_vocab_size
   ):
     raise ValueError(
-      "head: 'tokens' has logits of the ids that it reads; expected 'class' for "
-      "a task of another vocabulary"
+      "head: 'tokens' predicts the ids that it reads; expected 'class' for a "
+      "task with another target vocabulary"
     )
   encoder, decoder = config.layers("cross_attention")
   latents = config.num_latents
@@ -321,7 +321,7 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
 
 
 def _sines(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
-  """Sines and cosines of each place, with the size of `_STD`."""
+  """Sines and cosines of each position, with the scale of `_STD`."""
   del key
   size, width = shape
   waves = position_encodings.sinusoidal(

@@ -65,16 +65,16 @@ class Seq2SeqConfig(AttentionSlots):
 
   @property
   def layout(self) -> str:
-    """It reads what an encoder-decoder reads."""
+    """The batch layout of an encoder-decoder."""
     return "encoder_decoder"
 
   def dims(self, max_length: int) -> Dims:
-    """The sizes that a mechanism makes its variables from."""
+    """The sizes from which a mechanism creates its variables."""
     heads = self.num_heads
     return Dims(heads, heads, self.query_dim, max_length, self.features)
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The one mechanism."""
+    """The single mechanism."""
     return self.attentions[field]
 
   @property
@@ -84,5 +84,5 @@ class Seq2SeqConfig(AttentionSlots):
 
   @property
   def kv_heads(self) -> int:
-    """K, which is N."""
+    """K, equal to N."""
     return self.num_heads

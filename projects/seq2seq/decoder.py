@@ -1,4 +1,4 @@
-"""The recurrent decoders that attention was invented for.
+"""The recurrent decoders for which attention was invented.
 
 With annotations h_1 … h_S of the source, embedding e_t of the word before, and
 Attend(s) = Σ_j α_j(s) h_j by any mechanism, one step is
@@ -35,7 +35,7 @@ Ends = Sequence[tuple[Any, Any]]
 
 
 class Annotations(NamedTuple):
-  """What an encoder says of a source.
+  """The outputs of an encoder for a source.
 
   Attributes:
     values: `[B, S, F]`.
@@ -47,7 +47,7 @@ class Annotations(NamedTuple):
 
 
 class DecoderState(NamedTuple):
-  """What one step hands to the next, in float32 for every dtype of the model.
+  """The state between two steps, in float32 for every dtype of the model.
 
   Attributes:
     cells: states of the cells.
@@ -61,7 +61,7 @@ class DecoderState(NamedTuple):
 def make_cell(
   config: Seq2SeqConfig, features: int, name: str | None = None
 ) -> nn.RNNCellBase:
-  """One recurrent cell of the config's kind.
+  """A recurrent cell of the config's kind.
 
   Flax's GRU resets after the product, r ∘ (U h), where the paper has
   U (r ∘ h); it is the form of cuDNN and learns as well.
@@ -82,12 +82,12 @@ def _orthogonal(key, shape, dtype):
 
 
 def hidden(state: Any) -> Float[Array, "B F"]:
-  """The h of a cell's state: all of a GRU's, the second half of an LSTM's."""
+  """The h of a cell's state: the whole state of a GRU, the second half of an LSTM's."""
   return jax.tree.leaves(state)[-1]
 
 
 class CrossAttention(nn.Module):
-  """Attends from states to annotations, with no projection of its own.
+  """Attends from states to annotations, without a projection.
 
   Keys and values are the annotations and queries the states, as in both
   papers, so every parameter is the mechanism's. It lies under the name
@@ -102,13 +102,13 @@ class CrossAttention(nn.Module):
   dims: Dims
 
   def setup(self) -> None:
-    """Makes or reads the mechanism's variables."""
+    """Creates or reads the mechanism's variables."""
     self.mechanism = mechanism_variables(self, self.attention, self.dims)
 
   def __call__(
     self, queries: Float[Array, "BA F"], source: Annotations
   ) -> Float[Array, "BA F"]:
-    """Contexts of one state each.
+    """One context for each state.
 
     Args:
       queries: `[B·A, F]`, the A hypotheses (beams) of an example side by side;
@@ -125,7 +125,7 @@ class CrossAttention(nn.Module):
     return contexts.reshape(queries.shape)
 
   def show(self, queries: Float[Array, "B T F"], source: Annotations) -> None:
-    """Sows the matrix `[B, N, T, S]` where 'intermediates' is mutable."""
+    """Sows the matrix `[B, N, T, S]` if 'intermediates' is mutable."""
     if self.is_mutable_collection("intermediates"):
       query, keys, mask = self._heads(queries, source)
       apply = functools.partial(self.attention.apply, self.mechanism)
@@ -143,7 +143,7 @@ class CrossAttention(nn.Module):
 
 
 class Decoder(nn.Module):
-  """Embeddings of the words before, to what the softmax reads.
+  """Maps embeddings of the previous words to the inputs of the softmax.
 
   Attributes:
     config: of the model.
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
   max_source_length: int
 
   def setup(self) -> None:
-    """Makes the cells, the attention and what leads in and out."""
+    """Creates the cells, the attention module and the projections."""
     config = self.config
     self.cells = [
       make_cell(config, config.features) for _ in range(config.num_layers)
@@ -182,7 +182,7 @@ class Decoder(nn.Module):
     self.dropout = nn.Dropout(config.dropout_rate)
 
   def begin(self, ends: Ends) -> DecoderState:
-    """The state before the first word, from the ends of the encoder's layers.
+    """The state before the first word, from the final states of the encoder's layers.
 
     Bahdanau: tanh(W ←h_1), from what read the source backwards. Luong: the
     states themselves, of the two directions side by side.
@@ -210,7 +210,7 @@ class Decoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T F"]:
-    """h̃ of every position, teacher-forced: one scan over time.
+    """h̃ of every position with teacher forcing: one scan over time.
 
     Args:
       state: from `begin`.
@@ -246,7 +246,7 @@ class Decoder(nn.Module):
     embedded: Float[Array, "BA F"],
     source: Annotations,
   ) -> tuple[DecoderState, Float[Array, "BA F"]]:
-    """One step, for A hypotheses of each example: the new state and h̃."""
+    """One step for A hypotheses of each example: the new state and h̃."""
     state, (_, output) = self._step(state, embedded, source, True)
     return state, self._read_out(output, embedded)
 
@@ -255,7 +255,7 @@ class Decoder(nn.Module):
     return self.config.decoder == "bahdanau"
 
   def _step(self, state, embedded, source, deterministic):
-    """The new state, the query and what `_read_out` wants of it."""
+    """The new state, the query and the inputs of `_read_out`."""
     if self._asks_before:
       query = hidden(state.cells[-1])
       context = self.cross_attention(query, source)
@@ -271,7 +271,7 @@ class Decoder(nn.Module):
     return DecoderState(cells, output.astype(jnp.float32)), (top, output)
 
   def _climb(self, states, x, deterministic):
-    """One step of every layer, each above the output of the one below."""
+    """One step of every layer, each on the output of the layer below."""
     new = []
     for layer, (cell, state) in enumerate(zip(self.cells, states, strict=True)):
       if layer:

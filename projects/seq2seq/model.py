@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder, behind the same calls as the Transformer."""
+"""The recurrent encoder-decoder, with the same interface as the Transformer."""
 
 from collections.abc import Mapping
 import functools
@@ -20,7 +20,7 @@ from projects.seq2seq.decoder import Annotations, Decoder, Ends, make_cell
 
 
 class Encoder(nn.Module):
-  """Layers of two cells, one reading forwards and one backwards.
+  """Layers of two cells, one in each direction.
 
   h_j = [→h_j; ←h_j], each half as wide, so that annotations are as wide as
   states of the decoder and every layer as wide as the next.
@@ -126,17 +126,17 @@ class Seq2Seq(nn.Module):
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array, Array], dict[str, Any]]:
-    """What a call reads of a batch: arguments, and options by name."""
+    """The inputs that a call takes from a batch: arguments, and options by name."""
     return (jnp.asarray(batch["source"]), jnp.asarray(batch["inputs"])), {}
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch of which `initialize` reads the shapes."""
+    """A batch from which `initialize` reads the shapes."""
     ids = np.ones((1, 1), np.int32)
     return {"source": ids, "inputs": ids}
 
   def setup(self) -> None:
-    """Makes the tables, the encoder and the decoder."""
+    """Creates the tables, the encoder and the decoder."""
     config = self.config
     table = functools.partial(
       tables.token_table,
@@ -233,7 +233,7 @@ class Seq2Seq(nn.Module):
 
 
 def create(config: Seq2SeqConfig, sizes: Sizes) -> Seq2Seq:
-  """Makes the model for a task's sizes; computes nothing.
+  """Creates the model for a task's sizes; computes nothing.
 
   Raises:
     ValueError: as `models.sizes.id_sizes`.

@@ -17,7 +17,7 @@ def library(leaf: str) -> Any:
   """The module soundfile.
 
   Args:
-    leaf: of the config that asks for files, for the message.
+    leaf: the config field that asks for files, for the message.
 
   Raises:
     DataError: it is not installed, or its library of the system is missing.
@@ -39,7 +39,7 @@ def decode(data: bytes, where: str, sample_rate: int, leaf: str) -> np.ndarray:
     data: of a file that libsndfile knows: WAV, FLAC, OGG and others.
     where: names it, for messages.
     sample_rate: that it has to have.
-    leaf: of the config that asks for it.
+    leaf: the config field that asks for it.
 
   Returns:
     [S] float32, integers scaled to [−1, 1].

@@ -1,4 +1,4 @@
-"""What a Conformer is made of; it checks itself."""
+"""The config of a Conformer, which checks itself."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -13,7 +13,7 @@ from settings.fields import Count, Rate, check, checked
 
 @checked
 class ExtractorConfig:
-  """Convolutions that make features of the samples of a recording.
+  """Convolutions that compute features from the samples of a recording.
 
   Attributes:
     features: channels of each convolution.
@@ -44,7 +44,7 @@ class ExtractorConfig:
 
 @checked
 class ConformerConfig(AttentionSlots):
-  """An encoder of speech: attention and convolution between two feed-forwards.
+  """An encoder of speech: attention and convolution between two feed-forward layers.
 
   Attributes:
     kind: 'conformer'.
@@ -112,7 +112,7 @@ class ConformerConfig(AttentionSlots):
 
   @property
   def block(self) -> ModelConfig:
-    """What a block has in common with a Transformer's layer."""
+    """The settings that a block shares with a Transformer layer."""
     return ModelConfig(
       kind="encoder",
       num_layers=self.num_layers,
@@ -133,16 +133,16 @@ class ConformerConfig(AttentionSlots):
 
   @property
   def layout(self) -> str:
-    """Whose batches it reads."""
+    """The batch layout that it reads."""
     return "encoder"
 
   @property
   def head(self) -> str:
-    """Logits of every position, as of a `ModelConfig` with head 'tokens'."""
+    """Logits of every position, as a `ModelConfig` with head 'tokens' has."""
     return "tokens"
 
   def dims(self, max_length: int) -> Dims:
-    """The sizes that a mechanism makes its variables from."""
+    """The sizes from which a mechanism creates its variables."""
     heads = self.num_heads
     return Dims(heads, heads, self.query_dim, max_length, self.features)
 
@@ -153,5 +153,5 @@ class ConformerConfig(AttentionSlots):
 
   @property
   def kv_heads(self) -> int:
-    """K, which is N."""
+    """K, equal to N."""
     return self.num_heads

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: its loss, and what it decodes to.
+"""Connectionist temporal classification: its loss and its greedy decoding.
 
 Symbol 0 is the blank. Logits are of every ⌈S/T⌉-th of S frames.
 
@@ -14,7 +14,7 @@ BLANK = 0
 
 
 def kept(mask: jax.Array, length: int) -> jax.Array:
-  """Which of `length` logits are of frames that are not padding.
+  """Which of `length` logits belong to frames that are not padding.
 
   Args:
     mask: [B, S], which frames are; S is a multiple of `length`.
@@ -34,7 +34,7 @@ def kept(mask: jax.Array, length: int) -> jax.Array:
 def loss(
   logits: jax.Array, mask: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Σ −log p(targets) over rows, and how many symbols they have.
+  """Σ −log p(targets) over rows, and the number of their symbols.
 
   Args:
     logits: [B, T, V].
@@ -72,7 +72,7 @@ def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
 def edit_distance(
   hypotheses: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
-  """Insertions, deletions and replacements from targets to what was found.
+  """Insertions, deletions and replacements between targets and the output.
 
   Args:
     hypotheses: [B, T] ids, blanks among them left out.
@@ -100,7 +100,7 @@ def edit_distance(
 
 
 def text(ids: np.ndarray, symbols: str) -> str:
-  """What a row of `greedy` says.
+  """The text of a row of `greedy`.
 
   Args:
     ids: [T].

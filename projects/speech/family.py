@@ -77,7 +77,7 @@ def describe(
 
 
 def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-  """As `Family.kept`: what wav2vec 2.0 is trained with, and counters."""
+  """As `Family.kept`: tensors of wav2vec 2.0's pretraining, and counters."""
   features = family.size(theirs, "hidden_size", 768)
   taps = family.size(theirs, "num_conv_pos_embeddings", 128)
   groups = family.size(theirs, "num_conv_pos_embedding_groups", 16)

@@ -1,4 +1,4 @@
-"""What a Conformer reads: log-mel frames, or the samples of a recording."""
+"""The inputs of a Conformer: log-mel frames, or the samples of a recording."""
 
 from flax import linen as nn
 import jax
@@ -17,12 +17,12 @@ _CONVOLUTIONS = 2
 
 
 def num_positions(num_frames: int) -> int:
-  """T of that many frames: every fourth, the first among them."""
+  """T for a number of frames: every fourth, starting with the first."""
   return -(-num_frames // REDUCTION)
 
 
 class Subsampling(nn.Module):
-  """Two convolutions along time, of three frames each and with stride 2.
+  """Two convolutions along time, each over three frames with stride 2.
 
     y_j = relu(W · [x_{2j−1}; x_{2j}; x_{2j+1}] + b)
 
@@ -122,7 +122,7 @@ class Extractor(nn.Module):
 def kept_positions(
   extractor: ExtractorConfig, mask: Bool[Array, "B S"], length: int
 ) -> Bool[Array, "B T"]:
-  """Which of `length` positions read samples alone, none of the padding."""
+  """Which of `length` positions depend on samples only, not on padding."""
   lengths = jnp.sum(mask, axis=1, dtype=jnp.int32)
   for size, stride in zip(
     extractor.kernel_sizes, extractor.strides, strict=True
@@ -134,5 +134,5 @@ def kept_positions(
 def without_padding(
   x: Float[Array, "B T F"], mask: Bool[Array, "B T"] | None
 ) -> Float[Array, "B T F"]:
-  """Zeros where the mask is False."""
+  """Sets positions to zero where the mask is False."""
   return x if mask is None else jnp.where(mask[..., None], x, 0)

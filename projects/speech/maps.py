@@ -1,4 +1,4 @@
-"""What a model of speech attends to, below the spectrogram that it reads."""
+"""Attention of a speech model, drawn below the spectrogram of its input."""
 
 from collections.abc import Iterable, Mapping
 import pathlib
@@ -30,7 +30,7 @@ def draw_below_spectrogram(
   task: SpeechTask,
   example: Mapping[str, np.ndarray],
 ) -> str:
-  """Draws where each symbol looks that is recognised, a panel a layer.
+  """Draws the attention of each recognised symbol, one panel per layer.
 
   Time goes to the right, in the spectrogram and below it; a row is the position
   where a symbol is recognised, with its weights, mean over heads. Where nothing
@@ -115,7 +115,7 @@ def draw_below_spectrogram(
 
 
 class DrawnBelowSpectrogram:
-  """How the attention of a Conformer is drawn.
+  """Draws the attention of a Conformer.
 
   `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
   """
@@ -129,7 +129,7 @@ class DrawnBelowSpectrogram:
     task: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
   ) -> None:
-    """Draws what each symbol looks at in one of some held-out recordings."""
+    """Draws the attention of each symbol in one of some held-out recordings."""
     example = attention_maps.readable_example(batches)
     draw_below_spectrogram(path, self, variables, task, example)
 
@@ -140,7 +140,7 @@ class DrawnBelowSpectrogram:
     task: Any,
     example: Mapping[str, np.ndarray],
   ) -> attention_maps.NamedMap:
-    """Names both axes after the time of each position, without padding."""
+    """Labels both axes with the time of each position, without padding."""
     del name, task
     frames, length = example["frames"].shape[1], weights.shape[-1]
     ratio = frames // length
@@ -157,7 +157,7 @@ class DrawnBelowSpectrogram:
     file: str,
     query: Any,
   ) -> str:
-    """Draws where the recording in a file is looked at; returns what is heard."""
+    """Draws the attention to the recording in a file; returns its text."""
     del query  # There is none with a recording.
     example = run.task.read(file)
     return draw_below_spectrogram(path, self, variables, run.task, example)

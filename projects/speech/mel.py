@@ -10,13 +10,13 @@ _FLOOR = 1e-10
 
 
 def num_frames(num_samples: int, sample_rate: int) -> int:
-  """Whole windows that fit into a recording."""
+  """The number of whole windows in a recording."""
   window, hop = _sizes(sample_rate)
   return max(0, 1 + (num_samples - window) // hop)
 
 
 def log_mel(samples: np.ndarray, sample_rate: int, bands: int) -> np.ndarray:
-  """The frames of recordings of one length, each with mean 0 and deviation 1.
+  """The frames of recordings of one length, each with mean 0 and standard deviation 1.
 
     x[t, m] = log Σ_f filter[f, m] · |DFT(Hann · window t)|²[f]
 
@@ -44,7 +44,7 @@ def log_mel(samples: np.ndarray, sample_rate: int, bands: int) -> np.ndarray:
 
 @functools.cache
 def filters(sample_rate: int, bands: int) -> np.ndarray:
-  """Triangles whose corners are evenly spaced on the mel scale.
+  """Triangular filters whose corners are evenly spaced on the mel scale.
 
   mel(f) = 2595 · log10(1 + f / 700), from 0 to half of the sample rate. A
   triangle that is narrower than the spacing of frequencies is widened to it, so
@@ -67,7 +67,7 @@ def filters(sample_rate: int, bands: int) -> np.ndarray:
 
 
 def _sizes(sample_rate: int) -> tuple[int, int]:
-  """Samples of a window, and from one to the next."""
+  """Samples per window, and samples between windows."""
   return round(WINDOW_SECONDS * sample_rate), round(HOP_SECONDS * sample_rate)
 
 

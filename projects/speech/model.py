@@ -1,4 +1,4 @@
-"""Encoders of speech that end in a logit of every symbol at every position."""
+"""Encoders of speech that output logits of every symbol at every position."""
 
 from collections.abc import Mapping
 import functools
@@ -33,7 +33,7 @@ from projects.speech.slots import SLOTS
 
 
 class Convolution(nn.Module):
-  """The convolution module: gated, depth-wise along time, with batch norm.
+  """The convolution module: gated, depthwise along time, with batch norm.
 
     a, b = x·W₁        y = a ⊙ σ(b)
     z_t = Σ_j k_j ⊙ y_{t + j − (R−1)/2}        j = 0 … R−1
@@ -107,7 +107,7 @@ class ConformerBlock(nn.Module):
   max_length: int
 
   def setup(self) -> None:
-    """Makes the sub-layers and their norms."""
+    """Creates the sub-layers and their norms."""
     config, block = self.config, self.config.block
     # As in `Block`: the residual stream has about the same size at any depth.
     out_scale = 1.0 / math.sqrt(4 * config.num_layers)
@@ -141,7 +141,7 @@ class ConformerBlock(nn.Module):
     deterministic: bool,
     axis_name: str | None,
   ) -> Float[Array, "B T F"]:
-    """The block on whole sequences."""
+    """Applies the block to whole sequences."""
 
     def drop(out):
       return self.dropout(out, deterministic=deterministic)
@@ -189,7 +189,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array], dict[str, Any]]:
-    """What a call reads of a batch: arguments, and options by name."""
+    """The inputs that a call takes from a batch: arguments, and options by name."""
     name = "audio" if self.frames_shape is None else "frames"
     options = {}
     if "source_mask" in batch:
@@ -198,7 +198,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch of which `initialize` reads the shapes."""
+    """A batch from which `initialize` reads the shapes."""
     if self.frames_shape is not None:
       bands = self.frames_shape[1]
       return {"frames": np.zeros((1, 1, bands), np.float32)}
@@ -212,7 +212,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
     return {"audio": np.zeros((1, samples), np.float32)}
 
   def setup(self) -> None:
-    """Makes the front end, the blocks and the softmax."""
+    """Creates the front end, the blocks and the softmax."""
     config = self.config
     front = Extractor if self.frames_shape is None else Subsampling
     self.front = front(config)
@@ -261,7 +261,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
 
 
 def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
-  """Makes the model for a task; computes nothing.
+  """Creates the model for a task; computes nothing.
 
   Raises:
     ValueError: the task has no speech of the kind that the model reads, or a

@@ -1,4 +1,4 @@
-"""The slots of a Conformer: how its attention is told of positions."""
+"""Attention modules of a Conformer, by their position encoding."""
 
 from collections.abc import Mapping
 import math
@@ -16,7 +16,7 @@ from models.positions import sinusoidal
 
 
 class TransformerXlAttention(MultiHeadAttention):
-  """Positions by sines of the distance, projected for each head, and two biases.
+  """Sines of the distance, projected for each head, and two biases.
 
     scale · ((q_t + u) · k_s + (q_t + v) · r_{t−s}),   r_i = W_n · sines(i)
 
@@ -27,7 +27,7 @@ class TransformerXlAttention(MultiHeadAttention):
   """
 
   def setup(self) -> None:
-    """Makes the slot, the projection of sines and both biases."""
+    """Creates the attention module, the projection of sines and both biases."""
     super().setup()
     heads = self.dims.num_heads, self.dims.head_dim
     self.position = nn.Dense(
@@ -55,7 +55,7 @@ class TransformerXlAttention(MultiHeadAttention):
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Tables by distance for a sequence of T, and the scale."""
+    """Relative tables for a sequence of T, and the scale."""
     del call
     _, length, features = inputs.shape
     # A table begins with the key that is farthest to the left.
@@ -74,21 +74,21 @@ class TransformerXlAttention(MultiHeadAttention):
 
 
 class RotaryInputsAttention(MultiHeadAttention):
-  """Turns what queries and keys are projected from, by a head's share at a time.
+  """Rotates the inputs of the query and key projections, head by head.
 
-  Values are projected from what is not turned, as in Wav2Vec2Conformer.
+  Values are projected from the unrotated inputs, as in Wav2Vec2Conformer.
   """
 
   def setup(self) -> None:
-    """Makes the slot.
+    """Creates the attention module.
 
     Raises:
-      ValueError: the mechanism makes its own keys.
+      ValueError: the mechanism computes its own keys.
     """
     if "own_keys" in self.attention.supports:
       raise ValueError(
-        "position: rotary_inputs turns what keys are projected from, and this "
-        "mechanism makes its own; expected rotary"
+        "position: rotary_inputs rotates the inputs of the key projection, but "
+        "this mechanism computes its own keys; expected rotary"
       )
     super().setup()
 
@@ -99,13 +99,13 @@ class RotaryInputsAttention(MultiHeadAttention):
     deterministic: bool,
     call: dict[str, Any],
   ) -> dict[str, Float[Array, "B T F"]]:
-    """Queries and keys are projected from turned inputs."""
+    """Queries and keys are projected from rotated inputs."""
     del deterministic, call
     inputs = sources["query"]
     heads = inputs.reshape(*inputs.shape[:2], self.dims.num_heads, -1)
-    turned = rotary(heads, positions, theta=self.config.rotary_theta)
-    turned = turned.reshape(inputs.shape)
-    return {**sources, "query": turned, "key": turned}
+    rotated = rotary(heads, positions, theta=self.config.rotary_theta)
+    rotated = rotated.reshape(inputs.shape)
+    return {**sources, "query": rotated, "key": rotated}
 
 
 SLOTS = types.MappingProxyType(
@@ -116,4 +116,4 @@ SLOTS = types.MappingProxyType(
     "none": MultiHeadAttention,
   }
 )
-"""`position` of a Conformer -> the slot of its blocks."""
+"""`position` of a Conformer -> the attention module of its blocks."""

@@ -1,4 +1,4 @@
-"""Recordings that are stored: a folder, or a set of the TFDS catalogue."""
+"""Stored recordings: a folder, or a dataset of the TFDS catalogue."""
 
 import abc
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ class Recording(NamedTuple):
 
 
 class Recordings(abc.ABC):
-  """Where examples come from.
+  """The interface of a source of examples.
 
   Attributes:
     symbols: of all transcripts; that of id i is at place i − 1.
@@ -53,7 +53,7 @@ class Recordings(abc.ABC):
   def read(
     self, split: str, indices: np.ndarray
   ) -> list[tuple[np.ndarray, Sequence[int]]]:
-    """Frames [T, M] and symbol ids of examples since the beginning."""
+    """Frames [T, M] and symbol ids of examples, by their number from the start."""
 
 
 class Stored(Recordings):
@@ -94,7 +94,7 @@ class Stored(Recordings):
 
 
 def read(config: SpeechConfig, seed: int) -> Stored:
-  """Reads what a config names.
+  """Reads the recordings of a config.
 
   Raises:
     DataError: in one line, what is wrong with the data.
@@ -121,7 +121,7 @@ def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
     if not tab or not name or not text.strip():
       raise DataError(f"{where}: expected FILE<tab>TEXT")
     if name in seen:
-      raise DataError(f"{where}: {name} is there twice")
+      raise DataError(f"{where}: {name} appears twice")
     seen.add(name)
     path = folder / name
     if not path.is_file():
@@ -132,7 +132,7 @@ def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
 
 
 def _named(config: SpeechConfig, seed: int) -> Stored:
-  """Reads a set of the TFDS catalogue.
+  """Reads a dataset of the TFDS catalogue.
 
   Its validation split is held out, or else its test split, or else a share of
   its training split.
@@ -197,7 +197,7 @@ def _examples(
 
 
 def _checked(recording: Recording, config: SpeechConfig) -> Recording:
-  """Raises DataError where CTC cannot write a transcript in its recording.
+  """Raises DataError if a transcript is too long for CTC on its recording.
 
   Every symbol takes a logit, and so does a blank between two that are alike.
   """
@@ -220,7 +220,7 @@ def _checked(recording: Recording, config: SpeechConfig) -> Recording:
 def _split(
   recordings: list[Recording], config: SpeechConfig, seed: int, where: str
 ) -> Stored:
-  """Holds out a share, at least one; which, follows from their number alone."""
+  """Holds out a share, at least one; depends only on the number of recordings."""
   if len(recordings) < 2:
     raise DataError(
       f"{where}: expected at least 2 recordings, one to train and one to hold "

@@ -1,4 +1,4 @@
-"""Recordings in batches, and the share of symbols that is misheard."""
+"""Recordings in batches, and the error rate of symbols."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import json
@@ -54,7 +54,7 @@ class Dialling(Recordings):
 
 
 class SpeechTask(base.Task):
-  """Recordings as log-mel frames, and what is said in them, by CTC.
+  """Recordings as log-mel frames, and their transcripts, by CTC.
 
   A batch has 'frames' [B, S, M] float32, 'source_mask' [B, S] bool, 'targets'
   [B, U] int32, ids from 1, and 'weights' [B, U] float32. Id 0 is the blank.
@@ -102,7 +102,7 @@ class SpeechTask(base.Task):
   def loss(
     self, logits: Any, batch: Mapping[str, Any], label_smoothing: float
   ) -> tuple[Any, Any, Any]:
-    """CTC: objective, nats, and the symbols that they are of."""
+    """CTC: objective, nats, and the number of symbols."""
     del label_smoothing  # A config with it is refused.
     mask = ctc.kept(batch["source_mask"], logits.shape[1])
     nats, count = ctc.loss(logits, mask, batch["targets"], batch["weights"])
@@ -111,7 +111,7 @@ class SpeechTask(base.Task):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Edits of what is decoded greedily, over symbols of the transcript."""
+    """Edits of the greedily decoded text, over symbols of the transcript."""
     mask = ctc.kept(batch["source_mask"], logits.shape[1])
     targets, weights = batch["targets"], batch["weights"]
     edits = ctc.edit_distance(ctc.greedy(logits, mask), targets, weights)
@@ -122,7 +122,7 @@ class SpeechTask(base.Task):
   def summarize(
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Divides once; the share of errors comes first."""
+    """Divides once; the error rate comes first."""
     del split
     values = base.divide(sums)
     first = {"error_rate": values.pop("error_rate", 0.0)} if values else {}
@@ -154,7 +154,7 @@ class SpeechTask(base.Task):
     }
 
   def encode(self, line: str) -> NoReturn:
-    """Raises ValueError: a recording is not typed."""
+    """Raises ValueError, because a user cannot type a recording."""
     raise ValueError(
       f"expected a recording, which is not typed, got {line!r}; "
       "training.commands.draw_attention reads one with --audio=FILE"
@@ -170,7 +170,7 @@ class SpeechTask(base.Task):
     return [1 + self.symbols.index(symbol) for symbol in line]
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """The symbols of ids, blanks left out."""
+    """The symbols of ids, without blanks."""
     return ctc.text(np.asarray(ids), self.symbols)
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -182,7 +182,7 @@ class SpeechTask(base.Task):
     base.save_vocabulary(directory, {_SYMBOLS_FILE: self._sizes()})
 
   def check_run(self, workdir: pathlib.Path | None) -> None:
-    """Raises DataError where a run has other symbols or sizes."""
+    """Raises DataError if a run has other symbols or sizes."""
     base.check_vocabulary(workdir, _SYMBOLS_FILE, self._sizes())
 
   def _sizes(self) -> bytes:
@@ -192,7 +192,7 @@ class SpeechTask(base.Task):
   def _batch(
     self, examples: Sequence[tuple[np.ndarray, Sequence[int]]]
   ) -> Batch:
-    """Examples one below the other, padded at the end."""
+    """Concatenates examples, padded at the end."""
     count, (length, bands) = len(examples), self.input_shapes["frames"]
     frames = np.zeros((count, length, bands), np.float32)
     mask = np.zeros((count, length), bool)

@@ -1,4 +1,4 @@
-"""Which recordings are read, and how."""
+"""The config of a speech task: the recordings and their features."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ _OF_CATALOGUE = ("audio_feature", "text_feature")
 
 @dataclass(frozen=True, config=STRICT)
 class SpeechConfig:
-  """Where recordings and transcripts come from.
+  """The source of recordings and transcripts.
 
   Attributes:
     source: 'tones', strings of digits dialled as DTMF tones, computed and never

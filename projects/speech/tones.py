@@ -40,7 +40,7 @@ class Dialled(NamedTuple):
 
 
 def longest(max_digits: int, sample_rate: int) -> int:
-  """S, samples that no recording exceeds."""
+  """S, the largest number of samples of a recording."""
   seconds = _SILENCE[1] + max_digits * (_TONE[1] + _GAP[1])
   return int(np.ceil(seconds * sample_rate)) + 2 * max_digits + 1
 
@@ -115,12 +115,12 @@ def _scaled(limits: tuple[float, float], uniform: np.ndarray) -> np.ndarray:
 
 
 def _decibels(x: float) -> float:
-  """The factor of an amplitude."""
+  """The amplitude factor of a number of decibels."""
   return 10.0 ** (x / 20)
 
 
 def _normal(raw: np.ndarray) -> np.ndarray:
-  """Two normal numbers [B, 2 K] of each word [B, K]: Box and Muller 1958."""
+  """Two normal numbers [B, 2 K] from each word [B, K]: Box and Muller 1958."""
   # Halves of 32 bits; the first is never 0.
   first = ((raw >> np.uint64(32)).astype(np.float32) + 1) * np.float32(2**-32)
   angle = (raw & np.uint64(2**32 - 1)).astype(np.float32)

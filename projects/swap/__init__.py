@@ -1,4 +1,4 @@
-"""Another mechanism in a model that works: what `swap.py` measures.
+"""Swaps the mechanism of a trained model and measures the effect, for `swap.py`.
 
 `settings` is what a user asked for, `source` the model as it is, `substitution`
 the pure functions that put a mechanism into its layers, `transfer` how the

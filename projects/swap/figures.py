@@ -24,7 +24,7 @@ _COSTS = ("step_seconds", "long_step_seconds", "cache_bytes")
 
 
 class _Scale(NamedTuple):
-  """How the values of a heat map are shown.
+  """The colour scale and number format of a heat map.
 
   Attributes:
     factor: to the unit that is shown.
@@ -42,7 +42,7 @@ _ADDED = _Scale(100.0, (0.1, 100.0), "+.1f")
 
 
 def pictures(records: Sequence[Record]) -> list[Picture]:
-  """All figures; one that nobody has values for is left out.
+  """All figures; omits figures without values.
 
   Args:
     records: that of the model as it is among them.

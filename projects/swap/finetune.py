@@ -1,4 +1,4 @@
-"""Trains a swapped model as a whole, as a run like any other."""
+"""Fine-tunes a swapped model with an ordinary training run."""
 
 from collections.abc import Collection
 from pathlib import Path

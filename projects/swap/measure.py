@@ -1,4 +1,4 @@
-"""What becomes of a model when a mechanism is put into its layers."""
+"""Measures a model after a mechanism is swapped into its layers."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -31,7 +31,7 @@ from training.step import Numbers, StepFunctions
 
 
 def own(source: Source, settings: Settings) -> Record:
-  """The model as it is, as a row like those of the mechanisms.
+  """The original model, as a row like those of the mechanisms.
 
   Args:
     source: the model and its text.
@@ -56,7 +56,7 @@ def own(source: Source, settings: Settings) -> Record:
 def mechanism(
   source: Source, choice: Choice, settings: Settings, workdir: Path
 ) -> Record:
-  """Everything that is measured of one mechanism before the whole is trained.
+  """All measurements of one mechanism before fine-tuning.
 
   The models are written into `workdir`, fitted if `transfer_steps` is not 0.
 
@@ -155,7 +155,7 @@ def mechanism(
 def _layer_results(
   scores: scores_lib.Scores, paths: Sequence[str], mechanisms: Mechanisms
 ) -> tuple[list[dict[str, float]], float]:
-  """Error, loss and accuracy of each layer swapped alone; the error of all."""
+  """Error, loss and accuracy with each layer swapped alone; the error of all."""
   errors, whole = scores.errors(mechanisms)
   return [
     {"error": error, **scores.of(mechanisms, {path})}
@@ -168,7 +168,7 @@ def _transferred(results: Mapping[str, float]) -> dict[str, float]:
 
 
 def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
-  """Raises ValueError where a mechanism refuses what it is called with."""
+  """Raises ValueError if a mechanism rejects the arguments of its calls."""
   batch = source.task.train_batch(0)
   jax.eval_shape(lambda: models.forward(model, variables, batch))
 
@@ -176,7 +176,7 @@ def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
 def _check_substitutes(
   source: Source, attention: Attention, mechanisms: Mechanisms
 ) -> None:
-  """Raises ValueError where the model's own mechanism leaves it nothing to read."""
+  """Raises ValueError if a mechanism cannot get its inputs from the model's own."""
   batch = source.task.train_batch(0)
   swapped = {path: jnp.array(True) for path in mechanisms}
   jax.eval_shape(
@@ -191,7 +191,7 @@ def _kept(
   layers: Sequence[Mapping[str, float]],
   keep: Sequence[int],
 ) -> dict[int, set[str]]:
-  """For each k the places whose swap alone costs most."""
+  """For each k, the k places whose swap costs most."""
   # A loss that is not finite is the worst.
   cost = [
     layer["loss"] if math.isfinite(layer["loss"]) else math.inf
@@ -204,7 +204,7 @@ def _kept(
 def _costs(
   source: Source, settings: Settings, described: Described
 ) -> dict[str, Any]:
-  """Time and memory of a training step at one length or two, and the cache."""
+  """Time and memory of a training step at one or two lengths, and the cache."""
   record: dict[str, Any] = {"notes": {}}
   batch = source.task.train_batch(0)
   lengths = {"": (source.context, batch)}
@@ -244,7 +244,7 @@ def _step_cost(
   length: int,
   rows: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-  """Time and memory of a training step; weights do not matter, so none is read."""
+  """Time and memory of a training step; it reads no weights, which do not matter."""
   longest = max(length, described.max_length)
   model = load.make_model(described._replace(max_length=longest))
   optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)

@@ -1,4 +1,4 @@
-"""What is known of each mechanism so far: one small file a mechanism."""
+"""The stored results of each mechanism, one small file per mechanism."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -22,7 +22,7 @@ Record = dict[str, Any]
 
 
 def check(workdir: Path, settings: Settings) -> None:
-  """Checks that `workdir` is free, or that of the same swap.
+  """Checks that `workdir` is new, or that of the same swap.
 
   Mechanisms may be added later; nothing else may change.
 
@@ -36,7 +36,7 @@ def check(workdir: Path, settings: Settings) -> None:
 def claimed(
   workdir: Path, settings: Settings, data: Mapping[str, str]
 ) -> Iterator[None]:
-  """Makes `workdir` that of this swap, and within it of no other process.
+  """Locks `workdir` for this swap and this process.
 
   Args:
     workdir: new, or of the same swap.
@@ -58,13 +58,13 @@ def claimed(
 
 
 def read(workdir: Path, label: str) -> Record | None:
-  """The record of a mechanism; None where there is none, or a damaged one."""
+  """The record of a mechanism; None if there is none, or a damaged one."""
   record = atomic.read_json(_path(workdir, label))
   return record if record and record.get("attention") == label else None
 
 
 def everything(workdir: Path) -> list[Record]:
-  """All records that are whole: the model as it is, then mechanisms in order."""
+  """All undamaged records: the original model, then mechanisms in order."""
   records = [
     atomic.read_json(path)
     for path in sorted((workdir / RECORDS).glob("*.json"))
@@ -81,7 +81,7 @@ def everything(workdir: Path) -> list[Record]:
 
 
 def write(workdir: Path, record: Mapping[str, Any]) -> None:
-  """Writes the record of a mechanism, whole or not at all."""
+  """Writes the record of a mechanism atomically."""
   atomic.write_json(_path(workdir, record["attention"]), record)
 
 

@@ -1,4 +1,4 @@
-"""Everything that a swap has found, as files for a reader and for programs."""
+"""The results of a swap, as files for readers and for programs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,7 +68,7 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
 
 
 def _subject(settings: Settings) -> str:
-  """What was done to which model, in one sentence."""
+  """One sentence that names the model and what was done to it."""
   parts = [f"`{settings.weights}` on `{settings.text}`"]
   for steps, what in (
     (settings.transfer_steps, "steps of transfer"),
@@ -85,7 +85,7 @@ def _subject(settings: Settings) -> str:
 def _used(
   content: Sequence[Mapping[str, Any]], columns: Mapping[str, Cost]
 ) -> dict[str, Cost]:
-  """The columns that some row has a value in."""
+  """The columns in which some row has a value."""
   return {
     name: column
     for name, column in columns.items()

@@ -1,4 +1,4 @@
-"""Rows of results.csv and layers.csv, and what their columns mean."""
+"""Rows of results.csv and layers.csv, and the meaning of their columns."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -56,7 +56,7 @@ COSTS: Mapping[str, Cost] = {
 
 
 def results(records: Sequence[Record]) -> list[dict[str, Any]]:
-  """A row for each swapped model, and for the model as it is.
+  """One row for each swapped model, and one for the original model.
 
   Args:
     records: that of the model as it is among them.
@@ -90,7 +90,7 @@ def results(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def layers(records: Sequence[Record]) -> list[dict[str, Any]]:
-  """A row for each mechanism and layer."""
+  """One row for each mechanism and layer."""
   base = own_loss(records)
   return [
     {
@@ -110,7 +110,7 @@ def layers(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def line(record: Record) -> str:
-  """What a record says, for a terminal."""
+  """A record in one line, for a terminal."""
   label = record["attention"]
   if record["status"] == CANNOT:
     return f"{label}: {record['reason']}"
@@ -136,7 +136,7 @@ def cell(value: Any, column: Cost) -> Cell:
 
 
 def own_loss(records: Sequence[Record]) -> float | None:
-  """The loss of the model as it is."""
+  """The loss of the original model."""
   for record in records:
     if record["attention"] == OWN:
       return record["swaps"][0]["loss"]

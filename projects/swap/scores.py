@@ -18,7 +18,7 @@ from training.step import cross_entropy
 
 
 class Scores(NamedTuple):
-  """Loss and accuracy with some of the layers swapped, of one mechanism.
+  """Loss and accuracy of one mechanism with some of the layers swapped.
 
   Attributes:
     of: `(mechanisms, swapped places) -> {'loss', 'accuracy'}`.
@@ -30,7 +30,7 @@ class Scores(NamedTuple):
 
 
 def make(source: Source, attention: Attention | None) -> Scores:
-  """Compiles what measures a mechanism; None for the model as it is."""
+  """Compiles the measurement of a mechanism; None is the original model."""
   paths = [place.path for place in source.places]
   batches, pad_id = source.batches, source.task.pad_id
 

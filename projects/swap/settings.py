@@ -1,4 +1,4 @@
-"""What a user of `swap.py` asks for, checked before anything is read."""
+"""The options of `swap.py`, checked before anything is read."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Settings:
-  """Everything but the folder that is written.
+  """All options except the folder of the results.
 
   Attributes:
     weights: folder of published weights, or workdir of a run.
@@ -85,10 +85,10 @@ class Settings:
       except ValueError as error:
         raise ValueError(f"attention: {error}") from None
       if labels.count(label) > 1:
-        raise ValueError(f"attention: {label} is there twice; expected once")
+        raise ValueError(f"attention: {label} appears twice; expected once")
 
   def choices(self, context: int) -> list[Choice]:
-    """The mechanisms, those without options with the sizes for this context.
+    """The mechanisms; those without options have the sizes for this context.
 
     Raises:
       ValueError: an unknown mechanism or option, or a value that it refuses.
@@ -105,13 +105,13 @@ class Settings:
     return choices
 
   def shared(self) -> dict[str, Any]:
-    """What all rows of one folder share; mechanisms may come later."""
+    """The options that all rows of one folder share; mechanisms may be added later."""
     mapping = dataclasses.asdict(self) | {"keep": list(self.keep)}
     del mapping["attention"]
     return mapping
 
   def _labels(self) -> list[str]:
-    """Every mechanism, as it was typed."""
+    """Every mechanism, as the user typed it."""
     typed = split(self.attention)
     if not typed:
       raise ValueError("attention: expected mechanisms, or 'all', got nothing")
@@ -119,7 +119,7 @@ class Settings:
 
 
 def numbers(typed: Sequence[str]) -> tuple[int, ...]:
-  """Whole numbers that were typed.
+  """Parses whole numbers.
 
   Raises:
     ValueError: one is something else.

@@ -1,4 +1,4 @@
-"""The model as it is, and the text that it is measured on."""
+"""The original model, and the text on which it is measured."""
 
 from collections.abc import Mapping
 import hashlib
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
   @property
   def path(self) -> str:
-    """Where its module is in the model."""
+    """The path of its module in the model."""
     return f"{self.side}_{self.layer}/self_attention"
 
 
@@ -52,7 +52,7 @@ class Source(NamedTuple):
     described: the model, in float32.
     model: the module.
     variables: its weights.
-    vocabulary: the file that makes ids of a text.
+    vocabulary: the file that converts a text to ids.
     task: windows of the text, to train on and held out.
     batches: the held-out windows that losses are measured on.
     data: name -> digest of the text, the vocabulary and the weights.
@@ -182,7 +182,7 @@ def describe(source: Source) -> str:
 
 
 def _vocabulary(settings: Settings, folder: Path) -> Path:
-  """The file that makes ids of a text.
+  """The vocabulary file for a text.
 
   Raises:
     ConfigError: there is none.
@@ -196,7 +196,7 @@ def _vocabulary(settings: Settings, folder: Path) -> Path:
   if settings.tokenizer:
     raise ConfigError(f"--tokenizer: no such file, or no tokenizer in {typed}")
   raise ConfigError(
-    f"--weights: {folder} has no tokenizer.json, which makes ids of a text; "
+    f"--weights: {folder} has no tokenizer.json to encode the text; "
     "name one with --tokenizer=FILE"
   )
 
@@ -205,7 +205,7 @@ _TYPED_AS = {"path": "--text", "context": "--context"}
 
 
 def _as_typed(fault: str) -> str:
-  """A fault of the text task, its leaves named as the flags of `swap.py`."""
+  """An error of the text task, with the flags of `swap.py` as names of its fields."""
   return re.sub(
     r"\btask\.(\w+)", lambda m: _TYPED_AS.get(m[1], f"--{m[1]}"), fault
   )

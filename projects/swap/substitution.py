@@ -63,11 +63,11 @@ def check(attention: Attention) -> None:
   """Checks that a mechanism can be put into a model.
 
   Raises:
-    ValueError: it has no use for the keys and values of the model.
+    ValueError: it cannot use the keys and values of the model.
   """
   if "own_keys" in attention.supports:
     raise ValueError(
-      "it makes keys and values of its own and has no use for the model's"
+      "it computes its own keys and values and cannot use the model's"
     )
 
 
@@ -79,7 +79,7 @@ def squares(
   attention: Attention,
   mechanisms: Mechanisms,
 ) -> dict[str, Float[Array, "2"]]:
-  """How far a mechanism's outputs are from those of the model's own.
+  """Squared differences between a mechanism's outputs and the model's own.
 
       (‖out − own‖², ‖own‖²), of the same query, key and value
 
@@ -116,7 +116,7 @@ def squares(
 def drawn(
   variables: Mapping[str, Any], places: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-  """What a model that has the mechanism keeps for it: place -> variables."""
+  """The mechanism's variables in a model that contains it: place -> variables."""
   flat = traverse_util.flatten_dict(dict(variables), sep="/")
   arrays: dict[str, dict[str, Any]] = {place: {} for place in places}
   for path, array in flat.items():
@@ -133,7 +133,7 @@ def drawn(
 def filled(
   variables: Mapping[str, Any], mechanisms: Mechanisms
 ) -> dict[str, Any]:
-  """The variables of a model with those of a mechanism put in; undoes `drawn`.
+  """Inserts the variables of a mechanism into those of a model; inverts `drawn`.
 
   Args:
     variables: of a model.
@@ -173,7 +173,7 @@ def _called(
   gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """A mechanism on what another one was called with, but for that one's gates.
+  """Calls a mechanism with the arguments of another one, except its gates.
 
   It has gates of its own, made of the inputs with its own variables.
   """

@@ -24,7 +24,7 @@ def fit(
   rate: float,
   pad_id: int,
 ) -> dict[str, Any]:
-  """What a mechanism trains, so that each layer's output is the model's own.
+  """Trains a mechanism's variables so that each layer's output matches the model's own.
 
       loss = Σ_layers ‖out − own‖² / ‖own‖²
 

@@ -21,7 +21,7 @@ from projects.swap.substitution import Mechanisms
 def describe(
   source: Source, config: AttentionConfig, places: Collection[Place]
 ) -> Described:
-  """The model with a mechanism at some places.
+  """The config of the model with a mechanism at some places.
 
   Raises:
     ValueError: it cannot serve there.
@@ -41,7 +41,7 @@ def describe(
 def make(
   source: Source, described: Described, seed: int
 ) -> tuple[Transformer, dict[str, Any]]:
-  """A model and its variables, with what the mechanism draws.
+  """A model and its variables, including those that the mechanism draws.
 
   Raises:
     ValueError: the mechanism cannot work at its sizes.
@@ -54,7 +54,7 @@ def make(
 def save(
   source: Source, model: Transformer, variables: Any, folder: Path
 ) -> None:
-  """Writes a swapped model with its vocabulary, whole or not at all."""
+  """Writes a swapped model and its vocabulary atomically."""
   opened = source.opened
   p = models.Pretrained(
     opened.family.name, opened.architecture, model, variables, opened.theirs

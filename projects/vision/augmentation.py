@@ -1,10 +1,10 @@
-"""Images that are moved and mirrored at random."""
+"""Random shifts and reflections of images."""
 
 import numpy as np
 
 
 def shifted(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-  """Moves every image by whole pixels and fills with 0.
+  """Shifts every image by whole pixels and fills with 0.
 
       out[b, y, x] = images[b, y − offsets[b, 0], x − offsets[b, 1]]
 
@@ -35,7 +35,7 @@ def mirrored(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 def vary(
   images: np.ndarray, *, shift: int, flip: bool, rng: np.random.Generator
 ) -> np.ndarray:
-  """Mirrors half of the images [B, H, W, C], then moves all of them.
+  """Mirrors half of the images [B, H, W, C], then shifts all of them.
 
   Args:
     images: of a batch.

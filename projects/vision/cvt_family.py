@@ -122,7 +122,7 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
 
 
 def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
-  """PyTorch counts the batches that it normed by."""
+  """PyTorch's counters of the batches in its batch norms."""
   return {
     f"{theirs}.attention.attention.convolution_projection_{name}"
     ".convolution_projection.normalization.num_batches_tracked": np.zeros(

@@ -14,7 +14,7 @@ from tasks.base import Batch
 
 
 class Distilled:
-  """A task of images whose batches have a teacher's labels as well.
+  """A task of images whose batches also have a teacher's labels.
 
   'targets' and 'weights' are [B, 2]: the true label for the head of [CLS], and
   for that of the distillation token what the teacher takes the same image for,
@@ -41,19 +41,19 @@ class Distilled:
     return getattr(self._task, name)
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """The batch of a step, its second target the teacher's."""
+    """The batch of a step, with the teacher's label as second target."""
     batch = self._task.train_batch(step, rows)
     return _twice(batch, self._taken_for(batch["image"])[:, None])
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Held-out batches, the true label for both heads."""
+    """Held-out batches, with the true label for both heads."""
     for batch in self._task.eval_batches(split):
       yield _twice(batch, batch["targets"])
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """The task's own, of the mean of both heads."""
+    """The task's metrics, of the mean of both heads."""
     first = {name: batch[name][:, :1] for name in ("targets", "weights")}
     return self._task.metric_sums(
       logits.mean(axis=1, keepdims=True), {**batch, **first}
@@ -61,7 +61,7 @@ class Distilled:
 
 
 def with_teacher(task: tasks.Task, folder: str) -> Any:
-  """The task, with the labels of a model of images.
+  """Adds the labels of a teacher model to a task.
 
   Args:
     task: whose batches have 'image'.

@@ -1,4 +1,4 @@
-"""What comes before a projection that reads neighbours on a grid."""
+"""Attention whose projections include a convolution over a grid (CvT)."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from models.slot_config import SlotConfig
 
 
 class GridConvolution(nn.Module):
-  """BN(x * k): a depth-wise convolution of a grid, and batch norm.
+  """BN(x * k): a depthwise convolution over a grid, and batch norm.
 
   In training the mean and variance of a channel are those of all tokens of the
   batch, and the running ones move a tenth of the way towards them; otherwise
@@ -42,7 +42,7 @@ class GridConvolution(nn.Module):
     deterministic: bool,
     axis_name: str | None = None,
   ) -> Float[Array, "B T F"]:
-    """Tokens of a grid, each with its neighbours in it.
+    """Tokens of a grid, each combined with its neighbours.
 
     Args:
       x: `[B, T, F]`, the last rows · columns of them row after row.
@@ -64,7 +64,7 @@ class GridConvolution(nn.Module):
 
 
 class ConvolvedAttention(MultiHeadAttention):
-  """Convolves the grid of tokens ahead of each of its projections.
+  """Convolves the grid of tokens before each projection.
 
   Attributes:
     convolution: side of the kernels.
@@ -75,7 +75,7 @@ class ConvolvedAttention(MultiHeadAttention):
   convolution: int = 3
 
   def setup(self) -> None:
-    """Makes the slot, and a convolution for each of its projections."""
+    """Creates the attention module, and a convolution for each projection."""
     super().setup()
     for name in self.projected:
       convolution = GridConvolution(
@@ -90,7 +90,7 @@ class ConvolvedAttention(MultiHeadAttention):
     deterministic: bool,
     call: dict[str, Any],
   ) -> dict[str, Float[Array, "B T F"]]:
-    """Convolved; `call` has `grid` and `axis_name` of the convolutions."""
+    """Convolved inputs; `call` has `grid` and `axis_name` of the convolutions."""
     del positions
     options = {"deterministic": deterministic}
     options["axis_name"] = call.pop("axis_name", None)
@@ -103,7 +103,7 @@ class ConvolvedAttention(MultiHeadAttention):
 
 
 class ConvolvedBlock(Block):
-  """A layer whose self-attention convolves what it projects.
+  """A layer whose self-attention convolves the inputs of its projections.
 
   Attributes:
     convolution: side of the kernels; a call then has `grid` and `axis_name`.
@@ -120,7 +120,7 @@ class ConvolvedBlock(Block):
     slot: type[MultiHeadAttention] | None = None,
     **options: Any,
   ) -> MultiHeadAttention:
-    """A slot with convolutions."""
+    """The attention module with convolutions."""
     del slot
     return super().make_slot(
       mechanism,

@@ -1,4 +1,4 @@
-"""What a model of patches attends to, drawn over the image it reads."""
+"""Attention of an image model, drawn over the image that it reads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import math
@@ -92,7 +92,7 @@ def draw_on_image(
   example: Mapping[str, np.ndarray],
   query: tuple[int, int] | None = None,
 ) -> None:
-  """Draws where one token looks, a panel a layer, and rolled out over all.
+  """Draws the attention of one token, one panel per layer, and its rollout.
 
   In a model of stages the token of a layer is the one that covers the patch;
   what is rolled out would end at another grid than it began, and is left out.
@@ -138,7 +138,7 @@ def draw_on_image(
 def _side(
   model: Any, shape: Sequence[int], grid: tuple[int, int]
 ) -> tuple[int, int]:
-  """Pixels that a token of a layer stands for."""
+  """Side in pixels of a token of a layer."""
   size = model.config.patch_size
   if isinstance(size, int):
     return size, size
@@ -151,7 +151,7 @@ def _token(
   grid: tuple[int, int],
   own: int,
 ) -> int:
-  """The token of a layer for a patch of the first one."""
+  """The token of a layer for a patch of the first layer."""
   if query is None and own:
     return 0
   query = query or (first[0] // 2, first[1] // 2)
@@ -167,7 +167,7 @@ def _borders(
   grid: tuple[int, int],
   side: tuple[int, int],
 ) -> tuple[list[int], list[int]]:
-  """Rows and columns of pixels between the windows of a two-dimensional window."""
+  """Rows and columns of pixels between two-dimensional windows."""
   options = mechanism.options
   window, shift = options.get("window", 7), options.get("shift", 0)
   if mechanism.name != "window_2d" or min(grid) <= window:
@@ -180,7 +180,7 @@ def _borders(
 
 
 class ReadsImages:
-  """What models of images have in common: their batches, and pictures of maps.
+  """Shared methods of image models: their batches, and pictures of attention.
 
   A map is drawn over the image, by `training.pictures.attention_maps` and
   `training.commands.draw_attention`.
@@ -192,11 +192,11 @@ class ReadsImages:
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[jax.Array], dict[str, Any]]:
-    """What a call reads of a batch: arguments, and options by name."""
+    """The inputs that a call takes from a batch: arguments, and options by name."""
     return (jnp.asarray(batch["image"]),), {}
 
   def example(self) -> dict[str, np.ndarray]:
-    """A batch of which `initialize` reads the shapes."""
+    """A batch from which `initialize` reads the shapes."""
     return {"image": np.zeros((1, *self.image_shape), np.float32)}
 
   def draw_attention(
@@ -206,7 +206,7 @@ class ReadsImages:
     task: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
   ) -> None:
-    """Draws what [CLS] looks at in one of some held-out images."""
+    """Draws the attention of [CLS] in one of some held-out images."""
     del task
     example = attention_maps.readable_example(batches)
     draw_on_image(path, self, variables, example)
@@ -214,7 +214,7 @@ class ReadsImages:
   def name_map(
     self, name: str, weights: np.ndarray, task: Any, example: Any
   ) -> attention_maps.NamedMap:
-    """Names both axes of a layer's weights after patches."""
+    """Labels both axes of a layer's weights with patches."""
     del name, task, example
     patches = labels(self, weights.shape[-1])
     return weights, patches, patches, ("key patch", "query patch")
@@ -227,7 +227,7 @@ class ReadsImages:
     file: str,
     query: Sequence[str] | None,
   ) -> None:
-    """Draws what the patch `query`, or [CLS], looks at in the image in a file."""
+    """Draws the attention of the patch `query`, or of [CLS], to an image file."""
     image = run.task.read(file)[None]
     chosen = place(self, image.shape, query)
     draw_on_image(path, self, variables, {"image": image}, chosen)

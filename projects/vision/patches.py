@@ -1,4 +1,4 @@
-"""Images as sequences: one token a patch, and tokens of their own before them."""
+"""Images as sequences: one token per patch, after special tokens."""
 
 import math
 from typing import Any
@@ -73,7 +73,7 @@ class Patches(nn.Module):
 
 
 def image_shape(config: Any, sizes: Sizes) -> tuple[int, int, int]:
-  """Height, width and channels that a model of images is made for.
+  """Height, width and channels of the images of a model.
 
   Raises:
     ValueError: the task has no images, or they have other channels.
@@ -94,7 +94,7 @@ def image_shape(config: Any, sizes: Sizes) -> tuple[int, int, int]:
 def resize_bicubic(
   table: Float[Array, "H W F"], grid: tuple[int, int]
 ) -> Float[Array, "R C F"]:
-  """A table on a grid, at the places of another grid, pixels as squares.
+  """Resamples a table from one grid to another, with pixels as squares.
 
   Keys' cubic kernel with a = −0.75, edges repeated, nothing averaged where the
   grid shrinks: as PyTorch's `interpolate(mode='bicubic')` has it.
@@ -114,7 +114,7 @@ def resize_bicubic(
 
 
 def _cubic_weights(size: int, wanted: int) -> np.ndarray:
-  """`[wanted, size]`: the share of each old place in each new one."""
+  """`[wanted, size]`: the weight of each old position in each new one."""
   a = -0.75
   centre = (np.arange(wanted) + 0.5) * size / wanted - 0.5
   first = np.floor(centre).astype(int)

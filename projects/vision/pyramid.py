@@ -1,4 +1,4 @@
-"""An encoder of images in stages, each of fewer and wider tokens."""
+"""An encoder of images in stages, each with fewer and wider tokens."""
 
 import dataclasses
 import itertools
@@ -60,7 +60,7 @@ class PatchConvolution(nn.Module):
 
 
 class Merging(nn.Module):
-  """norm([x₀₀; x₁₀; x₀₁; x₁₁]) · W: the neighbours of 2 × 2 become one token.
+  """norm([x₀₀; x₁₀; x₀₁; x₁₁]) · W: 2 × 2 neighbours become one token.
 
   Neighbours are in the order of their (row, column); a grid with an odd side is
   completed with zeros. W is `[4F, 2F]`, without a bias.
@@ -115,7 +115,7 @@ class Pyramid(ReadsImages, nn.Module):
 
   @nn.nowrap
   def as_published(self, variables):
-    """How a published family would describe it, and its variables there."""
+    """Its description as a published family, and its variables there."""
     config = dataclasses.replace(self.config, image_shape=self.image_shape)
     shapes = {"image": self.image_shape}
     described = Described(config, 0, self.target_vocab_size, 0, shapes)
@@ -209,7 +209,7 @@ class Pyramid(ReadsImages, nn.Module):
 
 
 def create(config: PyramidConfig, sizes: Sizes) -> Pyramid:
-  """Makes the model for a task's sizes; computes nothing.
+  """Creates the model for a task's sizes; computes nothing.
 
   Raises:
     ValueError: a task without images, patches that do not fit into them, or a
@@ -234,7 +234,7 @@ def create(config: PyramidConfig, sizes: Sizes) -> Pyramid:
 
 
 def _check_length(mechanism: Attention, dims: Dims) -> None:
-  """Raises ValueError where a mechanism cannot attend to so many tokens."""
+  """Raises ValueError if a mechanism cannot attend to so many tokens."""
   variables = variable_shapes(mechanism, dims)
   shape = (1, dims.max_length, dims.num_heads, dims.head_dim)
   x = jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -1,4 +1,4 @@
-"""What an encoder of images in stages is made of; it checks itself."""
+"""The config of an encoder of images in stages, which checks itself."""
 
 import inspect
 import math
@@ -103,7 +103,7 @@ class PyramidConfig(AttentionSlots):
 
   @property
   def layout(self) -> str:
-    """Whose batches it reads."""
+    """The batch layout that it reads."""
     return "encoder"
 
   @property
@@ -118,18 +118,18 @@ class PyramidConfig(AttentionSlots):
 
   @property
   def merges(self) -> bool:
-    """Whether stages merge neighbours, in place of reading patches of them."""
+    """Whether stages merge neighbours instead of embedding patches of them."""
     return len(self.patch_size) == 1 < len(self.depths)
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer, of one stage after another."""
+    """The mechanism of every layer, stage by stage."""
     chosen = self.attentions[field]
     return tuple(
       chosen[i % len(chosen)] for depth in self.depths for i in range(depth)
     )
 
   def stage(self, number: int) -> ModelConfig:
-    """What the layers of a stage are made of, as of an encoder of that width.
+    """The settings of the layers of a stage, as of an encoder of that width.
 
     Its `num_layers` are those of all stages, by which layers start smaller.
     """
@@ -190,7 +190,7 @@ class PyramidConfig(AttentionSlots):
     return size, stride, self.patch_padding[number] if self.patch_padding else 0
 
   def mechanism(self, number: int, layer: int, grid: Any) -> AttentionConfig:
-    """The mechanism of a layer of a stage, told the grid if it has one."""
+    """The mechanism of a layer of a stage, with the grid if it takes one."""
     chosen = self.attentions["encoder_attention"]
     one = chosen[layer % len(chosen)]
     has_grid = "grid" in inspect.signature(registry.find(one.name)).parameters

@@ -13,7 +13,7 @@ from tasks.files import read_bytes, typed_path
 
 
 class Split(NamedTuple):
-  """Images that are trained, or that are held out.
+  """Images for training, or held-out images.
 
   Attributes:
     images: [N, H, W, C] uint8.
@@ -41,7 +41,7 @@ class Images(NamedTuple):
 
 
 def read(config: ImageConfig) -> Images:
-  """Reads what a config names.
+  """Reads the images of a config.
 
   Raises:
     DataError: in one line, what is wrong with the data.
@@ -77,7 +77,7 @@ def held_out_places(labels: np.ndarray, share: float) -> np.ndarray:
 def _split(
   names: Sequence[str], brightest: int, split: Split, share: float, where: str
 ) -> Images:
-  """Divides the images of a source that has no splits of its own."""
+  """Divides the images of a source that has no splits."""
   for label, name in enumerate(names):
     count = int((split.labels == label).sum())
     if count < 2:
@@ -109,7 +109,7 @@ def _digits(share: float) -> Images:
 
 
 def _folder(folder: pathlib.Path, share: float) -> Images:
-  """Reads a folder of class folders; names with a leading dot are left out."""
+  """Reads a folder of class folders; ignores names with a leading dot."""
   if not folder.is_dir():
     raise DataError(f"{folder}: no such folder (task.path)")
   classes = [path for path in _listed(folder) if path.is_dir()]
@@ -133,7 +133,7 @@ def _listed(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _named(config: ImageConfig) -> Images:
-  """Reads a set of the TFDS catalogue.
+  """Reads a dataset of the TFDS catalogue.
 
   Its validation split is held out, or else its test split, or else a share of
   every class of its training split.
@@ -222,5 +222,5 @@ def _check_shape(
 
 
 def size(shape: Sequence[int]) -> str:
-  """A shape, as a person writes it."""
+  """Formats a shape for a reader."""
   return " × ".join(map(str, shape))

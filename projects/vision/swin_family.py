@@ -75,7 +75,7 @@ def block_rows(theirs: str, ours: str) -> Iterator[Row]:
 
 
 def blocks(config: PyramidConfig, theirs: str) -> Iterator[tuple[str, str]]:
-  """Their name, a pattern of {stage} and {layer}, and ours of every layer."""
+  """The name of every block in their tensors, from {stage} and {layer}, and ours."""
   ours = itertools.count()
   for stage, depth in enumerate(config.depths):
     for layer in range(depth):
@@ -108,7 +108,7 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
 
 
 def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
-  """Where each pair of places of a window is in the table."""
+  """The index in the table of each pair of positions of a window."""
   return {
     f"{theirs}.attention.self.relative_position_index": _index(window)
     for (theirs, _), mechanism in zip(

@@ -1,4 +1,4 @@
-"""Images in batches, and the share of them that is named rightly."""
+"""Images in batches, and classification accuracy."""
 
 from collections.abc import Sequence
 import json
@@ -21,7 +21,7 @@ _SHAPE_FILE = "image_shape.json"
 
 
 class ImageTask(LabelledTask):
-  """Images, and one of a few labels as the answer.
+  """Images, each with one of a few labels.
 
   A batch has 'image' [B, H, W, C] float32, 'targets' [B, 1] int32 and 'weights'
   [B, 1] float32. With m the largest value that a pixel may have, x becomes
@@ -44,7 +44,7 @@ class ImageTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """`images` is None for a restored task, which names classes only."""
+    """`images` is None for a restored task, which only names classes."""
     self._splits, self._brightest = {}, 0
     if images is not None:
       self._splits = {"train": images.train, "validation": images.validation}
@@ -55,7 +55,7 @@ class ImageTask(LabelledTask):
     self.input_shapes = {"image": shape}
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B images, varied: all of them once in an order of their own, then again."""
+    """B augmented images; each epoch has all of them once in its own order."""
     # What varies them is drawn for all rows.
     places = self._trained(step, None)
     train = self._splits["train"]
@@ -68,7 +68,7 @@ class ImageTask(LabelledTask):
     return base.only(self._scaled(images, train.labels[places]), rows)
 
   def read(self, path: str) -> np.ndarray:
-    """The pixels [H, W, C] of a PNG or JPEG file as a model reads them.
+    """The pixels [H, W, C] of a PNG or JPEG file, as a model reads them.
 
     Raises:
       DataError: there is no such file, it is not an image, or has other
@@ -87,7 +87,7 @@ class ImageTask(LabelledTask):
     return _scaled(image, 255)
 
   def encode(self, line: str) -> NoReturn:
-    """Raises ValueError: an image is not typed."""
+    """Raises ValueError, because a user cannot type an image."""
     raise ValueError(
       f"expected an image, which is not typed, got {line!r}; "
       "training.commands.draw_attention reads one with --image=FILE"
@@ -107,7 +107,7 @@ class ImageTask(LabelledTask):
     base.save_vocabulary(directory, {_SHAPE_FILE: self._shape()})
 
   def check_run(self, workdir: pathlib.Path | None) -> None:
-    """Raises DataError where a run has other classes or another shape."""
+    """Raises DataError if a run has other classes or another shape."""
     super().check_run(workdir)
     base.check_vocabulary(workdir, _SHAPE_FILE, self._shape())
 

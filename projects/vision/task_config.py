@@ -1,4 +1,4 @@
-"""Which images are read, and how those that are trained are varied."""
+"""The config of an image task: the images and their augmentation."""
 
 import re
 
@@ -13,7 +13,7 @@ _ASYMMETRIC = (DIGITS, "mnist")
 
 @dataclass(frozen=True, config=STRICT)
 class ImageConfig:
-  """Where images and labels come from, and how they are varied in training.
+  """The source of images and labels, and the augmentation in training.
 
   Attributes:
     source: 'digits', the 1,797 scanned digits that ship with scikit-learn;

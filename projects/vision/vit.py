@@ -1,4 +1,4 @@
-"""An encoder of images in patches: ViT, and DeiT with its second token."""
+"""An encoder of image patches: ViT, and DeiT with its second token."""
 
 from flax import linen as nn
 from flax import traverse_util
@@ -19,10 +19,10 @@ from projects.vision.vit_config import VitConfig
 
 
 class DistilledHead(Head):
-  """Logits of [CLS], and those of the distillation token beside them (DeiT)."""
+  """Logits of [CLS], and those of the distillation token (DeiT)."""
 
   def setup(self) -> None:
-    """Makes both heads."""
+    """Creates both heads."""
     super().setup()
     config = self.config
     self.distilled = nn.Dense(
@@ -35,7 +35,7 @@ class DistilledHead(Head):
   def __call__(
     self, x: Float[Array, "B T F"], table: nn.Embed | None
   ) -> Float[Array, "B 2 V"]:
-    """A position for each head."""
+    """One position per head."""
     first = super().__call__(x, table)
     second = self.distilled(x[:, 1:2])
     return jnp.concatenate([first, second.astype(first.dtype)], axis=1)
@@ -56,7 +56,7 @@ class VisionTransformer(ReadsImages, nn.Module):
 
   @nn.nowrap
   def as_published(self, variables):
-    """How a published family would describe it, and its variables there."""
+    """Its description as a published family, and its variables there."""
     arrays = traverse_util.flatten_dict(dict(variables), sep="/")
     changes = with_biases(self.config, arrays)
     config = nested.replace(
@@ -73,7 +73,7 @@ class VisionTransformer(ReadsImages, nn.Module):
     return described, {"params": {}, "constants": {}, **tree}
 
   def setup(self) -> None:
-    """Makes patches, layers and head."""
+    """Creates patches, layers and head."""
     config = self.config
     tokens = config.num_tokens(self.image_shape)
     self.patches = Patches(config, self.image_shape)
@@ -121,7 +121,7 @@ class VisionTransformer(ReadsImages, nn.Module):
 
 
 def create(config: VitConfig, sizes: Sizes) -> VisionTransformer:
-  """Makes the model for a task's images; computes nothing.
+  """Creates the model for a task's images; computes nothing.
 
   Raises:
     ValueError: a task without images, patches larger than they are, or a

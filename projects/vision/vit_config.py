@@ -1,4 +1,4 @@
-"""What a Transformer of images is made of (ViT, DeiT); it checks itself."""
+"""The config of a Transformer of images (ViT, DeiT), which checks itself."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from settings.fields import Count, check, check_unread, checked
 
 @checked
 class VitConfig(ModelConfig):
-  """An encoder that reads square patches of images in place of tokens.
+  """An encoder that reads square patches of images instead of tokens.
 
   Attributes:
     kind: 'vit'.
@@ -48,7 +48,7 @@ class VitConfig(ModelConfig):
     check_unread(self.slot, ("global_projections",), where)
 
   def check_run(self) -> None:
-    """Raises ValueError where a run with this model cannot be trained."""
+    """Raises ValueError if a run cannot train this model."""
     if bool(self.teacher) != self.distillation:
       raise ValueError(
         "teacher: expected a folder of weights, or a run, with "
@@ -66,13 +66,13 @@ class VitConfig(ModelConfig):
 
   @property
   def layout(self) -> str:
-    """Whose batches it reads."""
+    """The batch layout that it reads."""
     return "encoder"
 
   def num_tokens(self, shape: tuple[int, ...]) -> int:
-    """T, of an image `(height, width, …)`."""
+    """T for an image `(height, width, …)`."""
     return 1 + self.distillation + math.prod(self.grid(shape))
 
   def grid(self, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of patches; what is left of an image is not read."""
+    """Rows and columns of patches; ignores the rest of the image."""
     return shape[0] // self.patch_size, shape[1] // self.patch_size

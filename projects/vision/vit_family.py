@@ -27,7 +27,7 @@ TOKEN = Layout(lambda x, n: [x[0, 0]], lambda xs: xs[0][None, None])
 
 
 def patch_rows(theirs: str, ours: str) -> list[Row]:
-  """The rows of the convolution that makes patches."""
+  """The rows of the convolution that embeds patches."""
   return [
     Row(f"{theirs}.weight", (f"params/{ours}/projection/kernel",), KERNEL),
     Row(f"{theirs}.bias", (f"params/{ours}/projection/bias",)),

@@ -1,4 +1,4 @@
-"""Training on a text: what is predicted follows from `model.kind`.
+"""Training on a text; `model.kind` determines the objective.
 
 A decoder predicts every token from those before it, an encoder predicts tokens
 that were masked (BERT), and an encoder-decoder spans that were cut out (T5).
@@ -36,7 +36,7 @@ def make(
   restore: bool = False,
   also: str = "",
 ) -> TextTask:
-  """Reads the files, and makes or opens its vocabulary; see `TaskEntry`.
+  """Reads the files, and trains or opens their vocabulary; see `TaskEntry`.
 
   The kind of the model decides what is predicted. `also` is further text that the
   vocabulary is made from.

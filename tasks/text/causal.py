@@ -1,4 +1,4 @@
-"""Language modelling for a decoder: each token from those before it."""
+"""Language modelling for a decoder: each token from the tokens before it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import functools
@@ -15,7 +15,7 @@ from tasks.vocabularies import Vocabulary
 
 
 class CausalText(TextTask):
-  """Windows of a text, each token predicted from those before it.
+  """Windows of a text; each token is predicted from the tokens before it.
 
   decoder: inputs and targets [B, T], the targets one token later. Of the
   held-out text every token but the first is predicted exactly once. What the
@@ -44,11 +44,11 @@ class CausalText(TextTask):
 
   @property
   def piece(self) -> int:
-    """Tokens of the text that a window predicts: T without a longer prefix."""
+    """The number of text tokens in a window: T minus additional prefix tokens."""
     return self._config.context - max(0, len(self.prefix) - 1)
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B windows from random places, drawn from (seed, step)."""
+    """B windows from random positions, drawn from (seed, step)."""
     rng = np.random.default_rng((self._seed, step))
     windows = self._windows(rng, self.piece + 1, rows)
     counts = np.full(len(windows), self.piece)
@@ -66,7 +66,7 @@ class CausalText(TextTask):
       yield base.pad_rows(batch, self._batch_size)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """A few places to continue from; the references are how it went on."""
+    """A few prompts from the text, with the continuations as references."""
     context, text = self._config.context, self.tokens(split)
     half = context // 2
     places = (len(text) - context) // NUM_SAMPLES
@@ -102,13 +102,13 @@ class CausalText(TextTask):
     return metrics
 
   def encode(self, line: str) -> list[int]:
-    """Prompt ids; an empty line begins after a line end, as a text does."""
+    """Prompt ids; an empty line starts after a line end, as a text does."""
     ids = [*self.prefix, *self._vocabulary.encode(line or "\n")]
     return self._fitting(ids, self._config.context)
 
   @functools.cached_property
   def _characters_per_token(self) -> Mapping[str, float]:
-    """Split -> characters of its predicted part over the tokens of that."""
+    """Split -> characters per predicted token."""
 
     def ratio(split):
       text, characters = self.tokens(split), self._characters[split]
@@ -130,7 +130,7 @@ class CausalText(TextTask):
 
 
 def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
-  """Characters that ids decode to, each document on its own.
+  """The number of characters that ids decode to, document by document.
 
   A special token ends a document and has no characters.
   """
@@ -145,7 +145,7 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
 def _batch(
   windows: np.ndarray, counts: np.ndarray, prefix: Sequence[int]
 ) -> Batch:
-  """Windows [B, n] of which the first `counts` + 1 columns are text.
+  """Windows [B, n], in which the first `counts` + 1 columns are text.
 
   A prefix takes the place of the first column, from which the next is predicted.
   """

@@ -20,7 +20,7 @@ def mask_tokens(
   mask_id: int,
   ordinary: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Chooses tokens to be predicted, and hides most of them.
+  """Chooses tokens to predict, and masks most of them.
 
   Of n tokens of a row, max(1, round(rate · n)) are chosen, all with equal
   chances. A chosen token becomes the mask with probability 0.8, a random token
@@ -57,7 +57,7 @@ def mask_tokens(
 
 
 class MaskedText(TextTask):
-  """Pieces of a text, some tokens of which are hidden and predicted.
+  """Pieces of a text, in which some tokens are masked and predicted.
 
   encoder: source and targets [B, S], `[CLS] … [SEP]` where the vocabulary has
   both; weights where a token was chosen. Every step draws anew from (seed,
@@ -86,18 +86,18 @@ class MaskedText(TextTask):
 
   @classmethod
   def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
-    """What an encoder reads in addition to a text."""
+    """The special tokens that an encoder reads in addition to a text."""
     del config
     return OWN_ENCODER
 
   @property
   def piece(self) -> int:
-    """S without what is put around the text."""
+    """S minus the special tokens around the text."""
     around = len(self._before) + len(self._after)
     return self._config.context - around
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B pieces from random places, masked; all drawn from (seed, step)."""
+    """B masked pieces from random positions, drawn from (seed, step)."""
     rng = np.random.default_rng((self._seed, step))
     tokens = self._windows(rng, self.piece)
     return base.only(self._batch(tokens, *self._mask(rng, tokens)), rows)
@@ -109,7 +109,7 @@ class MaskedText(TextTask):
       yield self._held_out_batch(text, starts, self._held_out_row)
 
   def encode(self, line: str) -> list[int]:
-    """Ids of a line, masks by their name, between what is put around it."""
+    """Ids of a line, with masks by their name, between the special tokens."""
     ids = self._vocabulary.encode(line)
     framed = [*self._before, *ids, *self._after]
     return self._fitting(framed, self._config.context)
@@ -133,7 +133,7 @@ class MaskedText(TextTask):
   def _batch(
     self, tokens: np.ndarray, hidden: np.ndarray, chosen: np.ndarray
   ) -> Batch:
-    """Rows of one length, framed and padded to S."""
+    """Rows of one length, with special tokens and padding up to S."""
     count, length = tokens.shape
     padding = [self.pad_id] * (self.piece - length)
     prefix, suffix = (
@@ -151,7 +151,7 @@ class MaskedText(TextTask):
     }
 
   def _predicted(self, batch: Batch) -> Pairs:
-    """Neighbours are those of the text, whether they were hidden or not."""
+    """The neighbours of predicted tokens in the text, masked or not."""
     targets, counted = batch["targets"], batch["weights"] > 0
     left = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=NONE)
     return Pairs(left[counted], targets[counted])

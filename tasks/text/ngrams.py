@@ -1,4 +1,4 @@
-"""What a model of a text has to beat: losses that need one token or none."""
+"""Baselines for a model of a text: unigram and bigram losses."""
 
 from typing import NamedTuple
 
@@ -21,12 +21,12 @@ class Pairs(NamedTuple):
 
   @classmethod
   def of(cls, text: np.ndarray) -> "Pairs":
-    """Every token of a text but the first."""
+    """Every token of a text except the first."""
     return cls(text[:-1], text[1:])
 
   @classmethod
   def join(cls, parts: list["Pairs"]) -> "Pairs":
-    """Pairs one after the other."""
+    """Concatenates pairs."""
     lefts, tokens = zip(*parts, strict=True)
     return cls(np.concatenate(lefts), np.concatenate(tokens))
 
@@ -34,7 +34,7 @@ class Pairs(NamedTuple):
 def ngram_losses(
   training: Pairs, held_out: Pairs, size: int
 ) -> dict[str, float]:
-  """Cross-entropy of counted tokens and of counted pairs, in nats a token.
+  """Cross-entropy of unigram and bigram counts, in nats per token.
 
   Of n counted tokens, c(t) are t; with V ids, one is added to each count:
   `p(t) = (c(t) + 1) / (n + V)`. Pairs are interpolated with it (Witten and Bell
@@ -74,5 +74,5 @@ def ngram_losses(
 
 
 def _codes(pairs: Pairs, size: int) -> np.ndarray:
-  """A number for each pair, ordered by the left token first."""
+  """One number per pair, ordered by the left token first."""
   return (pairs.left.astype(np.int64) + 1) * size + pairs.token

@@ -1,4 +1,4 @@
-"""The files that a text is read from: plain, with columns, or ids that are there."""
+"""Reads the files of a text: plain text, columns, or token ids."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
@@ -62,12 +62,12 @@ def find(path: str) -> list[pathlib.Path]:
 
 
 def has_ids(paths: Sequence[pathlib.Path]) -> bool:
-  """Whether files have ids in place of text."""
+  """Whether files contain ids instead of text."""
   return paths[0].suffix.lower() in _IDS
 
 
 def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
-  """Ids of a file, memory-mapped.
+  """The ids of a file, memory-mapped.
 
   A `.npy` says how wide they are. A `.bin` does not: its ids have 16 bits, as
   nanoGPT writes them, and 32 where the vocabulary is too large for 16.
@@ -114,7 +114,7 @@ def _plain_ids(path: pathlib.Path, count: int) -> np.ndarray:
 
 
 def _upper_halves_are_0(ids: np.ndarray) -> bool:
-  """Whether pairs of ids are ids of twice the width."""
+  """Whether pairs of ids could be ids of twice the width."""
   upper = ids[1::2]
   blocks = range(0, len(upper), _BLOCK)
   return len(upper) > 0 and not any(
@@ -123,7 +123,7 @@ def _upper_halves_are_0(ids: np.ndarray) -> bool:
 
 
 def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
-  """The text of files, about a megabyte at a time, or a row.
+  """The text of files, about a megabyte or one row at a time.
 
   Each row of a column is followed by a line end, and so is a file that does not
   end in one and is not the last.
@@ -159,7 +159,7 @@ def _rows(
   path: pathlib.Path,
   column: str,
 ) -> Iterator[str]:
-  """The text of each row of a column, and a line end."""
+  """The text of each row of a column, followed by a line end."""
   for number, text in enumerate(read(path, column), 1):
     if not isinstance(text, str):
       raise DataError(
@@ -237,13 +237,13 @@ def _parquet_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
 
 
 def _values(batches: Iterable[Any]) -> Iterator[Any]:
-  """Those of the one column that batches of pyarrow have."""
+  """The values of the single column of pyarrow's batches."""
   for batch in batches:
     yield from batch.column(0).to_pylist()
 
 
 def _pyarrow(path: pathlib.Path, module: str) -> Any:
-  """A module of pyarrow, which a plain text does without."""
+  """A module of pyarrow, imported only if a format needs it."""
   try:
     return importlib.import_module(f"pyarrow.{module}")
   except ImportError:
@@ -254,7 +254,7 @@ def _pyarrow(path: pathlib.Path, module: str) -> Any:
 
 @contextlib.contextmanager
 def _faults_of(path: pathlib.Path) -> Iterator[None]:
-  """What pyarrow finds in a file, in one line."""
+  """Converts pyarrow's errors in a file to one-line errors."""
   error_type = importlib.import_module("pyarrow").ArrowException
   try:
     yield

@@ -16,7 +16,7 @@ _ROWS = 4096  # Pieces that are counted at once.
 
 
 class SpanSizes(NamedTuple):
-  """What follows from the length of a piece, before anything is drawn.
+  """The sizes that follow from the length of a piece.
 
   Attributes:
     text: tokens of the piece, L.
@@ -30,7 +30,7 @@ class SpanSizes(NamedTuple):
 
   @classmethod
   def of(cls, text: int, rate: float, mean_span: float) -> "SpanSizes":
-    """T5's numbers: at least one token and one span, and one token that stays.
+    """T5's sizes, with at least one masked token, one span and one visible token.
 
     Where hardly any token stays, there are no more spans than tokens between
     them.
@@ -41,12 +41,12 @@ class SpanSizes(NamedTuple):
 
   @property
   def source(self) -> int:
-    """Tokens that the encoder reads: what stays, sentinels and EOS."""
+    """Number of encoder tokens: the visible tokens, sentinels and EOS."""
     return self.text - self.noise + self.spans + 1
 
   @property
   def target(self) -> int:
-    """Tokens that the decoder writes: spans, sentinels, the last one, EOS."""
+    """Number of decoder tokens: spans, sentinels, the last sentinel and EOS."""
     return self.noise + self.spans + 2
 
 
@@ -105,7 +105,7 @@ def span_mask(
 def corrupt(
   tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray, eos_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Splits texts into what is read and what is written.
+  """Splits texts into the encoder's source and the decoder's target.
 
   The source has a sentinel in place of each span; the target has each sentinel
   and then the span, and one sentinel more at the end, as in the paper's figure
@@ -129,7 +129,7 @@ def corrupt(
 
 
 class SpanText(TextTask):
-  """Pieces of a text with spans cut out, which are predicted one by one.
+  """Pieces of a text with removed spans, which the decoder predicts.
 
   encoder_decoder: source [B, S] and target [B, T] as `corrupt` makes them. Every
   step draws anew from (seed, step). The held-out text is cut into pieces of
@@ -166,20 +166,20 @@ class SpanText(TextTask):
     return self._sizes.text
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B pieces from random places, corrupted; all drawn from (seed, step)."""
+    """B corrupted pieces from random positions, drawn from (seed, step)."""
     rng = np.random.default_rng((self._seed, step))
     tokens = self._windows(rng, self.piece)
     batch = self._batch(tokens, span_mask(rng, len(tokens), self._sizes))
     return base.only(batch, rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out text in order, each token read or written once."""
+    """The held-out text in order, each token in one source or target."""
     text = self.tokens(split)
     for starts in self._starts(len(text) - 1):
       yield self._held_out_batch(text, starts, self._held_out_row)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """A few pieces with spans cut out; the references are these spans."""
+    """A few pieces with removed spans; the references are these spans."""
     text = self.tokens(split)
     count = min(len(text) // self.piece, NUM_SAMPLES, self._batch_size)
     if not count:
@@ -230,7 +230,7 @@ class SpanText(TextTask):
     }
 
   def _training_pairs(self) -> Pairs:
-    """Targets of the training text, so often that each token is in about one."""
+    """Targets of enough training text that each token is in about one."""
     text = self._counted
     count = len(text) // self.piece
     pieces = text[: count * self.piece].reshape(count, self.piece)
@@ -244,7 +244,7 @@ class SpanText(TextTask):
     return Pairs.join(parts)
 
   def _predicted(self, batch: Batch) -> Pairs:
-    """Neighbours are those of the target: a span does not see the text."""
+    """Left neighbours in the target, because a span does not see the text."""
     counted = batch["weights"] > 0
     return Pairs(batch["inputs"][counted], batch["targets"][counted])
 
@@ -261,7 +261,7 @@ def _segments(
 
 
 def _firsts(mask: np.ndarray) -> np.ndarray:
-  """Where a stretch of True begins, [B, L]."""
+  """The start of each run of True, [B, L]."""
   left = np.pad(mask[:, :-1], ((0, 0), (1, 0)))
   return mask & ~left
 
@@ -269,7 +269,7 @@ def _firsts(mask: np.ndarray) -> np.ndarray:
 def _replaced(
   tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray
 ) -> np.ndarray:
-  """Rows with a sentinel in place of each stretch of True."""
+  """Rows with a sentinel in place of each run of True."""
   firsts = _firsts(mask)
   number = np.maximum(np.cumsum(firsts, axis=1) - 1, 0)
   replaced = np.where(firsts, sentinels[number], tokens)

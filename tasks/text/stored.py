@@ -1,4 +1,4 @@
-"""A text as ids: in memory where it fits, else on disk and memory-mapped."""
+"""A text as ids, in memory if it fits, else memory-mapped on disk."""
 
 from collections.abc import Iterable, Iterator, Sequence
 import hashlib
@@ -22,7 +22,7 @@ _CHUNK = 2**24
 
 
 class Parts(NamedTuple):
-  """The two parts of a text, as ids.
+  """The training part and the held-out part of a text, as ids.
 
   Attributes:
     train: the first 90 %.
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 
 
 def boundary(length: int) -> int:
-  """Where the held-out part begins, as nanoGPT's `prepare.py` cuts."""
+  """The start of the held-out part, as in nanoGPT's `prepare.py`."""
   return int(length * 0.9)
 
 
@@ -48,7 +48,7 @@ def read(
   also: str,
   workdir: pathlib.Path | None,
 ) -> tuple[Vocabulary, Parts]:
-  """The vocabulary and the ids of files.
+  """Reads the vocabulary and the ids of files.
 
   Args:
     config: a `TextConfig`.
@@ -81,7 +81,7 @@ def read(
 
 
 def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
-  """Ids that are there already, with the vocabulary that they are ids of."""
+  """Reads files that contain ids, with the vocabulary of these ids."""
   if not config.tokenizer and config.vocabulary != "ids":
     raise DataError(
       f"task.vocabulary: {paths[0]} has ids, whose text is not known; expected "
@@ -124,7 +124,7 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
 def _on_disk(
   config, paths, digests, extra, also, workdir
 ) -> tuple[Vocabulary, Parts]:
-  """Reads a text as a stream, once for each vocabulary; ids stay in the cache."""
+  """Reads a text as a stream, once per vocabulary; stores the ids in the cache."""
 
   def blocks() -> Iterator[str]:
     return source.text_blocks(paths, config.column)
@@ -177,12 +177,12 @@ def _on_disk(
 
 
 def _key(*content: Any) -> str:
-  """A name in the cache. Raise the number when what is kept of a text changes."""
+  """A name in the cache. Raise its number if the cached content changes."""
   return hashlib.sha256(repr((2, *content)).encode()).hexdigest()[:16]
 
 
 def _dtype(count: int) -> type[np.integer]:
-  """Of ids below a number."""
+  """The dtype for ids below a number."""
   return np.uint16 if count <= 2**16 else np.int32
 
 
@@ -197,7 +197,7 @@ def _write(
 
 
 def _between(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
-  """The characters of a text from one place to another."""
+  """The characters of a text between two positions."""
   place = 0
   for block in blocks:
     yield block[max(start - place, 0) : max(stop - place, 0)]

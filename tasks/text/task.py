@@ -1,4 +1,4 @@
-"""What the objectives on a text share: its tokens, its places, its metrics."""
+"""Shared code of the text objectives: tokens, positions and metrics."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _MOST_COUNTED = 2**24
 
 @dataclass(frozen=True, config=STRICT)
 class TextConfig:
-  """Which text, in which tokens, in pieces of which length.
+  """The text, its tokens and the lengths of its pieces.
 
   Attributes:
     path: a file, a pattern such as 'data/*.txt', or files with commas between,
@@ -64,7 +64,7 @@ class TextConfig:
 
 
 class TextTask(base.Task):
-  """A text in pieces, some of whose tokens are predicted.
+  """A text in pieces, in which some tokens are predicted.
 
   A subclass is an objective. It says what a batch is, and what special tokens
   it needs. A text has no end, so EOS is a target only where an objective puts
@@ -112,7 +112,7 @@ class TextTask(base.Task):
 
   @classmethod
   def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
-    """Special tokens of a vocabulary made for this objective, by name.
+    """Names of the special tokens that this objective adds to a vocabulary.
 
     None beyond what every vocabulary has.
     """
@@ -122,7 +122,7 @@ class TextTask(base.Task):
   @property
   @abc.abstractmethod
   def piece(self) -> int:
-    """Tokens of the text in one example."""
+    """The number of text tokens in one example."""
 
   def _held_out_batch(
     self,
@@ -130,7 +130,7 @@ class TextTask(base.Task):
     starts: np.ndarray,
     example: Callable[[np.ndarray, np.random.Generator], Batch],
   ) -> Batch:
-    """Pieces [1, n] of the held-out text, each drawn from its place alone."""
+    """Pieces [1, n] of the held-out text, each drawn from its position only."""
     rows = [
       example(
         np.asarray(text[None, start : start + self.piece], np.int32),
@@ -145,12 +145,12 @@ class TextTask(base.Task):
     return base.pad_rows(batch, self._batch_size)
 
   def _training_pairs(self) -> Pairs:
-    """What `baselines` are counted on."""
+    """The pairs that `baselines` counts."""
     return Pairs.of(self._counted)
 
   @property
   def _counted(self) -> np.ndarray:
-    """The training text, int32; of one on disk no more than memory has room for."""
+    """The training text, int32; of a text on disk, the first `_MOST_COUNTED` tokens."""
     is_mapped = isinstance(self._train, np.memmap)
     text = self._train[:_MOST_COUNTED] if is_mapped else self._train
     return np.asarray(text, np.int32)
@@ -165,7 +165,7 @@ class TextTask(base.Task):
 
   @property
   def baselines(self) -> Mapping[str, float]:
-    """Losses of counted tokens and pairs, on the tokens that the loss counts.
+    """Unigram and bigram losses, on the tokens that the loss counts.
 
     Empty for a restored task.
     """
@@ -183,7 +183,7 @@ class TextTask(base.Task):
   def summarize(
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Divides once; adds what counting reaches on the same split."""
+    """Divides once, and adds the unigram and bigram losses of the split."""
     counted = self._counted_losses(split) if split else self.baselines
     return {**base.divide(sums), **counted}
 
@@ -195,7 +195,7 @@ class TextTask(base.Task):
     return {"token_accuracy": accuracy}
 
   def encode_target(self, line: str) -> list[int]:
-    """Ids of a line; a text goes on, so none marks an end."""
+    """Ids of a line, without EOS, because a text continues."""
     return self._vocabulary.encode(line)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -203,7 +203,7 @@ class TextTask(base.Task):
     return self._vocabulary.decode(ids)
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The text of each id, spaces and line ends made visible."""
+    """The text of each id, with visible spaces and line ends."""
     return self._vocabulary.labels(ids)
 
   def save(self, directory: pathlib.Path) -> None:
@@ -217,7 +217,7 @@ class TextTask(base.Task):
     )
 
   def _fitting(self, ids: list[int], most: int) -> list[int]:
-    """Ids of what a user typed, or ValueError where they are too many."""
+    """Ids of what a user typed; ValueError if there are too many."""
     if len(ids) > most:
       raise ValueError(
         f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
@@ -231,7 +231,7 @@ class TextTask(base.Task):
     length: int,
     rows: np.ndarray | None = None,
   ) -> np.ndarray:
-    """Stretches of the training text from random places, [B, length]."""
+    """Windows of the training text from random positions, [B, length]."""
     starts = rng.integers(len(self._train) - length + 1, size=self._batch_size)
     if rows is not None:
       starts = starts[rows]
@@ -239,7 +239,7 @@ class TextTask(base.Task):
     return np.asarray(windows, np.int32)
 
   def _starts(self, stop: int) -> list[np.ndarray]:
-    """Where the pieces before `stop` begin, a batch at a time."""
+    """Start positions of the pieces before `stop`, a batch at a time."""
     count = -(-max(stop, 0) // self.piece)
     batches = [*base.chunks(count, self._batch_size)]
     kept = batches[: self._config.eval_batches or None]

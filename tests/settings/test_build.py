@@ -82,7 +82,7 @@ def test_round_trip_through_json():
     ({"rate": 1e300}, "rate: expected a number that float32 holds, got 1e+300"),
     ({"rate": 10**400}, "rate: expected a number that float32 holds, got 1000"),
     ({"span": (1, 2, 3)}, "span: expected a valid integer, got [1, 2, 3]"),
-    ({"plug": 3}, "plug: expected named leaves, got 3"),
+    ({"plug": 3}, "plug: expected named fields, got 3"),
     ({"plug": {"a": 3}}, "plug.name: missing"),
     ({"names": "a"}, "names: expected a list, got 'a'"),
     ({"names": [1]}, "names[0]: expected a valid string, got 1"),
@@ -114,7 +114,7 @@ def test_what_fills_a_screen_is_shortened():
 
 
 def test_a_name_is_text():
-  with pytest.raises(ConfigError, match=r"^config: expected leaves named by "):
+  with pytest.raises(ConfigError, match=r"^config: expected fields named by "):
     build_config(Everything, {"count": 1, 3: 2})
 
 
@@ -177,7 +177,7 @@ def test_words_choose_by_name():
   ):
     assert build_config(Model, {"slot": words}, "config").slot == expected
   for chosen, fault in (
-    (3, r"slot: expected named leaves, got 3"),
+    (3, r"slot: expected named fields, got 3"),
     (
       "dense,linear",
       r"slot: several names are a list; expected \[dense,linear\]",

@@ -47,7 +47,7 @@ def test_a_value_is_no_section(monkeypatch):
     parsed(monkeypatch, "--config.num_steps.x=3")
   assert str(info.value) == (
     "config.num_steps.x: unknown; config.num_steps is one value and has no "
-    "leaves"
+    "fields"
   )
 
 

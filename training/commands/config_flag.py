@@ -131,7 +131,7 @@ def _make_room(config: ConfigDict, leaf: str, has_value: bool) -> None:
     section = section[name]
     if not isinstance(section, ConfigDict):
       raise ConfigError(
-        f"{_NAME}.{leaf}: unknown; {path} is one value and has no leaves"
+        f"{_NAME}.{leaf}: unknown; {path} is one value and has no fields"
       )
   old = section.get(last)
   inside = old if isinstance(old, list | tuple) else [old]

@@ -28,7 +28,7 @@ def text(mapping: Mapping[str, Any]) -> str:
     ConfigError: the config is faulty.
   """
   config = experiment_config.parse(mapping)
-  lines, indent = ["Leaves of this config:"], " " * 6
+  lines, indent = ["Fields of this config:"], " " * 6
   for section, part in (
     ("", config.train),
     ("task.", config.task),
@@ -56,7 +56,7 @@ def page() -> str:
 
 
 def _table(kind: type, section: str) -> str:
-  rows = ["| leaf | type | default | meaning |", "| --- | --- | --- | --- |"]
+  rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
   for name, type_, value, meaning in _leaves(kind, section):
     shown = f"`{value}`" if value else "needed"
     rows.append(f"| `{name}` | {_typed(type_)} | {shown} | {meaning} |")

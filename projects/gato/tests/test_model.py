@@ -256,7 +256,7 @@ def test_what_does_not_go_together_is_refused(made):
   with pytest.raises(ValueError, match=r"^kind: expected one of gato, got"):
     make(kind="encoder")
   plain = tiny.of_config(model.config, **SIZES)
-  with pytest.raises(ValueError, match=r"^patches: this model was made"):
+  with pytest.raises(ValueError, match=r"^patches: this model has none"):
     models.generate(
       plain,
       variables,

@@ -279,10 +279,10 @@ def test_sizes_that_do_not_fit():
     {"max_target_length": None},
   )
   for config, sizes, message in (
-    (CONFIG, {"input_shapes": {"image": SHAPE}}, "fourier_bands: expected how"),
+    (CONFIG, {"input_shapes": {"image": SHAPE}}, "fourier_bands: expected the"),
     (OF_IMAGES, {"input_shapes": {}}, "fourier_bands: expected None for"),
-    (CONFIG, {"shared_vocabulary": False}, "head: 'tokens' has logits of the"),
-    (CONFIG, {"target_vocab_size": 5}, "head: 'tokens' has logits of the ids"),
+    (CONFIG, {"shared_vocabulary": False}, "head: 'tokens' predicts the ids"),
+    (CONFIG, {"target_vocab_size": 5}, "head: 'tokens' predicts the ids"),
     # A rank above the latents.
     (dataclasses.replace(CONFIG, cross_attention=LOW), {}, "cross_attention: "),
   ):

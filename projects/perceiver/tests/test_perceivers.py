@@ -79,7 +79,7 @@ def test_a_run_learns_and_draws(run, tmp_path):
   assert (code, error) == (0, "")
   commands.assert_picture(out.strip())
   found = commands.run_module(module, *arguments, "--query=1,1")
-  assert commands.fault(found).startswith("--query: belongs to a model of pat")
+  assert commands.fault(found).startswith("--query: only models of patches ")
   PIL.Image.new("L", (2000, 2000)).save(file)
   told = commands.fault(commands.run_module(module, *arguments), code=1)
   assert told.startswith("out of memory (RESOURCE_EXHAUSTED: ")

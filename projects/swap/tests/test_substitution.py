@@ -182,7 +182,7 @@ def test_one_call_of_a_mechanism_has_its_own_gates_alone():
     ("lsh", "flash", "the model has no keys of its own, only queries"),
     ("latent", "flash", "the model has no values of its own, only queries"),
     ("latent", "lsh", "the model has no values of its own, only queries"),
-    ("dense", "latent", "makes keys and values of its own"),
+    ("dense", "latent", "computes its own keys and values"),
   ],
 )
 def test_what_has_no_keys_or_reads_none_is_refused(own, other, message):

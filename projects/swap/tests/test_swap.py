@@ -299,7 +299,7 @@ def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
     measure.mechanism(model, choice, asked, tmp_path) for choice in choices
   )
   assert latent["status"] == "cannot serve"
-  assert "makes keys and values of its own" in latent["reason"]
+  assert "computes its own keys and values" in latent["reason"]
   assert flash["cache_token_bytes"] == _FLASH_CACHE[case]
   assert delta["cache_token_bytes"] == 0
   before, after = (
