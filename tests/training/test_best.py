@@ -206,7 +206,9 @@ def test_a_profile_is_written(run, tmp_path, capsys):
   pathlib.Path(tmp_path / "profile").rmdir()
   capsys.readouterr()
   run(FakeTask(), profile_steps="2:4", **OFTEN)
-  told = "profile_steps=2:4: these steps were done before; the run goes on from"
+  told = (
+    "profile_steps=2:4: these steps are already done; the run continues from"
+  )
   assert told in capsys.readouterr().out
   assert not (tmp_path / "profile").exists()
 

@@ -61,9 +61,9 @@ def test_faults_are_one_line(workdir, tmp_path):
   run = f"--workdir={workdir}"
   for arguments, message in (
     ([], "--workdir: missing"),
-    ([run], "--text: expected what the model reads"),
+    ([run], "--text: expected the text that the model reads"),
     ([run, "--image=a.png"], "--image: this run reads no images"),
-    ([run, "--text=1", "--query=1,2"], "--query: belongs to --image=FILE"),
+    ([run, "--text=1", "--query=1,2"], "--query: needs --image=FILE"),
     (["--texts=1"], "texts"),
     ([run, "--text=1", "--out=a.png"], "--out: expected a folder"),
     ([run, "--text=1", f"--out={file}/a"], f"--out: {file} is not a folder"),

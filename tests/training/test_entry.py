@@ -107,7 +107,7 @@ def _raised(error, cause=None):
 def test_no_room_is_one_line_with_a_remedy(error, words):
   line = entry._exhausted(_raised(ValueError("outer"), error))
   assert words in line
-  assert "goes on from the last checkpoint" in line
+  assert "continues from the last checkpoint" in line
   assert "\n" not in line
 
 

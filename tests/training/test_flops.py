@@ -205,7 +205,7 @@ def test_a_loop_that_ends_where_the_data_say_is_named():
   assert found.flops == PRODUCT
   (line,) = found.uncounted
   assert "test_flops.py" in line
-  assert "0 rounds" in line
+  assert "0 iterations" in line
 
 
 def test_an_operation_without_a_rule_is_named():

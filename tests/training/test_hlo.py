@@ -113,7 +113,7 @@ def test_groups_of_four_in_each_way_that_xla_writes_them(groups, axes):
 
 
 def test_groups_in_another_form_are_not_taken_for_all():
-  with pytest.raises(ValueError, match="in a form that is not known"):
+  with pytest.raises(ValueError, match="in an unknown format"):
     hlo.sent(ONE_GATHER.format(groups="replica_groups=torus<2>"))
 
 

@@ -55,8 +55,8 @@ def test_text_goes_on_beyond_the_context(run, variables, capsys):
   out, error = capsys.readouterr()
   assert not out
   assert error == (
-    "max_length=31: the model reads 8 tokens at a time; where they were full "
-    "it read the last 4 again and went on\n"
+    "max_length=31: the model reads 8 tokens at a time; when they were full "
+    "it read the last 4 again and continued\n"
   )
 
 

@@ -100,7 +100,7 @@ def test_a_step_for_devices_that_are_not_here(name):
   assert "mesh: data 1 × fsdp 8 × tensor 1 × sequence 1" in shown
   assert re.search(r"^fits \d+ GB: 0\.\d+ GB, \d%$", shown, re.M), shown
   assert re.search(
-    r"^longest loop of a known length: (\d+ steps|–)$", shown, re.M
+    r"^longest loop of known length: (\d+ iterations|–)$", shown, re.M
   )
   (parameters,) = re.findall(
     r"^\| parameters \| .* \| (.*) (.*) \|$", shown, re.M

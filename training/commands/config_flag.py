@@ -1,4 +1,4 @@
-"""The flag --config=FILE.py, of which any leaf can be overridden."""
+"""The flag --config=FILE.py, whose fields the command line can override."""
 
 from pathlib import Path
 import re
@@ -20,10 +20,11 @@ _OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)(=?)")
 def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
   """Defines the flag; `entry.load_config` reads it.
 
-  A leaf that the file does not have is accepted, in a new section too. The lock of
-  `config_flags` knows the leaves of the file alone: it would refuse those that have
-  a default and were left out, and options of a mechanism that was typed. One that
-  nobody knows is found where the config is validated, which names it in full.
+  The command line may set a field that the file does not have, also in a section
+  that the file does not have. The lock of `config_flags` knows only the fields of
+  the file: it would refuse fields that the file leaves at their default, and the
+  options of a mechanism from the command line. Validation of the config reports
+  unknown fields by their full name.
   """
   try:
     holder = config_flags.DEFINE_config_file(
@@ -32,7 +33,9 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
       lock_config=False,
       accept_new_attributes=True,
     )
-  except flags.Error as error:  # It looks for overrides in a --flagfile.
+  except (
+    flags.Error
+  ) as error:  # config_flags reads overrides from a --flagfile.
     entry.fail(one_line(error), 2)
   flag = flags.FLAGS[_NAME]
   flag.parser = _WithSections(flag.parser)
@@ -42,15 +45,15 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
 
 
 def typed(holder: flags.FlagHolder) -> list[str]:
-  """Leaves that the command line sets, by full name: 'model.num_layers'."""
+  """Fields that the command line sets, by full name: 'model.num_layers'."""
   return list(config_flags.get_override_values(flags.FLAGS[holder.name]))
 
 
 def load(argument: str) -> ConfigDict:
-  """The config of `FILE.py` or `FILE.py:ARGUMENT`, as the flag has it.
+  """Loads the config `FILE.py` or `FILE.py:ARGUMENT`, as the flag does.
 
   Raises:
-    ConfigError: there is no such file, or it fails.
+    ConfigError: the file does not exist, or its code raises.
   """
   path, _, parameter = argument.partition(":")
   if not Path(path).is_file():
@@ -58,14 +61,14 @@ def load(argument: str) -> ConfigDict:
   module = runpy.run_path(path)
   try:
     return module["get_config"](*filter(None, [parameter]))
-  # Whatever a config file raises, and a file that has no such function.
+  # A config file may raise anything, and may have no such function.
   except Exception as error:
     _check_argument(error, argument)
     raise ConfigError(f"config: {argument}: {one_line(error)}") from error
 
 
 def _check_argument(error: Exception, argument: str) -> None:
-  """Raises ConfigError where a file was given an argument that it has no use for."""
+  """Raises ConfigError if the file takes no argument but was given one."""
   if "get_config() takes 0 positional arguments" in str(error):
     path, _, parameter = argument.partition(":")
     raise ConfigError(
@@ -74,17 +77,17 @@ def _check_argument(error: Exception, argument: str) -> None:
 
 
 class _WithSections(flags.ArgumentParser):
-  """Adds to a config the sections of the overrides that were typed.
+  """Adds the missing sections of the overrides to a config.
 
-  `accept_new_attributes` adds leaves alone: in a section that is not there they
-  end in a KeyError, which has the first name of the section and nothing else.
+  `accept_new_attributes` adds fields, but not sections: an override in a missing
+  section raises a KeyError that names nothing but the first part of the section.
   """
 
   def __init__(self, parser: flags.ArgumentParser):
     self._parser = parser
 
   def parse(self, argument: str) -> Any:
-    """The config of a file, with sections for the overrides."""
+    """Loads a config file and adds sections for the overrides."""
     file = argument.partition(":")[0]
     if not file.endswith(".py"):
       raise ConfigError(
@@ -96,32 +99,32 @@ class _WithSections(flags.ArgumentParser):
     except TypeError as error:
       _check_argument(error, argument)
       raise
-    if not isinstance(config, ConfigDict):  # The file cannot be read.
+    if not isinstance(config, ConfigDict):  # The file could not be read.
       return config
     for word in sys.argv[1:]:
       if typed := _OVERRIDE.match(word):
-        _make_room(config, typed[1], has_value=bool(typed[2]))
+        _add_sections(config, typed[1], has_value=bool(typed[2]))
     return config
 
   def flag_type(self) -> str:
-    """As --help names it."""
+    """The name of the type in --help."""
     return self._parser.flag_type()
 
 
-def _make_room(config: ConfigDict, leaf: str, has_value: bool) -> None:
-  """Adds what is missing of the sections that a leaf is in.
+def _add_sections(config: ConfigDict, field: str, has_value: bool) -> None:
+  """Adds the missing sections of a field's full name.
 
-  A word may take the place of a section, or of a list of them:
+  A name may replace a section or a list of sections:
   `--config.model.decoder_attention=flash` and `=[gated_delta,flash]` choose by name,
-  where `config_flags` takes a value for a leaf of its type alone. Where no word
-  belongs is found when the config is validated.
+  whereas `config_flags` accepts only a value of the field's type. Validation of the
+  config refuses a name where none belongs.
   """
-  if not all(name.isidentifier() for name in leaf.split(".")):
+  if not all(name.isidentifier() for name in field.split(".")):
     raise ConfigError(
-      f"--{_NAME}.{leaf}: expected names with dots between them, as "
+      f"--{_NAME}.{field}: expected names separated by dots, such as "
       f"--{_NAME}.model.num_layers"
     )
-  *names, last = leaf.split(".")
+  *names, last = field.split(".")
   section, path = config, _NAME
   for name in names:
     path = f"{path}.{name}"
@@ -131,7 +134,7 @@ def _make_room(config: ConfigDict, leaf: str, has_value: bool) -> None:
     section = section[name]
     if not isinstance(section, ConfigDict):
       raise ConfigError(
-        f"{_NAME}.{leaf}: unknown; {path} is one value and has no fields"
+        f"{_NAME}.{field}: unknown; {path} is one value and has no fields"
       )
   old = section.get(last)
   inside = old if isinstance(old, list | tuple) else [old]

@@ -1,8 +1,8 @@
-"""Every leaf of a config with its value and meaning, from the dataclasses.
+"""Every field of a config with its value and meaning, from the dataclasses.
 
-`python train.py --config=configs/copy.py --help` prints those of one config, and
-`python -m training.commands.config_help` those of all tasks and models, as docs/config.md
-has them.
+`python train.py --config=configs/copy.py --help` prints the fields of one config.
+`python -m training.commands.config_help` prints those of all tasks and models, for
+docs/config.md.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,10 @@ _WIDTH = 78
 
 
 def text(mapping: Mapping[str, Any]) -> str:
-  """The leaves of one config, as `--help` shows them.
+  """The fields of one config, as `--help` shows them.
 
   Raises:
-    ConfigError: the config is faulty.
+    ConfigError: the config is invalid.
   """
   config = experiment_config.parse(mapping)
   lines, indent = ["Fields of this config:"], " " * 6
@@ -34,7 +34,7 @@ def text(mapping: Mapping[str, Any]) -> str:
     ("task.", config.task),
     ("model.", config.model),
   ):
-    for name, _, value, meaning in _leaves(part, section):
+    for name, _, value, meaning in _fields(part, section):
       lines.append(f"  --config.{name}={value}")
       lines += textwrap.wrap(
         meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent
@@ -43,7 +43,7 @@ def text(mapping: Mapping[str, Any]) -> str:
 
 
 def page() -> str:
-  """The leaves of the loop, of every task and of every model, in Markdown."""
+  """The fields of the run, of every task and of every model, in Markdown."""
   parts = ["## The run\n", _table(TrainConfig, "")]
   for name, entry in tasks.TASKS.items():
     parts += [f"## Task `{name}`\n", _table(entry.config_type, "task.")]
@@ -57,14 +57,14 @@ def page() -> str:
 
 def _table(kind: type, section: str) -> str:
   rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
-  for name, type_, value, meaning in _leaves(kind, section):
+  for name, type_, value, meaning in _fields(kind, section):
     shown = f"`{value}`" if value else "needed"
     rows.append(f"| `{name}` | {_typed(type_)} | {shown} | {meaning} |")
   return "\n".join(rows) + "\n"
 
 
-def _leaves(config: Any, section: str) -> Iterator[tuple[str, Any, str, str]]:
-  """Name, type, value and meaning of the leaves of a config or of its type."""
+def _fields(config: Any, section: str) -> Iterator[tuple[str, Any, str, str]]:
+  """Yields name, type, value and meaning of the fields of a config or config type."""
   kind = config if isinstance(config, type) else type(config)
   meanings = _meanings(kind)
   types = typing.get_type_hints(kind, include_extras=True)
@@ -74,16 +74,16 @@ def _leaves(config: Any, section: str) -> Iterator[tuple[str, Any, str, str]]:
       value = field.default_factory
     name = section + field.name
     if isinstance(value, Mapping):
-      continue  # The options of a mechanism, which its factory describes.
+      continue  # Options of a mechanism: its factory documents them.
     if dataclasses.is_dataclass(value) and not hasattr(value, "build"):
-      yield from _leaves(value, f"{name}.")
+      yield from _fields(value, f"{name}.")
     else:
       meaning = meanings.get(field.name, "")
       yield name, types[field.name], _shown(value), meaning
 
 
 def _typed(kind: Any) -> str:
-  """A type in words: "int ≥ 1", "'jit' or 'pmap'", "list of int"."""
+  """Describes a type: "int ≥ 1", "'jit' or 'pmap'", "list of int"."""
   parts = typing.get_args(kind)
   if typing.get_origin(kind) is typing.Annotated:
     limits = (
@@ -105,7 +105,7 @@ def _typed(kind: Any) -> str:
 
 def _shown(value: Any) -> str:
   if hasattr(value, "build"):
-    # What can be typed behind its leaf, also where the config leaves the default.
+    # All options that the command line can set, also those left at their default.
     parameters = inspect.signature(registry.find(value.name)).parameters
     options = {
       name: parameter.default
@@ -122,7 +122,7 @@ def _shown(value: Any) -> str:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-  """Field -> what the "Attributes:" of a docstring, or of one inherited, say."""
+  """Maps fields to their meanings in "Attributes:" of the class and its bases."""
   meanings: dict[str, str] = {}
   for base in kind.__bases__:
     meanings |= _meanings(base)

@@ -1,21 +1,22 @@
-r"""What a device holds of a run, before it is started.
+r"""Prints the memory per device and the communication of a run, before it starts.
 
     python -m training.commands.describe --config=configs/gpt.py --config.task.path=input.txt
     python -m training.commands.describe --config=configs/copy.py --devices=8 \
       --config.mesh.fsdp=4 --config.mesh.tensor=2
     make describe DESCRIBE="--config=configs/copy.py --target=h100:8 --config.mesh.fsdp=8"
 
-Compiles the run's own training step and prints bytes a device, as a table: the
-parameters and the optimiser's state by what lies where, the batch, and what XLA
-reserves for activations, gradients and temporaries. A second table has the bytes
-that a device sends in a step, by axes of the mesh, each loop counted as often as it
-runs; below stands how often the longest loop does. Nothing is trained or written.
+Compiles the run's training step and prints a table of the bytes per device: the
+parameters and the optimiser's state by sharding, the batch, and the memory that XLA
+reserves for activations, gradients and temporaries. A second table shows the bytes
+that a device sends in a step, by axes of the mesh; operations in a loop count once
+per iteration. The last line has the iterations of the longest loop. Nothing is
+trained or written.
 
---devices simulates that many devices on a CPU. --target compiles for GPUs or TPUs
-that are not here, and says whether they have the memory: h100:8 is eight H100,
-h100:16 two hosts of eight, v5e:4x4 sixteen TPUs. It wants packages that
-`make describe` installs. cuDNN's kernel is not in such a program: the library asks
-a GPU for it, and there is none.
+--devices simulates this number of devices on a CPU. --target compiles for GPUs or
+TPUs that this machine does not have, and says whether their memory suffices: h100:8
+means eight H100, h100:16 two hosts of eight, v5e:4x4 sixteen TPUs. It needs packages
+that `make describe` installs. Such a program does not use cuDNN's kernel, for which
+the library would have to query a GPU.
 """
 
 from absl import flags
@@ -32,18 +33,18 @@ _DEVICES = flags.DEFINE_integer(
   "devices", None, "devices to simulate on a CPU", lower_bound=1
 )
 _TARGET = flags.DEFINE_string(
-  "target", None, f"devices that are not here: {target_lib.EXPECTED}"
+  "target", None, f"devices to compile for: {target_lib.EXPECTED}"
 )
 
 
 def main() -> None:
-  """From the config to the table."""
+  """Prints the tables of a config."""
   _, mapping = entry.load_config(_CONFIG)
   target = None
   if _TARGET.value is not None:
     if _DEVICES.value is not None:
       raise ConfigError(
-        "--devices: expected none with --target, which has its own"
+        "--devices: expected none with --target, which sets the devices"
       )
     target = target_lib.find(_TARGET.value)
   if _DEVICES.value is not None:
@@ -56,7 +57,7 @@ def main() -> None:
   print(experiment.describe(step.run, target.devices if target else ()))
   sizes = " × ".join(f"{name} {size}" for name, size in step.mesh.items())
   print(f"mesh: {sizes}\n")
-  print("| | a device | the whole |\n| --- | --: | --: |")
+  print("| | per device | total |\n| --- | --: | --: |")
   for name, (local, whole) in step.held.items():
     print(f"| {name} | {_readable(local)} | {_readable(whole)} |")
   for name, size in (
@@ -66,19 +67,19 @@ def main() -> None:
   ):
     if size:
       print(f"| {name} | {_readable(size)} | – |")
-  print(f"| together | {_readable(step.together)} | |")
+  print(f"| sum | {_readable(step.together)} | |")
   if target:
     print(f"\n{compiled_step.fits(step, target)}")
   if step.refusal:
     return
-  print("\n| in a step, a device sends by | along | operations | |")
+  print("\n| sent per device and step by | along | operations | bytes |")
   print("| --- | --- | --: | --: |")
   for (axes, kind), (count, size) in step.sent.items():
     print(f"| {kind} | {axes} | {count:,} | {_readable(size)} |")
   if not step.sent:
     print("| nothing | | | |")
-  longest = f"{step.longest_loop:,} steps" if step.longest_loop else "–"
-  print(f"\nlongest loop of a known length: {longest}")
+  longest = f"{step.longest_loop:,} iterations" if step.longest_loop else "–"
+  print(f"\nlongest loop of known length: {longest}")
 
 
 def _readable(count: float) -> str:

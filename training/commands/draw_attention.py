@@ -1,25 +1,25 @@
-"""Draws what every layer of a trained run attends to in words of your own.
+"""Draws the attention weights of every layer of a trained run for your own input.
 
     python -m training.commands.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
     python -m training.commands.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
     python -m training.commands.draw_attention --workdir=/tmp/speech --audio=string.wav
 
-One picture a layer, a panel a head: encoder_1_self_attention.png and so on, in
-WORKDIR/attention. The text is what the model reads: a source, or the prompt of
-a decoder-only model, of which the prompt alone is shown unless --target goes on
-after it. A source's target is what the model generates greedily, or --target.
-Axes of more than 64 tokens have positions in place of words.
+Writes one picture per layer, with one panel per head, to WORKDIR/attention:
+encoder_1_self_attention.png and so on. --text is the input of the model: a source,
+or the prompt of a decoder-only model, which --target continues. The target of a
+source is --target, by default the model's greedy output. Axes of more than 64
+tokens are labelled by position instead of by token.
 
-A model of images reads a PNG or JPEG file. attention.png then shows, over the
-image, what [CLS] looks at in every layer and rolled out through all of them, or
-with --query what the patch in that row and column looks at, both from 0; of a
-Perceiver it shows what the latents look at.
+An image model reads a PNG or JPEG file. attention.png then shows, over the image,
+the attention of [CLS] in every layer and its rollout through all layers, or with
+--query the attention of the patch in that row and column, both counted from 0. For
+a Perceiver it shows the attention of the latents.
 
 Gato writes the caption of an image of the size that it was trained on;
-attention.png shows how far its words look at words and at the image.
+attention.png shows how much its words attend to words and to the image.
 
-A model of speech reads an audio file: attention.png shows, below its spectrogram,
-where every symbol looks that is recognised, in every layer.
+A speech model reads an audio file: attention.png shows, below the spectrogram, the
+attention of every recognised symbol in every layer.
 """
 
 from pathlib import Path
@@ -37,37 +37,39 @@ from training.pictures import attention_maps
 from training.pictures.example import make_example
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
-_TEXT = flags.DEFINE_string("text", None, "what the model reads")
+_TEXT = flags.DEFINE_string("text", None, "text that the model reads")
 _TARGET = flags.DEFINE_string(
-  "target", None, "what it writes; default what it generates for a source"
+  "target", None, "text that the decoder writes; default its greedy output"
 )
-_IMAGE = flags.DEFINE_string("image", None, "PNG or JPEG that a model reads")
+_IMAGE = flags.DEFINE_string(
+  "image", None, "PNG or JPEG file that the model reads"
+)
 _QUERY = flags.DEFINE_list(
-  "query", None, "row and column of the patch that looks; default [CLS]"
+  "query", None, "row and column of the query patch; default [CLS]"
 )
-_AUDIO = flags.DEFINE_string("audio", None, "recording that a model reads")
+_AUDIO = flags.DEFINE_string("audio", None, "recording that the model reads")
 _OUT = flags.DEFINE_string(
   "out", None, "folder of the pictures; default WORKDIR/attention"
 )
 
 
 def main() -> None:
-  """From a line to pictures."""
+  """Draws the pictures of one input."""
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of a trained run")
   given = [x for x in (_TEXT, _IMAGE, _AUDIO) if x.value is not None]
   if len(given) != 1:
     raise ConfigError(
-      "--text: expected what the model reads, or --image=FILE for a model of "
-      "images, or --audio=FILE for one of speech"
+      "--text: expected the text that the model reads, or --image=FILE for an "
+      "image model, or --audio=FILE for a speech model"
     )
   if _QUERY.value is not None and _IMAGE.value is None:
-    raise ConfigError("--query: belongs to --image=FILE")
+    raise ConfigError("--query: needs --image=FILE")
   workdir = Path(_WORKDIR.value)
   folder = Path(_OUT.value) if _OUT.value else workdir / "attention"
   if folder.suffix.lower() in (".png", ".svg", ".pdf"):
     raise ConfigError(
-      f"--out: expected a folder, for a picture of each layer, got {folder}"
+      f"--out: expected a folder, for one picture per layer, got {folder}"
     )
   config = experiment_config.parse(
     workdir_lib.read_config(workdir), restore=True
@@ -79,7 +81,7 @@ def main() -> None:
   for flag in (_IMAGE, _AUDIO):
     if flag.value is not None:
       return _draw_file(run, variables, flag.name, flag.value, folder)
-  assert _TEXT.value is not None  # One of the three is there.
+  assert _TEXT.value is not None  # Exactly one of the three is given.
   example = make_example(run, variables, _TEXT.value, _TARGET.value)
   if "targets" in example and _TARGET.value is None:
     print(f"output: {run.task.decode(example['targets'][0])}")
@@ -94,15 +96,13 @@ def main() -> None:
     raise ConfigError(f"--out: {error}") from error
   longest = max(max(shown.weights.shape[1:]) for shown in maps.values())
   if longest > attention_maps.MAX_LABELS:
-    print(
-      f"more than {attention_maps.MAX_LABELS} tokens: by position, not by word"
-    )
+    print(f"more than {attention_maps.MAX_LABELS} tokens: labels are positions")
 
 
 def _draw_file(
   run: Any, variables: Any, flag: str, file: str, folder: Path
 ) -> None:
-  """What a model attends to in the image or recording of a file."""
+  """Draws what a model attends to in an image file or audio file."""
   if getattr(run.model, "input_file", None) != flag or not hasattr(
     run.task, "read"
   ):

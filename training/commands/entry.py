@@ -1,4 +1,4 @@
-"""How entry points start: flags, help, and every fault in one line."""
+"""Start of the entry points: flags, help, and errors in one line."""
 
 from collections.abc import Callable, Sequence
 import errno
@@ -19,18 +19,19 @@ from settings.errors import ConfigError, RunError, one_line
 from settings.suggest import no_file
 from training.devices import process
 
-# How Python says that a text is not a value of a type.
+# Python's messages for a text that is not a value of a type.
 _EXPECTED = {
   "invalid literal for int()": "a valid integer",
   "could not convert string to float": "a valid number",
   "Non-boolean argument": "a valid boolean",
-  "as a ConfigDict": "leaves of its own, each with its name",
+  "as a ConfigDict": "fields of the section, each with its name",
 }
 
 _HELP = ("--help", "-help", "--helpshort", "-?")
 
-# Importing libraries and tracing a model make millions of objects that stay.
-# With Python's 700 it looks through them 800 times during a start, 0.6 s.
+# Importing libraries and tracing a model create millions of objects that stay
+# alive. With Python's threshold of 700 the garbage collector scans them 800 times
+# during a start, which takes 0.6 s.
 _COLLECT_EVERY = 50_000
 
 
@@ -41,20 +42,20 @@ def run(
 ) -> NoReturn:
   """Parses flags and calls `main`.
 
-  Exits with 0, or with one line on standard error: with 2 for what the user
-  asked for, before anything is written, and with 1 for what stopped a run.
-  `--help` shows the docstring of the program's file, examples included, and
-  the flags of that file; behind a config, also its leaves.
+  Exits with 0, or prints one line on standard error: it exits with 2 for a user's
+  mistake, before anything is written, and with 1 if a run was stopped. `--help`
+  shows the docstring of the program's file, with its examples, and the flags of
+  that file; after `--config`, also the fields of the config.
 
   Args:
-    main: the program; called with nothing, or where there are `commands` with
-      the one that was typed, or None.
-    commands: words that may be typed before the flags.
-    describe: the mapping of a config -> a text of its leaves, for `--help`.
+    main: the program; called without arguments, or, if there are `commands`, with
+      the command from the command line, or None.
+    commands: words that may precede the flags.
+    describe: makes the text of a config's fields from its mapping, for `--help`.
   """
 
   def guarded(arguments):
-    # Libraries log a lot that does not concern a user.
+    # Libraries log much that does not concern the user.
     logging.set_verbosity(logging.FATAL)
     threading.excepthook = sys.unraisablehook = lambda told: _aside(
       told.exc_type, told.exc_value, told.exc_traceback
@@ -65,7 +66,7 @@ def run(
       sys.stdout.flush()
       return code
     except BrokenPipeError:
-      # Who reads the output, such as `head`, has had enough of it.
+      # The reader of the output, such as `head`, has closed the pipe.
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       sys.exit(128 + signal.SIGPIPE)
     except ConfigError as error:
@@ -77,7 +78,7 @@ def run(
     except Exception as error:
       if line := _exhausted(error):
         print(line, file=sys.stderr, flush=True)
-        # Threads of libraries would each tell what they cannot write.
+        # Otherwise every library thread would report its own failed write.
         os._exit(1)
       if line := _missing_device():
         fail(line, 2)
@@ -91,7 +92,7 @@ def run(
 
 
 def _command(words: Sequence[str], commands: Sequence[str]) -> list[str | None]:
-  """What `main` is called with: the command among words that are not flags."""
+  """The arguments of `main`: the command among the words that are not flags."""
   if not words:
     return [None] if commands else []
   if len(words) == 1 and words[0] in commands:
@@ -103,9 +104,10 @@ def _command(words: Sequence[str], commands: Sequence[str]) -> list[str | None]:
 
 
 def _aside(kind: Any, error: Any, trace: Any) -> None:
-  """Tells what a thread or callback raised, but want of room, which ends the run.
+  """Reports an exception of a thread or callback.
 
-  After that, Orbax's library finds its own loop of events closed.
+  Skips a lack of disk space or memory, which ends the run by itself, and the closed
+  event loop that Orbax's library then finds.
   """
   if not _exhausted(error) and "Event loop is closed" not in str(error):
     sys.__excepthook__(kind, error, trace)
@@ -116,11 +118,11 @@ _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def _exhausted(error: BaseException | None) -> str:
-  """What there is no room for, on disk or in memory; empty for other errors."""
-  again = "then the same command goes on from the last checkpoint"
+  """Explains a full disk, missing permission or lack of memory; else empty."""
+  again = "then the same command continues from the last checkpoint"
   while error is not None:
     text = one_line(error)
-    # Orbax's library has the number of an error of the system in its message.
+    # Orbax's library puts the errno of a system error into its message.
     number = re.search(r"os_error_code='(\d+)'", text)
     code = int(number[1]) if number else getattr(error, "errno", 0) or 0
     if code in (*_NO_ROOM, *_NOT_ALLOWED):
@@ -138,10 +140,10 @@ def _exhausted(error: BaseException | None) -> str:
 
 
 def _missing_device() -> str:
-  """What is wrong with JAX_PLATFORMS; empty where JAX has such a device.
+  """Explains a wrong JAX_PLATFORMS; empty if JAX has such a device.
 
-  Asked once something has failed: JAX starts its devices where they are first
-  used, and says only in a traceback that it has none.
+  Called only after a failure: JAX initialises its devices on first use, and reports
+  only in a traceback that it has none.
   """
   platforms, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
   if not platforms or jax is None:
@@ -152,7 +154,7 @@ def _missing_device() -> str:
     why = f" ({one_line(error)})" if str(error) else ""
     return (
       f"JAX_PLATFORMS: expected a device that this machine has, got "
-      f"{platforms!r}{why}; without the variable JAX takes what there is"
+      f"{platforms!r}{why}; without the variable JAX chooses an available device"
     )
   return ""
 
@@ -160,11 +162,11 @@ def _missing_device() -> str:
 def load_config(
   flag: flags.FlagHolder, example: str = "configs/copy.py"
 ) -> tuple[str, Any]:
-  """What was typed for a config flag, and the mapping behind it.
+  """The value of a config flag, and the mapping that it stands for.
 
   Args:
-    flag: of `config_flag.define`, parsed.
-    example: a file to name where none was typed.
+    flag: result of `config_flag.define`, parsed.
+    example: the file that the message names if the flag is missing.
 
   Returns:
     `FILE.py` or `FILE.py:ARGUMENT`, and the mapping with all overrides.
@@ -175,7 +177,7 @@ def load_config(
   if flag.value is None:
     raise ConfigError(f"--config: missing; for example --config={example}")
   file: str = getattr(flags.FLAGS[flag.name], "config_filename")  # noqa: B009
-  # config_flags leaves a missing file to be found when the value is used.
+  # config_flags reports a missing file only when the value is used.
   path = file.partition(":")[0]
   if not Path(path).is_file():
     raise ConfigError(f"--config: {no_file(path)}")
@@ -185,17 +187,18 @@ def load_config(
 def _parse(
   describe: Callable[[Any], str] | None, arguments: list[str]
 ) -> list[str]:
-  """Parses flags; the config file is run in here."""
+  """Parses flags, which runs the config file."""
   others = [x for x in arguments if x not in _HELP]
   is_help = len(others) < len(arguments)
   has_config = any(x.lstrip("-").startswith("config") for x in others[1:])
   if is_help:
     print(_help(arguments[0]))
-    # Not where the config file has to be run, which takes a second.
+    # The config's fields follow only if there is a config file, which takes a
+    # second to run.
     if describe is None or not has_config:
       sys.exit(0)
-  # A config may name a module of the folder that the command was typed in,
-  # where a script sees the folder that it lies in.
+  # A config may name a module of the current folder; Python puts only the folder
+  # of the script on its path.
   sys.path.append(os.getcwd())
   try:
     words = flags.FLAGS(others)
@@ -203,22 +206,22 @@ def _parse(
       print(describe(flags.FLAGS["config"].value))
       sys.exit(0)
     return words
-  except SystemExit:  # --helpfull, which absl ends with 1.
+  except SystemExit:  # --helpfull, for which absl exits with 1.
     sys.exit(0)
-  # Whatever a config file or the libraries below raise.
+  # A config file and the libraries that read it may raise anything.
   except Exception as error:
     line = _cause(error)
     is_unknown = isinstance(error, flags.UnrecognizedFlagError)
     if is_unknown and "config" in flags.FLAGS and "Did you mean" not in line:
-      line += f"; a leaf of the config is --config.{error.flagname}=…"
+      line += f"; a field of the config is --config.{error.flagname}=…"
     fail(line, 2)
 
 
 def _help(program: str) -> str:
   """The program's docstring and its own flags."""
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
-  # Absl files the flags of the main module under its path; the library of
-  # configs defines this one.
+  # Absl stores the flags of the main module under its path; ml_collections
+  # defines --config, so it is not among them.
   own = flags.FLAGS.get_key_flags_for_module(program)
   config = [flags.FLAGS["config"]] if "config" in flags.FLAGS else []
   for flag in config + own:
@@ -231,7 +234,7 @@ def _help(program: str) -> str:
 
 
 def _cause(error: BaseException) -> str:
-  """What is behind the wrappings of absl and config_flags."""
+  """The message of the error that absl and config_flags wrapped."""
   innermost = error
   while inner := innermost.__cause__ or (
     None if innermost.__suppress_context__ else innermost.__context__
@@ -251,7 +254,7 @@ def _cause(error: BaseException) -> str:
     return f"--config: {one_line(innermost)}"
   if isinstance(error, flags.Error):
     return one_line(error)
-  return f"--config: {one_line(error)}"  # The file is run in here.
+  return f"--config: {one_line(error)}"  # Parsing runs the file.
 
 
 def fail(line: str, code: int) -> NoReturn:

@@ -1,6 +1,7 @@
-"""Several processes that are one run, on JAX's own distributed runtime.
+"""Runs of several processes, on JAX's distributed runtime.
 
-They join, agree on what has to be the same in all of them, and end together.
+The processes join, agree on values that must be equal in all of them, and end
+together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +23,11 @@ from settings.errors import ConfigError, one_line
 _JOIN_SECONDS = 300
 _BEAT_SECONDS = 5.0
 _LOST_SECONDS = 60.0
-"""A process that is silent for so long is lost: twice a pause that a run survives."""
+"""A process without a heartbeat for this time is lost: twice a pause that a run
+survives."""
 _JAX_LOST_SECONDS = 100
-"""JAX ends the others as well, later, by SIGABRT and a report of several lines."""
+"""After this time JAX itself ends the other processes, by SIGABRT and with a report
+of several lines."""
 _DONE = "done"
 
 _RECOGNISED = (
@@ -36,25 +39,26 @@ _RECOGNISED = (
   ),
   ("TPU_WORKER_HOSTNAMES", lambda value: "," in value),
 )
-"""Variables by which `jax.distributed` knows where it is: SLURM, Open MPI, an
-indexed job of Kubernetes, and a TPU pod."""
+"""Variables by which `jax.distributed` recognises SLURM, Open MPI, an indexed job of
+Kubernetes, and a TPU pod."""
 
 
 def join(
   coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> None:
-  """Makes this process one of several, if it is one; before devices are used.
+  """Joins the other processes of the run, if there are any.
 
-  All are told by flags, or none: then by the scheduler, where JAX knows it.
-  Processes other than the first print nothing but faults.
+  Call it before devices are used. Either all flags are given or none; without flags
+  JAX asks the scheduler, if it knows it. Processes other than the first print only
+  errors.
 
   Args:
     coordinator: HOST:PORT of the first process.
-    num_processes: of the run.
-    process_id: of this one, from 0.
+    num_processes: number of processes of the run.
+    process_id: number of this process, from 0.
 
   Raises:
-    ConfigError: some flags are missing, or the others do not come.
+    ConfigError: some flags are missing, or the other processes do not join.
   """
   flags = {
     "coordinator": coordinator,
@@ -65,8 +69,8 @@ def join(
   if missing and len(missing) < len(flags):
     raise ConfigError(
       f"--{missing[0]}: missing; a run of several processes needs --coordinator="
-      "HOST:PORT, --num_processes and --process_id, or none of them where a "
-      "scheduler tells"
+      "HOST:PORT, --num_processes and --process_id, or none of them under a "
+      "scheduler that JAX knows"
     )
   if missing and not _is_scheduled():
     return
@@ -91,7 +95,7 @@ def join(
     )
   except (RuntimeError, ValueError) as error:
     raise ConfigError(f"--coordinator: {one_line(error)}") from error
-  # JAX says which process is lost; stacks of all threads would hide that.
+  # JAX reports which process is lost; stacks of all threads would hide it.
   faulthandler.disable()
   if not is_first():
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -101,7 +105,7 @@ def _is_scheduled() -> bool:
   """Whether a scheduler started several processes in a way that JAX knows."""
   for name, is_several in _RECOGNISED:
     value = os.environ.get(name, "")
-    # What is not a number is not what JAX reads.
+    # JAX reads only numbers.
     with contextlib.suppress(ValueError):
       if value and is_several(value):
         return True
@@ -109,7 +113,7 @@ def _is_scheduled() -> bool:
 
 
 def is_first() -> bool:
-  """Whether this process writes what a run writes once."""
+  """Whether this is the first process, which writes the files of the run."""
   return jax.process_index() == 0
 
 
@@ -119,31 +123,31 @@ def are_several() -> bool:
 
 
 def wait(name: str) -> None:
-  """Returns when all processes have come here."""
+  """Waits until all processes have called this function."""
   if are_several():
     multihost_utils.sync_global_devices(name)
 
 
 def any_of(flag: bool) -> bool:
-  """Whether a flag is True in any process; all have to ask."""
+  """Whether a flag is True in any process; all processes must call it."""
   if not are_several():
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def total(numbers: np.ndarray) -> np.ndarray:
-  """The sum over processes of an array of uint64, modulo 2⁶⁴; all have to ask."""
-  # JAX has no 64 bits unless it is told to.
+  """Sums an array of uint64 over processes, modulo 2⁶⁴; all must call it."""
+  # JAX has no 64-bit types by default.
   halves = multihost_utils.process_allgather(numbers.view(np.uint32))
   return np.asarray(halves).view(np.uint64).sum(axis=0, dtype=np.uint64)
 
 
 @contextlib.contextmanager
 def heartbeat(folder: pathlib.Path) -> Iterator[None]:
-  """Within it, this process ends, with one line, once another one is lost.
+  """A context in which this process ends, with one line, if another one is lost.
 
-  Each counts in a file of `folder`, which all see. A process that hangs but whose
-  threads run is not noticed.
+  Each process counts in its own file in `folder`, which all processes can read. A
+  process that hangs while its threads run is not detected.
   """
   if not are_several():
     yield
@@ -152,7 +156,7 @@ def heartbeat(folder: pathlib.Path) -> Iterator[None]:
   beats.mkdir(exist_ok=True)
   files, own = [beats / str(i) for i in range(count)], jax.process_index()
   _write(files[own], "0")
-  # None reads what a process of an earlier run left.
+  # No process may read a count of an earlier run.
   wait("heartbeat")
 
   def lost(number):
@@ -180,14 +184,14 @@ def watch(
   every: float = _BEAT_SECONDS,
   limit: float = _LOST_SECONDS,
 ) -> None:
-  """Counts for the others until `stop`, or calls `lost` for one that is silent.
+  """Counts until `stop` is set, and calls `lost` if another process stops counting.
 
   Args:
-    files: one for each process.
+    files: one file per process.
     own: number of this process.
-    stop: ends it.
-    lost: gets the number of a process.
-    every: seconds between two looks.
+    stop: event that ends the loop.
+    lost: called with the number of the lost process.
+    every: seconds between two checks.
     limit: seconds without a change after which a process is lost.
   """
   seen: dict[int, tuple[str, float]] = {}
@@ -196,7 +200,7 @@ def watch(
     beat, now = beat + 1, time.monotonic()
     _write(files[own], str(beat))
     if now - looked > 2 * every:
-      # This process was halted, and does not know for how long the others were.
+      # This process was suspended, and the others may have been too.
       seen.clear()
     looked = now
     for number, file in enumerate(files):
@@ -212,16 +216,16 @@ def watch(
 
 
 def _write(file: pathlib.Path, text: str) -> None:
-  # A disk that is full is told where the run writes what matters.
+  # The run itself reports a full disk.
   with contextlib.suppress(OSError):
     file.write_text(text, "utf-8")
 
 
 def end_lost(error: BaseException) -> NoReturn:
-  """Ends this process after what a lost one leaves behind, or raises it again.
+  """Ends this process after an error that a lost process caused.
 
-  Where a process is gone, the others' next exchange fails; nothing that has to be
-  agreed on, as an orderly end, is possible then.
+  After a process is lost, the next collective operation of the others fails, and
+  they cannot agree on an orderly end.
 
   Raises:
     BaseException: `error`, in a run of one process.
@@ -235,7 +239,7 @@ def end_lost(error: BaseException) -> NoReturn:
 
 
 def _end(fault: str) -> NoReturn:
-  """Ends this process at once, with one line: the others cannot be waited for."""
+  """Ends this process at once, with one line, without waiting for the others."""
   print(
     f"{fault}; start all of them again with the same command, and they continue "
     "from the last checkpoint",

@@ -1,22 +1,23 @@
-"""Floating-point operations of a JAX function, its loops counted in full.
+"""Counts the floating-point operations of a JAX function, with all loop iterations.
 
 XLA's `cost_analysis()` counts the body of a loop once, and most mechanisms are loops
-over blocks. So the jaxpr is walked, for functions without loops too: numbers that are
-compared have to be counted in one way.
+over blocks. This module therefore walks the jaxpr. It does so also for functions
+without loops, so that all counts are comparable.
 
   dot_general, convolution     2 for each output and term of its sum
-  elementwise                  1 for each output, exp and its like too
+  elementwise                  1 for each output, also exp and similar functions
   x^n                          its multiplications by repeated squaring
   reduction; scatter-add       1 for each input; for each update
   sort, top_k                  n log₂ n for each row of n
   qr                           4·(m·n·min − min³/3)
   integers, moves, selections  0
 
-A scan counts length × body, a while loop rounds × body, a `shard_map` devices × body,
-a `cond` the branch taken, or the largest where that is unknown. Rounds and branches
-are found by computing with the small integers that follow from constants and the
-counters of loops around. A loop that ends where the data say counts its rounds that
-are sure, mostly none; it is named in `uncounted`, as is an operation without a rule.
+A scan counts length × body, a while loop iterations × body, a `shard_map` devices ×
+body, and a `cond` the branch taken, or the most expensive one if that is unknown. The
+numbers of iterations and the branches are computed from the small integers that depend
+only on constants and on the counters of enclosing loops. A loop whose end depends on
+the data counts only the iterations that are certain, usually none; `uncounted` lists
+it, like an operation without a rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,11 +60,11 @@ _SCATTERS = _names("scatter-add scatter_max scatter_min scatter_mul")
 
 
 class FlopCount(NamedTuple):
-  """What a function costs.
+  """The cost of a function.
 
   Attributes:
     flops: floating-point operations of one call.
-    uncounted: what is not in them, one line each; empty where all is.
+    uncounted: operations that `flops` leaves out, one line each.
   """
 
   flops: float
@@ -71,18 +72,18 @@ class FlopCount(NamedTuple):
 
 
 def count(function: Callable[..., Any], *args: Any) -> FlopCount:
-  """What one call costs.
+  """Counts the operations of one call.
 
   Args:
-    function: anything that `jax.jit` takes.
-    args: its arguments; a `jax.ShapeDtypeStruct` will do for an array.
+    function: a function that `jax.jit` accepts.
+    args: its arguments; a `jax.ShapeDtypeStruct` may stand for an array.
 
   Returns:
-    See `FlopCount`. Cost: one trace, and a walk that grows with the equations and with
-    the rounds of loops that hold others of unequal length.
+    A `FlopCount`. Cost: one trace, and a walk that grows with the number of equations
+    and with the iterations of loops that contain loops of varying length.
   """
   closed, walk = jax.make_jaxpr(function)(*args), _Walk()
-  # In 64 bits, so that operations are counted exactly.
+  # 64 bits count the operations exactly.
   with jax.enable_x64(True):
     unknown = [None] * len(closed.jaxpr.invars)
     flops = jax.jit(lambda: walk.count(closed, unknown)[0])()
@@ -90,17 +91,17 @@ def count(function: Callable[..., Any], *args: Any) -> FlopCount:
 
 
 class _Walk:
-  """Adds up operations, in a program that computes the bounds of loops alone.
+  """Adds up operations in a program that computes only the bounds of loops.
 
-  A value is None where it is not known; a cost is a `float` where it is the same for
-  any values, and else an array of the program.
+  An unknown value is None. A cost is a `float` if it does not depend on values, and
+  otherwise an array of the program.
   """
 
   def __init__(self):
     self.uncounted: dict[str, None] = {}
 
   def count(self, inner: Any, known: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Operations of a jaxpr, and its results as far as they are known."""
+    """The operations of a jaxpr, and its known results."""
     jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
     values = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
     values |= zip(jaxpr.invars, known, strict=True)
@@ -133,11 +134,12 @@ class _Walk:
         return self.count(body, known)
       sizes = params["mesh"].shape
       devices = math.prod(sizes[axis] for axis in params["newly_manual_axes"])
-      # Inside, arrays are parts of what they are here; numbers are the same.
+      # Inside, arrays are shards of the arrays here; scalars are equal.
       known = [x if x is not None and x.ndim == 0 else None for x in known]
       return devices * self.count(body, known)[0], ()
     if name == "custom_linear_solve":
-      # Arguments of four functions, of which the third runs, and the right side.
+      # Arguments of four functions, of which only the third runs, and the
+      # right-hand side.
       sizes = params["const_lengths"]
       start = sizes.matvec + sizes.vecmat
       given = known[start : start + sizes.solve] + known[sum(sizes) :]
@@ -151,16 +153,16 @@ class _Walk:
     return 0.0, results if eqn.primitive.multiple_results else [results]
 
   def _report(self, eqn: JaxprEqn, what: str) -> None:
-    where = source_info_util.summarize(eqn.source_info) or "a place unknown"
+    where = source_info_util.summarize(eqn.source_info) or "unknown source"
     where = where.rpartition("/")[2]
     self.uncounted[f"{eqn.primitive.name} at {where}: {what}"] = None
 
   def _loop(self, eqn: JaxprEqn, known: list[Any]) -> Any:
-    """Operations of all rounds of a `while` or `scan`."""
+    """The operations of all iterations of a `while` or `scan`."""
     params, is_scan = eqn.params, eqn.primitive.name == "scan"
     if is_scan:
-      # By shape, which every version of JAX tells: rows and stacked results have
-      # an axis more outside than inside.
+      # Identified by shape, which works in every version of JAX: scanned inputs
+      # and stacked results have one more axis outside the body than inside.
       body = params["jaxpr"].jaxpr
       carry = len(eqn.outvars) - _longer(eqn.outvars, body.outvars)
       tests, last = 0, len(known) - _longer(eqn.invars, body.invars)
@@ -177,7 +179,8 @@ class _Walk:
       state = [None if x is None else y for x, y in kept]
       return (total + cost, state), None
 
-    # Known in every round is what follows from what is known in every round.
+    # Find the fixed point: a carried value is known in every iteration if it
+    # follows only from values that are known in every iteration.
     outcome: list[Any] = [0.0, ()]
     row = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows
@@ -202,7 +205,7 @@ class _Walk:
       return self.count(params["cond_jaxpr"], known)[1][0]
 
     if test(start) is None:
-      self._report(eqn, "it ends where the data say, counted as 0 rounds")
+      self._report(eqn, "its end depends on the data, counted as 0 iterations")
       return 0.0
     return jax.lax.while_loop(test, lambda now: step(now, ())[0], start)[0]
 
@@ -213,7 +216,7 @@ def _longer(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 
 
 def _cost(eqn: JaxprEqn) -> float | None:
-  """Operations of an equation that holds no jaxpr; None where there is no rule."""
+  """The operations of an equation without inner jaxpr; None if there is no rule."""
   name, params = eqn.primitive.name, eqn.params
   operands: list[Any] = [x.aval for x in eqn.invars]
   results: list[Any] = [x.aval for x in eqn.outvars]
@@ -246,7 +249,7 @@ def _cost(eqn: JaxprEqn) -> float | None:
       *batch, rows, columns = operands[0].shape
       small = min(rows, columns)
       return 4.0 * math.prod(batch) * (rows * columns * small - small**3 / 3)
-  # Without a floating-point result: comparisons and conversions.
+  # Comparisons and conversions have no floating-point result.
   return None if any(map(_is_float, results)) else 0.0
 
 
@@ -255,7 +258,7 @@ def _is_float(aval: Any) -> bool:
 
 
 def _is_small(aval: Any) -> bool:
-  """If an array could be a bound: integers or truth values, at most a row."""
+  """Whether an array could be a loop bound: integers or booleans, at most a vector."""
   dtype = getattr(aval, "dtype", None)
   if dtype is None or aval.ndim > 1 or aval.size > 2**16:
     return False
@@ -263,6 +266,6 @@ def _is_small(aval: Any) -> bool:
 
 
 def _constant(x: Any) -> Any:
-  """An array of the program as a known value, if it is small."""
+  """The array as a known value if it is small, else None."""
   is_known = not isinstance(x, jax.core.Tracer) and _is_small(jax.typeof(x))
   return x if is_known else None

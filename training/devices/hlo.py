@@ -1,6 +1,6 @@
-"""What a compiled program holds and sends, read from XLA's text of it.
+"""Loops, communication and slow operations of a compiled program, from its HLO text.
 
-The text of a program for D devices has what one device does. Of an operation
+The text of a program for D devices describes the work of one device. For an operation
 whose result has n bytes, each device sends
 
   collective-permute          n
@@ -8,9 +8,9 @@ whose result has n bytes, each device sends
   reduce-scatter              n · (D − 1)
   all-reduce                  2 · n · (D − 1)/D
 
-with D the devices of its groups: what a ring needs (Patarasuk and Yuan 2009). The
-body of a loop counts as often as it runs, and of branches the one that sends most.
-A loop whose length is computed while the program runs counts once.
+where D is the number of devices in a group, as in a ring (Patarasuk and Yuan 2009).
+The body of a loop counts once per iteration, and a conditional counts the branch that
+sends most. A loop whose length is computed at run time counts once.
 """
 
 import collections
@@ -38,7 +38,7 @@ _NAMED = re.compile(
 )
 _ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
-# A TPU's compiler spreads one operation over fusions, of which the first begins it.
+# The TPU compiler splits one operation into several fusions; the first one starts it.
 _CONTINUED = re.compile(r'"async_collective_fusion_config":\{"flag_start":"\d')
 _LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
@@ -59,10 +59,10 @@ class Collective(NamedTuple):
 
   Attributes:
     kind: its name in XLA.
-    size: bytes that each device sends, each time.
-    times: how often it runs.
-    groups: positions in the mesh of devices that exchange with one another, or pairs
-      of sender and receiver.
+    size: bytes that each device sends per execution.
+    times: number of executions.
+    groups: groups of devices that exchange with one another, by their positions in
+      the mesh, or pairs of sender and receiver.
   """
 
   kind: str
@@ -85,16 +85,16 @@ def sent_along(
   """Operations and bytes that each device sends, by axes of a mesh and by kind.
 
   Args:
-    text: XLA's, of a program.
-    sizes: axis of its mesh -> devices along it, in order.
+    text: HLO text of a program.
+    sizes: maps the axes of its mesh, in order, to the devices along them.
 
   Returns:
-    (axes, with commas between; kind) -> how many operations run, and their bytes.
+    Maps (axes, separated by commas; kind) to the number of executions and the bytes.
   """
   total: dict[tuple[str, str], tuple[int, float]] = {}
   for one in collectives(text):
     crossed = ", ".join(_crossed(one.groups, sizes))
-    if crossed:  # Not with itself alone.
+    if crossed:  # Groups of one device send nothing.
       count, size = total.get((crossed, one.kind), (0, 0.0))
       added = count + one.times, size + one.times * one.size
       total[crossed, one.kind] = added
@@ -104,7 +104,7 @@ def sent_along(
 def _crossed(
   groups: Sequence[Sequence[int]], sizes: Mapping[str, int]
 ) -> list[str]:
-  """The axes along which devices of a group differ."""
+  """The axes along which the devices of a group differ."""
   shape = tuple(sizes.values())
   crossed = np.zeros(len(shape), bool)
   for group in groups:
@@ -116,14 +116,14 @@ def _crossed(
 
 
 def trips(text: str) -> list[int]:
-  """How often each loop runs, of those whose length is known."""
+  """The iterations of each loop whose length is known."""
   lines, _ = _computations(text)
   found = (_trips(x, lines) for body in lines.values() for x in body)
   return [x for x in found if x is not None]
 
 
 def counts(text: str) -> dict[str, int]:
-  """How many slow operations a program has, by name; see `benchmarks.compiled`."""
+  """The number of slow operations of a program, by name; see `benchmarks.compiled`."""
   lines = text.splitlines()
 
   def having(operation):
@@ -146,14 +146,14 @@ def counts(text: str) -> dict[str, int]:
 
 
 def collectives(text: str) -> list[Collective]:
-  """What devices exchange in one call of a program."""
+  """The collective operations of one call of a program."""
   lines, entry = _computations(text)
   devices = max(map(int, _DEVICES.findall(text.partition("\n")[0])), default=1)
 
   @functools.cache
   def within(name: str) -> list[Collective]:
     found = []
-    # A TPU's compiler has no operation for it.
+    # The TPU compiler has no operation for reduce-scatter.
     scatters = name.startswith("all-reduce-scatter")
     for line in lines.get(name, ()):
       if operation := _OPERATION.search(line):
@@ -180,7 +180,7 @@ def collectives(text: str) -> list[Collective]:
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """The lines of each computation, and the name of the one that is called."""
+  """The lines of each computation, and the name of the entry computation."""
   _, *parts = _HEAD.split(text)
   marks, names, bodies = parts[::3], parts[1::3], parts[2::3]
   lines = dict(zip(names, map(str.splitlines, bodies), strict=True))
@@ -188,10 +188,11 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _trips(line: str, lines: Mapping[str, Sequence[str]]) -> int | None:
-  """How often a loop runs; None of another line, and where it is not known.
+  """The iterations of a loop; None if the line is not a loop or they are unknown.
 
-  A TPU's compiler does not say. JAX counts from 0 up to a number, and so does XLA
-  where it interleaves a product with what it sends, by steps that may be larger.
+  The TPU compiler does not print them. Loops of JAX count from 0 up to a constant, as
+  do those of XLA that interleave a product with communication, whose steps may be
+  larger than 1.
   """
   loop = _LOOP.search(line)
   if loop is None:
@@ -211,7 +212,7 @@ def _trips(line: str, lines: Mapping[str, Sequence[str]]) -> int | None:
 
 
 def _step(body: str, place: int) -> int:
-  """By how much a loop counts on what stands at a place of what it carries."""
+  """The step by which a loop increments element `place` of its carry."""
   if results := _RESULTS.search(body):
     names = re.findall(r"%([\w.\-]+)", results[1])
     added = re.search(
@@ -226,9 +227,9 @@ def _step(body: str, place: int) -> int:
 
 
 def _collective(operation: re.Match[str], devices: int) -> Collective:
-  """An operation of a program for so many devices."""
+  """Parses a collective operation of a program for a number of devices."""
   result, kind, start, options = operation.groups()
-  if start:  # Its type has operands first: (operands, results, …).
+  if start:  # The type lists operands first: (operands, results, …).
     result = _result(result, kind)
   size = sum(
     int(bits or 8) / 8 * math.prod(map(int, filter(None, shape.split(","))))
@@ -243,7 +244,7 @@ def _collective(operation: re.Match[str], devices: int) -> Collective:
 
 
 def _result(types: str, kind: str) -> str:
-  """Of the types of an operation's start, that of what it ends with."""
+  """The result type of an asynchronous operation, from the types of its start."""
   depth, parts = 0, [""]
   for character in types.removeprefix("("):
     depth += (character in "([{") - (character in ")]}")
@@ -251,14 +252,14 @@ def _result(types: str, kind: str) -> str:
       parts.append("")
     else:
       parts[-1] += character
-  # Reductions start without their operands, unless these are a tuple.
+  # The start of a reduction lists no operands unless they are a tuple.
   if kind == "all-reduce" and not parts[0].startswith("("):
     return types
   return parts[1]
 
 
 def _groups(options: str) -> Sequence[Sequence[int]]:
-  """Those listed, counted, or along axes of a mesh; none where it is all."""
+  """Parses the groups of devices: listed, counted or along mesh axes; [] means all."""
   if listed := _LISTED.search(options):
     groups = listed[1].strip("{}").split("},{")
     return [_numbers(group) for group in groups]
@@ -268,11 +269,11 @@ def _groups(options: str) -> Sequence[Sequence[int]]:
     return _along(*named.groups())
   if "replica_groups={}" in options or "replica_groups" not in options:
     return []
-  raise ValueError(f"groups of devices in a form that is not known: {options}")
+  raise ValueError(f"groups of devices in an unknown format: {options}")
 
 
 def _ordered(text: str) -> np.ndarray:
-  """Numbers of devices: '7,6,5', or '[2,4]T(1,0)', counted along axes in an order."""
+  """Parses device numbers: '7,6,5', or '[2,4]T(1,0)', an iota with transposed axes."""
   counted = _ORDER.match(text)
   if counted is None:
     return np.array(_numbers(text))
@@ -284,7 +285,7 @@ def _ordered(text: str) -> np.ndarray:
 def _along(
   mesh: str, devices: str | None, axes: str
 ) -> Sequence[Sequence[int]]:
-  """Groups along axes of a mesh; 'x':(2)4 is a part of an axis, 4 after the first 2."""
+  """Groups along mesh axes; 'x':(2)4 is a factor of an axis, 4 after a factor of 2."""
   sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
   chosen = {name: part for name, *part in _AXIS.findall(axes)}
   shape, moved = [], []

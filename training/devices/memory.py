@@ -1,4 +1,4 @@
-"""The one estimate of memory: what surely does not fit is told before a run."""
+"""An estimate of memory that refuses runs which certainly do not fit."""
 
 import jax
 import psutil
@@ -10,9 +10,10 @@ from training.experiment_config import ExperimentConfig
 def check(
   config: ExperimentConfig, symbols: int, sources=0, targets=1, held=0
 ) -> None:
-  """Raises ConfigError where a run surely needs more memory than there is.
+  """Raises ConfigError if a run certainly needs more memory than there is.
 
-  Of a batch inputs of layers and logits; `held` bytes, or tables and MLPs thrice.
+  The estimate of a batch counts the inputs of layers and the logits. The estimate of
+  the state counts `held` bytes, or three copies of the embedding tables and MLPs.
   """
   model, tokens = config.model, max(sources, targets)
   layers, width, wide = (
@@ -26,7 +27,7 @@ def check(
   need, memory = batch + state, psutil.virtual_memory().total
   for device in jax.local_devices() if need > memory else ():
     memory += (device.memory_stats() or {}).get("bytes_limit", 0)
-  memory *= jax.process_count()  # Hosts that are alike.
+  memory *= jax.process_count()  # Assumes equal hosts.
   if need > memory:
     raise ConfigError(
       f"config.{'batch_size' if batch > state else 'model'}: parameters, moments "

@@ -1,12 +1,12 @@
-"""What is set up in a process before it computes: XLA, memory, and what is kept.
+"""Settings of a process before it computes: XLA's flags, malloc, and caches.
 
-XLA:CPU of jaxlib 0.10.2 to 0.12.0.1 (the newest that was tried) compiles a product
-whose right operand repeats along its columns into one that reads memory that was
-never written, where a reduction follows: `benchmarks/README.md` has a program
-of one line. The fusion that does so can be switched off.
+XLA:CPU of jaxlib 0.10.2 to 0.12.0.1 (the newest that was tried) miscompiles a matrix
+product that is followed by a reduction and whose right operand repeats along its
+columns: the program reads uninitialised memory. `benchmarks/README.md` has an example
+of one line. A flag switches off the fusion that causes this.
 
-XLA asks malloc for the temporaries of a program at every call. Beyond 32 MiB glibc
-maps such a block anew each time, and the kernel clears every page of it: 10 of the
+XLA calls malloc for the temporaries of a program at every call. For blocks above 32
+MiB glibc maps new memory each time, and the kernel clears every page of it: 10 of the
 41 ms of a step with 50 MiB on 2 cores.
 """
 
@@ -27,11 +27,10 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 
 
 def avoid_faulty_fusion() -> None:
-  """Switches the fusion off, to be called before JAX makes its first array.
+  """Switches off the faulty fusion; call it before JAX creates its first array.
 
-  Does nothing where the variable `XLA_FLAGS` sets the flag already, and with a
-  jaxlib that is right, or newer than those tried: XLA ends a process at a flag
-  that it does not know.
+  Does nothing if the variable `XLA_FLAGS` already sets the flag, and for a jaxlib
+  that is correct or newer than those tried: XLA aborts a process at an unknown flag.
   """
   flags, flag = os.environ.get("XLA_FLAGS", ""), backend.FUSION_FLAG
   version = importlib.metadata.version("jaxlib")
@@ -40,12 +39,12 @@ def avoid_faulty_fusion() -> None:
 
 
 def flags() -> str:
-  """The flags of XLA that are set in this process, for its records."""
+  """The XLA flags of this process, for the records of a run."""
   return os.environ.get("XLA_FLAGS", "")
 
 
 def generator() -> str:
-  """How JAX draws random numbers in this process, for the records of a run."""
+  """JAX's random number generator in this process, for the records of a run."""
   values: Any = jax.config
   others = ", JAX_THREEFRY_PARTITIONABLE=false"
   is_usual = values.jax_threefry_partitionable
@@ -53,19 +52,19 @@ def generator() -> str:
 
 
 def replace_signs() -> None:
-  """Standard output replaces what its encoding does not have, and goes on."""
+  """Lets standard output replace characters that its encoding does not have."""
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
 
 
 def keep_freed() -> bool:
-  """Lets glibc reuse all it was given, to be called before JAX makes an array.
+  """Lets glibc reuse freed memory; call it before JAX creates its first array.
 
-  Only the main thread's arena holds blocks beyond 64 MiB, so JAX is told to run
-  programs for the CPU there. The process then keeps its peak until it ends.
+  Only the main thread's arena can hold blocks above 64 MiB, so CPU programs of JAX
+  then run in the main thread. The process keeps its peak memory until it ends.
 
   Returns:
-    whether the C library has these settings; others are left as they are.
+    Whether the C library has these settings; without them nothing changes.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt
@@ -82,19 +81,19 @@ def keep_freed() -> bool:
 
 
 def keep_programs() -> None:
-  """Keeps compiled programs, so that a second start is quick.
+  """Caches compiled programs on disk, which makes a second start fast.
 
-  `JAX_COMPILATION_CACHE_DIR` names another folder for them.
+  The variable `JAX_COMPILATION_CACHE_DIR` sets another folder.
   """
   if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     jax.config.update("jax_compilation_cache_dir", str(cache.folder("xla")))
-  # The many small ones as well: 20 ms to compile, 2 ms to read.
+  # Small programs too: they take 20 ms to compile and 2 ms to read.
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def keep_fonts() -> None:
-  """Has matplotlib keep its files in the cache, to be called before it is imported.
+  """Sets the cache folder of matplotlib; call it before matplotlib is imported.
 
-  `MPLCONFIGDIR`, which is matplotlib's own, names another folder for them.
+  Matplotlib's variable `MPLCONFIGDIR` sets another folder.
   """
   os.environ.setdefault("MPLCONFIGDIR", str(cache.folder("matplotlib")))

@@ -1,4 +1,4 @@
-"""What devices and host do in some steps, for TensorBoard and Perfetto."""
+"""Traces of the devices and the host in some steps, for TensorBoard and Perfetto."""
 
 from collections.abc import Iterator
 import contextlib
@@ -7,16 +7,16 @@ import pathlib
 import jax
 
 FOLDER = "profile"
-"""Of a run: its trace, as `jax.profiler` writes it."""
+"""Folder of a run's trace, as `jax.profiler` writes it."""
 
 
 class Profile:
-  """Records the steps of a range with `jax.profiler.trace`.
+  """Records a range of steps with `jax.profiler.trace`.
 
   Args:
-    steps: from 0; none for an empty range.
-    workdir: of the run.
-    first: step that the run goes on from.
+    steps: the steps, counted from 0; an empty range records nothing.
+    workdir: folder of the run.
+    first: step at which the run starts or continues.
   """
 
   def __init__(self, steps: range, workdir: pathlib.Path, first: int):
@@ -25,14 +25,14 @@ class Profile:
     self._is_open = False
     if steps and steps.stop <= first and not self._folder.exists():
       print(
-        f"profile_steps={steps.start}:{steps.stop}: these steps were done before; "
-        f"the run goes on from step {first} and records nothing",
+        f"profile_steps={steps.start}:{steps.stop}: these steps are already done; "
+        f"the run continues from step {first} and records nothing",
         flush=True,
       )
 
   @contextlib.contextmanager
   def step(self, number: int, state: object) -> Iterator[None]:
-    """Around a step; `state` is what it begins with, to be waited for."""
+    """A context for one step; it waits for `state`, the input of the step."""
     if number not in self._steps:
       self.close(state)
       yield
@@ -46,7 +46,7 @@ class Profile:
       yield
 
   def close(self, state: object = None) -> None:
-    """Writes what was recorded, once `state` is there."""
+    """Waits for `state`, and writes the trace."""
     if self._is_open:
       jax.block_until_ready(state)
       self._is_open = False

@@ -1,7 +1,8 @@
-"""Devices that are not here: XLA compiles for a description of them.
+"""Compilation for devices that this machine does not have.
 
-Compiling wants Python ≥ 3.12, jax ≥ 0.11 and the plugins of the devices, which the
-project does not need otherwise; `make compiled` and `make describe` set them up.
+XLA compiles for a description of the devices. This needs Python ≥ 3.12, jax ≥ 0.11
+and the plugins of the devices, which the project does not need otherwise;
+`make compiled` and `make describe` install them.
 """
 
 import importlib.util
@@ -16,20 +17,20 @@ from jax.experimental import topologies
 from attention.platform import backend
 from settings.errors import ConfigError, one_line
 
-EXPECTED = "h100:8, so many of one or more hosts of eight, or v5e:4x4"
-"""What `find` takes."""
+EXPECTED = "h100:8, a number of GPUs on hosts of eight, or v5e:4x4"
+"""The names that `find` accepts, for messages."""
 
 _HOST = 8
 
 
 class Target(NamedTuple):
-  """Where programs are compiled for.
+  """Devices to compile for.
 
   Attributes:
-    devices: in the order of the machine.
-    platform: their name in `attention.platform.backend`.
-    compiler: their name in `jax`.
-    memory: bytes of one of them.
+    devices: the devices, in the order of the machine.
+    platform: their platform in `attention.platform.backend`.
+    compiler: their platform in `jax`.
+    memory: bytes of memory of one device.
   """
 
   devices: tuple[Any, ...]
@@ -39,10 +40,10 @@ class Target(NamedTuple):
 
 
 def find(name: str) -> Target:
-  """The devices `name`, such as 'h100:8', eight GPUs, or 'v5e:4x4', sixteen TPUs.
+  """Finds devices by name: 'h100:8' is eight GPUs, 'v5e:4x4' sixteen TPUs.
 
   Raises:
-    ConfigError: there are none of this name, or the packages that compile for them
+    ConfigError: the name is unknown, or the packages that compile for the devices
       are not installed.
   """
   if gpus := re.fullmatch(r"h100(?::([1-9]\d*))?", name):
@@ -86,7 +87,7 @@ def _devices(name: str, compiler: str, layout: str, **options: Any) -> Any:
 
 
 def _prepare() -> None:
-  """What the compilers look for: their tools, and that there is no TPU to ask."""
+  """Sets the environment of the compilers: the paths of tools, and no local TPU."""
   jax.config.update("jax_platforms", "cpu")
   for variable, value in (
     ("TPU_SKIP_MDS_QUERY", "1"),
@@ -103,12 +104,12 @@ def _prepare() -> None:
 
 
 def compiled(jitted: Any, target: Target, *shapes: Any) -> Any:
-  """A program of `jax.jit` for other devices.
+  """Compiles a function of `jax.jit` for other devices.
 
   Args:
-    jitted: not traced before.
-    target: see `find`.
-    *shapes: of its arguments, with where they lie on those devices.
+    jitted: the function, which must not have been traced before.
+    target: the devices, from `find`.
+    *shapes: shapes of its arguments, with their shardings on those devices.
   """
   with backend.tracing_for(target.platform):
     traced = jitted.trace(*shapes)

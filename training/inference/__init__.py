@@ -1,1 +1,1 @@
-"""Trained runs at work: text in, text out, and published weights."""
+"""Text generation with trained runs and published weights."""

@@ -1,4 +1,4 @@
-"""A trained run that answers line by line."""
+"""A conversation with a trained run, line by line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,20 +12,21 @@ from training.inference import generation
 
 
 class Conversation:
-  """Answers each line as it comes.
+  """Answers one line at a time.
 
-  A language model goes on from all lines and answers so far, of which it reads the
-  last half of its context; any other task answers each line by itself.
+  A language model continues all lines and answers so far; it reads at most half a
+  context of them. For any other task each line is a new input.
 
   Args:
-    experiment: made with `restore=True`.
-    variables: of the model.
-    max_length: most tokens of an answer; default what the context has room for.
-    seed: of sampling.
-    **options: of `models.generate`.
+    experiment: created with `restore=True`.
+    variables: variables of the model.
+    max_length: largest number of tokens of an answer; default: the rest of the
+      context.
+    seed: seed of sampling.
+    **options: options of `models.generate`.
 
   Raises:
-    ConfigError: the model is an encoder alone.
+    ConfigError: the model has no decoder.
   """
 
   def __init__(
@@ -45,13 +46,13 @@ class Conversation:
     self._turn = 0
 
   def answer(self, line: str) -> str:
-    """What the model writes.
+    """Generates the answer to a line.
 
     Raises:
-      ConfigError: the model cannot read the line, or does not have an option.
+      ConfigError: the model cannot read the line, or does not support an option.
     """
     self._turn += 1
-    # A task of somebody's own may not inherit from ours.
+    # A user's task need not inherit from `Task`.
     if getattr(self._experiment.task, "continues", False):
       return self._continued(line)
     [output] = generation.generate_lines(
@@ -66,7 +67,7 @@ class Conversation:
     return output
 
   def _continued(self, line: str) -> str:
-    """What comes behind the text so far and a line; all of it becomes the text."""
+    """Continues the text so far and a line, and appends both to the text."""
     task = self._experiment.task
     try:
       ids = task.encode(line)
@@ -76,7 +77,7 @@ class Conversation:
     if self._text:
       ids = ids[len(prefix) :]
     text = [*self._text, *(self._line_end() if self._text else ()), *ids]
-    # One shape of prompts, so that all answers share a program.
+    # All prompts have one shape, so that all answers share one compiled program.
     most = max(1, task.max_target_length // 2)
     room = task.max_target_length - most + 1
     length = room if self._max_length is None else self._max_length
@@ -97,7 +98,7 @@ class Conversation:
           rng=jax.random.fold_in(key, len(written)),
           **self._options,
         )
-      except ValueError as error:  # An option that the method does not have.
+      except ValueError as error:  # The method does not support an option.
         raise ConfigError(str(error)) from error
       written += np.asarray(generated.tokens)[0].tolist()
     written = written[:length]
@@ -107,7 +108,7 @@ class Conversation:
     return task.decode(written)
 
   def _line_end(self) -> list[int]:
-    """Ids of a line end; none where the vocabulary has none."""
+    """Ids of a line end; empty if the vocabulary has none."""
     task = self._experiment.task
     try:
       return task.encode("")[len(generation.prefix_of(task)) :]

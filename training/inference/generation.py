@@ -1,4 +1,4 @@
-"""A trained run at work: lines of text in, lines of text out."""
+"""Text generation with a trained run: lines in, lines out."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import itertools
@@ -22,12 +22,14 @@ _ROUND_TO = 16
 def restore_variables(
   experiment: Experiment, workdir: pathlib.Path, step: int | None = None
 ) -> Mapping[str, Any]:
-  """Variables of a checkpoint, by default of the newest intact one.
+  """Restores the variables of a checkpoint.
 
-  Where the run keeps its best, that is the default. If a run has finished and that is not its last, one line on standard error says so.
+  The default is the newest intact checkpoint, or the best one if the run keeps its
+  best. If a finished run has lost its last checkpoint, one line on standard error
+  says so.
 
   Raises:
-    ConfigError: there is none, or none of this step.
+    ConfigError: there is no checkpoint, or none of this step.
   """
   train, restored = experiment.config.train, None
   if (workdir / "checkpoints").is_dir():
@@ -50,10 +52,10 @@ def restore_variables(
 
 
 def read_lines(stream: Iterable[bytes]) -> list[str]:
-  """Lines of UTF-8 without their ends.
+  """Reads lines of UTF-8, without their line ends.
 
   Raises:
-    ConfigError: bytes that are not UTF-8, naming the line.
+    ConfigError: a line is not UTF-8; the message has its number.
   """
   lines = []
   for number, raw in enumerate(stream, 1):
@@ -74,26 +76,28 @@ def generate_lines(
   batch_size: int = _BATCH_SIZE,
   **options: Any,
 ) -> list[str]:
-  """Decodes every line, in batches of lines of like length.
+  """Generates an output for every line, in batches of lines of similar length.
 
-  A decoder-only model goes on beyond its context: where that is full, it reads
-  the last half of it again, as a new prompt. This is told on standard error.
+  A decoder-only model can generate beyond its context: when the context is full,
+  the model reads its last half again, as a new prompt. A line on standard error
+  says so.
 
   Args:
-    experiment: made with `restore=True`.
-    variables: of the model.
+    experiment: created with `restore=True`.
+    variables: variables of the model.
     lines: sources, or prompts for a decoder-only model.
-    max_length: most tokens of an output; default what fits the context.
-    seed: of sampling.
-    batch_size: lines that are decoded at a time.
-    **options: of `models.generate`.
+    max_length: largest number of tokens of an output; default: as many as fit into
+      the context.
+    seed: seed of sampling.
+    batch_size: number of lines that are decoded together.
+    **options: options of `models.generate`.
 
   Returns:
-    One output a line, in order; empty where the line is.
+    One output per line, in order; the output of an empty line is empty.
 
   Raises:
-    ConfigError: a line that the model cannot read, by its number, or an option that
-      it cannot take.
+    ConfigError: the model cannot read a line, or does not support an option; the
+      message has the number of the line.
   """
   check_decodes(experiment)
   counts = {"max_length": max_length, "seed": seed, "batch_size": batch_size}
@@ -104,7 +108,7 @@ def generate_lines(
   if not ids:
     return [""] * len(lines)
   longest = max(map(len, ids.values()))
-  # What is generated last is never read, so a full prompt leaves room for one.
+  # The last generated token is never read, so one token follows a full prompt.
   room = task.max_target_length - (0 if has_source else longest - 1)
   beyond = max_length if max_length is not None and max_length > room else None
   if has_source and beyond is not None:
@@ -117,7 +121,7 @@ def generate_lines(
       return experiment.generate(
         variables, inputs, max_length=length, rng=rng, **options
       ).tokens
-    except ValueError as error:  # An option that the method does not have.
+    except ValueError as error:  # The method does not support an option.
       raise ConfigError(str(error)) from error
 
   outputs = dict.fromkeys(range(1, len(lines) + 1), "")
@@ -133,7 +137,8 @@ def generate_lines(
       inputs = {"source": pad(rows, task.pad_id, limit)}
       tokens = generate(inputs, max_length or room, rng)
     else:
-      # One length for all, as the room behind a prompt depends on it.
+      # One prompt length for all lines, because the length of the output depends
+      # on it.
       prompts = pad(rows, task.pad_id, longest, longest)
       inputs = _prompts(prompts, [len(row) for row in rows])
       tokens = generate(inputs, max_length or room, rng)
@@ -143,8 +148,8 @@ def generate_lines(
   if beyond is not None:
     context = task.max_target_length
     print(
-      f"max_length={beyond}: the model reads {context} tokens at a time; "
-      f"where they were full it read the last {context // 2} again and went on",
+      f"max_length={beyond}: the model reads {context} tokens at a time; when "
+      f"they were full it read the last {context // 2} again and continued",
       file=sys.stderr,
     )
   return list(outputs.values())
@@ -156,11 +161,11 @@ _KINDS = {
   ),
   **dict.fromkeys(("temperature", "length_penalty"), (int, float)),
 }
-"""Options of `generate_lines` that are numbers."""
+"""The numeric options of `generate_lines`."""
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-  """Raises ConfigError for a number that is none."""
+  """Raises ConfigError if a numeric option is not a number in its range."""
   for name, value in options.items():
     kind = _KINDS.get(name, object)
     is_number = isinstance(value, kind) and not isinstance(value, bool)
@@ -176,18 +181,18 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_decodes(experiment: Experiment) -> None:
-  """Raises ConfigError for a model that cannot generate."""
+  """Raises ConfigError if the model has no decoder."""
   if experiment.config.model.layout == "encoder":
     raise ConfigError(
-      "config.model.kind: an encoder alone cannot generate; expected a "
-      "kind with a decoder, as 'encoder_decoder' or 'decoder'"
+      "config.model.kind: an encoder-only model cannot generate; expected a "
+      "kind with a decoder, such as 'encoder_decoder' or 'decoder'"
     )
 
 
 def _encode(
   task: tasks.Task, lines: Sequence[str], limit: int | None
 ) -> dict[int, list[int]]:
-  """Number of each line that is not empty -> its ids, at most `limit` of them."""
+  """Maps the number of each non-empty line to its ids, at most `limit` of them."""
   ids = {}
   for number, line in enumerate(lines, 1):
     if not isinstance(line, str):
@@ -209,10 +214,11 @@ def _encode(
 def _batches(
   ids: Mapping[int, Sequence[int]], batch_size: int, equal: bool
 ) -> Iterator[tuple[int, list[int]]]:
-  """Place and numbers of the lines of each batch, by growing length.
+  """Yields the start and the line numbers of each batch, sorted by length.
 
-  Of like length, so that little is padding; or of one length, so that all rows
-  of a batch are at the same place of their context.
+  The lines of a batch have similar lengths, so that there is little padding. With
+  `equal` they have the same length, so that all rows of a batch are at the same
+  position of their context.
   """
   order = sorted(ids, key=lambda number: len(ids[number]))
   start = 0
@@ -226,7 +232,7 @@ def _batches(
 
 
 def _prompts(prompts: np.ndarray, lengths: Sequence[int]) -> dict[str, Any]:
-  """What a decoder reads: `prompts` [B, P], each of its length."""
+  """The inputs of a decoder: `prompts` [B, P] and the length of each."""
   return {"prompt": prompts, "prompt_length": np.array(lengths, np.int32)}
 
 
@@ -237,23 +243,23 @@ def _slide(
   max_length: int,
   rng: Any,
 ) -> np.ndarray:
-  """Tokens beyond the context, in stretches that each fill it.
+  """Generates beyond the context, one full context at a time.
 
-  The last token of a stretch is written and not read; the next prompt, which is
+  The last token of a context is generated but not read; the next prompt, which is
   the last half of the context, ends with it.
 
   Returns:
-    `[B, max_length]`, or fewer where every row has ended.
+    `[B, max_length]` tokens, or fewer if all rows have ended.
   """
   context, prefix = task.max_target_length, prefix_of(task)
   texts, start = prompts, prompts.shape[1]
-  for stretch in itertools.count():
+  for index in itertools.count():
     rows, length = prompts.shape
-    # The whole room each time, so that few shapes are compiled.
+    # Always to the end of the context, so that few shapes are compiled.
     tokens = generate(
       _prompts(prompts, [length] * rows),
       context - length + 1,
-      jax.random.fold_in(rng, stretch),
+      jax.random.fold_in(rng, index),
     )
     texts = np.concatenate([texts, np.asarray(tokens)], axis=1)
     written = texts[:, start:]
@@ -271,12 +277,12 @@ def eos_ids(task: tasks.Task) -> tuple[int, ...]:
 
 
 def prefix_of(task: tasks.Task) -> tuple[int, ...]:
-  """The ids that begin every prompt, as the vocabulary says: BOS, or none."""
+  """The ids that begin every prompt: BOS, or none, depending on the vocabulary."""
   return getattr(task, "prefix", ())
 
 
 def until_end(ids: list[int], task: tasks.Task) -> list[int]:
-  """What is before the end that an id other than `eos_id` makes."""
+  """The ids before the first end id other than `eos_id`."""
   others = {*eos_ids(task)} - {task.eos_id}
   ends = (place for place, token in enumerate(ids) if token in others)
   return ids[: next(ends, len(ids))]
@@ -288,7 +294,7 @@ def pad(
   limit: int,
   multiple: int = _ROUND_TO,
 ) -> np.ndarray:
-  """Pads rows to a multiple of `multiple`, so that shapes are few."""
+  """Pads rows to a multiple of `multiple`, so that there are few shapes."""
   length = -(-max(map(len, rows)) // multiple) * multiple
   padded = np.full((len(rows), min(length, limit)), pad_id, np.int32)
   for i, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""A trained run as a published model, and a published model as a run."""
+"""Converts a trained run to a published model, and a published model to a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ from training.inference import generation
 
 
 def from_experiment(run: Experiment, folder: Path) -> models.Pretrained:
-  """The newest checkpoint of a restored run as a model of a published family.
+  """Converts the newest checkpoint of a run to a model of a published family.
 
   Raises:
-    ConfigError: there is no checkpoint, or no family is this model.
+    ConfigError: there is no checkpoint, or no family describes this model.
   """
   variables = generation.restore_variables(run, folder)
   try:
@@ -29,12 +29,12 @@ def from_experiment(run: Experiment, folder: Path) -> models.Pretrained:
 
 
 def from_run(folder: Path) -> models.Pretrained:
-  """As `from_experiment`, from the run's folder alone.
+  """Like `from_experiment`, but takes only the folder of the run.
 
-  The run is a program: its config may name mechanisms by their import paths.
+  This may execute code: the config may name mechanisms by their import paths.
 
   Raises:
-    ConfigError: there is no run, or no family is its model.
+    ConfigError: there is no run, or no family describes its model.
   """
   config = experiment_config.parse(workdir.read_config(folder), restore=True)
   return from_experiment(
@@ -43,11 +43,14 @@ def from_run(folder: Path) -> models.Pretrained:
 
 
 _LONGEST = 1024
-"""Tokens that a published model reads at a time, if it can read as many."""
+"""Upper limit of the context of a published model, in tokens."""
 
 
 def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
-  """A published decoder, with its `tokenizer.json`, as a run and its variables.
+  """Opens a published decoder with its `tokenizer.json` as a run.
+
+  Returns:
+    The run, and the variables of its model.
 
   Raises:
     ConfigError: the folder cannot be read, has no tokenizer, or its model is
@@ -61,15 +64,15 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
   if kind != "decoder":
     raise ConfigError(
       f"workdir: the weights in {folder} are a model of kind {kind!r}; only a "
-      "decoder goes on with a text"
+      "decoder continues a text"
     )
   if tasks.find_vocabulary(folder) is None:
     raise ConfigError(
-      f"workdir: {folder} has no tokenizer.json, which turns text into the ids "
-      "of these weights"
+      f"workdir: {folder} has no tokenizer.json, which encodes text for these "
+      "weights"
     )
   context = min(opened.described.max_length, _LONGEST)
-  # A restored task reads no text.
+  # A task of a restored run reads no text.
   mapping = text_mapping(
     folder, kind, {"path": str(folder), "context": context}
   )
@@ -82,10 +85,10 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
 
 
 def _ends(folder: Path, config: Mapping[str, Any], known: int) -> list[int]:
-  """What else ends a text by `config.json` and `generation_config.json`.
+  """The other end ids in `config.json` and `generation_config.json`.
 
   Raises:
-    ConfigError: `eos_token_id` is no id.
+    ConfigError: `eos_token_id` is not an id.
   """
   ends: list[int] = []
   try:
@@ -111,10 +114,10 @@ def text_mapping(
   """The config of a run that starts from published weights and reads a text.
 
   Args:
-    folder: of the weights; they say what the model is, but for its kind.
-    kind: of the model.
-    text: leaves of `task`.
-    **train: leaves of the run; by default one step of one row.
+    folder: folder of the weights, which determine the model except for its kind.
+    kind: kind of the model.
+    text: fields of `task`.
+    **train: fields of the run; by default one step of one row.
   """
   sizes = dict.fromkeys(("num_layers", "num_heads", "mlp_features"), 1)
   return {

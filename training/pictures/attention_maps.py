@@ -1,4 +1,4 @@
-"""What a model attends to in one example, as matrices and as a picture."""
+"""Attention weights of a model for one example, as matrices and as pictures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
@@ -11,30 +11,30 @@ import models
 import tasks
 
 MAX_LABELS = 64
-"""Axes longer than this have positions in place of tokens."""
+"""Longer axes are labelled by position instead of by token."""
 
 _READABLE_TOKENS = 24
 _PART_OF_A_LONG_ROW = 12
 _INCHES_PER_LABEL = 0.22
 _INCHES_UNLABELLED = 6.0
 _CELL_INCHES = 9.0
-_POINTS = (4.0, 7.0)  # Of a readable name, and of one that has room.
+_POINTS = (4.0, 7.0)  # Smallest and largest font size of a label.
 _MAX_PIXELS = 6000
 
 NamedMap = tuple[np.ndarray, list[str], list[str], tuple[str, str]]
-"""Weights `[N, T, S]`, names of rows and of columns, and what columns and rows are."""
+"""Weights `[N, T, S]`, labels of rows and of columns, names of the x and y axes."""
 
 
 class AttentionMap(NamedTuple):
-  """What one layer attends to in one example, padding left out.
+  """The attention weights of one layer for one example, without padding.
 
   Attributes:
-    weights: `[N, T, S]`, a matrix a head.
-    query_labels: T names of rows.
-    key_labels: S names of columns.
-    axes: what columns and rows are.
-    title: which layer.
-    mechanism: of that layer.
+    weights: `[N, T, S]`, one matrix per head.
+    query_labels: T labels of rows.
+    key_labels: S labels of columns.
+    axes: names of the x axis (keys) and of the y axis (queries).
+    title: name of the layer.
+    mechanism: mechanism of the layer.
   """
 
   weights: np.ndarray
@@ -45,7 +45,7 @@ class AttentionMap(NamedTuple):
   mechanism: str
 
   def cut(self) -> "AttentionMap":
-    """A part of it that is small enough for every token to be named."""
+    """The first tokens of the map, few enough to label each of them."""
     return self._replace(
       weights=self.weights[:, :MAX_LABELS, :MAX_LABELS],
       query_labels=self.query_labels[:MAX_LABELS],
@@ -60,17 +60,17 @@ def draw_attention(
   task: tasks.Task,
   batches: Iterable[Mapping[str, np.ndarray]],
 ) -> None:
-  """Draws what the last layer attends to in one example, a panel a head.
+  """Draws the attention of the last layer for one example, one panel per head.
 
-  A model with a `draw_attention` of its own, `(path, variables, task, batches)`,
-  is drawn by that, and any other by `draw_tokens`.
+  Calls the model's own `draw_attention(path, variables, task, batches)` if it has
+  one, and otherwise `draw_tokens`.
 
   Args:
     path: a .png file.
     model: the module.
     variables: its variables.
-    task: for the labels of tokens.
-    batches: held-out rows; the most readable of them is drawn.
+    task: the task, which labels the tokens.
+    batches: held-out rows, of which the most readable is drawn.
   """
   if hasattr(model, "draw_attention"):
     model.draw_attention(path, variables, task, batches)
@@ -85,12 +85,12 @@ def draw_tokens(
   task: tasks.Task,
   batches: Iterable[Mapping[str, np.ndarray]],
 ) -> None:
-  """As `draw_attention`, token against token, for a model of any kind.
+  """Like `draw_attention`, for a model of tokens of any kind.
 
-  Encoder-decoders show cross-attention, the word that is being written against
-  the words of the source; other models show self-attention. Where that layer is
-  dense in a model that has another mechanism, the last layer of the other one
-  comes above it.
+  Encoder-decoders show cross-attention: target words as rows, source words as
+  columns. Other models show self-attention. If the last layer is dense in a model
+  that also has another mechanism, the last layer of that mechanism is drawn above
+  it.
   """
   maps = named_maps(model, variables, task, readable_example(batches))
   *_, last = maps.values()
@@ -107,25 +107,25 @@ def named_maps(
   task: tasks.Task,
   example: Mapping[str, np.ndarray],
 ) -> dict[str, AttentionMap]:
-  """The attention of every layer, its rows and columns named, in order.
+  """The attention of every layer, in order, with labelled rows and columns.
 
   Args:
-    model: the module; one with a `name_map` of its own, `(name, weights, task,
-      example) -> NamedMap`, names its rows and columns by that.
+    model: the module; its own `name_map(name, weights, task, example) ->
+      NamedMap`, if it has one, labels the rows and columns.
     variables: its variables.
-    task: for the labels of tokens.
+    task: the task, which labels the tokens.
     example: a batch of one.
 
   Returns:
-    'encoder_1_self_attention', 'decoder_1_cross_attention', … → its map; the
-    encoder's first, and of a layer the cross-attention last.
+    Maps 'encoder_1_self_attention', 'decoder_1_cross_attention', … to the attention
+    maps: the encoder's first, and within a layer cross-attention last.
   """
   name_map: Callable[..., NamedMap] = getattr(model, "name_map", _name_tokens)
   maps = {}
   for name, weights in models.attention_maps(model, variables, example).items():
     block, kind = name.split("/")
     side, _, index = block.partition("_")
-    # The recurrent decoder has one attention, for all of its layers.
+    # The recurrent decoder has one attention module for all of its layers.
     number = int(index) + 1 if index else 0
     place = (side == "decoder", number, "cross" in kind)
     shown = name_map(name, np.asarray(weights)[0], task, example)
@@ -144,11 +144,11 @@ def named_maps(
 def sketch(
   model: Any, variables: Mapping[str, Any], task: tasks.Task
 ) -> dict[str, Any]:
-  """What the last layer of the first stack attends to in a held-out example.
+  """The attention of the last layer of the first stack, for a held-out example.
 
-  Of an encoder-decoder that is the encoder, where most mechanisms can work, so
-  that their maps are of the same thing. Where dense attention fills it in place of
-  a mechanism that cannot, it is the last layer that has the mechanism.
+  The first stack of an encoder-decoder is the encoder, which most mechanisms
+  support, so that their maps show the same module. If the encoder is dense because
+  the mechanism does not support it, the last layer with the mechanism is taken.
 
   Returns:
     JSON-ready: 'title', 'mechanism', 'query_axis', 'key_axis', 'query_labels',
@@ -174,21 +174,21 @@ def sketch(
 
 
 def figure(maps: Sequence[AttentionMap]) -> Any:
-  """The heads of layers, a layer below the other, tokens named.
+  """Draws the heads of layers with labelled tokens, one layer below the other.
 
-  An axis of more than `MAX_LABELS` tokens has positions instead. Weights below
-  0, which some mechanisms have, are red where those above are blue.
+  An axis of more than `MAX_LABELS` tokens shows positions instead. Some mechanisms
+  have negative weights: they are red, and positive weights are then blue.
 
   Returns:
-    A figure of matplotlib, whose dpi gives each weight a pixel of its own.
+    A figure of matplotlib, whose dpi gives each weight at least one pixel.
   """
-  # Nothing is drawn before the end of a run.
+  # Imported late: a run draws nothing before its end.
   from matplotlib.figure import Figure
 
   widths, heights = zip(*map(_size, maps), strict=True)
   size = (max(widths), sum(heights))
   longest = max(max(shown.weights.shape[1:]) for shown in maps)
-  # Unless there are too many weights for pixels of their own.
+  # Fewer if the picture would become too large.
   dpi = min(
     max(120, 1.25 * longest / _INCHES_UNLABELLED), _MAX_PIXELS / max(size)
   )
@@ -202,15 +202,15 @@ def figure(maps: Sequence[AttentionMap]) -> Any:
 
 
 def overview(maps: Sequence[AttentionMap]) -> Any:
-  """All layers for the cell of a notebook: a row a layer, a panel a head.
+  """Draws all layers for a notebook cell: one row per layer, one panel per head.
 
-  It is at most 9 inches wide. Tokens are named where they have room, and are
-  positions elsewhere.
+  The figure is at most 9 inches wide. Axes are labelled by token if the labels fit,
+  and otherwise by position.
 
   Returns:
     A figure of matplotlib.
   """
-  # Nothing is drawn before the end of a run.
+  # Imported late: a run draws nothing before its end.
   from matplotlib.figure import Figure
 
   columns = max(len(shown.weights) for shown in maps)
@@ -254,7 +254,7 @@ def _draw_heads(
   grid: tuple[int, int],
   side: float = math.inf,
 ) -> None:
-  """Draws one layer, heads in a grid, whose panels have a side of some inches."""
+  """Draws the heads of one layer in a grid; a panel is `side` inches wide."""
   weights, (x_axis, y_axis) = shown.weights, shown.axes
   panels = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False)
   least, most = _POINTS
@@ -263,8 +263,8 @@ def _draw_heads(
     size = min(72 * side / max(len(labels), 1), most)
     return size if size >= least and len(labels) <= MAX_LABELS else 0.0
 
-  top = max(np.abs(weights).max(), 1e-6)  # One scale for all panels.
-  signed = weights.min() < -0.01 * top  # Smaller is rounding.
+  top = max(np.abs(weights).max(), 1e-6)  # All panels share one scale.
+  signed = weights.min() < -0.01 * top  # Smaller values are rounding errors.
   image = None
   for head, panel in enumerate(panels.flat):
     if head >= len(weights):
@@ -276,7 +276,7 @@ def _draw_heads(
       vmin=-top if signed else 0,
       vmax=top,
       aspect="auto",
-      interpolation="nearest",  # Others blur a row into the next.
+      interpolation="nearest",  # Other methods blur adjacent rows.
     )
     panel.set_title(f"head {head + 1}", fontsize=9)
     for set_ticks, labels, options in (
@@ -301,7 +301,7 @@ def _name_tokens(
   task: tasks.Task,
   example: Mapping[str, np.ndarray],
 ) -> NamedMap:
-  """Cuts padding off the `[N, T, S]` weights of a layer and names the rest."""
+  """Removes padding from the `[N, T, S]` weights of a layer, and labels the rest."""
   if "cross" in name:
     queries, keys = example["targets"][0], example["source"][0]
     axes = ("source", "target, the token being written")
@@ -321,7 +321,7 @@ def _name_tokens(
 
 
 def _mechanism(model: Any, side: str, number: int, kind: str) -> str:
-  """The mechanism of a layer, counted from 1; of a side's only layer, from 0."""
+  """The mechanism of layer `number`, from 1; 0 is the only layer of a side."""
   slot = kind if kind == "cross_attention" else f"{side}_attention"
   chosen = model.config.attentions[slot]
   layer = number - 1 if number else int(side == "decoder")
@@ -329,7 +329,7 @@ def _mechanism(model: Any, side: str, number: int, kind: str) -> str:
 
 
 def length(present: np.ndarray) -> int:
-  """One past the last True, at least 1: what is not padding."""
+  """The length without padding: one past the last True, at least 1."""
   places = np.flatnonzero(present)
   return int(places[-1]) + 1 if len(places) else 1
 
@@ -337,14 +337,14 @@ def length(present: np.ndarray) -> int:
 def readable_example(
   batches: Iterable[Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-  """The longest row that still makes a readable picture, as a batch of one.
+  """The longest row that still gives a readable picture, as a batch of one.
 
-  A part of a long row tells more than a row of a few tokens.
+  A long row, of which a part is drawn, is preferred to a row of a few tokens.
   """
   best, example = -math.inf, {}
   for batch in batches:
     for row, weights in enumerate(batch["weights"]):
-      if not weights.any():  # It fills up the last batch.
+      if not weights.any():  # The row pads the last batch.
         continue
       count = length(weights > 0)
       readable = count if count <= _READABLE_TOKENS else _PART_OF_A_LONG_ROW

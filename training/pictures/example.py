@@ -1,4 +1,4 @@
-"""Words that a user typed, as the one example that a model is shown."""
+"""Makes a batch of one from a user's text."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,24 +17,24 @@ def make_example(
   text: str,
   target: str | None = None,
 ) -> dict[str, np.ndarray]:
-  """A batch of one, in the layout that the model's kind has.
+  """Makes a batch of one, in the layout of the model's kind.
 
-  A source is padded as `generate.py` pads it, so that a picture shows what a
-  line there is made from; what a decoder reads is not padded.
+  A source is padded as in `generate.py`, so that a picture shows the attention from
+  which its output is computed. The inputs of a decoder are not padded.
 
   Args:
-    experiment: made with `restore=True`.
-    variables: of the model.
+    experiment: created with `restore=True`.
+    variables: variables of the model.
     text: the source, or the prompt of a decoder-only model.
-    target: what the decoder writes; None is what it generates greedily for a
+    target: the text that the decoder writes; None means the greedy output for a
       source, and nothing after a prompt.
 
   Returns:
-    'source', and 'inputs', 'targets' and 'weights', as far as the kind has
-    them; a decoder-only model has 'inputs' alone.
+    'source', 'inputs', 'targets' and 'weights', as far as the kind has them; a
+    decoder-only model has only 'inputs'.
 
   Raises:
-    ConfigError: a text that the model cannot read or write.
+    ConfigError: the model cannot read or write a text.
   """
   task, kind = experiment.task, experiment.config.model.layout
   if kind == "encoder" and target is not None:
@@ -45,7 +45,7 @@ def make_example(
     answer = _encode("target", task.encode_target, target)
   if kind == "decoder":
     inputs = [*ids, *(answer or [])]
-    if inputs[-1] == task.eos_id:  # It is written, and never read.
+    if inputs[-1] == task.eos_id:  # EOS is generated, but never read.
       inputs.pop()
     return {"inputs": _decoder_row(inputs, task)}
   limit = task.max_source_length or len(ids)
@@ -89,13 +89,13 @@ def _decoder_row(ids: list[int], task: tasks.Task) -> np.ndarray:
 def _generate(
   experiment: Experiment, variables: Mapping[str, Any], source: np.ndarray
 ) -> list[int]:
-  """What the model writes, with its end where it comes to one."""
+  """The greedy output of the model, up to and including EOS."""
   task = experiment.task
   try:
     generated = experiment.generate(
       variables, {"source": source}, max_length=task.max_target_length
     )
-  except ValueError as error:  # A mechanism that cannot decode.
+  except ValueError as error:  # The mechanism cannot decode.
     raise ConfigError(f"target: missing, and {error}") from error
   ids = np.asarray(generated.tokens)[0].tolist()
   return ids[: ids.index(task.eos_id) + 1] if task.eos_id in ids else ids

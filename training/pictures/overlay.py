@@ -1,4 +1,4 @@
-"""Where attention looks, drawn over the picture that a model reads."""
+"""Draws attention weights over the image that a model reads."""
 
 from collections.abc import Sequence
 import math
@@ -11,14 +11,14 @@ _INCHES = 2.0
 
 
 def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
-  """How much of each input token is in each output token, through all layers.
+  """Attention rollout: the share of each input token in each output token.
 
       A_L · … · A_1,   A_l = ½ mean over heads of the weights + ½ I,
 
-  rows normalised. Weights below 0, which some mechanisms have, count as 0.
+  with normalised rows. Negative weights, which some mechanisms have, count as 0.
 
   Args:
-    layers: attention weights `[N, T, T]`, the first layer first.
+    layers: attention weights `[N, T, T]`, starting with the first layer.
 
   Returns:
     `[T, T]`; every row sums to 1.
@@ -30,19 +30,19 @@ def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
   joint = identity
   for weights in layers:
     mean = np.maximum(weights.mean(0).astype(float), 0)
-    # A row that attends to nothing keeps what it has.
+    # A row that attends to nothing keeps its own token.
     mixed = mean / np.maximum(mean.sum(1, keepdims=True), 1e-30) + identity
     joint = mixed / mixed.sum(1, keepdims=True) @ joint
   return joint
 
 
 class Panel(NamedTuple):
-  """What one token sees of an image.
+  """The attention of one token to an image.
 
   Attributes:
-    title: above it.
+    title: title of the panel.
     seen: weights on a grid, `[rows, columns]`.
-    side: height and width of a place of the grid in pixels.
+    side: height and width of a grid cell in pixels.
     borders: rows and columns of pixels at which a line is drawn.
   """
 
@@ -55,12 +55,12 @@ class Panel(NamedTuple):
 def draw_panels(
   path: pathlib.Path, image: np.ndarray, panels: Sequence[Panel], heading: str
 ) -> None:
-  """Draws an image `[H, W, C]` as a .png, and panels of weights over it."""
+  """Writes a .png of an image `[H, W, C]` and of panels of weights over it."""
   from matplotlib.figure import Figure
 
   low, high = image.min(), image.max()
   pixels = (image - low) / max(float(high - low), 1e-6)
-  # Grey where there is one channel.
+  # An image of one channel is grey.
   pixels = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels[:, :, :3]
   columns = min(4, len(panels) + 1)
   rows = math.ceil((len(panels) + 1) / columns)

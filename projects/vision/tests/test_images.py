@@ -76,7 +76,7 @@ def test_attention_over_a_file(run, tmp_path):
     ([f"--image={file}", "--query=1"], "--query: expected a row below 6"),
     (["--image=/nowhere.png"], "--image: /nowhere.png: no such file"),
     (["--text=1"], "text: expected an image, which is not typed"),
-    ([], "--text: expected what the model reads, or --image=FILE"),
+    ([], "--text: expected the text that the model reads, or --image"),
   ):
     assert message in commands.fault(draw(*arguments))
   PIL.Image.fromarray(np.stack([pixels] * 3, -1)).save(file)
