@@ -1,8 +1,8 @@
 """Tasks: the data, vocabulary and metrics of each experiment.
 
-`TASKS` names them for configs; a task of another project is found by its import
-path. Importing this package reads no data and imports no task: that is done where
-one is asked for. TensorFlow is never imported.
+`TASKS` names the tasks for configs. A task of another project is named by its import
+path. Importing this package reads no data and imports no task; a task is imported
+when it is looked up. TensorFlow is never imported.
 """
 
 from collections.abc import Mapping
@@ -39,17 +39,17 @@ TASKS: Mapping[str, TaskEntry] = ImportPaths(
   },
   lambda module, config: TaskEntry(getattr(module, config), module.make),
 )
-"""Name of a task -> its config, and what makes it of one."""
+"""Maps the name of a task to its config type and its `make` function."""
 
 
 def find(name: str) -> TaskEntry:
-  """The entry of a task by its name in `TASKS` or by its import path.
+  """Finds a task by its name in `TASKS` or by its import path.
 
   Args:
     name: a key of `TASKS`, or 'package.module:attribute' of a `TaskEntry`.
 
   Raises:
-    ValueError: there is none.
+    ValueError: there is no such task.
   """
   entry = registry.named(name, TASKS, "entry")
   if not isinstance(entry, TaskEntry):

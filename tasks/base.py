@@ -1,7 +1,7 @@
 """The interface of every task, and functions that tasks share.
 
-A task owns its data, its vocabulary and its metrics. It hands out numpy batches
-and knows nothing of the model; the model knows nothing of it.
+A task owns its data, its vocabulary and its metrics. It makes NumPy batches. Tasks
+do not depend on models, and models do not depend on tasks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from settings.errors import DataError
 Batch = dict[str, np.ndarray]
 """'source' [B, S], 'inputs' and 'targets' [B, T] int32, 'weights' [B, T].
 
-With 'source_mask' [B, S] bool, True is a token; without, `PAD` is padding.
-Images have 'image' [B, H, W, C] float32 in place of 'source' and 'inputs',
-recordings 'frames' [B, S, M] float32 with 'source_mask'.
+'source_mask' [B, S] bool, if present, is True at tokens; otherwise padding is `PAD`.
+Images have 'image' [B, H, W, C] float32 instead of 'source' and 'inputs';
+recordings have 'frames' [B, S, M] float32 with 'source_mask'.
 """
 
 PAD, BOS, EOS = 0, 1, 2
-"""Every vocabulary made here begins with these."""
+"""The first ids of every vocabulary that this package makes."""
 
 
 class LayoutError(ValueError):
@@ -40,7 +40,7 @@ class DecodeBatch(NamedTuple):
     inputs: {'source' [B, S]}, or {'prompt' [B, P], 'prompt_length' [B]}. B is
       always the batch size; rows past the last reference repeat an earlier one.
     references: the answers of the first `len(references)` rows.
-    max_length: tokens to generate at most.
+    max_length: largest number of tokens to generate.
   """
 
   inputs: Batch
@@ -51,21 +51,21 @@ class DecodeBatch(NamedTuple):
 class Task(Protocol):
   """Data, vocabulary and metrics of one experiment.
 
-  A task may inherit from it: the defaults are those of a task whose answers
-  stand at known positions, so that one pass over a batch asks for all of them and
-  nothing is decoded.
+  A task may inherit from this class. The defaults suit a task whose answers are at
+  known positions, so that one forward pass predicts all of them and nothing is
+  decoded.
 
   Attributes:
     source_vocab_size: size of the source vocabulary; None without an encoder.
     target_vocab_size: size of the target vocabulary.
-    shared_vocabulary: whether source and target ids mean the same.
+    shared_vocabulary: whether source and target share one vocabulary.
     max_source_length: longest S of any batch; None without an encoder.
     max_target_length: longest T of any batch, generated ones included.
     pad_id: fills rows up to a common length; its weight is 0.
-    bos_id: what a decoder reads first when there is no prompt.
+    bos_id: the first input of a decoder without a prompt.
     eos_id: ends a sequence.
     eval_splits: held-out splits; the first is the one used while training.
-    continues: whether a prompt and what is generated are one text that goes on.
+    continues: whether the generated text continues the prompt.
   """
 
   source_vocab_size: int | None = None
@@ -81,56 +81,56 @@ class Task(Protocol):
 
   @property
   def baselines(self) -> Mapping[str, float]:
-    """Name -> loss of a simpler model on the first held-out split."""
+    """Maps the names of simpler models to their loss on the first held-out split."""
     return {}
 
   @abc.abstractmethod
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step: a pure function of (seed, step).
 
-    `rows` are the numbers of those to make, in order; None makes all of them.
+    `rows` selects rows by their numbers, in order; None makes all of them.
     """
 
   @abc.abstractmethod
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Every held-out example once; the last batch is padded with weight 0."""
+    """Yields every held-out example once; the last batch is padded with weight 0."""
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Metric name → [sum, count], traceable; excludes the loss."""
+    """Metric name → [sum, count], without the loss; traceable by JAX."""
     accuracy = token_accuracy(logits, batch["targets"], batch["weights"])
     return {"accuracy": accuracy}
 
   def summarize(
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Divides sums by counts, once, and adds derived metrics.
+    """Divides the total sums by the total counts, and adds derived metrics.
 
-    `split` is whose they are; None is the first held-out one.
+    `split` is the split of the sums; None is the first held-out split.
     """
     del split
     return {**divide(sums), **self.baselines}
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """The held-out examples as inputs of generation; may be empty."""
+    """Yields the held-out examples as inputs of generation; may be empty."""
     del split
     return iter(())
 
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
-    """Metrics of decoded text against its references, the main metric first."""
+    """Metrics of decoded text against its references, starting with the main one."""
     del hypotheses, references
     return {}
 
   @abc.abstractmethod
   def encode(self, line: str) -> list[int]:
-    """Source or prompt ids of a line that a user typed; or ValueError."""
+    """Source or prompt ids of a user's line, or raises ValueError."""
 
   @abc.abstractmethod
   def encode_target(self, line: str) -> list[int]:
-    """Ids that a decoder should output for a line; or ValueError."""
+    """Ids that a decoder should output for a line, or raises ValueError."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -142,22 +142,22 @@ class Task(Protocol):
 
   @abc.abstractmethod
   def save(self, directory: pathlib.Path) -> None:
-    """Writes `directory/vocabulary`, which `restore=True` reads."""
+    """Writes the folder `directory/vocabulary`, which `restore=True` reads."""
 
 
 class TaskEntry(NamedTuple):
   """An entry of `TASKS`.
 
   Attributes:
-    config_type: frozen dataclass that validates itself. Of a task that is all or
-      nothing, its class has `solved_at`: the value of the metric that counts
-      most from which it is solved.
+    config_type: frozen dataclass that validates itself. If models either solve the
+      task or fail, the class has `solved_at`: the value of the main metric from
+      which the task counts as solved.
     make: `(config, *, kind, batch_size, seed, workdir=None, restore=False) ->
       Task`. `kind` is the `layout` of the model. All batches have `batch_size`
-      rows, and follow from `seed`. The vocabulary of the run in `workdir`, if it
-      has one, must fit the data; with `restore` it is taken and no data are read.
-      It raises ValueError for a kind of model that the task cannot feed, and
-      DataError for what is wrong with the data.
+      rows and depend only on `seed`. The vocabulary of the run in `workdir`, if it
+      has one, must fit the data; with `restore` that vocabulary is used and no data
+      are read. Raises ValueError for a kind of model that the task does not
+      support, and DataError for invalid data.
   """
 
   config_type: type
@@ -165,7 +165,7 @@ class TaskEntry(NamedTuple):
 
 
 def input_shapes(task: Task) -> Mapping[str, tuple[int, ...]]:
-  """The shapes of inputs that are not ids: name -> shape of one row."""
+  """Maps the names of inputs that are not ids to the shape of one row."""
   return getattr(task, "input_shapes", {})
 
 
@@ -173,15 +173,15 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
   """The batch layout for a kind of model.
 
   Args:
-    task: its name, for the message.
-    kind: whose batches the model reads, its config's `layout`.
-    served: the layouts that the task has.
+    task: name of the task, for the message.
+    kind: the `layout` of the model's config.
+    served: the layouts that the task supports.
 
   Returns:
     `kind`.
 
   Raises:
-    LayoutError: the task cannot feed this kind of model.
+    LayoutError: the task does not support this kind of model.
   """
   if kind not in served:
     raise LayoutError(
@@ -203,9 +203,9 @@ def sequence_accuracy(
 ) -> jax.Array:
   """[rows whose weighted tokens are all correct, rows with any weight].
 
-  Teacher forcing suffices: where every argmax given the true prefix is right,
-  greedy decoding would have produced that very prefix, and where one is wrong
-  it errs at the same place. So this equals exact match of greedy decoding.
+  Teacher forcing suffices: if every argmax given the true prefix is right, greedy
+  decoding produces that prefix, and if one is wrong, greedy decoding errs at the
+  same position. So this equals exact match of greedy decoding.
   """
   counted = weights > 0
   right = jnp.argmax(logits, axis=-1) == targets
@@ -219,8 +219,8 @@ def last_accuracy(
 ) -> jax.Array:
   """[rows whose last weighted token is correct, rows with any weight].
 
-  Of a task that asks for an answer at every prefix it is the answer for the whole
-  sequence, where `token_accuracy` is a mean over all shorter ones too.
+  In a task with an answer for every prefix, the last one is the answer for the whole
+  sequence, whereas `token_accuracy` is a mean over all prefixes.
   """
   counted = weights > 0
   rows = jnp.any(counted, axis=-1)
@@ -242,12 +242,12 @@ def divide(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 def epoch_order(
   indices: np.ndarray, num_examples: int, seed: int
 ) -> np.ndarray:
-  """The order in which N examples are used for training, epoch by epoch.
+  """Shuffles N training examples anew in every epoch.
 
   Args:
-    indices: of the examples since the beginning, from 0.
+    indices: numbers of the examples since the start of training, from 0.
     num_examples: N.
-    seed: every time, their order follows from it and from the number of times.
+    seed: the order of an epoch depends only on this seed and on its number.
 
   Returns:
     Indices below N.
@@ -307,8 +307,8 @@ def check_vocabulary(
 ) -> None:
   """Raises DataError if a run started with another vocabulary.
 
-  A model that continues on ids of another meaning would train on without a
-  word, so a run whose data changed is stopped here.
+  Training would continue without an error if the ids changed their meaning, so a
+  run whose data changed stops here.
   """
   if workdir is None:
     return
@@ -316,7 +316,7 @@ def check_vocabulary(
   if path.exists() and path.read_bytes() != content:
     raise DataError(
       f"{path} does not fit the data: they changed since this run began; "
-      "restore them or take another workdir"
+      "restore them or choose another workdir"
     )
 
 

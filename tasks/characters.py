@@ -18,11 +18,11 @@ class Units(abc.ABC):
 
   Attributes:
     FILE: name of the file in which a run keeps the vocabulary.
-    unit: what an id is, in a message.
+    unit: plural name of the units, for messages.
     size: number of ids.
     special: ids of the special tokens.
     ordinary: ids of units of text, int32.
-    file: where the vocabulary is kept, for a message.
+    file: file of the vocabulary, for messages.
   """
 
   FILE: str
@@ -34,9 +34,9 @@ class Units(abc.ABC):
     """Takes the special tokens and the number of units.
 
     Args:
-      names: id -> special token.
-      count: units of text.
-      extra: special tokens that a model reads where a user types them.
+      names: maps ids to special tokens.
+      count: number of units of text.
+      extra: special tokens that `encode` recognises in a user's line.
     """
     self._names = names
     self._ids = {name: i for i, name in names.items()}
@@ -65,10 +65,10 @@ class Units(abc.ABC):
     """The content of the vocabulary file."""
 
   def encode(self, line: str) -> list[int]:
-    """Ids of a line that a user typed; special tokens by their names.
+    """Ids of a user's line; recognises the names of special tokens.
 
     Raises:
-      ValueError: a character that the vocabulary does not have.
+      ValueError: the vocabulary lacks a character.
     """
     parts = re.split(f"({self._typed})", line) if self._typed else [line]
     ids: list[int] = []
@@ -83,7 +83,7 @@ class Units(abc.ABC):
 
   @abc.abstractmethod
   def _spell(self, text: str) -> list[int]:
-    """Ids of text that a user typed."""
+    """Ids of a user's text, without special tokens."""
 
   @abc.abstractmethod
   def _label(self, token_id: int) -> str:
@@ -112,10 +112,10 @@ class Characters(Units):
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text that has only known characters, int32."""
-    # Sorted by code point, so this is `self._places`, at once.
-    known = [ord(character) for character in self._characters]
+    # Equals `self._places`, vectorised: characters are sorted by code point.
+    vocabulary = [ord(character) for character in self._characters]
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    return (np.searchsorted(known, codes) + self._first).astype(np.int32)
+    return (np.searchsorted(vocabulary, codes) + self._first).astype(np.int32)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Characters of ids, up to EOS."""
@@ -152,15 +152,15 @@ class Characters(Units):
 
 
 class Bytes(Units):
-  """One id per byte, its value + 6; encodes any text without training.
+  """One id per byte, equal to its value + 6; encodes any text without training.
 
-  Special tokens that are not among `SPECIAL` come after the bytes.
+  Special tokens other than `SPECIAL` follow the bytes.
   """
 
   FILE = "bytes.json"
   unit = "bytes"
   SPECIAL = (*OWN, "<mask>", "<cls>", "<sep>")
-  """What comes before the bytes, as in the published Perceiver IO."""
+  """The special tokens before the bytes, as in the published Perceiver IO."""
 
   def __init__(self, extra: Sequence[str] = ()):
     """Takes the names of special tokens that an objective needs."""
@@ -175,7 +175,7 @@ class Bytes(Units):
     return values.astype(np.int32) + self._first
 
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """As `Units.align`; a character counts with the first of its bytes."""
+    """Like `Units.align`; a character counts at the first of its bytes."""
     ids = self.encode_text(text)
     is_first = (ids - self._first) & 0b1100_0000 != 0b1000_0000
     return ids, is_first.astype(np.int32)
@@ -218,7 +218,7 @@ class Bytes(Units):
 class Ids(Units):
   """Ids without text: each is written as its number.
 
-  Special tokens come behind them.
+  Special tokens follow them.
   """
 
   FILE = "ids.json"
@@ -258,7 +258,7 @@ class Ids(Units):
     for word in text.split():
       if not word.isdecimal() or int(word) >= self._count:
         raise ValueError(
-          f"expected ids from 0 to {self._count - 1} with spaces between, got "
+          f"expected ids from 0 to {self._count - 1}, separated by spaces, got "
           f"{word!r}"
         )
     return [*map(int, text.split())]

@@ -30,8 +30,8 @@ class LabelledTexts(NamedTuple):
   """The rows for training and the held-out rows.
 
   Attributes:
-    train: at least one.
-    validation: at least one.
+    train: training rows, at least one.
+    validation: held-out rows, at least one.
   """
 
   train: Sequence[Row]
@@ -47,17 +47,17 @@ class ClassificationConfig:
   """The source of texts and labels, and the tokenisation.
 
   Attributes:
-    path: a file of rows LABEL<tab>TEXT, or LABEL,TEXT where it ends in .csv, with a
-      header `label,text` or without one.
-    dataset: in place of a file, a name in the TFDS catalogue; the set needs the
+    path: a file with rows LABEL<tab>TEXT, or a .csv file with rows LABEL,TEXT; a
+      header `label,text` is optional.
+    dataset: a name in the TFDS catalogue, instead of a file; the dataset needs the
       features 'text' and 'label'.
-    held_out: share of rows that are held out, where there is no split for it.
-    max_length: tokens of a text, special ones included; longer texts are cut.
+    held_out: share of rows that are held out if there is no held-out split.
+    max_length: tokens of a text, with special tokens; longer texts are truncated.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
       text.
-    vocab_size: subwords, special tokens included.
-    tokenizer: as in the task `text`: a file, or its folder; used as it is, in
-      place of `vocabulary` and `vocab_size`.
+    vocab_size: number of subwords, with special tokens.
+    tokenizer: as in the task `text`: a file or its folder, which replaces
+      `vocabulary` and `vocab_size`.
   """
 
   path: str = ""
@@ -73,16 +73,16 @@ class ClassificationConfig:
       self,
       "path",
       bool(self.path) != bool(self.dataset),
-      f"a file of texts, or none where dataset={self.dataset!r} is given",
+      f"a file of texts, or none with dataset={self.dataset!r}",
     )
 
 
 class ClassificationTask(LabelledTask):
   """Texts, each with one of a few labels.
 
-  encoder: source = `[CLS] text [SEP]`, padded; the target is the label, at the
-  first position, and only there is a weight. Labels have ids of their own, so
-  the softmax cannot share the table of the source.
+  encoder: source = `[CLS] text [SEP]`, padded; the target is the label at the first
+  position, the only one with a weight. Labels have their own ids, so the output
+  layer cannot share the embedding table of the source.
   """
 
   def __init__(
@@ -95,7 +95,7 @@ class ClassificationTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """`texts` is None for a restored task, which only encodes and decodes."""
+    """Takes `texts`, or None for a restored task, which only encodes and decodes."""
     splits = {} if texts is None else texts._asdict()
     counts = {split: len(rows) for split, rows in splits.items()}
     super().__init__(names, counts, batch_size=batch_size, seed=seed)
@@ -105,7 +105,7 @@ class ClassificationTask(LabelledTask):
     self.pad_id = special.need("pad", file, "classification")
     self._cls_id = special.need("cls", file, "classification")
     self._after = [] if special.sep is None else [special.sep]
-    # Nothing is generated.
+    # The task generates nothing, so these ids are never used.
     self.bos_id = self._cls_id
     self.eos_id = self.pad_id if special.eos is None else special.eos
     self.source_vocab_size = vocabulary.size
@@ -136,7 +136,7 @@ class ClassificationTask(LabelledTask):
     super().save(directory)
 
   def _encoded(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:
-    """Texts as ids, truncated to the longest length, and label ids."""
+    """Texts as ids, truncated to `max_length`, and label ids."""
     room = self._config.max_length - 1 - len(self._after)
     texts = [
       self._framed(self._vocabulary.encode_text(text)[:room].tolist())
@@ -194,18 +194,18 @@ def make(
 def read_rows(path: str, held_out: float) -> LabelledTexts:
   """Reads a file with a label and a text in each row.
 
-  A name that ends in `.csv` or `.csv.gz` is read as comma-separated values with
-  quotes; any other file has a tab behind the label. A header with the names
-  `label` and `text` is read as one, and says which columns of a `.csv` these are.
+  Files that end in `.csv` or `.csv.gz` are read as comma-separated values with
+  quotes; other files have a tab after the label. A first row with the names `label`
+  and `text` is a header, which determines the columns of a `.csv`.
 
   Args:
-    path: as it was typed.
-    held_out: share of rows that are held out: which, follows from their number
-      alone.
+    path: the path in the config.
+    held_out: share of rows that are held out; the choice depends only on the number
+      of rows.
 
   Raises:
-    DataError: a missing or undecodable file, a row without a label or text, what
-      seems to be a header with other names, or too few rows.
+    DataError: the file is missing or undecodable, a row lacks a label or text, the
+      first row seems to be a header with other names, or there are too few rows.
   """
   file = existing_file(path)
   rows = list(_csv(file) if suffix(file) == ".csv" else _tabbed(file))
@@ -213,8 +213,8 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
   first, *others = counts.values() or [0]
   if first == 1 and len(others) > 1 and min(others) > 1:
     raise DataError(
-      f"{file}, first row: no other row has its label {rows[0][0]!r}, as of a "
-      "header; name its columns label and text, or leave it out"
+      f"{file}, first row: no other row has its label {rows[0][0]!r}, so it seems "
+      "to be a header; name its columns label and text, or remove it"
     )
   return _split(rows, held_out, str(file))
 
@@ -222,13 +222,13 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
 def read_named(name: str, held_out: float) -> LabelledTexts:
   """Reads a TFDS dataset that has the features text and label.
 
-  Its validation split is held out, or else its test split, or else a share of
-  its training split.
+  The validation split is held out, or else the test split, or else a share of the
+  training split.
 
   Raises:
-    DataError: in one line, what is wrong with the set.
+    DataError: the dataset is invalid; the message has one line.
   """
-  # TFDS, which most runs do without, takes a second to import.
+  # Imported late: TFDS takes a second to import, and most runs do not need it.
   from tasks import catalog
 
   builder = catalog.prepare_named(
@@ -272,8 +272,8 @@ def _checked(labelled: LabelledTexts, where: str) -> LabelledTexts:
   known = {label for label, _ in labelled.train}
   if len(known) < 2:
     raise DataError(
-      f"{where}: expected at least 2 labels among {len(labelled.train)} rows "
-      f"that are trained, got {', '.join(map(repr, known))}"
+      f"{where}: expected at least 2 labels among {len(labelled.train)} training "
+      f"rows, got {', '.join(map(repr, known))}"
     )
   return labelled
 

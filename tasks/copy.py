@@ -28,18 +28,18 @@ class CopyConfig:
   """The sequences, and the operation on them.
 
   Attributes:
-    kind: 'copy' gives w back, 'reverse' gives it back to front, 'duplicate' is
+    kind: 'copy' repeats the sequence w, 'reverse' reverses it, 'duplicate' is
       the `0w0w` of Kitaev et al. (2020), for decoders only: a separator before
       each w, and the loss on the second half. Its length is
       2 · max_length + 2, so 511 symbols give the 1024 of the paper.
-    vocab_size: distinct symbols, written 0 … vocab_size − 1.
+    vocab_size: number of symbols, written 0 … vocab_size − 1.
     min_length: shortest w; equal to `max_length` for one fixed length.
     max_length: longest w, in symbols.
     eval_lengths: lengths of w below `min_length` or above `max_length`; each is
-      a split such as 'length_32', after 'validation', whose w all have that
-      length. These splits are scored by teacher forcing alone, where
-      'sequence_accuracy' is the exact match.
-    eval_size: held-out sequences of each split.
+      a split such as 'length_32', after 'validation', in which every w has that
+      length. These splits are scored only by teacher forcing, where
+      'sequence_accuracy' equals the exact match.
+    eval_size: held-out sequences per split.
   """
 
   solved_at: ClassVar[float] = 0.95
@@ -91,9 +91,9 @@ class CopyTask(GeneratedTask):
       self.shared_vocabulary = True
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """The held-out sequences as prompts.
+    """Yields the held-out sequences as prompts.
 
-    None for an encoder, and none at other lengths than the trained ones.
+    Yields nothing for an encoder, and nothing for lengths that are not trained.
     """
     if self._kind == "encoder" or split not in _SPLITS:
       return
@@ -144,18 +144,18 @@ class CopyTask(GeneratedTask):
     return words[0].tolist()
 
   def encode_target(self, line: str) -> list[int]:
-    """Ids of an answer, typed like a source, and EOS."""
+    """Ids of an answer, written like a source, and EOS."""
     return [*self._symbol_ids(line), EOS]
 
   def _symbol_ids(self, line: str) -> list[int]:
     symbols = line.split()
     config = self._config
-    leaf, longest = "max_length", config.max_length
+    field, longest = "max_length", config.max_length
     if max(config.eval_lengths, default=0) > longest:
-      leaf, longest = "eval_lengths", max(config.eval_lengths)
+      field, longest = "eval_lengths", max(config.eval_lengths)
     if not 1 <= len(symbols) <= longest:
       raise ValueError(
-        f"expected 1 to {longest} symbols (task.{leaf}), got {len(symbols)}"
+        f"expected 1 to {longest} symbols (task.{field}), got {len(symbols)}"
       )
     ids = [self._ids.get(symbol, 0) for symbol in symbols]
     for symbol, symbol_id in zip(symbols, ids, strict=True):
@@ -170,19 +170,18 @@ class CopyTask(GeneratedTask):
   ) -> tuple[np.ndarray, np.ndarray]:
     """The sequences of a split with these indices: ids [B, L], lengths [B].
 
-    Held out are the sequences whose weighted sum of symbols is 0 modulo the
-    number of symbols: one in `vocab_size`, so no sequence is both trained and
-    held out, however small the space (in a tiny one the held-out sequences
-    repeat). The first symbol is chosen to make the sum come out; it stays
-    uniform.
+    A sequence is held out if its weighted sum of symbols is 0 modulo the number of
+    symbols, as for one in `vocab_size`. So no sequence is both trained and held
+    out, even in a tiny space, where held-out sequences repeat. The first symbol is
+    chosen to give the wanted sum; it stays uniform.
     """
     shortest, length = self._config.min_length, self._config.max_length
     if split not in _SPLITS:
       shortest = length = int(split.removeprefix("length_"))
     size = np.uint64(self._config.vocab_size)
-    # Philox gives four words a count, so each row begins at a count of its own:
-    # one random jump serves the whole batch, and a row depends on its index
-    # alone, not on the batch size.
+    # Philox gives four words per count, and each row begins at its own count. So
+    # one random jump suffices for the batch, and a row depends only on its index,
+    # not on the batch size.
     counts = -(-(length + 2) // 4)
     first, stop = int(indices.min()), int(indices.max()) + 1
     philox = np.random.Philox(key=self._key(split))
@@ -205,8 +204,8 @@ class CopyTask(GeneratedTask):
     """The generator's key [2] of a split; no two splits share a number."""
     if split not in _SPLITS:
       return draws.split_key(self._seed, split)
-    # These two are keyed by their number, so that a seed keeps the sequences
-    # that it always had.
+    # These two splits are keyed by their number, as in earlier versions, so that
+    # a seed keeps its sequences.
     sequence = np.random.SeedSequence((self._seed, _SPLITS.index(split)))
     return sequence.generate_state(2, np.uint64)
 
@@ -233,7 +232,7 @@ class CopyTask(GeneratedTask):
       targets = stream[:, 1:]
       positions = np.arange(1, stream.shape[1])
       weights = (positions >= starts[:, None]) & (targets != PAD)
-      # What follows the last weighted target is padding, EOS among it.
+      # Everything after the last weighted target is padding, also EOS.
       batch = {"inputs": stream[:, :-1] * (targets != PAD), "targets": targets}
     return batch | {"weights": weights}
 

@@ -19,7 +19,7 @@ from tasks.files import AlignedFiles, typed_path
 _CHUNK = 1000
 
 AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
-"""Number of subwords for each source if the config does not set it."""
+"""Default number of subwords for each source."""
 
 _OF_NUMBERS = ("max_number", "num_train", "num_validation")
 
@@ -32,18 +32,18 @@ class TranslationConfig:
   """The source of sentence pairs, and how they are batched.
 
   Attributes:
-    source: 'numbers' needs nothing; 'files' reads the folder `path`, with
-      `train.en`, `train.de` and so on, plain or .gz; 'tfds' takes `dataset`.
-    path: folder of 'files'; for 'tfds', a data folder that has it prepared.
+    source: 'numbers' needs no data; 'files' reads the folder `path`, with
+      `train.en`, `train.de` and so on, plain or .gz; 'tfds' reads `dataset`.
+    path: folder of 'files'; for 'tfds', a data folder with the prepared dataset.
     dataset: name in the TFDS catalogue.
     source_language: file ending, TFDS feature or num2words language.
-    target_language: likewise.
-    vocab_size: subwords, joint; 0 takes 128 for numbers, 4,000 for files
+    target_language: file ending, TFDS feature or num2words language.
+    vocab_size: joint number of subwords; 0 means 128 for numbers, 4,000 for files
       and 8,000 for tfds. A small text may support fewer.
     max_length: tokens of a sentence with EOS. Longer training pairs are left
-      out, longer held-out sources are cut; both are counted and reported.
-    num_buckets: distinct batch shapes; each costs one compilation.
-    max_number: for 'numbers', the largest, up to 9,999,999.
+      out, longer held-out sources are truncated; both are counted and reported.
+    num_buckets: number of batch shapes; each costs one compilation.
+    max_number: for 'numbers', the largest number, up to 9,999,999.
     num_train: for 'numbers', how many are trained.
     num_validation: for 'numbers', how many are held out.
   """
@@ -101,9 +101,9 @@ class Corpus(NamedTuple):
   """Prepared sentence pairs.
 
   Attributes:
-    splits: 'train', 'validation' and any that begins with 'test' → what reads
-      its pairs in the corpus's order.
-    digest: names the content.
+    splits: maps 'train', 'validation' and each split that begins with 'test' to a
+      function that reads its pairs in order.
+    digest: hash of the content.
   """
 
   splits: Mapping[str, Callable[[], Iterator[tuple[str, str]]]]
@@ -127,7 +127,7 @@ def open_corpus(config: TranslationConfig) -> Corpus:
   """Prepares the corpus of a config, or finds it in the cache.
 
   Raises:
-    DataError: in one line, what is wrong with the data.
+    DataError: the data are invalid; the message has one line.
   """
   match config.source:
     case "numbers":
@@ -143,7 +143,7 @@ def _numbers(config: TranslationConfig) -> Corpus:
   languages = config.source_language, config.target_language
   numbers.check_languages(*languages)
   sizes = config.max_number, config.num_train, config.num_validation
-  # The rule that draws and spells them counts too: raise it when it changes.
+  # Raise the first number if the rule that draws and spells numbers changes.
   version = f"1 num2words {getattr(num2words, '__version__', '')}"
   digest = hashlib.sha256(repr((languages, sizes, version)).encode())
   name = f"number-words-{'-'.join(languages)}-{digest.hexdigest()[:16]}"
@@ -175,23 +175,23 @@ def _files(folder: pathlib.Path, config: TranslationConfig) -> Corpus:
 
 
 def _named(config: TranslationConfig) -> Corpus:
-  # TFDS, which most runs do without, takes a second to import.
+  # Imported late: TFDS takes a second to import, and most runs do not need it.
   from tasks import catalog
 
   languages = config.source_language, config.target_language
-  leaves = "source_language", "target_language"
+  fields = "source_language", "target_language"
   builder = catalog.prepare_named(
     config.dataset,
     config.path,
-    list(zip(leaves, languages, strict=True)),
+    list(zip(fields, languages, strict=True)),
     instead="task.source=numbers or files",
   )
   info = builder.info
-  # Raises where there is no training split.
+  # Raises if there is no training split.
   catalog.held_out_split(builder, config.dataset)
   names = {name: name for name in info.splits}
   if "validation" not in names:
-    # Sets such as opus have one split; its last hundredth is held out.
+    # Datasets such as opus have one split; its last hundredth is held out.
     names |= {"train": "train[:99%]", "validation": "train[99%:]"}
   for split in ("train", "validation"):
     if not info.splits[names[split]].num_examples:

@@ -1,8 +1,8 @@
 """Random numbers that depend only on (seed, split, index).
 
-Philox counts (Salmon et al. 2011): a generator can begin at any count, so each
-example begins at one of its own and depends on neither batch size nor order.
-Raw words are used, which NumPy keeps the same from version to version.
+Philox is a counter-based generator (Salmon et al. 2011): it can start at any count.
+Each example starts at its own count, so it depends on neither batch size nor order.
+The code uses raw words, which are equal in all versions of NumPy.
 """
 
 from collections.abc import Iterator
@@ -44,12 +44,13 @@ def below(raw: np.ndarray, size: int) -> np.ndarray:
 def distinct(raw: np.ndarray, size: int) -> np.ndarray:
   """Integers 0 … size − 1, distinct within each row.
 
-  Each is drawn from what is left: the i-th from size − i numbers, then stepped
-  over the smaller ones that are taken. So the cost does not grow with `size`.
+  Each is drawn from the remaining integers: the i-th draw is below size − i, and is
+  then incremented once for each smaller integer that is taken. So the cost does not
+  grow with `size`.
 
   Args:
     raw: [B, K] words, K at most `size`.
-    size: how many integers there are.
+    size: the number of integers to draw from.
 
   Returns:
     [B, K], in the order of the draws.
@@ -67,13 +68,13 @@ def distinct_weighted(
 ) -> np.ndarray:
   """Draws columns without replacement, in proportion to their weights.
 
-  Exponential waiting times at rates `weights` ring in this very order
+  Sorting exponential waiting times with rates `weights` gives this distribution
   (Efraimidis and Spirakis 2006).
 
   Args:
     raw: [B, S] words.
     weights: [S], above 0.
-    count: columns to draw, at most S.
+    count: number of columns to draw, at most S.
 
   Returns:
     [B, count], in the order of the draws.

@@ -17,7 +17,7 @@ from tasks.base import DataError, vocabulary_path
 Pairs = list[tuple[str, str]]
 
 DATA = "data.sha256"
-"""What a run keeps of its data, beside its vocabulary."""
+"""File of a run with the digests of its data, beside its vocabulary."""
 
 _BLOCK = 2**20
 
@@ -42,12 +42,12 @@ def existing_file(text: str) -> pathlib.Path:
 
 
 Notes = dict[pathlib.Path | str, str]
-"""File, or name of a data set -> SHA-256 of its content."""
+"""Maps a file or the name of a dataset to the SHA-256 of its content."""
 
 _notes: list[Notes] = []
 
 _MOST_NAMES = 1000
-"""Of more files one digest is kept, of all of theirs."""
+"""For more files, a single digest of all digests is stored."""
 
 
 @contextlib.contextmanager
@@ -81,10 +81,10 @@ def _keep_note(name: pathlib.Path | str, digest: str) -> None:
 
 
 def named(notes: Notes) -> dict[str, str]:
-  """Name -> digest, with names that do not change if the folder moves.
+  """Maps names to digests; the names do not change if the folder moves.
 
-  A file has the last two parts of its path, 'folder/name', or as many as no other
-  file has.
+  The name of a file is the last two parts of its path, 'folder/name', or more if
+  that is not unique.
   """
   names: dict[pathlib.Path | str, str] = {}
   paths = [key for key in notes if isinstance(key, pathlib.Path)]
@@ -113,7 +113,7 @@ def _few(named_digests: dict[str, str]) -> dict[str, str]:
 
 
 def kept_data(workdir: pathlib.Path) -> dict[str, str]:
-  """Name -> digest of the data that the run in `workdir` started with."""
+  """Maps names to digests of the data with which the run in `workdir` started."""
   path = vocabulary_path(workdir, DATA)
   if not path.exists():
     return {}
@@ -127,7 +127,7 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
   """Checks a run's data against its digests; returns them as `sha256sum` prints them.
 
   Raises:
-    DataError: the run in `workdir` began with other data.
+    DataError: the run in `workdir` started with other data.
   """
   digests, began = named(notes), kept_data(workdir)
   # Earlier versions named every file by two parts.
@@ -137,7 +137,7 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
       if digests.get(name) != began.get(name):
         path = vocabulary_path(workdir, DATA)
         raise DataError(
-          f"config.task: {name} is not what the run in {workdir} began with "
+          f"config.task: {name} has changed since the run in {workdir} began "
           f"({path}); restore it or choose a new folder"
         )
   lines = (f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
@@ -184,17 +184,18 @@ def text_blocks(path: pathlib.Path) -> Iterator[str]:
   r"""Yields UTF-8 text with "\n" line ends, about a megabyte at a time.
 
   Raises:
-    DataError: it cannot be read; a faulty line is named.
+    DataError: the file cannot be read; the message has the number of an invalid
+      line.
   """
   with opened(path) as file:
     line, encoding = 1, "utf-8-sig"
     while lines := file.readlines(_BLOCK):
       data = b"".join(lines)
       try:
-        # A byte order mark is not a part of the first sentence.
+        # The byte order mark does not belong to the first sentence.
         yield data.decode(encoding).replace("\r\n", "\n")
       except UnicodeDecodeError as error:
-        # Counted in `error.object`, which lacks the mark where there was one.
+        # Positions count in `error.object`, which lacks the byte order mark.
         line += error.object.count(b"\n", 0, error.start)
         byte = error.object[error.start]
         raise DataError(
@@ -204,7 +205,7 @@ def text_blocks(path: pathlib.Path) -> Iterator[str]:
 
 
 def read_text(path: pathlib.Path) -> str:
-  r"""Reads UTF-8 with "\n" line ends; DataError names a faulty line."""
+  r"""Reads UTF-8 with "\n" line ends, or raises DataError with the line number."""
   note_file(path)
   return "".join(text_blocks(path))
 
@@ -220,11 +221,11 @@ class AlignedFiles:
 
   Attributes:
     splits: split name → (source file, target file); 'train' and 'validation'
-      (from val, valid or validation) are there for certain, and each `test*`
-      that has both languages is a split of its own name.
+      (from val, valid or validation) always exist, and each `test*` that has both
+      languages is a split of that name.
 
   Raises:
-    DataError: a missing folder or file, with the names that were looked for.
+    DataError: the folder or a file is missing; the message has the expected names.
   """
 
   def __init__(self, folder: pathlib.Path, source: str, target: str):
@@ -239,7 +240,7 @@ class AlignedFiles:
     for stem in sorted({match[1] for match in matches if match}):
       if _find(folder, stem, target) is None:
         logging.getLogger(__name__).warning(
-          "%s: %s.%s has no %s.%s beside it and is left out",
+          "%s: %s.%s has no matching %s.%s and is left out",
           folder,
           stem,
           source,
@@ -265,7 +266,7 @@ class AlignedFiles:
     """Reads a split.
 
     Raises:
-      DataError: undecodable bytes, different line counts, an empty split.
+      DataError: a file is not UTF-8, the line counts differ, or the split is empty.
     """
     source, target = self.splits[split]
     sources, targets = read_lines(source), read_lines(target)

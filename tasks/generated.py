@@ -1,8 +1,8 @@
 """Shared code of tasks whose examples are computed, not stored.
 
-An example is a pure function of (seed, split, index). Answers stand at marked
-positions, and only these have a weight, so accuracy under teacher forcing is
-what the task asks; nothing is generated to score it.
+An example is a pure function of (seed, split, index). Answers are at marked
+positions, and only these have a weight. So accuracy under teacher forcing is the
+metric of the task, and scoring needs no generation.
 """
 
 import abc
@@ -18,18 +18,18 @@ from tasks import base, draws
 from tasks.base import Batch
 
 FIRST_SYMBOL = 3
-"""Symbols of a task are numbered from here: PAD, BOS and EOS come first."""
+"""Id of a task's first symbol: PAD, BOS and EOS come first."""
 
 
 class GeneratedTask(base.Task):
   """A task that computes its examples.
 
-  A decoder reads 'inputs' and answers at the weighted positions; targets are
-  not its inputs shifted by one.
+  A decoder reads 'inputs' and answers at the weighted positions; the targets are
+  not the shifted inputs.
 
   Attributes:
-    counts_rows: whether 'sequence_accuracy' is measured too, of rows whose
-      answers are all right.
+    counts_rows: whether 'sequence_accuracy' is measured too: the share of rows
+      whose answers are all right.
   """
 
   counts_rows: bool = False
@@ -45,16 +45,16 @@ class GeneratedTask(base.Task):
   ):
     """Takes the arguments that all these tasks share.
 
-    Splits are 'train', 'validation', 'test', and 'length_512' for each of
-    `config.eval_lengths`. `config.train_size` examples, if it has any, are
-    trained again and again, in an order of its own each time.
+    The splits are 'train', 'validation', 'test', and for each of
+    `config.eval_lengths` one such as 'length_512'. If `config.train_size` is set,
+    this number of examples is trained repeatedly, in a new order each time.
 
     Args:
-      config: with `eval_size`, the examples of every held-out split.
+      config: has `eval_size`, the number of examples of every held-out split.
       symbols: the label of each id from `FIRST_SYMBOL` on.
       batch_size: rows of every batch.
-      seed: another seed, other examples.
-      length: of a trained example.
+      seed: seed of the examples.
+      length: length of a training example.
     """
     others = getattr(config, "eval_lengths", ())
     self._config = config
@@ -72,7 +72,7 @@ class GeneratedTask(base.Task):
     self.eval_splits = tuple(s for s in self._lengths if s != "train")
 
   def _row_length(self, length: int) -> int:
-    """T of an example of some length."""
+    """T of an example of a given length."""
     return length
 
   @abc.abstractmethod
@@ -87,7 +87,7 @@ class GeneratedTask(base.Task):
     return _typed(self._examples("train", indices))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out examples in order."""
+    """Yields the held-out examples in order."""
     for indices in base.chunks(self._config.eval_size, self._batch_size):
       batch = _typed(self._examples(split, indices))
       yield base.pad_rows(batch, self._batch_size)
@@ -136,15 +136,15 @@ class GeneratedTask(base.Task):
     base.save_vocabulary(directory, {"symbols.json": content})
 
   def _words(self, split: str, indices: np.ndarray, count: int) -> np.ndarray:
-    """[B, count] random words of these examples."""
+    """Random words of these examples, [B, count]."""
     return draws.words(draws.split_key(self._seed, split), indices, count)
 
 
 class Classified(GeneratedTask):
   """A generated task that an encoder answers with one symbol.
 
-  encoder: source = `<cls>` example, padded; the target is the answer, at the
-  first position, and only there is a weight. The first symbol is `<cls>`.
+  encoder: source = `<cls>` example, padded; the target is the answer at the first
+  position, the only one with a weight. The first symbol is `<cls>`.
   """
 
   shared_vocabulary = True
@@ -184,9 +184,9 @@ def maker(
   """The `make` of a `TaskEntry` for tasks that read nothing from disk.
 
   Args:
-    name: of the task, for the message.
+    name: name of the task, for the message.
     task_type: `(config, *, batch_size, seed) -> GeneratedTask`.
-    kind: the one layout that it has.
+    kind: the only layout that it supports.
   """
   served = kind
 
@@ -199,8 +199,8 @@ def maker(
     workdir: pathlib.Path | None = None,
     restore: bool = False,
   ) -> GeneratedTask:
-    """Makes the task, or raises ValueError for a kind of model without one."""
-    del workdir, restore  # Nothing is stored.
+    """Makes the task, or raises ValueError for an unsupported kind of model."""
+    del workdir, restore  # The task stores nothing.
     base.layout(name, kind, (served,))
     return task_type(config, batch_size=batch_size, seed=seed)
 
@@ -210,11 +210,11 @@ def maker(
 def answers_at(
   shape: tuple[int, ...], columns: np.ndarray, answers: np.ndarray
 ) -> Batch:
-  """'targets' and 'weights' of answers at some columns.
+  """Makes 'targets' and 'weights' with answers at given columns.
 
   Args:
     shape: (B, T).
-    columns: [B, A] positions, no two of a row alike.
+    columns: [B, A] positions, distinct within each row.
     answers: [B, A] ids.
   """
   targets, weights = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
@@ -226,7 +226,7 @@ def answers_at(
 def answered(
   symbols: np.ndarray, columns: np.ndarray, answers: np.ndarray
 ) -> Batch:
-  """A decoder's batch of symbols [B, T] with answers [B, A] at some columns."""
+  """A decoder's batch of symbols [B, T] with answers [B, A] at given columns."""
   columns = np.broadcast_to(columns, answers.shape)
   return {
     "inputs": FIRST_SYMBOL + symbols,
@@ -240,13 +240,13 @@ def check_eval_lengths(
   """Raises ValueError unless `config.eval_lengths` differ from the trained lengths.
 
   Args:
-    config: of the task.
-    shortest: the least length of an example.
+    config: config of the task.
+    shortest: smallest possible length of an example.
     low: field of the shortest trained length.
     high: field of the longest trained length.
   """
   lengths, first, last = (
-    getattr(config, leaf) for leaf in ("eval_lengths", low, high)
+    getattr(config, field) for field in ("eval_lengths", low, high)
   )
   trained = f"{high}={last}"
   if low != high:

@@ -26,10 +26,10 @@ class InductionConfig:
   """The trained length, and other lengths for evaluation.
 
   Attributes:
-    vocab_size: symbols, the special one among them.
-    length: T while training; the last is the special symbol.
+    vocab_size: number of symbols, with the special one.
+    length: T in training; the last token is the special symbol.
     eval_lengths: other T; each is a split such as 'length_512', after 'test'.
-    eval_size: held-out examples of each length.
+    eval_size: held-out examples per length.
   """
 
   solved_at: ClassVar[float] = 0.95
@@ -44,10 +44,10 @@ class InductionConfig:
 
 
 class InductionTask(GeneratedTask):
-  """Random symbols, with the special symbol once among them and at the end.
+  """Random symbols, with the special symbol at one random position and at the end.
 
-  decoder: weight on the last position, where its answer is. As in H3's
-  code the special symbol comes at any place but the last two before it.
+  decoder: weight on the last position, which has the answer. As in H3's code, the
+  random position is not one of the last two before the end.
   """
 
   def __init__(self, config: InductionConfig, *, batch_size: int, seed: int):

@@ -17,7 +17,7 @@ class LabelledTask(base.Task):
   """Stored examples, each with one of a few labels.
 
   Attributes:
-    names: of the labels, as a run keeps them; a label's place is its id.
+    names: names of the labels, which a run stores; the index of a label is its id.
   """
 
   def __init__(
@@ -31,11 +31,11 @@ class LabelledTask(base.Task):
     """Takes the arguments that all these tasks share.
 
     Args:
-      names: of the labels.
-      counts: 'train' and 'validation' -> examples; empty for a restored task,
-        which encodes and decodes only.
+      names: names of the labels.
+      counts: number of examples of 'train' and 'validation'; empty for a restored
+        task, which only encodes and decodes.
       batch_size: rows of every batch.
-      seed: of the order of training.
+      seed: seed of the training order.
     """
     self.names = list(names)
     self.target_vocab_size = len(self.names)
@@ -49,11 +49,11 @@ class LabelledTask(base.Task):
     """The examples of a split at some indices."""
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B examples; each epoch has all of them once in its own order."""
+    """B examples; each epoch has every example once, in a new order."""
     return self._batch("train", self._trained(step, rows))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Every held-out example once, in order."""
+    """Yields every held-out example once, in order."""
     if split not in self.eval_splits:
       raise KeyError(split)
     for places in base.chunks(self._counts[split], self._batch_size):

@@ -20,7 +20,7 @@ from tasks.generated import FIRST_SYMBOL, Classified, maker
 CLOSE = FIRST_SYMBOL + 1
 _FIRST_OPERATOR = FIRST_SYMBOL + 2
 _TRIES = 20_000
-# A level is a call within a call, of which Python has 1,000.
+# Each level is a recursive call, of which Python allows 1,000.
 _MOST_LEVELS = 500
 
 
@@ -41,7 +41,7 @@ OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
   "[MED": median,
   "[SM": sum_modulo,
 }
-"""Long Range Arena's; each is drawn as often as the others."""
+"""The operators of Long Range Arena, drawn with equal probability."""
 
 _VALUES = tuple(OPERATORS.values())
 _FIRST_DIGIT = _FIRST_OPERATOR + len(OPERATORS)
@@ -52,13 +52,14 @@ class ListopsConfig:
   """Depth, width and length of the expressions.
 
   Attributes:
-    max_depth: levels of an expression; a digit alone is one.
-    max_args: arguments of an operator, 2 to this many.
-    min_length: tokens of an expression at least, `]` counted.
-    max_length: at most. Only a quarter of all arguments are operators, so
-      lengths that hardly occur are refused.
-    train_size: examples that are trained repeatedly; 0 makes ever new ones.
-    eval_size: held-out examples.
+    max_depth: largest number of levels of an expression; a single digit has one.
+    max_args: largest number of arguments of an operator; the smallest is 2.
+    min_length: smallest number of tokens of an expression, with `]`.
+    max_length: largest number of tokens. Only a quarter of all arguments are
+      operators, so lengths that hardly occur are refused.
+    train_size: number of examples that are trained repeatedly; 0 means that every
+      example is new.
+    eval_size: number of held-out examples.
   """
 
   max_depth: Annotated[int, Interval(ge=2, le=_MOST_LEVELS)] = 10
@@ -80,7 +81,7 @@ class ListopsConfig:
 class ListopsTask(Classified):
   """Expressions, each with one of ten digits as its answer.
 
-  Digits have the ids that they have in the source.
+  Digits have the same ids as in the source.
   """
 
   def __init__(self, config: ListopsConfig, *, batch_size: int, seed: int):
@@ -91,7 +92,7 @@ class ListopsTask(Classified):
       seed=seed,
       length=config.max_length,
     )
-    # The first one; lengths that never come would be waited for without end.
+    # Raises now if no expression has a fitting length.
     self._expression("train", 0)
 
   def _read(
@@ -102,7 +103,7 @@ class ListopsTask(Classified):
       yield tokens, _FIRST_DIGIT + value
 
   def _expression(self, split: str, index: int) -> tuple[list[int], int]:
-    """Tokens and value of the first expression with a fitting length."""
+    """Tokens and value of the first drawn expression with a fitting length."""
     config = self._config
     draw = draws.stream(draws.split_key(self._seed, split), index)
     for _ in range(_TRIES):
@@ -122,7 +123,7 @@ def _grow(
 ) -> int:
   """Appends an expression of at most `depth` levels, and returns its value.
 
-  One that has become too long is left unfinished.
+  An expression that is too long stays unfinished.
   """
   if depth == 1 or next(draw) % 4:
     digit = next(draw) % 10

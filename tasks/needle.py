@@ -3,7 +3,7 @@
     f3 f1 k4 v2 f1 f1 f0 f5 k1 v7 ? k4        answer v2, below the last k4
 
 Kamradt's test of long contexts (2023), with the distracting pairs of RULER's
-multi-key setting, Hsieh et al., arXiv:2404.06654, and symbols for words.
+multi-key setting, Hsieh et al., arXiv:2404.06654, and symbols instead of words.
 """
 
 from collections.abc import Mapping
@@ -23,18 +23,19 @@ from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 @dataclass(frozen=True, config=STRICT)
 class NeedleConfig:
-  """Length, number of other pairs, and lengths and depths of evaluation.
+  """Length, number of distractors, and lengths and depths of evaluation.
 
   Attributes:
-    length: T while training: pairs among filler, then `?` and the key.
+    length: T in training: pairs among filler, then `?` and the key.
     eval_lengths: other T; each is a split such as 'length_512', after 'test'.
-    num_depths: depths that are evaluated in turn, evenly from the first place
-      of the haystack to the last. While training every place is as likely.
-    num_distractors: pairs of other keys, anywhere else.
-    num_keys: different keys.
-    num_values: different values.
-    num_fillers: different symbols of filler.
-    eval_size: held-out examples of each length.
+    num_depths: number of depths that are evaluated in turn, evenly spaced from the
+      first position of the haystack to the last. In training every position is
+      equally likely.
+    num_distractors: number of pairs with other keys, at random positions.
+    num_keys: number of different keys.
+    num_values: number of different values.
+    num_fillers: number of different filler symbols.
+    eval_size: held-out examples per length.
   """
 
   solved_at: ClassVar[float] = 0.95
@@ -75,10 +76,10 @@ class NeedleConfig:
 class NeedleTask(GeneratedTask):
   """Pairs among filler, and a question about one of them at the end.
 
-  decoder: weight on the last position, where the key is read again.
+  decoder: weight on the last position, where the key appears again.
 
-  The haystack is a row of places of two tokens; at depth d of [0, 1] the needle
-  is in the one next to d · (places − 1).
+  The haystack is a sequence of slots of two tokens; at depth d in [0, 1] the needle
+  is in the slot nearest to d · (slots − 1).
   """
 
   def __init__(self, config: NeedleConfig, *, batch_size: int, seed: int):
@@ -105,7 +106,7 @@ class NeedleTask(GeneratedTask):
     inputs, targets, weights = (
       batch[name] for name in ("inputs", "targets", "weights")
     )
-    # The first time that the key is read tells where the needle is.
+    # The needle is at the first occurrence of the key.
     needles = jnp.argmax(inputs == inputs[:, -1:], axis=1) // 2
     last = self._config.num_depths - 1
     depths = jnp.round(needles * last / (_places(inputs.shape[1]) - 1))
@@ -143,7 +144,7 @@ class NeedleTask(GeneratedTask):
 
 
 def _places(length: int) -> int:
-  """Positions of pairs before the question."""
+  """The number of slots of two tokens before the question."""
   return (length - 2) // 2
 
 

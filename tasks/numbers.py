@@ -1,7 +1,7 @@
-"""Number words from one language to another: a corpus that needs no download.
+"""Translation of number words: a corpus that needs no download.
 
-German says units before tens ("einundzwanzig") and writes a number as one word,
-so en → de has to reorder; it is translation and not substitution.
+German puts units before tens ("einundzwanzig") and writes a number as one word, so
+en → de needs reordering, not only substitution.
 """
 
 import num2words
@@ -10,16 +10,16 @@ import numpy as np
 from settings.errors import DataError
 from tasks.files import Pairs
 
-_HELD_OUT = 8  # one number in eight may be used for validation
-_ALWAYS_TRAINED = 100  # below it are the words that larger numbers are made of
+_HELD_OUT = 8  # One number in eight may be used for validation.
+_ALWAYS_TRAINED = 100  # Larger numbers consist of the words of smaller ones.
 
 
 def held_out(numbers: np.ndarray) -> np.ndarray:
-  """Which numbers are held out of training; a hash decides, [n] → bool.
+  """Which numbers a hash holds out of training, [n] → bool.
 
-  The hash is SplitMix64's finaliser (Steele et al. 2014), so a number is on the
-  same side for any sizes of the splits. Numbers below 100 are trained: a
-  word such as "zero" occurs in no other number.
+  The hash is SplitMix64's finaliser (Steele et al. 2014), so a number is in the
+  same split for all sizes of the splits. Numbers below 100 are always trained,
+  because a word such as "zero" occurs in no other number.
   """
   x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -33,11 +33,11 @@ def choose_numbers(
 ) -> dict[str, np.ndarray]:
   """Draws disjoint training and validation numbers from 0 … max_number.
 
-  Each count of digits gets an equal share, as far as it has so many numbers:
-  drawn uniformly, nine in ten would have the most digits.
+  Each number of digits gets an equal share, if it has enough numbers. In a uniform
+  draw, nine in ten numbers would have the most digits.
 
   Raises:
-    DataError: more numbers asked for than there are.
+    DataError: there are fewer numbers than requested.
   """
   numbers = np.arange(max_number + 1)
   withheld = held_out(numbers)
@@ -48,8 +48,8 @@ def choose_numbers(
   ):
     if count > len(pool):
       raise DataError(
-        f"task.{field}: {count} asked for, but of the numbers up to max_number="
-        f"{max_number} only {len(pool)} are for {name}"
+        f"task.{field}: expected at most {len(pool)}, the {name} numbers up to "
+        f"max_number={max_number}, got {count}"
       )
     chosen[name] = _draw(pool, count)
   return chosen
@@ -85,16 +85,16 @@ def number_pairs(
 
 
 def _draw(pool: np.ndarray, count: int) -> np.ndarray:
-  """Draws `count` of a sorted pool, evenly over counts of digits, sorted."""
+  """Draws `count` of a sorted pool, evenly over numbers of digits; sorted."""
   digits = np.searchsorted(10 ** np.arange(1, 19), pool, side="right")
   groups = [pool[digits == d] for d in np.unique(digits)]
-  # Small groups first: what they cannot give is shared by the larger ones.
+  # Small groups first; the larger ones share what these lack.
   groups.sort(key=len)
   rng = np.random.default_rng(0)
   drawn = []
   for i, group in enumerate(groups):
-    # The last share is whatever remains, and fits, as the pool is large enough
-    # and every smaller group gave all it could.
+    # The last group gets the remainder, which fits: the pool is large enough, and
+    # each smaller group gave its share or all of its numbers.
     share = min(len(group), (count - sum(map(len, drawn))) // (len(groups) - i))
     drawn.append(rng.choice(group, share, replace=False, shuffle=False))
   return np.sort(np.concatenate(drawn))

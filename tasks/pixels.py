@@ -1,6 +1,6 @@
 """The pixels of a PNG or JPEG file, and checks of image arrays.
 
-Pillow reads them; it is imported where it is needed.
+Pillow reads them; import this module late.
 """
 
 import io
@@ -11,28 +11,28 @@ import PIL.Image
 from settings.errors import DataError
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_DEPTH = 24  # Where a PNG has its bits per channel.
+_PNG_DEPTH = 24  # Byte of a PNG file that has the bits per channel.
 
 _GREY, _COLOUR = ("1", "L"), ("P", "RGB")
-"""Pillow's modes that are read as one channel and as three."""
+"""Pillow's modes that are read as one channel, and as three."""
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
-  """Reads an image as it is stored, without the rotation of its EXIF data.
+  """Reads an image as stored, without the rotation in its EXIF data.
 
-  Alpha is refused: without it, colours appear that nobody has seen, and images
-  do not share one background to put behind it.
+  Images with an alpha channel are refused: dropping alpha would reveal hidden
+  colours, and there is no background that suits all images.
 
   Args:
-    data: of a PNG or JPEG file.
-    where: names it, for messages.
+    data: content of a PNG or JPEG file.
+    where: name of the image, for messages.
 
   Returns:
     [H, W, C] uint8; C is 1 for grey, 3 for colour and for a palette.
 
   Raises:
-    DataError: neither PNG nor JPEG, a damaged file, one with alpha, 16 bits
-      per channel, or the colours of print (CMYK).
+    DataError: the file is neither PNG nor JPEG, is damaged, or has alpha, 16 bits
+      per channel or CMYK colours.
   """
   if data.startswith(_PNG) and data[_PNG_DEPTH : _PNG_DEPTH + 1] == b"\x10":
     raise DataError(f"{where}: expected 8 bits per channel, got a 16-bit PNG")
@@ -45,7 +45,7 @@ def decode(data: bytes, where: str) -> np.ndarray:
   if image.has_transparency_data:
     raise DataError(
       f"{where}: expected an image without alpha, got mode {image.mode}; "
-      "lay it on a background"
+      "put it on a background"
     )
   if image.mode not in _GREY + _COLOUR:
     raise DataError(f"{where}: expected grey or RGB, got mode {image.mode}")

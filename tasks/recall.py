@@ -26,18 +26,21 @@ class RecallConfig:
   Attributes:
     vocab_size: V symbols: one filler, V/2 − 1 keys, and values.
     length: T, of which the first 2 · `num_pairs` are keys and their values.
-    eval_lengths: other T with as many pairs; each is a split such as 'length_512',
-      after 'test'.
-    num_pairs: keys, each asked for once. At most T/4, as each needs two places
-      for itself and two for its question.
-    fewer_pairs: other numbers of pairs. An example has one of them or `num_pairs`,
-      each as often; after the other splits come 'pairs_4', … for each number, the
-      largest last.
-    power: a in the law of gaps: a question stands g places of two after the
-      pairs with probability in proportion to (g + 1)^(a − 1), so 1 is uniform.
-    random_filler: other places hold any symbol, instead of the filler.
-    train_size: examples that are trained repeatedly; 0 makes ever new ones.
-    eval_size: held-out examples.
+    eval_lengths: other T with the same number of pairs; each is a split such as
+      'length_512', after 'test'.
+    num_pairs: number of keys, each queried once. At most T/4, because each pair
+      takes two positions and its query two more.
+    fewer_pairs: other numbers of pairs. The number of an example is one of these or
+      `num_pairs`, with equal probability. For each number there is a split such as
+      'pairs_4', after the other splits, the largest last.
+    power: exponent a of the distribution of gaps: a query is g slots of two
+      positions after the pairs with probability proportional to (g + 1)^(a − 1),
+      so 1 is uniform.
+    random_filler: fills the other positions with random symbols instead of the
+      filler.
+    train_size: number of examples that are trained repeatedly; 0 means that every
+      example is new.
+    eval_size: number of held-out examples.
   """
 
   solved_at: ClassVar[float] = 0.95
@@ -80,9 +83,9 @@ class RecallConfig:
 
 
 class RecallTask(GeneratedTask):
-  """Pairs, then questions; the answer is expected where a key appears again.
+  """Pairs, then queries; the answer is expected where a key appears again.
 
-  decoder: inputs = pairs, then keys among filler; weights on the keys there.
+  decoder: inputs = pairs, then keys among filler; weights on these keys.
   """
 
   counts_rows = True

@@ -2,8 +2,8 @@
 
     . 3 . . 7 . 3 . | | |        answers 3 7 3 below the marks
 
-Where the symbols stand among the noise is random, so that no fixed distance
-helps (Jing et al., Gated Orthogonal Recurrent Units, arXiv:1706.02761; Gu and
+The symbols are at random positions among the noise, so that no fixed distance
+suffices (Jing et al., Gated Orthogonal Recurrent Units, arXiv:1706.02761; Gu and
 Dao, Mamba, section 4.1.1, arXiv:2312.00752).
 """
 
@@ -25,13 +25,13 @@ class SelectiveCopyConfig:
   """The number of symbols to remember, and the amount of noise.
 
   Attributes:
-    vocab_size: symbols, the noise and the mark among them.
-    length: places for the symbols, most of them noise. Marks follow, so T is
-      `length` + `num_tokens`.
-    num_tokens: symbols to remember.
-    eval_lengths: other numbers of places, for as many symbols; each is a split
-      such as 'length_128', after 'test'.
-    eval_size: held-out examples of each length.
+    vocab_size: number of symbols, with the noise and the mark.
+    length: positions of symbols and noise. The marks follow, so T is `length` +
+      `num_tokens`.
+    num_tokens: number of symbols to remember.
+    eval_lengths: other values of `length`, with the same number of symbols; each
+      is a split such as 'length_128', after 'test'.
+    eval_size: held-out examples per length.
   """
 
   solved_at: ClassVar[float] = 0.95
@@ -55,8 +55,8 @@ class SelectiveCopyConfig:
 class SelectiveCopyTask(GeneratedTask):
   """Symbols among noise, then one mark for each symbol.
 
-  decoder: weights on the marks. A mark is always the same input, no matter what was
-  answered before it, as in the data of S4 and Mamba.
+  decoder: weights on the marks. All marks are the same input and do not show the
+  previous answers, as in the data of S4 and Mamba.
   """
 
   counts_rows = True
@@ -64,10 +64,10 @@ class SelectiveCopyTask(GeneratedTask):
   def __init__(
     self, config: SelectiveCopyConfig, *, batch_size: int, seed: int
   ):
-    noted = map(str, range(1, config.vocab_size - 1))
+    symbols = map(str, range(1, config.vocab_size - 1))
     super().__init__(
       config,
-      itertools.chain(["."], noted, ["|"]),
+      itertools.chain(["."], symbols, ["|"]),
       batch_size=batch_size,
       seed=seed,
       length=config.length,

@@ -6,13 +6,13 @@ from typing import NamedTuple
 from settings.errors import DataError
 
 OWN = ("<pad>", "<bos>", "<eos>")
-"""What every vocabulary made here begins with: ids 0, 1 and 2."""
+"""Ids 0, 1 and 2 of every vocabulary that this package makes."""
 
 OWN_ENCODER = ("<cls>", "<sep>", "<mask>")
-"""What follows where an encoder reads the text."""
+"""The special tokens that follow if an encoder reads the text."""
 
 PRINTABLE = str.maketrans({"\n": "⏎", " ": "␣", "\t": "⇥"})
-"""How the axes of a picture show spaces and line ends."""
+"""Visible characters for spaces and line ends on the axes of pictures."""
 
 NAMES: Mapping[str, tuple[str, ...]] = {
   "pad": ("<pad>", "[PAD]", "<|endoftext|>", "</s>"),
@@ -22,7 +22,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
   "sep": ("<sep>", "[SEP]", "</s>"),
   "mask": ("<mask>", "[MASK]"),
 }
-"""Role -> how it is called, in the order in which the names are tried."""
+"""Maps each role to its names, in the order in which they are tried."""
 
 
 class SpecialTokens(NamedTuple):
@@ -30,12 +30,12 @@ class SpecialTokens(NamedTuple):
 
   Attributes:
     pad: fills rows up to a common length.
-    bos: what a decoder reads first.
+    bos: the first input of a decoder.
     eos: ends a sequence.
-    cls: comes before a text that an encoder reads.
-    sep: comes after it.
-    mask: stands for a token that is to be predicted.
-    sentinels: `<extra_id_0>`, `<extra_id_1>`, …: each stands for a span.
+    cls: precedes a text that an encoder reads.
+    sep: follows a text that an encoder reads.
+    mask: replaces a token that is predicted.
+    sentinels: `<extra_id_0>`, `<extra_id_1>`, …; each replaces a span.
   """
 
   pad: int | None
@@ -50,11 +50,10 @@ class SpecialTokens(NamedTuple):
   def find(cls, ids: Mapping[str, int]) -> "SpecialTokens":
     """Finds the special tokens among all tokens.
 
-    A decoder reads padding first where there is no beginning (T5), and the end
-    pads where there is no padding (GPT-2).
+    Padding replaces a missing BOS (T5), and EOS replaces missing padding (GPT-2).
 
     Args:
-      ids: token -> id.
+      ids: maps tokens to ids.
     """
     tokens: dict[str, int | None] = {
       role: next((ids[name] for name in names if name in ids), None)
@@ -80,8 +79,8 @@ class SpecialTokens(NamedTuple):
 
     Args:
       role: a key of `NAMES`.
-      file: which has the vocabulary, for the message.
-      objective: what needs the token, for the message.
+      file: file of the vocabulary, for the message.
+      objective: objective that needs the token, for the message.
     """
     token_id = getattr(self, role)
     if token_id is None:
@@ -106,7 +105,7 @@ class SpecialTokens(NamedTuple):
   def around(self) -> tuple[list[int], list[int]]:
     """The tokens that an encoder reads before and after a text: `[CLS] … [SEP]`.
 
-    Nothing where the vocabulary does not have both.
+    Empty unless the vocabulary has both.
     """
     if self.cls is None or self.sep is None:
       return [], []

@@ -1,10 +1,10 @@
 """State tracking: the product of all permutations up to each position.
 
-    213 132 213        answers 213, 312, 321: what each prefix does to 123
+    213 132 213        answers 213, 312, 321: each prefix applied to 123
 
 The word problem of the symmetric group S_n. For n = 5 it is complete for NC¹, so
 that no fixed number of layers of attention or of a diagonal recurrence solves it at
-every length; for n = 3 two counters would do.
+every length; for n = 3 two counters suffice.
 
 Merrill, Petty and Sabharwal, The illusion of state in state-space models,
 arXiv:2404.08819.
@@ -24,7 +24,7 @@ from tasks.base import Batch
 from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 _MOST = 5
-"""The most letters: 6 would need 720 symbols, one for each permutation."""
+"""Largest number of letters: 6 would need 720 symbols, one for each permutation."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -33,9 +33,9 @@ class StateTrackingConfig:
 
   Attributes:
     letters: n of S_n, 2 to 5.
-    length: T while training.
+    length: T in training.
     eval_lengths: other T; each is a split such as 'length_256', after 'test'.
-    eval_size: held-out examples of each length.
+    eval_size: held-out examples per length.
   """
 
   solved_at: ClassVar[float] = 0.95
@@ -53,9 +53,9 @@ class StateTrackingConfig:
 class StateTrackingTask(GeneratedTask):
   """Random permutations; the answer at each is their product up to it.
 
-  decoder: inputs = permutations, weights on every position. Every prefix asks for an
-  answer, so that 'accuracy' is a mean over prefixes; 'last_accuracy' is that of the
-  whole sequence.
+  decoder: inputs = permutations, weights on every position. Every prefix has an
+  answer, so 'accuracy' is a mean over prefixes; 'last_accuracy' is the accuracy for
+  the whole sequence.
   """
 
   counts_rows = True
@@ -72,7 +72,7 @@ class StateTrackingTask(GeneratedTask):
       length=config.length,
     )
     number = {element: i for i, element in enumerate(elements)}
-    # Entry [p, x] is p, then x: letter i goes where x has the letter p[i].
+    # Entry [p, x] is the product of p and then x: letter i of it is x[p[i]].
     self._products = np.array(
       [[number[tuple(x[i] for i in p)] for x in elements] for p in elements]
     )
@@ -81,19 +81,19 @@ class StateTrackingTask(GeneratedTask):
     words = self._words(split, indices, self._lengths[split])
     drawn = draws.below(words, len(self._products))
     products = np.empty_like(drawn)
-    now = np.zeros_like(drawn[:, 0])  # The first permutation moves nothing.
+    product = np.zeros_like(drawn[:, 0])  # Permutation 0 is the identity.
     for t in range(drawn.shape[1]):
-      now = self._products[now, drawn[:, t]]
-      products[:, t] = now
+      product = self._products[product, drawn[:, t]]
+      products[:, t] = product
     return answered(drawn, np.arange(drawn.shape[1]), products)
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Correct answers over all prefixes, whole rows, and last positions.
+    """Accuracy over all prefixes, whole rows, and last positions.
 
-    A model that is perfect up to 32 places and guesses beyond them has 56 % of the
-    prefixes of 256 places of two letters right, and 50 % of their last positions.
+    For two letters and 256 positions, a model that is perfect up to position 32 and
+    guesses afterwards has 56 % of the prefixes and 50 % of the last positions right.
     """
     last = base.last_accuracy(logits, batch["targets"], batch["weights"])
     return {**super().metric_sums(logits, batch), "last_accuracy": last}

@@ -1,8 +1,8 @@
 """Prepares datasets of the TFDS catalogue without TensorFlow.
 
-TFDS reads text and images without it, but encodes pixels, decodes audio and makes
-features of audio with it, and has no option that says otherwise. This module
-imports TFDS (0.7 s), so it is imported where it is needed.
+TFDS reads text and images without TensorFlow, but encodes pixels, decodes audio and
+computes audio features with it, and has no option to avoid this. This module imports
+TFDS (0.7 s), so import it late.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,26 +21,26 @@ import numpy as np
 import PIL.Image
 import tensorflow_datasets as tfds
 
-_JPEG_QUALITY = 95  # As TensorFlow has it.
+_JPEG_QUALITY = 95  # TensorFlow's default.
 
 _FILES = types.SimpleNamespace(
   io=types.SimpleNamespace(
     gfile=types.SimpleNamespace(GFile=open, walk=os.walk, glob=glob.glob)
   )
 )
-"""What builders ask TensorFlow for, to read what was downloaded."""
+"""Replaces the functions of TensorFlow with which builders read downloads."""
 
 
 @contextlib.contextmanager
 def without_tensorflow(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
   """Writes images with Pillow and reads files with `open` during preparation.
 
-  TFDS encodes arrays of pixels with TensorFlow, and the builders of sets such
-  as mnist and cifar10 use it to open what was downloaded. Neither step needs
-  it. Where TensorFlow is installed, nothing is changed.
+  TFDS encodes arrays of pixels with TensorFlow, and the builders of datasets such as
+  mnist and cifar10 open downloads with it. Neither step needs it. If TensorFlow is
+  installed, nothing changes.
 
   Args:
-    builder: prepares the set; its features are changed for good.
+    builder: builder of the dataset; its features are changed permanently.
   """
   if importlib.util.find_spec("tensorflow") is not None:
     yield
@@ -58,10 +58,10 @@ def without_tensorflow(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
 
 
 def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
-  """Decodes audio with `read`, where TFDS would use TensorFlow and pydub.
+  """Lets TFDS decode audio with `read` instead of TensorFlow and pydub.
 
-  Features of audio can then be made, and sets with them found, prepared and
-  read. Where TensorFlow is installed, nothing is changed.
+  Then datasets with audio features can be found, prepared and read. If TensorFlow is
+  installed, nothing changes.
 
   Args:
     read: `file -> samples`, integers [S].
@@ -83,7 +83,7 @@ def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
     dtypes=types.SimpleNamespace(as_dtype=np.dtype), io=_FILES.io
   )
   names["_pydub_load_audio"] = load
-  # As of images; that of audio is still TensorFlow's.
+  # As for images; the dtype of audio is otherwise a TensorFlow type.
   feature: Any = audio_feature.Audio
   feature.dtype = property(lambda self: self.np_dtype)
 

@@ -15,7 +15,7 @@ from settings.errors import DataError
 from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
 
 _BYTES = 256
-# An encoding has 100 bytes and more for each token, so a text is read in parts.
+# An encoding takes over 100 bytes per token, so a text is read in parts.
 _PART = 2**20
 
 
@@ -24,12 +24,12 @@ class Tokenizer:
 
   Attributes:
     FILE: name of the file in which a run keeps the vocabulary.
-    unit: what an id is, in a message.
+    unit: plural name of the units, for messages.
     size: number of ids.
     special: ids of the special tokens.
     ordinary: ids of the other tokens, int32.
     prefix: ids that the file's template puts before a text.
-    file: where the vocabulary was read, for a message.
+    file: file of the vocabulary, for messages.
   """
 
   FILE = "tokenizer.json"
@@ -39,21 +39,21 @@ class Tokenizer:
     """Reads a vocabulary.
 
     Args:
-      content: of a `tokenizer.json`.
+      content: content of a `tokenizer.json`.
       file: its name, for messages.
 
     Raises:
-      DataError: it is not the content of such a file.
+      DataError: `content` is not that of a `tokenizer.json`.
     """
     self._content = content
     self.file = file
     try:
       self._library: Any = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # The library raises Exception itself.
+    except Exception as error:  # The library raises bare Exceptions.
       raise DataError(
         f"task.tokenizer: {file} is not a tokenizer.json: {error}"
       ) from error
-    # A file may say so for batches of its own.
+    # The file may set both for its own batches.
     self._library.no_truncation()
     self._library.no_padding()
     ids = self._library.get_vocab(with_added_tokens=True)
@@ -61,7 +61,7 @@ class Tokenizer:
     special = {i for i, token in added.items() if token.special}
     self.size = 1 + max(ids.values(), default=-1)
     self.special = SpecialTokens.find(ids)
-    # A file may have an end among its words.
+    # The file may list EOS as an ordinary token.
     special.update(self.special.ids)
     self.ordinary = np.array(sorted({*ids.values()} - special), np.int32)
     self._special_ids = special
@@ -74,9 +74,9 @@ class Tokenizer:
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
     """`encode_text`, and the number of characters of each id.
 
-    A character that no token covers, as a space of WordPiece, counts with the
-    next token, and with the last one at the end of a part: their sum is the
-    length of the text, whatever a normalizer makes of it.
+    A character that no token covers, such as a space in WordPiece, counts for the
+    next token, and at the end of a part for the last one. So the sum is the length of
+    the text before any normalizer.
     """
     ids, lengths = [], []
     for part, encoding in zip(
@@ -86,15 +86,15 @@ class Tokenizer:
       ends = np.array([end for _, end in encoding.offsets], np.int32)
       if len(ends):
         ends[-1] = len(part)
-      # The bytes of one character all end where it does.
+      # All byte tokens of a character end where the character ends.
       lengths.append(np.diff(np.maximum.accumulate(ends), prepend=0))
     return _joined(ids), _joined(lengths)
 
   def encode(self, line: str) -> list[int]:
-    """Ids of a line that a user typed; special tokens by their names.
+    """Ids of a user's line; recognises the names of special tokens.
 
     Raises:
-      ValueError: nothing is left of the line.
+      ValueError: the line has no tokens.
     """
     ids = self._library.encode(line, add_special_tokens=False).ids
     if not ids:
@@ -102,7 +102,7 @@ class Tokenizer:
     return ids
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """Text of ids, up to the end, without padding."""
+    """Text of ids, up to EOS, without padding."""
     special, ids = self.special, [int(i) for i in ids]
     if special.eos in ids:
       ids = ids[: ids.index(special.eos)]
@@ -114,7 +114,7 @@ class Tokenizer:
     return [self._label(int(i)) for i in ids]
 
   def content(self) -> bytes:
-    """The file, unchanged."""
+    """The content of the file, unchanged."""
     return self._content
 
   def _encodings(self, text: str) -> Iterator[Any]:
@@ -130,12 +130,12 @@ class Tokenizer:
     if token_id in self._special_ids:
       return token
     text = self._library.decode([token_id], skip_special_tokens=False)
-    # A part of a character has no text of its own.
+    # A part of a character has no text.
     return token if not text or "\ufffd" in text else text.translate(PRINTABLE)
 
   @classmethod
   def read(cls, content: bytes, extra: Sequence[str], file: str) -> Self:
-    """As the constructor; a file has all its special tokens."""
+    """Like the constructor; `extra` is ignored, as a file has its special tokens."""
     del extra
     return cls(content, file)
 
@@ -154,20 +154,20 @@ def train_tokenizer(
 ) -> Tokenizer:
   """Trains byte-level byte-pair encoding; equal texts give equal bytes.
 
-  Ids are `<pad>`, `<bos>`, `<eos>`, the `extra` tokens, 256 bytes, and what is
-  joined of them.
+  The ids are `<pad>`, `<bos>`, `<eos>`, the `extra` tokens, 256 bytes, and the merged
+  pairs.
 
   Args:
-    text: what is trained, whole or in blocks.
+    text: the training text, whole or in blocks.
     size: number of ids.
     extra: names of further special tokens.
 
   Returns:
-    Exactly `size` ids.
+    A vocabulary of exactly `size` ids.
 
   Raises:
-    DataError: fewer ids than bytes and special tokens, or more than the text
-      has pairs for.
+    DataError: `size` is less than the bytes and special tokens, or the text has too
+      few pairs.
 
   Paper: Language models are unsupervised multitask learners (Radford et al.
   2019), section 2.2.
@@ -183,7 +183,8 @@ def train_tokenizer(
   library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   library.decoder = decoders.ByteLevel()
   if isinstance(text, str):
-    # No text has more pairs than bytes; the library reserves memory for all.
+    # A text has no more pairs than bytes, and the library allocates memory for
+    # `vocab_size` of them.
     most, text = least + len(text.encode()), [text]
   else:
     most = size
@@ -196,8 +197,8 @@ def train_tokenizer(
   library.train_from_iterator(parts(text), trainer)
   if library.get_vocab_size() < size:
     raise DataError(
-      f"task.vocab_size: expected at most {library.get_vocab_size()} subwords, "
-      f"as many as this text has, got {size}"
+      f"task.vocab_size: expected at most {library.get_vocab_size()}, the number "
+      f"of subwords in this text, got {size}"
     )
   return Tokenizer(library.to_str().encode())
 
@@ -209,7 +210,7 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def parts(blocks: Iterable[str]) -> Iterator[str]:
   """Splits a text into blocks of about a megabyte that end at a line end.
 
-  They do not depend on the blocks that the text comes in.
+  The result does not depend on how the input is split into blocks.
   """
   text = ""
   for block in blocks:

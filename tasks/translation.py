@@ -24,7 +24,7 @@ class EncodedPairs:
   Attributes:
     source: ids of the sources.
     target: ids of the targets.
-    lengths: [n, 2] tokens of either side.
+    lengths: [n, 2] numbers of source and target tokens.
     references: the targets as text; empty unless `keep_text`.
   """
 
@@ -37,7 +37,8 @@ class EncodedPairs:
     sources, targets = [], []
     self.references: list[str] = []
     for source_text, target_text in chunks:
-      # A chunk at a time: lists of Python integers are ten times the size.
+      # One chunk at a time, because lists of Python integers take ten times the
+      # memory.
       sources.append(Ragged.stack(with_eos(vocabulary.encode(source_text))))
       targets.append(Ragged.stack(with_eos(vocabulary.encode(target_text))))
       if keep_text:
@@ -73,7 +74,7 @@ def pad_with_eos(ragged: Ragged, rows: np.ndarray, length: int) -> np.ndarray:
 class TranslationTask(base.Task):
   """Sentence pairs for an encoder-decoder, with one vocabulary for both sides.
 
-  `splits` is None for a restored task, which encodes and decodes only.
+  `splits` is None for a restored task, which only encodes and decodes.
   """
 
   shared_vocabulary = True
@@ -101,7 +102,7 @@ class TranslationTask(base.Task):
   def _prepare_batches(self, seed: int) -> None:
     limit = self._config.max_length
     lengths = self._splits["train"].lengths
-    # A side without any text is one EOS long.
+    # An empty side consists of EOS only.
     self._rows = np.flatnonzero(np.all((lengths > 1) & (lengths <= limit), 1))
     log = logging.getLogger(__name__)
     if not len(self._rows):
@@ -142,7 +143,7 @@ class TranslationTask(base.Task):
     return self._splits["train"].batch(self._rows[places], shape)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Every pair once, short pairs first."""
+    """Yields every pair once, short pairs first."""
     data = self._splits[split]
     lengths = np.minimum(data.lengths, self._config.max_length)
     order = np.lexsort((lengths.sum(axis=1), fit(self._shapes, lengths)))
@@ -151,10 +152,10 @@ class TranslationTask(base.Task):
       yield base.pad_rows(data.batch(rows, shape), self._batch_size)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """Every source once, short ones first, in at most three lengths.
+    """Yields every source once, short ones first, in at most three lengths.
 
-    Decoding is one compiled loop for each length, and what it costs is decided
-    by the outputs: two lengths are enough.
+    Each length compiles its own decoding loop. Few lengths suffice, because the cost
+    of decoding depends mainly on the outputs.
     """
     data, limit = self._splits[split], self._config.max_length
     lengths = np.minimum(data.source.lengths, limit)
@@ -181,12 +182,12 @@ class TranslationTask(base.Task):
   ) -> dict[str, float | str]:
     """Corpus BLEU with SacreBLEU's signature (Post 2018), and exact match.
 
-    Number words have exact match alone: a number has one translation, which is
-    right or wrong, and in German it is one word, without n-grams to count.
+    Number words have only exact match: a number has one translation, and in German
+    it is a single word, without n-grams to count.
 
-    Where no reference has four words there are no 4-grams, and the usual BLEU is
-    0 even for a perfect output. The order is then the longest there is, which
-    the signature tells ('eff').
+    If no reference has four words, there are no 4-grams, and the usual BLEU is 0 even
+    for a perfect output. The order is then the largest possible one, which the
+    signature states ('eff').
     """
     pairs = list(zip(hypotheses, references, strict=True))
     if not pairs:  # SacreBLEU would raise IndexError.
@@ -214,13 +215,13 @@ class TranslationTask(base.Task):
       references: as in `score`.
 
     Returns:
-      Ten numbers for each: n-grams of order 1 to 4 that are right, all n-grams of
-      order 1 to 4, the length of the hypothesis and of the reference. Empty for
-      number words, which have no BLEU.
+      Ten numbers per sentence: matching n-grams of order 1 to 4, all n-grams of
+      order 1 to 4, the length of the hypothesis, and the length of the reference.
+      Empty for number words, which have no BLEU.
     """
     if self._config.source == "numbers":
       return []
-    # An effective order changes no count; without it, SacreBLEU warns here.
+    # The effective order changes no count; without it, SacreBLEU warns.
     metric = sacrebleu.BLEU(effective_order=True)
     scores = [
       metric.sentence_score(hypothesis, [reference])
@@ -239,7 +240,7 @@ class TranslationTask(base.Task):
     return ids
 
   def encode_target(self, line: str) -> list[int]:
-    """As `encode`, because both sides have the same vocabulary."""
+    """Same as `encode`, because both sides share the vocabulary."""
     return self.encode(line)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -260,7 +261,7 @@ class TranslationTask(base.Task):
 
   def _shape(self, longest: np.ndarray) -> tuple[int, int]:
     [index] = fit(self._shapes, longest[None])
-    if index == len(self._shapes):  # longer than anything in training
+    if index == len(self._shapes):  # Longer than any training pair.
       return self._config.max_length, self._config.max_length
     source, target = self._shapes[index]
     return int(source), int(target)
@@ -277,8 +278,8 @@ def make(
 ) -> TranslationTask:
   """Prepares data, trains the vocabulary, encodes everything; see `TaskEntry`.
 
-  Prepared data and vocabularies are kept in the cache (`cache.py`), so the
-  second start reads them.
+  Prepared data and vocabularies are stored in the cache (`cache.py`), from which
+  later starts read them.
   """
   base.layout("translation", kind, ("encoder_decoder",))
   if restore:

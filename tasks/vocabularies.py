@@ -1,8 +1,8 @@
 """Opens, trains or restores the vocabulary of a config.
 
-Leaves of such a config are `vocabulary`, a `Kind`; `vocab_size`, subwords with the
-special tokens; and `tokenizer`, a file that `find` finds, or its folder, in place of
-the other two, or ''.
+Such a config has the fields `vocabulary`, a `Kind`; `vocab_size`, the number of
+subwords with special tokens; and `tokenizer`, which is '' or a vocabulary file or its
+folder, as in `find`, and replaces the other two.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,18 +36,18 @@ def open_vocabulary(
   training_text: str | Iterable[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:
-  """Trains or opens a vocabulary; that of a run must be the same.
+  """Trains or opens a vocabulary; it must equal that of the run in `workdir`.
 
   Args:
-    config: which one.
-    extra: special tokens of a vocabulary that is made here.
-    text: all of it, for its characters.
-    training_text: what subwords are trained on, whole or in blocks.
-    workdir: of a run, or None.
+    config: config of the vocabulary.
+    extra: special tokens of a new vocabulary.
+    text: the whole text, for its characters.
+    training_text: the text on which subwords are trained, whole or in blocks.
+    workdir: folder of a run, or None.
 
   Raises:
-    DataError: a file that is missing or is not a tokenizer, a number of
-      subwords that the text does not have, or a run with another vocabulary.
+    DataError: the file is missing or is not a tokenizer, the text has too few
+      subwords, or the run has another vocabulary.
   """
   if config.tokenizer:
     vocabulary = open_file(config.tokenizer, extra)
@@ -66,7 +66,7 @@ def open_vocabulary(
 
 
 def find(folder: pathlib.Path) -> pathlib.Path | None:
-  """The vocabulary file in a folder of weights or of a run.
+  """Finds the vocabulary file in a folder of weights or of a run.
 
   It is a `tokenizer.json`, or the `characters.json` or `bytes.json` of a run.
   """
@@ -81,7 +81,7 @@ def open_file(path: str, extra: Sequence[str]) -> Vocabulary:
   """Reads a vocabulary from a file, or from a folder that has one.
 
   Raises:
-    DataError: there is none, or it cannot be read.
+    DataError: there is no such file, or it cannot be read.
   """
   file = typed_path(path)
   if file.is_dir():
@@ -101,7 +101,7 @@ def restore_vocabulary(
   """Reads the vocabulary of a run, or else the config's tokenizer."""
   if workdir is None and config.tokenizer:
     return open_file(config.tokenizer, extra)
-  # A tokenizer that the config names may have been the characters of a run.
+  # The tokenizer of the config may have been the `characters.json` of a run.
   file = None if workdir is None else find(workdir)
   if file is not None and file.name != Tokenizer.FILE:
     return open_file(str(file), extra)

@@ -1,6 +1,6 @@
 """Subword vocabulary: byte-pair encoding, shared by source and target.
 
-Sennrich et al. 2016, as SentencePiece trains it (Kudo and Richardson 2018).
+Sennrich et al. 2016, as implemented in SentencePiece (Kudo and Richardson 2018).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,13 +21,13 @@ LIST_FILE = "subwords.txt"
 
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 _MARK = "\r"
-"""Ends the names of special tokens in the model: no text has it there."""
+"""Ends the names of special tokens in the model, so that no text equals them."""
 
 _RESERVED = "\0\r▁▅"
-"""What SentencePiece drops or takes for a space."""
+"""Characters that SentencePiece drops or treats as spaces."""
 
 _PRIVATE = "\U000f0000\U000f0001\U000f0002\U000f0003"
-"""Private characters that stand for them in the model, and they for these."""
+"""Private-use characters that are swapped with the reserved ones in the model."""
 
 _SWAPS = str.maketrans(_RESERVED + _PRIVATE, _PRIVATE + _RESERVED)
 
@@ -35,8 +35,8 @@ _SWAPS = str.maketrans(_RESERVED + _PRIVATE, _PRIVATE + _RESERVED)
 class Subwords:
   """Converts text to ids and back: a SentencePiece model with the ids of `tasks.base`.
 
-  `decode(encode(text))` is the text, whose characters are in the vocabulary: nothing
-  is normalized, and what reads like a special token is text.
+  `decode(encode(text))` equals the text if its characters are in the vocabulary:
+  nothing is normalised, and names of special tokens in a text are plain text.
 
   Attributes:
     model: the serialised model.
@@ -71,7 +71,7 @@ class Subwords:
     )
 
   def content(self) -> bytes:
-    """The piece of each id, one per line; they determine the ids of any text."""
+    """The piece of each id, one per line; the list determines the ids of any text."""
     pieces = self.labels(range(self.size))
     lines = (f"{i}\t{piece}\n" for i, piece in enumerate(pieces))
     return "".join(lines).encode()
@@ -85,11 +85,11 @@ class Subwords:
 def train_subwords(lines: Iterable[str], size: int) -> bytes:
   """Trains a model on lines of text; equal lines give equal bytes.
 
-  A text too small for `size` pieces gets as many as it supports. Characters are
-  taken as they are: references are not normalized, so what is learned must not be.
+  A text that is too small for `size` pieces gets as many as it supports. Characters
+  are not normalised, because references are not normalised either.
 
   Raises:
-    DataError: fewer pieces than distinct characters.
+    DataError: `size` is less than the number of distinct characters.
   """
   model = io.BytesIO()
   try:
@@ -102,7 +102,7 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
       character_coverage=1.0,
       normalization_rule_name="identity",
       remove_extra_whitespaces=False,
-      # Of a longer line not even the characters would be known.
+      # SentencePiece skips longer lines, even their characters.
       max_sentence_length=2**30,
       pad_id=PAD,
       bos_id=BOS,
@@ -128,14 +128,14 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
 
 
 def cached_subwords(lines: Iterable[str], size: int, digest: str) -> Subwords:
-  """Trains once for each (text, size) and keeps the model in the cache.
+  """Trains once for each (text, size) and stores the model in the cache.
 
   Args:
-    lines: the training text; read only where no model is kept.
-    size: pieces wanted.
-    digest: names the text.
+    lines: the training text; read only if the cache has no model.
+    size: wanted number of pieces.
+    digest: hash of the text.
   """
-  # Raise the number when the same text gets another model.
+  # Increment the number if the same text would get another model.
   key = f"2 {digest} {size} {sentencepiece.__version__}"
   name = hashlib.sha256(key.encode()).hexdigest()[:16] + ".model"
 

@@ -13,11 +13,11 @@ from settings.errors import DataError
 from tasks.files import read_bytes
 
 
-def library(leaf: str) -> Any:
+def library(field: str) -> Any:
   """The module soundfile.
 
   Args:
-    leaf: the config field that asks for files, for the message.
+    field: the config field that asks for files, for the message.
 
   Raises:
     DataError: it is not installed, or its library of the system is missing.
@@ -26,20 +26,20 @@ def library(leaf: str) -> Any:
     import soundfile
   except (ImportError, OSError) as error:
     raise DataError(
-      f"task.{leaf}: recordings are read with soundfile, which cannot be "
+      f"task.{field}: recordings are read with soundfile, which cannot be "
       f"imported ({error}): pip install soundfile"
     ) from error
   return soundfile
 
 
-def decode(data: bytes, where: str, sample_rate: int, leaf: str) -> np.ndarray:
+def decode(data: bytes, where: str, sample_rate: int, field: str) -> np.ndarray:
   """Reads a recording of one channel.
 
   Args:
     data: of a file that libsndfile knows: WAV, FLAC, OGG and others.
     where: names it, for messages.
     sample_rate: that it has to have.
-    leaf: the config field that asks for it.
+    field: the config field that asks for it.
 
   Returns:
     [S] float32, integers scaled to [−1, 1].
@@ -48,7 +48,7 @@ def decode(data: bytes, where: str, sample_rate: int, leaf: str) -> np.ndarray:
     DataError: not a recording, of another rate, of several channels, or with
       samples that are not finite.
   """
-  soundfile = library(leaf)
+  soundfile = library(field)
   try:
     samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
   except Exception as error:  # libsndfile's own, and those of damaged files.
@@ -68,7 +68,7 @@ def decode(data: bytes, where: str, sample_rate: int, leaf: str) -> np.ndarray:
   return samples
 
 
-def read(path: pathlib.Path, sample_rate: int, leaf: str) -> np.ndarray:
+def read(path: pathlib.Path, sample_rate: int, field: str) -> np.ndarray:
   """As `decode`, of a file."""
-  library(leaf)  # Without it, no file needs to be there.
-  return decode(read_bytes(path), str(path), sample_rate, leaf)
+  library(field)  # Without it, no file needs to be there.
+  return decode(read_bytes(path), str(path), sample_rate, field)

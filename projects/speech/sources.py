@@ -150,7 +150,7 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
     config.path,
     [(leaf, getattr(config, leaf)) for leaf in features],
     instead=f"task.source={TONES} or {FOLDER}",
-    leaf="source",
+    field="source",
   )
   feature = builder.info.features
   rate = getattr(feature[config.audio_feature], "sample_rate", None)

@@ -146,7 +146,7 @@ def _named(config: ImageConfig) -> Images:
     config.path,
     [("source", feature) for feature in ("image", "label")],
     instead=f"task.source={DIGITS} or {FOLDER}",
-    leaf="source",
+    field="source",
   )
   other = catalog.held_out_split(builder, name, "source")
   names = getattr(builder.info.features["label"], "names", None)

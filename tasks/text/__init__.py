@@ -1,7 +1,7 @@
 """Training on a text; `model.kind` determines the objective.
 
-A decoder predicts every token from those before it, an encoder predicts tokens
-that were masked (BERT), and an encoder-decoder spans that were cut out (T5).
+A decoder predicts every token from the previous tokens, an encoder predicts masked
+tokens (BERT), and an encoder-decoder predicts removed spans (T5).
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ OBJECTIVES: Mapping[str, type[TextTask]] = types.MappingProxyType(
     "encoder_decoder": SpanText,
   }
 )
-"""Layout of a batch -> the task that makes it."""
+"""Maps the layout of a batch to the task that makes it."""
 
 
 def make(
@@ -38,8 +38,8 @@ def make(
 ) -> TextTask:
   """Reads the files, and trains or opens their vocabulary; see `TaskEntry`.
 
-  The kind of the model decides what is predicted. `also` is further text that the
-  vocabulary is made from.
+  The kind of the model determines the objective. `also` is further text from which
+  the vocabulary is made.
   """
   objective = OBJECTIVES[base.layout("text", kind, tuple(OBJECTIVES))]
   extra = objective.own_tokens(config)

@@ -17,14 +17,14 @@ from tasks.vocabularies import Vocabulary
 class CausalText(TextTask):
   """Windows of a text; each token is predicted from the tokens before it.
 
-  decoder: inputs and targets [B, T], the targets one token later. Of the
-  held-out text every token but the first is predicted exactly once. What the
-  template of a tokenizer.json puts before a text begins each window, in place of
-  its first token.
+  decoder: inputs and targets [B, T], the targets one token later. Every token of
+  the held-out text except the first is predicted exactly once. The tokens that the
+  template of a tokenizer.json puts before a text replace the first token of each
+  window.
 
   Attributes:
     prefix: ids that begin each window and each prompt, such as BOS.
-    eos_ids: ids that end a text, `eos_id` among them.
+    eos_ids: ids that end a text, including `eos_id`.
   """
 
   objective = "language modelling"
@@ -38,8 +38,8 @@ class CausalText(TextTask):
     self.prefix = getattr(self._vocabulary, "prefix", ())
     if len(self.prefix) >= max(2, config.context // 2):
       raise base.DataError(
-        f"task.context: expected more than twice the {len(self.prefix)} tokens "
-        f"before a text of {self._vocabulary.file}, got {config.context}"
+        f"task.context: expected more than twice the {len(self.prefix)} tokens that "
+        f"{self._vocabulary.file} puts before a text, got {config.context}"
       )
 
   @property
@@ -55,18 +55,18 @@ class CausalText(TextTask):
     return _batch(windows, counts, self.prefix)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out text in order, each token predicted exactly once."""
+    """Yields the held-out text in order; each token is predicted exactly once."""
     text = self.tokens(split)
     for starts in self._starts(len(text) - 1):
       counts = np.minimum(len(text) - 1 - starts, self.piece)
       places = starts[:, None] + np.arange(self.piece + 1)
-      # What is behind the end is cleared with what has no weight.
+      # `_batch` clears the positions after the end, which have no weight.
       windows = text[np.minimum(places, len(text) - 1)]
       batch = _batch(windows, counts, self.prefix)
       yield base.pad_rows(batch, self._batch_size)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """A few prompts from the text, with the continuations as references."""
+    """Yields a few prompts from the text, with their continuations as references."""
     context, text = self._config.context, self.tokens(split)
     half = context // 2
     places = (len(text) - context) // NUM_SAMPLES
@@ -87,11 +87,11 @@ class CausalText(TextTask):
   def summarize(
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Adds bits per character: of all predicted tokens, over their text.
+    """Adds bits per character, over all predicted tokens and their text.
 
-    Characters are those of the text that was written, before a normalizer, and of
-    a file of ids those that each document decodes to. Special tokens, such as the
-    end of a document, cost bits and have no characters.
+    Characters are counted in the text before any normalizer; for a file of ids they
+    are counted in each decoded document. Special tokens, such as the end of a
+    document, cost bits but have no characters.
     """
     metrics = super().summarize(sums, split)
     if "loss" in metrics and not isinstance(self._vocabulary, Ids):
@@ -102,13 +102,13 @@ class CausalText(TextTask):
     return metrics
 
   def encode(self, line: str) -> list[int]:
-    """Prompt ids; an empty line starts after a line end, as a text does."""
+    """Prompt ids of a line; for an empty line, those of a line end."""
     ids = [*self.prefix, *self._vocabulary.encode(line or "\n")]
     return self._fitting(ids, self._config.context)
 
   @functools.cached_property
   def _characters_per_token(self) -> Mapping[str, float]:
-    """Split -> characters per predicted token."""
+    """Maps each split to its characters per predicted token."""
 
     def ratio(split):
       text, characters = self.tokens(split), self._characters[split]
@@ -145,9 +145,9 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
 def _batch(
   windows: np.ndarray, counts: np.ndarray, prefix: Sequence[int]
 ) -> Batch:
-  """Windows [B, n], in which the first `counts` + 1 columns are text.
+  """Makes a batch of windows [B, n], whose first `counts` + 1 columns are text.
 
-  A prefix takes the place of the first column, from which the next is predicted.
+  A prefix replaces the first column, from which the second is predicted.
   """
   windows = np.asarray(windows, np.int32)
   if prefix:

@@ -22,20 +22,20 @@ def mask_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Chooses tokens to predict, and masks most of them.
 
-  Of n tokens of a row, max(1, round(rate · n)) are chosen, all with equal
-  chances. A chosen token becomes the mask with probability 0.8, a random token
-  with 0.1, and stays what it is with 0.1.
+  In each row of n tokens, max(1, round(rate · n)) are chosen uniformly at random. A
+  chosen token becomes the mask with probability 0.8, a random token with probability
+  0.1, and stays unchanged with probability 0.1.
 
   Args:
-    rng: all is drawn from it.
+    rng: random number generator.
     tokens: [B, n] ids.
     rate: share of tokens that are chosen.
-    mask_id: of the mask.
-    ordinary: ids that a random token is one of. BERT draws it from all ids,
-      special tokens included.
+    mask_id: id of the mask.
+    ordinary: ids from which random tokens are drawn. BERT draws them from all ids,
+      including special tokens.
 
   Returns:
-    What the model reads, [B, n], and which tokens were chosen, [B, n] bool.
+    The inputs of the model, [B, n], and a mask of the chosen tokens, [B, n] bool.
 
   Cost: O(B n log n) time, O(B n) memory.
 
@@ -59,10 +59,10 @@ def mask_tokens(
 class MaskedText(TextTask):
   """Pieces of a text, in which some tokens are masked and predicted.
 
-  encoder: source and targets [B, S], `[CLS] … [SEP]` where the vocabulary has
-  both; weights where a token was chosen. Every step draws anew from (seed,
-  step). Every token of the held-out text is read exactly once, and its chosen
-  tokens are the same in every evaluation of every run.
+  encoder: source and targets [B, S], with `[CLS] … [SEP]` if the vocabulary has
+  both; weights at the chosen tokens. Every training step draws from (seed, step).
+  Every token of the held-out text is read exactly once, and its chosen tokens are
+  the same in every evaluation of every run.
   """
 
   objective = "masked language modelling"
@@ -72,7 +72,7 @@ class MaskedText(TextTask):
     super().__init__(config, vocabulary, *args, **options)
     self._mask_id = self._need("mask")
     special = vocabulary.special
-    # Nothing that an encoder predicts ends a sequence.
+    # An encoder predicts no end of a sequence.
     self.eos_id = self.pad_id if special.eos is None else special.eos
     self._before, self._after = special.around
     self.source_vocab_size = self.target_vocab_size
@@ -80,8 +80,8 @@ class MaskedText(TextTask):
     around = config.context - self.piece
     if self.piece < 2:
       raise ValueError(
-        f"task.context: expected at least {2 + around} tokens, of which {around} "
-        f"are put around the text, got {config.context}"
+        f"task.context: expected at least {2 + around} tokens, {around} of them "
+        f"special, got {config.context}"
       )
 
   @classmethod
@@ -103,13 +103,13 @@ class MaskedText(TextTask):
     return base.only(self._batch(tokens, *self._mask(rng, tokens)), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out text in order, each token read exactly once."""
+    """Yields the held-out text in order; each token is read exactly once."""
     text = self.tokens(split)
     for starts in self._starts(len(text)):
       yield self._held_out_batch(text, starts, self._held_out_row)
 
   def encode(self, line: str) -> list[int]:
-    """Ids of a line, with masks by their name, between the special tokens."""
+    """Ids of a line between special tokens; recognises the name of the mask."""
     ids = self._vocabulary.encode(line)
     framed = [*self._before, *ids, *self._after]
     return self._fitting(framed, self._config.context)

@@ -5,14 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 NONE = -1
-"""The left neighbour of a token that has none."""
+"""Stands for a missing left neighbour."""
 
 
 class Pairs(NamedTuple):
   """Tokens and their left neighbours.
 
   Attributes:
-    left: [n] ids, `NONE` where there is none.
+    left: [n] ids, `NONE` if there is no left neighbour.
     token: [n] ids.
   """
 
@@ -36,26 +36,26 @@ def ngram_losses(
 ) -> dict[str, float]:
   """Cross-entropy of unigram and bigram counts, in nats per token.
 
-  Of n counted tokens, c(t) are t; with V ids, one is added to each count:
-  `p(t) = (c(t) + 1) / (n + V)`. Pairs are interpolated with it (Witten and Bell
-  1991): where k(s) different tokens follow s, `p(t|s) = (c(s, t) + k(s) p(t)) /
-  (c(s) + k(s))`, and p(t) where nothing follows s.
+  The unigram model adds one to each count: with n counted tokens, of which c(t) are
+  t, and V ids, `p(t) = (c(t) + 1) / (n + V)`. The bigram model interpolates with it
+  (Witten and Bell 1991): if k(s) different tokens follow s, `p(t|s) = (c(s, t) +
+  k(s) p(t)) / (c(s) + k(s))`, and p(t) if no token follows s.
 
   Args:
-    training: what is counted.
-    held_out: what is predicted.
+    training: pairs that are counted.
+    held_out: pairs that are predicted.
     size: V.
 
   Returns:
-    'unigram_loss' and 'bigram_loss', means over the held-out tokens.
+    'unigram_loss' and 'bigram_loss', as means over the held-out tokens.
 
-  Cost: time O(n log n) and memory O(n) of both sets together.
+  Cost: O(n log n) time and O(n) memory, for n tokens in both sets together.
   """
   total = len(training.token)
   counts = np.bincount(training.token, minlength=size)
   unigram = ((counts + 1) / (total + size))[held_out.token]
   pairs, occurrences = np.unique(_codes(training, size), return_counts=True)
-  # `NONE` counts as a neighbour too, hence one more.
+  # One more, because `NONE` counts as a neighbour too.
   followers = np.bincount(pairs // size, minlength=size + 1)
   totals = np.bincount(training.left + 1, minlength=size + 1)
   codes = _codes(held_out, size)

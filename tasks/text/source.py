@@ -20,38 +20,38 @@ from tasks import files
 _DEFAULT_COLUMN = "text"
 
 _CSV_BLOCK = 2**24
-"""Bytes that pyarrow reads at a time, which a row has to fit in."""
+"""Bytes that pyarrow reads at a time; a row may not be larger."""
 
 _BLOCK = 2**24
-"""Ids that are looked at together."""
+"""Number of ids that are checked at a time."""
 
 _ROWS = 256
-"""Rows of a Parquet file that are read at a time."""
+"""Number of rows of a Parquet file that are read at a time."""
 
 _IDS = (".npy", ".bin")
 """Suffixes of files of ids."""
 
 _MOST_IDS = 2**16
-"""Ids that 16 bits can tell apart."""
+"""Number of ids that 16 bits can represent."""
 
 
 def find(path: str) -> list[pathlib.Path]:
-  """The files of `task.path`: one, a pattern such as 'data/*.txt', or a list.
+  """The files of `task.path`: a file, a pattern such as 'data/*.txt', or a list.
 
-  Files of a pattern are in the order of their names. One that several patterns name
-  is read once, where the first names it: twice, it would be trained and held out.
+  Files of a pattern are sorted by name. A file that several patterns match is read
+  only once, at its first match; otherwise it could be both trained and held out.
 
   Raises:
-    DataError: there is none, or some are text and some are ids.
+    DataError: there is no file, or some files are text and others are ids.
   """
-  # A comma or a bracket may be a part of a name.
+  # A name may contain a comma or a bracket.
   if os.path.exists(files.typed_path(path)):
     return [files.existing_file(path)]
   found: dict[str, pathlib.Path] = {}
   for part in filter(None, map(str.strip, path.split(","))):
     matches = sorted(glob.glob(str(files.typed_path(part)), recursive=True))
     if not matches and glob.has_magic(part):
-      raise DataError(f"{part}: no file has such a name (task.path)")
+      raise DataError(f"{part}: no file matches (task.path)")
     for file in map(files.existing_file, matches or [part]):
       found.setdefault(os.path.realpath(file), file)
   if len({has_ids([file]) for file in found.values()}) > 1:
@@ -67,17 +67,17 @@ def has_ids(paths: Sequence[pathlib.Path]) -> bool:
 
 
 def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
-  """The ids of a file, memory-mapped.
+  """Memory-maps the ids of a file.
 
-  A `.npy` says how wide they are. A `.bin` does not: its ids have 16 bits, as
-  nanoGPT writes them, and 32 where the vocabulary is too large for 16.
+  A `.npy` file stores the width of its ids. The ids of a `.bin` file have 16 bits, as
+  nanoGPT writes them, or 32 if the vocabulary is too large for 16.
 
   Args:
-    path: a `.npy`, or a `.bin`.
-    count: ids of the vocabulary.
+    path: a `.npy` or `.bin` file.
+    count: size of the vocabulary.
 
   Raises:
-    DataError: they are none, or wider than that.
+    DataError: the file has no ids, or the ids of a `.bin` seem to be wider.
   """
   if path.suffix.lower() == ".bin":
     return _plain_ids(path, count)
@@ -100,14 +100,14 @@ def _plain_ids(path: pathlib.Path, count: int) -> np.ndarray:
     ids = np.memmap(path, f"<u{bits // 8}", mode="r")
   except (OSError, ValueError) as error:
     raise DataError(
-      f"{place}{one_line(error)}; save them as .npy, which says how wide they are"
+      f"{place}{one_line(error)}; save them as .npy, which stores their width"
     ) from error
   actual, wider = bits, ids
   while actual < 64 and _upper_halves_are_0(wider):
     actual, wider = 2 * actual, wider[::2]
   if actual > bits:
     raise DataError(
-      f"{place}every second one is 0, as of ids of {actual} bits; save them as "
+      f"{place}every second one is 0, as in ids of {actual} bits; save them as "
       f'.npy: np.save("ids.npy", np.fromfile({str(path)!r}, "uint{actual}"))'
     )
   return ids
@@ -123,17 +123,17 @@ def _upper_halves_are_0(ids: np.ndarray) -> bool:
 
 
 def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
-  """The text of files, about a megabyte or one row at a time.
+  """Yields the text of files, about a megabyte or one row at a time.
 
-  Each row of a column is followed by a line end, and so is a file that does not
-  end in one and is not the last.
+  A line end follows each row of a column, and each file except the last that does
+  not end in one.
 
   Args:
     paths: `.jsonl` and `.csv`, plain or `.gz`, `.parquet`, or any plain text.
-    column: of what has columns; '' is 'text'.
+    column: column of files that have columns; '' is 'text'.
 
   Raises:
-    DataError: what is wrong with a file, in one line.
+    DataError: a file is invalid; the message has one line.
   """
   for number, path in enumerate(paths):
     read = _READERS.get(files.suffix(path))
@@ -159,7 +159,7 @@ def _rows(
   path: pathlib.Path,
   column: str,
 ) -> Iterator[str]:
-  """The text of each row of a column, followed by a line end."""
+  """Yields the text of each row of a column, followed by a line end."""
   for number, text in enumerate(read(path, column), 1):
     if not isinstance(text, str):
       raise DataError(
@@ -168,9 +168,9 @@ def _rows(
       )
     try:
       text.encode()
-    except UnicodeEncodeError as error:  # JSON can have half a pair of UTF-16.
+    except UnicodeEncodeError as error:  # JSON can have lone UTF-16 surrogates.
       raise DataError(f"{path}, row {number}: {one_line(error)}") from error
-    # As of a plain file.
+    # As in a plain file.
     yield text.replace("\r\n", "\n") + "\n"
 
 
@@ -206,7 +206,7 @@ def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
       io.TextIOWrapper(file, "utf-8-sig", newline="") as text,
       files.long_cells(),
     ):
-      # pyarrow, too, passes over empty lines.
+      # Skips empty lines, like pyarrow.
       header = next(filter(None, csv.reader(text)), ())
   except UnicodeDecodeError as error:
     raise DataError(f"{path}: expected UTF-8, {one_line(error)}") from error
@@ -232,7 +232,7 @@ def _parquet_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
     pyarrow.ParquetFile(path, memory_map=True) as file,
   ):
     _check_column(path, column, file.schema_arrow.names)
-    # A group of rows is read at a time.
+    # Reads one row group at a time.
     yield from _values(file.iter_batches(_ROWS, columns=[column]))
 
 
@@ -254,7 +254,7 @@ def _pyarrow(path: pathlib.Path, module: str) -> Any:
 
 @contextlib.contextmanager
 def _faults_of(path: pathlib.Path) -> Iterator[None]:
-  """Converts pyarrow's errors in a file to one-line errors."""
+  """Converts pyarrow's errors to one-line DataErrors that name the file."""
   error_type = importlib.import_module("pyarrow").ArrowException
   try:
     yield

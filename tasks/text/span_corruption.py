@@ -12,16 +12,16 @@ from tasks.special_tokens import sentinel
 from tasks.text.ngrams import Pairs
 from tasks.text.task import NUM_SAMPLES, TextConfig, TextTask
 
-_ROWS = 4096  # Pieces that are counted at once.
+_ROWS = 4096  # Number of pieces that are counted at a time.
 
 
 class SpanSizes(NamedTuple):
   """The sizes that follow from the length of a piece.
 
   Attributes:
-    text: tokens of the piece, L.
-    noise: tokens that are predicted.
-    spans: how many stretches these make.
+    text: number of tokens of the piece, L.
+    noise: number of predicted tokens.
+    spans: number of spans of predicted tokens.
   """
 
   text: int
@@ -32,8 +32,7 @@ class SpanSizes(NamedTuple):
   def of(cls, text: int, rate: float, mean_span: float) -> "SpanSizes":
     """T5's sizes, with at least one masked token, one span and one visible token.
 
-    Where hardly any token stays, there are no more spans than tokens between
-    them.
+    There are never more spans than visible tokens, which separate the spans.
     """
     noise = min(max(round(text * rate), 1), text - 1)
     spans = min(max(round(noise / mean_span), 1), text - noise)
@@ -54,22 +53,22 @@ def fitting_sizes(config: TextConfig) -> SpanSizes:
   """The sizes of the longest piece whose source fits the context.
 
   Raises:
-    ValueError: not even the shortest piece, of two tokens, fits.
+    ValueError: even the shortest piece, of two tokens, does not fit.
   """
 
   def sizes(text: int) -> SpanSizes:
     return SpanSizes.of(text, config.mask_rate, config.mean_span_length)
 
-  # A tenth of the tokens stays at least, so longer ones cannot fit. The source
-  # never gets shorter where the text gets longer.
+  # At least a tenth of the tokens stays visible, so longer pieces cannot fit. The
+  # length of the source never decreases with that of the text.
   lengths = range(2, 10 * config.context + 20)
   fitting = bisect.bisect_right(
     lengths, config.context, key=lambda text: sizes(text).source
   )
   if not fitting:
     raise ValueError(
-      f"task.context: expected at least {sizes(2).source} tokens, of two that are "
-      f"left, a sentinel and the end, got {config.context}"
+      f"task.context: expected at least {sizes(2).source} tokens: a visible token, "
+      f"a sentinel and EOS, got {config.context}"
     )
   return sizes(lengths[fitting - 1])
 
@@ -77,16 +76,16 @@ def fitting_sizes(config: TextConfig) -> SpanSizes:
 def span_mask(
   rng: np.random.Generator, rows: int, sizes: SpanSizes
 ) -> np.ndarray:
-  """Which tokens of each row are predicted, [B, L] bool.
+  """Draws the predicted tokens of each row, [B, L] bool.
 
-  `random_spans_noise_mask` of T5: the tokens that stay and those that are
-  predicted are each cut into `spans` segments, every way with equal chances,
-  and these take turns; the first stays.
+  This is `random_spans_noise_mask` of T5: the visible and the predicted tokens are
+  each divided into `spans` segments, uniformly at random, and the segments alternate,
+  starting with a visible one.
 
   Args:
-    rng: all is drawn from it.
+    rng: random number generator.
     rows: B.
-    sizes: of a row.
+    sizes: sizes of a row.
 
   Cost: O(B L log L) time, O(B L) memory.
 
@@ -98,7 +97,7 @@ def span_mask(
   lengths = np.stack([kept, noise], axis=2).reshape(rows, -1)
   starts = np.zeros((rows, sizes.text), np.int32)
   np.put_along_axis(starts, np.cumsum(lengths, axis=1)[:, :-1], 1, axis=1)
-  # Segments are numbered from 0: those with an odd number are predicted.
+  # Segments are numbered from 0; those with an odd number are predicted.
   return np.cumsum(starts, axis=1) % 2 == 1
 
 
@@ -107,15 +106,15 @@ def corrupt(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Splits texts into the encoder's source and the decoder's target.
 
-  The source has a sentinel in place of each span; the target has each sentinel
-  and then the span, and one sentinel more at the end, as in the paper's figure
-  2 (T5's code leaves this one out). EOS ends both.
+  In the source a sentinel replaces each span. The target has each sentinel followed
+  by its span, and a last sentinel, as in the paper's figure 2 (T5's code omits the
+  last one). Both end in EOS.
 
   Args:
     tokens: [B, L] ids.
-    mask: [B, L] bool, as many spans and True in each row.
+    mask: [B, L] bool; each row has the same number of spans and of True.
     sentinels: ids, one more than there are spans.
-    eos_id: of the end.
+    eos_id: id of EOS.
 
   Returns:
     Source and target, [B, S] and [B, T] int32.
@@ -132,9 +131,9 @@ class SpanText(TextTask):
   """Pieces of a text with removed spans, which the decoder predicts.
 
   encoder_decoder: source [B, S] and target [B, T] as `corrupt` makes them. Every
-  step draws anew from (seed, step). The held-out text is cut into pieces of
-  equal length and a shorter one at the end, without the last token where that
-  would be alone; its spans are the same in every evaluation of every run.
+  training step draws from (seed, step). The held-out text is divided into pieces of
+  equal length and a shorter last one, which is dropped if it has only one token. The
+  spans are the same in every evaluation of every run.
   """
 
   objective = "span corruption"
@@ -162,7 +161,7 @@ class SpanText(TextTask):
 
   @property
   def piece(self) -> int:
-    """L."""
+    """L, the number of text tokens in one example."""
     return self._sizes.text
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
@@ -173,13 +172,13 @@ class SpanText(TextTask):
     return base.only(batch, rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out text in order, each token in one source or target."""
+    """Yields the held-out text in order, each token in one source or target."""
     text = self.tokens(split)
     for starts in self._starts(len(text) - 1):
       yield self._held_out_batch(text, starts, self._held_out_row)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """A few pieces with removed spans; the references are these spans."""
+    """Yields a few pieces with removed spans; the references are these spans."""
     text = self.tokens(split)
     count = min(len(text) // self.piece, NUM_SAMPLES, self._batch_size)
     if not count:
@@ -191,7 +190,7 @@ class SpanText(TextTask):
     yield DecodeBatch({"source": source}, references, self.max_target_length)
 
   def encode(self, line: str) -> list[int]:
-    """Ids of a line, sentinels by their names, and EOS."""
+    """Ids of a line and EOS; recognises the names of sentinels."""
     ids = [*self._vocabulary.encode(line), self.eos_id]
     return self._fitting(ids, self._sizes.source)
 
@@ -230,7 +229,7 @@ class SpanText(TextTask):
     }
 
   def _training_pairs(self) -> Pairs:
-    """Targets of enough training text that each token is in about one."""
+    """Pairs from enough targets that each training token is in about one."""
     text = self._counted
     count = len(text) // self.piece
     pieces = text[: count * self.piece].reshape(count, self.piece)
@@ -244,7 +243,7 @@ class SpanText(TextTask):
     return Pairs.join(parts)
 
   def _predicted(self, batch: Batch) -> Pairs:
-    """Left neighbours in the target, because a span does not see the text."""
+    """Pairs with left neighbours in the target, where spans lack their context."""
     counted = batch["weights"] > 0
     return Pairs(batch["inputs"][counted], batch["targets"][counted])
 

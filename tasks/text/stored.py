@@ -15,10 +15,10 @@ from tasks.text import source
 from tasks.vocabularies import Vocabulary
 
 _IN_MEMORY = 2**28
-"""Bytes of files that are read as a whole."""
+"""Largest number of bytes of files that are read into memory."""
 
 _CHUNK = 2**24
-"""Ids that are looked at together."""
+"""Number of ids that are processed at a time."""
 
 
 class Parts(NamedTuple):
@@ -27,8 +27,8 @@ class Parts(NamedTuple):
   Attributes:
     train: the first 90 %.
     validation: the rest.
-    characters: of the text that each id of `validation` stands for; None of a
-      file of ids, whose text is not known.
+    characters: number of characters of each id of `validation`; None for a file of
+      ids, whose text is unknown.
   """
 
   train: np.ndarray
@@ -52,13 +52,13 @@ def read(
 
   Args:
     config: a `TextConfig`.
-    paths: as `source.find` finds them.
-    extra: special tokens of a vocabulary that is made here.
-    also: further text that it is made from.
-    workdir: of a run, whose vocabulary must be the same.
+    paths: the files, from `source.find`.
+    extra: special tokens of a new vocabulary.
+    also: further text from which a new vocabulary is made.
+    workdir: folder of a run, whose vocabulary must be the same.
 
   Raises:
-    DataError: what is wrong with a file, in one line.
+    DataError: a file is invalid; the message has one line.
   """
   digests = [files.note_file(path) for path in paths]
   if source.has_ids(paths):
@@ -84,7 +84,7 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
   """Reads files that contain ids, with the vocabulary of these ids."""
   if not config.tokenizer and config.vocabulary != "ids":
     raise DataError(
-      f"task.vocabulary: {paths[0]} has ids, whose text is not known; expected "
+      f"task.vocabulary: {paths[0]} has ids, whose text is unknown; expected "
       "task.tokenizer=FOLDER of a tokenizer.json, or 'ids' with "
       f"task.vocab_size, got {config.vocabulary!r}"
     )
@@ -94,22 +94,22 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
       f"{config.column!r}"
     )
   vocabulary = vocabularies.open_vocabulary(config, extra, "", "", workdir)
-  leaf, count = "task.tokenizer", vocabulary.size
+  field, count = "task.tokenizer", vocabulary.size
   if not config.tokenizer:
-    leaf, count = "task.vocab_size", config.vocab_size
+    field, count = "task.vocab_size", config.vocab_size
   mapped = [source.read_ids(path, count) for path in paths]
   for path, ids in zip(paths, mapped, strict=True):
     for start in range(0, len(ids), _CHUNK):
       chunk = ids[start : start + _CHUNK]
       if chunk.min() < 0 or chunk.max() >= count:
         raise DataError(
-          f"{path}: expected ids from 0 to {count - 1}, which {leaf} has, got "
+          f"{path}: expected ids from 0 to {count - 1}, as in {field}, got "
           f"{chunk.min()} to {chunk.max()} of {ids.dtype}"
         )
   ids = mapped[0]
   if len(mapped) > 1:
     dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in mapped]
-    # The same bytes are other ids behind a header, or where they are wider.
+    # The same bytes mean other ids in another format or with another width.
     suffixes = [files.suffix(path) for path in paths]
 
     def write(scratch: pathlib.Path) -> pathlib.Path:
@@ -124,7 +124,7 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
 def _on_disk(
   config, paths, digests, extra, also, workdir
 ) -> tuple[Vocabulary, Parts]:
-  """Reads a text as a stream, once per vocabulary; stores the ids in the cache."""
+  """Streams a text once per vocabulary, and stores its ids in the cache."""
 
   def blocks() -> Iterator[str]:
     return source.text_blocks(paths, config.column)
@@ -160,7 +160,7 @@ def _on_disk(
     opened = vocabularies.open_file(config.tokenizer, extra)
     given = hashlib.sha256(opened.content()).hexdigest()
   made = config.column, config.vocabulary, config.vocab_size, given, extra, also
-  # The same bytes are another text as JSON Lines.
+  # The same bytes mean another text in another format, such as JSON Lines.
   suffixes = [files.suffix(path) for path in paths]
   place = cache.folder("texts") / _key(*made, suffixes, digests)
   folder = cache.prepare(place, write)
@@ -177,12 +177,12 @@ def _on_disk(
 
 
 def _key(*content: Any) -> str:
-  """A name in the cache. Raise its number if the cached content changes."""
+  """A name in the cache. Increment the number if the cached content changes."""
   return hashlib.sha256(repr((2, *content)).encode()).hexdigest()[:16]
 
 
 def _dtype(count: int) -> type[np.integer]:
-  """The dtype for ids below a number."""
+  """The dtype for ids below `count`."""
   return np.uint16 if count <= 2**16 else np.int32
 
 
@@ -197,7 +197,7 @@ def _write(
 
 
 def _between(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
-  """The characters of a text between two positions."""
+  """Yields the characters of a text between two positions."""
   place = 0
   for block in blocks:
     yield block[max(start - place, 0) : max(stop - place, 0)]

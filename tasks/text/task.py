@@ -17,10 +17,10 @@ from tasks.text.stored import Parts
 from tasks.vocabularies import Vocabulary
 
 NUM_SAMPLES = 4
-"""Places of the held-out text that are decoded at the end of a run."""
+"""Number of samples of the held-out text that are decoded at the end of a run."""
 
 _MOST_COUNTED = 2**24
-"""Tokens of a text on disk that `baselines` are counted on."""
+"""Number of training tokens that `baselines` counts in a text on disk."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -28,23 +28,23 @@ class TextConfig:
   """The text, its tokens and the lengths of its pieces.
 
   Attributes:
-    path: a file, a pattern such as 'data/*.txt', or files with commas between,
-      each read once; the first 90 % are trained, the rest is held out. Plain
-      UTF-8, or by its suffix .jsonl, .csv, .parquet, and .npy or .bin of ids.
-    column: of a file that has columns or keys; '' is 'text'.
-    test_share: how much of what is held out, from its end, is a split 'test' that
-      nothing is chosen by; the rest is 'validation'.
-    context: tokens that the model reads: T of a decoder, S of an encoder.
-    eval_batches: batches of one evaluation; 0 takes the whole held-out text.
+    path: a file, a pattern such as 'data/*.txt', or a comma-separated list; each
+      file is read once. The first 90 % are trained, the rest is held out. Files are
+      plain UTF-8, .jsonl, .csv or .parquet, or .npy or .bin files of ids.
+    column: column or key of a file that has them; '' is 'text'.
+    test_share: share of the held-out text, from its end, that forms the split
+      'test', by which nothing is selected; the rest is 'validation'.
+    context: number of tokens that the model reads: T of a decoder, S of an encoder.
+    eval_batches: batches of one evaluation; 0 means the whole held-out text.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
-      text; 'ids' of a file of ids.
-    vocab_size: subwords, special tokens included, or 'ids' without them.
+      text; 'ids' for a file of ids.
+    vocab_size: number of subwords, with special tokens, or of 'ids' without them.
     tokenizer: a `tokenizer.json`, the `characters.json` of a run, or a folder
-      that has one of them; used as it is, in place of `vocabulary` and
-      `vocab_size`.
-    mask_rate: share of tokens that an encoder or an encoder-decoder has to
-      predict; a decoder predicts all.
-    mean_span_length: tokens of a span that an encoder-decoder predicts.
+      that has one of them; replaces `vocabulary` and `vocab_size`.
+    mask_rate: share of tokens that an encoder or an encoder-decoder predicts; a
+      decoder predicts all.
+    mean_span_length: mean number of tokens of a span that an encoder-decoder
+      predicts.
   """
 
   path: str = ""
@@ -55,7 +55,7 @@ class TextConfig:
   vocabulary: vocabularies.Kind | Literal["ids"] = "characters"
   vocab_size: Count = 1024
   tokenizer: str = ""
-  # Beyond it hardly anything is left to predict from.
+  # Higher rates leave hardly any context.
   mask_rate: Annotated[float, Interval(gt=0, le=0.9)] = 0.15
   mean_span_length: Annotated[float, Ge(1)] = 3.0
 
@@ -66,14 +66,13 @@ class TextConfig:
 class TextTask(base.Task):
   """A text in pieces, in which some tokens are predicted.
 
-  A subclass is an objective. It says what a batch is, and what special tokens
-  it needs. A text has no end, so EOS is a target only where an objective puts
-  one.
+  A subclass is an objective: it defines the batches and the special tokens that it
+  needs. A text does not end, so EOS is a target only if the objective adds it.
 
   Attributes:
-    objective: its name, for messages.
+    objective: name of the objective, for messages.
 
-  `parts` is None for a restored task, which encodes and decodes only.
+  `parts` is None for a restored task, which only encodes and decodes.
   """
 
   objective: str
@@ -114,7 +113,7 @@ class TextTask(base.Task):
   def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
     """Names of the special tokens that this objective adds to a vocabulary.
 
-    None beyond what every vocabulary has.
+    By default it adds none.
     """
     del config
     return ()
@@ -130,11 +129,11 @@ class TextTask(base.Task):
     starts: np.ndarray,
     example: Callable[[np.ndarray, np.random.Generator], Batch],
   ) -> Batch:
-    """Pieces [1, n] of the held-out text, each drawn from its position only."""
+    """A batch of held-out pieces, whose randomness depends only on their positions."""
     rows = [
       example(
         np.asarray(text[None, start : start + self.piece], np.int32),
-        # A step of training has no third number.
+        # Seeds of training steps have no third number.
         np.random.default_rng((0, int(start), 1)),
       )
       for start in starts
@@ -183,7 +182,7 @@ class TextTask(base.Task):
   def summarize(
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Divides once, and adds the unigram and bigram losses of the split."""
+    """Divides sums by counts, and adds the n-gram losses of the split."""
     counted = self._counted_losses(split) if split else self.baselines
     return {**base.divide(sums), **counted}
 
@@ -195,7 +194,7 @@ class TextTask(base.Task):
     return {"token_accuracy": accuracy}
 
   def encode_target(self, line: str) -> list[int]:
-    """Ids of a line, without EOS, because a text continues."""
+    """Ids of a line, without EOS, because a text does not end."""
     return self._vocabulary.encode(line)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -217,7 +216,7 @@ class TextTask(base.Task):
     )
 
   def _fitting(self, ids: list[int], most: int) -> list[int]:
-    """Ids of what a user typed; ValueError if there are too many."""
+    """Returns the ids of a user's line; ValueError if there are too many."""
     if len(ids) > most:
       raise ValueError(
         f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
@@ -239,7 +238,7 @@ class TextTask(base.Task):
     return np.asarray(windows, np.int32)
 
   def _starts(self, stop: int) -> list[np.ndarray]:
-    """Start positions of the pieces before `stop`, a batch at a time."""
+    """Start positions of the pieces before `stop`, one array per batch."""
     count = -(-max(stop, 0) // self.piece)
     batches = [*base.chunks(count, self._batch_size)]
     kept = batches[: self._config.eval_batches or None]

@@ -211,12 +211,12 @@ def test_save_and_restore_without_the_file(path, tmp_path, vocabulary):
     (
       "rows.csv",
       "sentiment,review\n" + "a,x\nb,y\n" * 9,
-      "first row: no other row has its label 'sentiment', as of a header; name",
+      "first row: no other row has its label 'sentiment', so it seems to be a header",
     ),
     (
       "rows.tsv",
       "sentiment\treview\n" + "a\tx\nb\ty\n" * 9,
-      "first row: no other row has its label 'sentiment', as of a header; name",
+      "first row: no other row has its label 'sentiment', so it seems to be a header",
     ),
   ],
 )

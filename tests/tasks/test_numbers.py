@@ -74,7 +74,7 @@ def test_everything_can_be_asked_for():
 )
 def test_too_many(sizes, field):
   with pytest.raises(
-    tasks.DataError, match=rf"^task\.num_{field}\w*: \d+ asked for, but"
+    tasks.DataError, match=rf"^task\.num_{field}\w*: expected at most \d+, the "
   ):
     numbers.choose_numbers(*sizes)
 

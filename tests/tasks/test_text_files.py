@@ -330,7 +330,7 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
     (
       "a.npy",
       {"vocabulary": "ids", "vocab_size": 9},
-      "ids from 0 to 8, which task.vocab_size has, got 5 to 9",
+      "ids from 0 to 8, as in task.vocab_size, got 5 to 9",
     ),
     ("a.npy", {"vocabulary": "ids", "column": "b"}, "task.column: .* got 'b'"),
     ("f.npy", {"vocabulary": "ids"}, "integers along one axis, got float64"),

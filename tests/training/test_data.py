@@ -92,7 +92,7 @@ def test_files_that_come_go_or_change(tmp_path, count, change):
   assert len(path.read_text().splitlines()) == (count if count < 1000 else 1)
   assert files.check_data(tmp_path, notes) == path.read_bytes()
   notes = {k: x for k, x in (notes | change).items() if x is not None}
-  with pytest.raises(files.DataError, match=r"is not what the run in"):
+  with pytest.raises(files.DataError, match=r"has changed since the run in"):
     files.check_data(tmp_path, notes)
 
 
