@@ -1,1 +1,1 @@
-"""Tables and tests of what runs found."""
+"""Tables and statistical tests of the results of runs."""

@@ -1,4 +1,4 @@
-"""Records of a comparison as pandas tables: a row a run, a row a point of a curve."""
+"""Records as pandas tables: one row per run, or one row per point of a curve."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import json
@@ -20,19 +20,19 @@ _RUN = (
   *("length", "solved_at", "seconds", "cpu_seconds", "peak_bytes"),
   *("others_cores", "together"),
 )
-_PLACE = ("step", "seconds", "split")  # Where a line of metrics stands.
+_PLACE = ("step", "seconds", "split")  # Fields of a line that are not metrics.
 
 
 def runs(records: Sequence[Record]) -> pd.DataFrame:
-  """A row a run: what it is, its final metrics, what it cost.
+  """One row per run: its description, its final metrics, its costs.
 
   Args:
-    records: as `comparison.records.read` gives them.
+    records: as `comparison.records.read` returns them.
 
   Returns:
-    Columns: `row`, which names what runs over seeds have in common; `task`,
-    `attention`, `seed`, `status`, …; `across` and `grid` as text and their leaves;
-    final metrics by their names; `metric`, the one that decides, with its value
+    Columns: `row`, the common name of runs that differ in seed; `task`,
+    `attention`, `seed`, `status`, …; `across` and `grid` as text, and their fields;
+    final metrics by their names; `metric`, the deciding one, with its value
     `quality` on the last held-out split and `choosing_quality` on the first;
     costs; `reason`; `command`. Sorted by task, mechanism, row, seed. A number that
     is missing or not finite is NaN.
@@ -48,10 +48,10 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def curves(records: Iterable[Record]) -> pd.DataFrame:
-  """Learning curves in long form: a row for each number of each evaluation.
+  """Learning curves in long form: one row per value of each evaluation.
 
   Args:
-    records: as `comparison.records.read` gives them.
+    records: as `comparison.records.read` returns them.
 
   Returns:
     Columns `task`, `row`, `grid`, `seed`, `run`, `split`, `step`, `metric`,
@@ -91,21 +91,21 @@ def name(record: Record) -> str:
 
 
 def rank(attention: str) -> int:
-  """The place of a mechanism in tables; variants are behind all mechanisms."""
+  """The position of a mechanism in tables; variants follow all mechanisms."""
   names = list(ATTENTIONS)
   return names.index(attention) if attention in names else len(names)
 
 
 def is_number(value: Any) -> bool:
-  """Whether it can be averaged: no text, no truth value, not infinite."""
+  """Whether a value can be averaged: a finite number that is not a boolean."""
   is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
   return is_real and math.isfinite(value)
 
 
 def splits(record: Record) -> tuple[str, str]:
-  """The held-out split that choices are made by, and the one that is reported.
+  """The held-out split for choices, and the reported one.
 
-  The first and the last that a run evaluates; the same where it has one.
+  They are the first and the last held-out split of a run, or its only one.
   """
   reported = record.get("final", {}).get("split", "")
   names = (line["split"] for line in record.get("history", ()))
@@ -126,7 +126,7 @@ def _run(record: Record) -> dict[str, Any]:
     x for x in record.get("history", ()) if x["split"] == choosing_split
   ]
   varied = {**record.get("across", {}), **record.get("grid", {})}
-  machine, leaves = record.get("machine") or {}, titles(record.get("grid", {}))
+  machine, fields = record.get("machine") or {}, titles(record.get("grid", {}))
   return {
     "row": label(record),
     "run": name(record),
@@ -134,10 +134,10 @@ def _run(record: Record) -> dict[str, Any]:
     "slots": record.get("slots") or "",
     "options": record.get("options") or "",
     "choosing": bool(record.get("choosing")),
-    "at_edge": ", ".join(leaves.get(x, x) for x in record.get("at_edge", ())),
+    "at_edge": ", ".join(fields.get(x, x) for x in record.get("at_edge", ())),
     "across": point(record.get("across", {})),
     "grid": point(record.get("grid", {})),
-    **{leaf: _cell(value) for leaf, value in varied.items()},
+    **{field: _cell(value) for field, value in varied.items()},
     "split": reported,
     "metric": metric,
     "quality": metrics.get(metric) if metric else None,
@@ -155,12 +155,12 @@ def _run(record: Record) -> dict[str, Any]:
 
 
 def _place(record: Record) -> tuple[str, str]:
-  """What mechanisms have in common that are compared at equal parameters."""
+  """The key that mechanisms compared at equal parameter counts share."""
   return record["task"], point(record.get("across", {}))
 
 
 def _match(record: Record, dense: Record | None) -> dict[str, Any]:
-  """What dense attention has, for records of older versions, which do not say."""
+  """Sizes of the dense model, for older records, which do not have them."""
   if dense is None or "dense_parameters" in record:
     return {}
   return {
@@ -171,7 +171,7 @@ def _match(record: Record, dense: Record | None) -> dict[str, Any]:
 
 
 def _feed_forward(record: Record) -> int | None:
-  """The width that the command of a run asks for; None where it asks for none."""
+  """The feed-forward width in the command of a run; None if it sets none."""
   option = "--config.model.mlp_features="
   arguments = [x for x in record["arguments"] if x.startswith(option)]
   return int(arguments[-1].removeprefix(option)) if arguments else None
@@ -182,13 +182,13 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _cell(value: Any) -> Any:
-  """As it is; None of what is infinite or NaN, which neither CSV nor JSON has."""
+  """The value, or None for infinity and NaN, which CSV and JSON lack."""
   is_bad = isinstance(value, float) and not math.isfinite(value)
   return None if is_bad else value
 
 
 def _order(record: Record) -> tuple[Any, ...]:
-  """By task, mechanism, `across`, width, grid and seed; without a width last."""
+  """The sort key: task, mechanism, `across`, width (none last), grid and seed."""
   across, width = record.get("across", {}), record.get("width")
   return (
     record["task"],
@@ -202,5 +202,5 @@ def _order(record: Record) -> tuple[Any, ...]:
 
 
 def _size(value: Any) -> str:
-  """Sorts numbers by their size, before texts."""
+  """A sort key that orders numbers by size, before texts."""
   return f"{value:020.6f}" if is_number(value) else f"~{json.dumps(value)}"

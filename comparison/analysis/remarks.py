@@ -1,4 +1,4 @@
-"""What is to be known of a table beside its numbers, in sentences."""
+"""Sentences that qualify the numbers of a table."""
 
 from collections.abc import Mapping
 import functools
@@ -21,15 +21,15 @@ from comparison.records import Record
 from settings.errors import ConfigError
 
 _EARLIER, _FALL = 0.75, 0.02
-"""A loss still falls where the last quarter of its steps took 2 % of it."""
+"""A loss still falls if it fell by 2 % over the last quarter of the steps."""
 
-_MOST = 6  # Names in a sentence.
+_MOST = 6  # Largest number of names in a sentence.
 
 
 def row_model(task: Task) -> str:
-  """What one model of row and seed tells apart, beside the tests by pairs.
+  """The differences that a joint model of row and seed finds, beside paired tests.
 
-  Empty of rows that are counted, and where it would say no more than the pairs do.
+  Empty for counted rows, and if the model adds nothing to the paired tests.
   """
   rows = task.ended
   if len(rows) < 3 or is_counted(rows):
@@ -53,24 +53,24 @@ def row_model(task: Task) -> str:
     len(alike), len(others) - len(alike)
   )
   text = (
-    f"One model of row and seed ({model.degrees} degrees of freedom, where a pair "
-    f"has {len(seeds) - 1}; Holm) tells {count} of the {len(others)} other rows from "
-    "the first"
+    f"In a joint model of row and seed ({model.degrees} degrees of freedom; a pair "
+    f"has {len(seeds) - 1}; Holm), {count} of the {len(others)} other rows differ "
+    "significantly from the first"
   )
   if left_out:
-    text += f" (without {enumeration(left_out, _MOST)}, of other seeds)"
+    text += f" (without {enumeration(left_out, _MOST)}: other seeds)"
   if 0 < len(alike) < len(others):
-    text += f", and not {enumeration(alike, _MOST)}"
+    text += f", but not {enumeration(alike, _MOST)}"
   if model.p_variances < DIFFERENT:
     text += (
       f". The variances of the rows differ (Bartlett, p = "
-      f"{number(model.p_variances)}), so its pooled variance misleads: go by ≈"
+      f"{number(model.p_variances)}), so its pooled variance misleads: rely on ≈"
     )
   return text + "."
 
 
 def notes(task: Task) -> list[str]:
-  """What is to be known of single rows, alike ones together."""
+  """Notes on single rows; rows with the same note are listed together."""
   rows: dict[str, list[str]] = {}
   for _, row in task.summary.iterrows():
     for note in (row["notes"] or "").splitlines():
@@ -91,9 +91,9 @@ def notes(task: Task) -> list[str]:
 
 
 def doubts(task: Task) -> list[str]:
-  """Where the choice of a point may have missed one that solves the task.
+  """Cases in which the choice of a point may have missed one that solves the task.
 
-  Points that halving stopped are told of rows that not all seeds of the report solve.
+  Points that halving stopped are listed only for rows that some seed does not solve.
   """
   summary = task.summary
   if summary["solved_at"].isna().all():
@@ -119,8 +119,8 @@ def doubts(task: Task) -> list[str]:
       f"{row}: {', '.join(dict.fromkeys(x))}" for row, x in stopped.items()
     ]
     texts.append(
-      "Halving stopped points whose loss still fell, where one that solves the task "
-      f"later may be lost: {enumeration(parts, _MOST)}"
+      "Halving stopped points whose loss was still falling, which might have solved "
+      f"the task later: {enumeration(parts, _MOST)}"
     )
   split = [
     f"{row}: {sum(solved)} of {len(solved)}"
@@ -129,35 +129,35 @@ def doubts(task: Task) -> list[str]:
   ]
   if split:
     texts.append(
-      "Choosing seeds disagree on whether the chosen point solves the task, so that "
-      f"the choice is much by chance: {enumeration(split, _MOST)}"
+      "The choosing seeds disagree on whether the chosen point solves the task, so "
+      f"the choice depends much on chance: {enumeration(split, _MOST)}"
     )
   return texts
 
 
 @functools.cache
 def answers_prefixes(task: str) -> bool:
-  """Whether a task, a file of configs/, asks for an answer at every prefix."""
+  """Whether a task, a file of configs/, has an answer for every prefix."""
   try:
     config: Any = plan.config_of(task, plan.BASELINE, {})
-  except ConfigError:  # A file that is gone, or never was.
+  except ConfigError:  # The file does not exist.
     return False
   return getattr(config.task, "answers_prefixes", False)
 
 
 def older_metric(summary: pd.DataFrame) -> str:
-  """Says that a mean over prefixes decides where the last position should."""
+  """A note if a mean over prefixes decides instead of the last position."""
   first = summary.iloc[0]
   if first["metric"] != "accuracy" or not answers_prefixes(first["task"]):
     return ""
   return (
-    f"`accuracy` is a mean over all prefixes here, and hides what is lost at the "
-    f"end: some of these records are older than `{criterion.LAST}`."
+    f"`accuracy` is a mean over all prefixes here, which hides errors at the end: "
+    f"some of these records are older than `{criterion.LAST}`."
   )
 
 
 def _falls(record: Record) -> bool:
-  """Whether the loss of a stopped run was still falling, as far as it is known."""
+  """Whether the loss of a stopped run was still falling at its last evaluation."""
   lines = [
     x for x in record.get("history", ()) if np.isfinite(x.get("loss", np.nan))
   ]
@@ -174,6 +174,6 @@ def _falls(record: Record) -> bool:
 
 
 def _last(record: Record) -> Mapping[str, Any]:
-  """The last evaluation of a record on the split that choices are made by."""
+  """The last evaluation of a record on the split for choices."""
   lines = [x for x in record.get("history", ()) if x["split"] != "train"]
   return [x for x in lines if x["split"] == lines[0]["split"]][-1]

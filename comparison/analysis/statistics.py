@@ -1,4 +1,4 @@
-"""Intervals and tests of what seeds and sentences show, by SciPy."""
+"""Confidence intervals and tests over seeds and sentences, with SciPy."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -17,23 +17,23 @@ def mean_interval(
 ) -> tuple[float, float]:
   """The 95 % interval of a mean over seeds, within 0 and `upper`.
 
-  Student's t. Of a share p = mean / upper it is taken on the logit scale, where
-  the standard error s / √n is divided by the slope p (1 − p):
+  The interval is Student's t. For a share p = mean / upper it is computed on the
+  logit scale, with the standard error s / √n divided by the slope p (1 − p):
 
     logit(p) ± t · s / (√n · upper · p · (1 − p))
 
-  It never leaves the range, and far from both ends it is the common interval. Of
-  three shares from Beta(9, 1) it holds the true mean in 95 % of cases; the common
-  one, cut at 1, in 90 %.
+  This interval never leaves the range, and far from both ends it equals the usual
+  one. For three shares from Beta(9, 1) it covers the true mean in 95 % of cases; the
+  usual one, clipped at 1, in 90 %.
 
   Args:
-    values: one a seed, not below 0 and not above `upper`.
-    upper: bound of the metric; an accuracy has 1.
-    cases: rows of the test set, all of them the same for all seeds. The interval
-      is then no narrower than Wilson's for a share of so many rows.
+    values: one value per seed, from 0 to `upper`.
+    upper: upper bound of the metric; 1 for an accuracy.
+    cases: number of rows of the test set, which all seeds share. The interval is
+      then at least as wide as Wilson's for a share of this many rows.
 
   Returns:
-    Its ends; NaN for less than two values.
+    Its ends; NaN for fewer than two values.
   """
   if (count := len(values)) < 2:
     return math.nan, math.nan
@@ -56,8 +56,8 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
   """Wilson's 95 % interval of a share.
 
   Args:
-    successes: rounded to a whole number.
-    trials: at least 1.
+    successes: number of successes, which is rounded.
+    trials: number of trials, at least 1.
   """
   test = stats.binomtest(round(successes), trials)
   low, high = test.proportion_ci(LEVEL, "wilson")
@@ -67,20 +67,20 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
 def p_of_means(
   values: Mapping[int, float], others: Mapping[int, float]
 ) -> float:
-  """The p of two means being equal, two-sided.
+  """The two-sided p-value of a test that two means are equal.
 
-  Student's t paired by seed, since runs of one seed see the same data in the same
-  order; Welch's t where fewer than two seeds are common.
+  Student's t-test paired by seed, since runs of one seed see the same data in the
+  same order; Welch's t-test if there are fewer than two common seeds.
 
   Args:
-    values: seed -> value.
-    others: of another mechanism.
+    values: maps seeds to values.
+    others: values of another mechanism.
 
   Returns:
-    p; NaN where either has fewer than two values.
+    p; NaN if either has fewer than two values.
   """
   seeds = sorted(values.keys() & others.keys())
-  with warnings.catch_warnings():  # Of values that are all alike.
+  with warnings.catch_warnings():  # SciPy warns about equal values.
     warnings.simplefilter("ignore", RuntimeWarning)
     if len(seeds) > 1:
       pair = [[sample[seed] for seed in seeds] for sample in (values, others)]
@@ -94,13 +94,13 @@ def p_of_means(
 
 
 class RowModel(NamedTuple):
-  """All rows of a table against the first, by one pooled variance.
+  """Tests of all rows of a table against the first, with one pooled variance.
 
   Attributes:
-    p_values: of the other rows, with Holm's correction.
-    degrees: of freedom of the residuals.
-    p_variances: of the rows' residuals having one variance; where it is small, the
-      pooled one is too large for some rows and too small for others.
+    p_values: p-values of the other rows, with Holm's correction.
+    degrees: degrees of freedom of the residuals.
+    p_variances: p-value of equal residual variances of the rows; if it is small, the
+      pooled variance is too large for some rows and too small for others.
   """
 
   p_values: list[float]
@@ -111,16 +111,16 @@ class RowModel(NamedTuple):
 def row_model(values: np.ndarray) -> RowModel:
   """The model y_rs = row_r + seed_s + error, with one variance of the errors.
 
-  Two-way analysis of variance without interaction. A row has a share in the
-  variance of all, so that few seeds of many rows tell more apart than by pairs:
+  This is a two-way analysis of variance without interaction. The variance is pooled
+  over all rows, so few seeds of many rows give more power than paired tests:
 
     t = (mean_r − mean_1) / √(2 σ² / S),  σ² = Σ residuals² / ((R − 1)(S − 1))
 
-  The variances are compared by Bartlett's test of the residuals: Levene's of three
-  seeds a row finds nothing, as one of three deviations from a median is 0.
+  Bartlett's test compares the variances of the residuals. Levene's test has no power
+  with three seeds per row, because one of three deviations from a median is 0.
 
   Args:
-    values: [R, S], the first row first; two rows and two seeds at least.
+    values: [R, S], starting with the first row; at least two rows and two seeds.
   """
   rows, seeds = values.shape
   means = values.mean(axis=1)
@@ -128,7 +128,7 @@ def row_model(values: np.ndarray) -> RowModel:
   degrees = (rows - 1) * (seeds - 1)
   variance = (residuals**2).sum() / degrees
   differences = means[1:] - means[0]
-  with np.errstate(divide="ignore", invalid="ignore"):  # Of rows all alike.
+  with np.errstate(divide="ignore", invalid="ignore"):  # For equal rows.
     t = np.nan_to_num(np.abs(differences) / math.sqrt(2 * variance / seeds))
     p_variances = float(stats.bartlett(*residuals).pvalue)
   p_values = holm((2 * stats.t.sf(t, degrees)).tolist())
@@ -138,16 +138,16 @@ def row_model(values: np.ndarray) -> RowModel:
 def p_of_counts(
   solved: int, seeds: int, others: int, other_seeds: int
 ) -> float:
-  """The p of two mechanisms solving a task equally often: Fisher's exact test."""
+  """p-value of Fisher's exact test that two mechanisms solve a task equally often."""
   table = [[solved, seeds - solved], [others, other_seeds - others]]
   return float(stats.fisher_exact(table).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-  """p-values for all of a family of tests at once (Holm 1979); NaN stays.
+  """Holm's correction of the p-values of a family of tests (Holm 1979); NaN stays.
 
-  The k-th smallest of m is multiplied with m − k + 1, and none is below one that
-  was smaller.
+  The k-th smallest of m is multiplied by m − k + 1, and the results are made
+  non-decreasing.
   """
   p = np.asarray(p_values, float)
   tested = np.flatnonzero(~np.isnan(p))
@@ -159,7 +159,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 class Difference(NamedTuple):
-  """BLEU of one system less that of another: its 95 % interval, p of none."""
+  """A difference of BLEU between systems: its 95 % interval, and p of no difference."""
 
   mean: float
   low: float
@@ -168,15 +168,15 @@ class Difference(NamedTuple):
 
 
 def bleu(counts: np.ndarray, effective_order: bool = False) -> np.ndarray:
-  """Corpus BLEU of sums of sentence statistics [..., 10], smoothed as 'exp'.
+  """Corpus BLEU of summed sentence statistics [..., 10], with smoothing 'exp'.
 
-  SacreBLEU's own function takes one corpus at a time; a bootstrap has thousands.
-  They agree to the last digits.
+  SacreBLEU's function takes one corpus at a time, and a bootstrap has thousands. The
+  results agree up to rounding.
 
   Args:
-    counts: n-grams of order 1 to 4 that are right, all of order 1 to 4, the length
-      of the output and of the reference, as SacreBLEU has them.
-    effective_order: take the mean over the orders that the output has n-grams of.
+    counts: matching n-grams of order 1 to 4, all n-grams of order 1 to 4, the length
+      of the output, and the length of the reference, as in SacreBLEU.
+    effective_order: takes the mean only over orders of which the output has n-grams.
 
   Returns:
     0 to 100 [...].
@@ -196,25 +196,25 @@ def bleu(counts: np.ndarray, effective_order: bool = False) -> np.ndarray:
 def bleu_difference(
   statistics: np.ndarray, others: np.ndarray, effective_order: bool = False
 ) -> Difference:
-  """BLEU of one system less that of another, each a mean over K seeds.
+  """BLEU of one system minus that of another, each as a mean over K seeds.
 
-  The paired bootstrap (Koehn 2004): sentences are drawn with replacement, the same
-  ones for both systems and for all seeds, which SacreBLEU's own test does not
-  know; for one seed its numbers are these but for the draws. With δ of all
-  sentences and δ_r of draw r,
+  Paired bootstrap (Koehn 2004): sentences are drawn with replacement, the same ones
+  for both systems and for all seeds. SacreBLEU's test does not support seeds; for one
+  seed it differs only in the draws. With the difference δ over all sentences and δ_r
+  in draw r,
 
     p = (1 + #{r: |δ_r| − mean_r |δ_r| > |δ|}) / (R + 1)
 
-  as SacreBLEU defines it; of systems that are equal in every draw p is 1.
+  as in SacreBLEU; if the systems are equal in every draw, p is 1.
 
   Args:
-    statistics: of N sentences [K, N, 10], as in `bleu`.
-    others: of the same sentences by the other system [K, N, 10].
+    statistics: statistics of N sentences [K, N, 10], as in `bleu`.
+    others: statistics of the same sentences by the other system [K, N, 10].
     effective_order: as in `bleu`.
   """
 
   def difference(sentences, axis=-1):
-    del axis  # Of `sentences`, the last.
+    del axis  # Always the last axis of `sentences`.
     ours, theirs = (
       bleu(counts[:, sentences].sum(axis=-2), effective_order).mean(axis=0)
       for counts in (statistics, others)
@@ -240,9 +240,9 @@ def bleu_difference(
 
 
 def are_paired(systems: Sequence[np.ndarray]) -> bool:
-  """Whether statistics [N, 10] of several runs are of the same sentences.
+  """Whether statistics [N, 10] of several runs belong to the same sentences.
 
-  They are taken to be where the references have the same lengths in order.
+  They count as the same if the lengths of the references agree.
   """
   first = systems[0][:, -1]
   return all(np.array_equal(first, system[:, -1]) for system in systems[1:])

@@ -1,4 +1,4 @@
-"""A row a mechanism: what its seeds found, and whether that is the best of its task."""
+"""One row per mechanism: the results of its seeds, and whether it is the best."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ from comparison.measurement.usage import BUSY_CORES
 from training.best import is_lower_better
 
 DIFFERENT = 0.05
-"""p below which a row is told from the best one."""
+"""Significance level of a difference from the best row."""
 
-NOTHING_FOUND = "Nothing has been trained to its end."
+NOTHING_FOUND = "No run has finished yet."
 
 
 class Cost(NamedTuple):
-  """A column of what a run takes; docs/comparing.md says how it is measured.
+  """A column with a cost of a run; docs/comparing.md describes its measurement.
 
   Attributes:
-    title: as a reader sees it.
-    unit: of the numbers that are shown; empty for a count.
-    scale: from the record to that unit.
+    title: title of the column.
+    unit: unit of the shown numbers; empty for a count.
+    scale: factor from the record to that unit.
     meaning: one line, for a table that explains its columns.
-    load: of a time, the column with the cores that other programs used.
+    load: for a time, the column with the cores that other programs used.
   """
 
   title: str
@@ -56,30 +56,30 @@ COSTS: Mapping[str, Cost] = {
 
 
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
-  """What every row of a comparison found: one line for all its seeds.
+  """The results of every row of a comparison, over all its seeds.
 
-  A row with a grid has the point that the choosing runs prefer by their mean of
-  the metric on the first held-out split, points with failed runs last. Records
-  of older versions have no choosing runs; there the reported runs choose.
+  A row with a grid shows the point with the best mean of the metric over the
+  choosing runs, on the first held-out split; points with failed runs come last. In
+  records of older versions, which have no choosing runs, the reported runs choose.
 
   Args:
-    runs: of `frame.runs`.
+    runs: the table of `frame.runs`.
 
   Returns:
-    Columns `task`, `row`, `name`, which is the row without what all rows of the
-    task share, `attention`, `across`, `width`, `grid` and `at_edge`; `split`,
-    `metric`; `seeds` that ended, of `planned` ones; `solved_at` of a task that is
-    all or nothing; `solved`, the seeds at it or above, of `trials`, which are those
-    that ended or failed, where any seed is; `mean`, `low`,
-    `high`, `worst`, `best` of the metric; `p` against the best row, Holm over
-    the rows of the task; `is_best`, and `is_tied`, which cannot be told from it;
-    means of all metrics and of `COSTS`, a time only of runs that had the machine
-    to themselves; `busy`, whether a time was left out; `notes`, `reason`.
-    Sorted within a task, the best first.
+    Columns `task`, `row`, `name`, which is the row without the parts that all rows of
+    the task share, `attention`, `across`, `width`, `grid` and `at_edge`; `split`,
+    `metric`; `seeds` that finished, of `planned` ones; `solved_at`, the threshold of
+    a task that models either solve or fail; `solved`, the number of seeds that reach
+    it, if any does, of `trials`, the seeds that finished or failed; `mean`, `low`,
+    `high`, `worst`, `best` of the metric; `p` against the best row, with Holm's
+    correction over the rows of the task; `is_best`, and `is_tied`, no significant
+    difference from the best; means of all metrics and of `COSTS`, times only of runs
+    that had the machine to themselves; `busy`, whether a time was left out; `notes`,
+    `reason`. Sorted within a task, the best first.
   """
   if runs.empty:
     return pd.DataFrame()
-  # Of a task whose grid is being chosen from, no row is known yet.
+  # A task whose grid points are still being chosen has no rows yet.
   is_open = runs.groupby("task")["choosing"].transform("all")
   tables = [
     _task(group) for _, group in runs[~is_open].groupby("task", sort=False)
@@ -88,12 +88,12 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def is_counted(summary: pd.DataFrame) -> bool:
-  """Whether a task's rows are counted, as 'solved 5 of 8', not averaged."""
+  """Whether a task counts solved seeds, as in 'solved 5 of 8', instead of a mean."""
   return bool(summary["solved"].notna().any())
 
 
 def finding(summary: pd.DataFrame) -> str:
-  """What was found on one task, in a sentence made of its numbers."""
+  """A sentence on the result of one task."""
   ended = summary[summary["seeds"] > 0]
   if ended.empty:
     return NOTHING_FOUND
@@ -105,7 +105,7 @@ def finding(summary: pd.DataFrame) -> str:
         f"{best['solved']:.0f} of {best['trials']:.0f} seeds have {best['metric']} "
         f"of {best['solved_at']:g} or more"
       )
-    return f"`{best['name']}` alone has ended: {reached} on the {best['split']} split."
+    return f"Only `{best['name']}` has finished: {reached} on the {best['split']} split."
   if is_counted(ended):
     alike = (
       ended[["solved", "trials"]].eq(best[["solved", "trials"]]).all(axis=1)
@@ -123,19 +123,20 @@ def finding(summary: pd.DataFrame) -> str:
       f"split, {number(best['mean'])}"
     )
   if best["seeds"] < 2:
-    return text + "; one seed tells no two rows apart."
-  told = others - int(ended["is_tied"].sum() - 1)
+    return text + "; with one seed no difference is significant."
+  different = others - int(ended["is_tied"].sum() - 1)
   if others == 1:
-    rows = f"The other row {'can' if told else 'cannot'}"
+    rows = f"The other row {'differs' if different else 'does not differ'}"
   else:
-    count = {others: "All", 0: "None"}.get(told, told)
-    rows = f"{count} of the {others} other rows can"
+    count = {others: "All", 0: "None"}.get(different, different)
+    rows = f"{count} of the {others} other rows "
+    rows += "differs" if different == 1 else "differ"
   first = "the first" if is_counted(ended) else "it"
-  return f"{text}. {rows} be told from {first} (5 %, Holm)."
+  return f"{text}. {rows} significantly from {first} (5 %, Holm)."
 
 
 def number(value: float) -> str:
-  """A number for a reader: three digits behind the point, or four in all."""
+  """Formats a number for a reader, usually with three decimals."""
   if not math.isfinite(value):
     return "–"
   size = abs(value)
@@ -147,14 +148,14 @@ def number(value: float) -> str:
 
 
 def common(summary: pd.DataFrame) -> list[str]:
-  """The values of `across` that all rows of a task have: 'features=64'."""
+  """The values of `across` that all rows of a task share: 'features=64'."""
   points = [point.split(", ") for point in summary["across"]]
   first = [part for part in points[0] if part] if len(points) > 1 else []
   return [part for part in first if all(part in point for point in points)]
 
 
 def enumeration(names: Sequence[str], most: int = 4) -> str:
-  """'`a`, `b` and `c`'; of more than `most` the first ones, and how many others."""
+  """'`a`, `b` and `c`'; of more than `most` names the first, and a count of the rest."""
   texts = [f"`{name}`" for name in names]
   if len(texts) > most:
     texts = [*texts[: most - 1], f"{len(texts) - most + 1} other rows"]
@@ -186,7 +187,7 @@ def _task(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _common_metrics(ended: pd.DataFrame, metrics: list[str]) -> list[str]:
-  """Without the last position where older runs of the table do not have it."""
+  """The metrics, without `LAST` if older runs of the table do not have it."""
   if criterion.LAST not in metrics or "accuracy" not in metrics:
     return metrics
   older = ended["accuracy"].notna() & ended[criterion.LAST].isna()
@@ -196,8 +197,8 @@ def _common_metrics(ended: pd.DataFrame, metrics: list[str]) -> list[str]:
 def _ranked(
   summary: pd.DataFrame, metric: str, threshold: float | None
 ) -> pd.DataFrame:
-  """Rows by the share of solved seeds, where some are, and by their mean."""
-  # A threshold is of the metric that the task is meant to be judged by, a share.
+  """Sorts rows by the share of solved seeds, if there are any, and by their mean."""
+  # The threshold belongs to the main metric of the task, which is a share.
   lower = is_lower_better(metric)
   solved = [
     sum(x >= threshold for x in values.values()) if values else np.nan
@@ -216,7 +217,7 @@ def _ranked(
 def _row(
   runs: pd.DataFrame, metric: str | None, metrics: list[str]
 ) -> dict[str, Any]:
-  """A line of the summary, with 'values', the metric of each seed behind it."""
+  """A line of the summary, with 'values', the metric of each of its seeds."""
   point, points = _chosen(runs, metric)
   planned = point[~point["choosing"]]
   ended = planned[planned["split"] != ""]
@@ -244,7 +245,7 @@ def _row(
     "metric": metric,
     "values": values,
     "seeds": len(values),
-    # A seed that diverged has not solved its task.
+    # A seed that diverged counts as unsolved.
     "trials": len(ended) + int((planned["status"] == records.FAILED).sum()),
     "planned": len(planned),
     "solved": math.nan,
@@ -276,7 +277,7 @@ def _texts(
   metric: str | None,
   num_values: int,
 ) -> dict[str, str]:
-  """Why a row has nothing to show, or what is to be known of its runs."""
+  """The reason why a row has no result, or notes on its runs."""
   unfinished = planned[planned["split"] == ""]
   counts = collections.Counter(
     f"{run.status}: {run.reason or ''}" for run in unfinished.itertuples()
@@ -298,7 +299,7 @@ def _texts(
 
 
 def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
-  """The runs at the point of the grid that is shown, and how many there are."""
+  """The runs at the chosen point of the grid, and the number of points."""
   points = {grid: group for grid, group in runs.groupby("grid", sort=True)}
   candidates = {
     grid: group for grid, group in points.items() if not group["choosing"].all()
@@ -320,7 +321,7 @@ def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
 
 
 def _significance(summary: pd.DataFrame) -> pd.DataFrame:
-  """Adds the tests of every row against the first."""
+  """Adds tests of every row against the first."""
   best, p_values = summary.iloc[0], []
   for _, row in summary.iterrows():
     if row["row"] == best["row"] or not row["values"]:
@@ -334,7 +335,7 @@ def _significance(summary: pd.DataFrame) -> pd.DataFrame:
       p_values.append(statistics.p_of_means(row["values"], best["values"]))
   summary["p"] = statistics.holm(p_values)
   summary["is_best"] = (summary.index == 0) & (summary["seeds"] > 0)
-  # Not tested, as where a row has one seed, is not told apart either.
+  # Untested rows, such as those with one seed, count as tied.
   summary["is_tied"] = (summary["seeds"] > 0) & ~(summary["p"] < DIFFERENT)
   return summary
 

@@ -1,4 +1,4 @@
-"""What a comparison found on one task, as tables and figures take it."""
+"""The results of a comparison on one task, for tables and figures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -13,19 +13,19 @@ from comparison.records import Record
 
 _LENGTH, _PAIRS = "length_", "pairs_"
 _TRAINED = ("test", "validation")
-"""Splits of the trained length; the first that there is counts."""
+"""Splits of the trained length; the first existing one is used."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Everything of one task.
+  """All results of one task.
 
   Attributes:
-    name: file in configs/.
-    summary: a row a mechanism, the best first, of `summary.summarize`.
-    runs: of `frame.runs`.
-    curves: of `frame.curves`.
-    records: of the runs.
+    name: name of its file in configs/.
+    summary: one row per mechanism, the best first, from `summary.summarize`.
+    runs: rows of `frame.runs`.
+    curves: rows of `frame.curves`.
+    records: records of the runs.
   """
 
   name: str
@@ -36,7 +36,7 @@ class Task:
 
   @property
   def metric(self) -> Any:
-    """The one that decides; None where no run has ended."""
+    """The deciding metric; None if no run has finished."""
     return self.summary.iloc[0]["metric"]
 
   @property
@@ -45,24 +45,24 @@ class Task:
     return self.summary[self.summary["seeds"] > 0]
 
   def runs_of(self, row: Any) -> pd.DataFrame:
-    """The runs behind a row of the summary: at its point, that have ended."""
+    """The finished runs of a row of the summary, at its point of the grid."""
     runs = self.runs
     selection = (runs["row"] == row["row"]) & (runs["grid"] == row["grid"])
     return runs[selection & ~runs["choosing"] & (runs["split"] != "")]
 
   def seed_values(self, row: Any) -> pd.Series:
-    """Seed -> the metric that decides, of the runs behind a row."""
+    """Maps each seed of a row to its deciding metric."""
     values = self.runs_of(row).set_index("seed")[self.metric]
     return pd.to_numeric(values, errors="coerce").dropna()
 
   def points(self, split: str, metric: str) -> pd.DataFrame:
-    """Rows of `curves` with a metric on a split."""
+    """The rows of `curves` with a metric on a split."""
     curves = self.curves
     return curves[(curves["split"] == split) & (curves["metric"] == metric)]
 
   @functools.cached_property
   def at_lengths(self) -> pd.DataFrame:
-    """The metric that decides at each length: `metric_at_lengths` of it."""
+    """The deciding metric at each length, as `metric_at_lengths`."""
     return self.metric_at_lengths(self.metric)
 
   def metric_at_lengths(self, metric: str) -> pd.DataFrame:
@@ -86,7 +86,7 @@ class Task:
 
   @functools.cached_property
   def at_pairs(self) -> pd.DataFrame:
-    """The metric that decides of each seed at each number of pairs to recall.
+    """The deciding metric of each seed at each number of pairs to recall.
 
     Columns `row`, `attention`, `seed`, `pairs`, `value`; empty for other tasks.
     """
@@ -101,7 +101,7 @@ class Task:
   def _final_values(
     self, metric: str
   ) -> Iterator[tuple[pd.Series, Any, dict[str, float]]]:
-    """Of each run its row of the summary, itself, and split -> the last value."""
+    """Yields each run's row of the summary, the run, and its last value per split."""
     curves = self.curves[self.curves["metric"] == metric]
     last = curves.groupby(["run", "split"])["value"].last()
     values_by_run = {
@@ -114,13 +114,13 @@ class Task:
 
 
 def _numbered(values: Mapping[str, float], kind: str) -> dict[int, float]:
-  """The values of the splits of a kind, by number: 128 of 'length_128'."""
+  """The values of the splits of a kind, by their number: 128 for 'length_128'."""
   numbers = {x: x.removeprefix(kind) for x in values if x.startswith(kind)}
   return {int(n): values[x] for x, n in numbers.items() if n.isdecimal()}
 
 
 def by_task(records: Sequence[Record]) -> dict[str, Task]:
-  """What a comparison found, by task, in the order of the summary."""
+  """The results of a comparison by task, in the order of the summary."""
   runs = frame.runs(records)
   return divided(records, runs, frame.curves(records), summarize(runs))
 

@@ -1,1 +1,1 @@
-"""What a run costs: time, memory, floating-point operations."""
+"""The costs of a run: time, memory, floating-point operations."""

@@ -1,4 +1,4 @@
-"""How far a trained model's attention is from what it approximates."""
+"""The approximation error of a trained model's attention."""
 
 from collections.abc import Callable, Mapping
 import functools
@@ -21,27 +21,27 @@ def error(
   variables: Mapping[str, Any],
   batch: Mapping[str, Any],
 ) -> float | None:
-  """‖out − exact‖ / ‖exact‖ over all layers where the mechanism works.
+  """‖out − exact‖ / ‖exact‖ over all layers that have the mechanism.
 
-  `exact` is dense attention on the same trained query, key and value, under the
-  same mask and tables; for LSH it is dense attention among its unit keys, no
-  token seeing itself (one bucket, one chunk). Norms are Frobenius norms over
-  layers, rows, positions (padding included), heads and features.
+  `exact` is dense attention of the same trained query, key and value, with the same
+  mask and tables. For LSH it is dense attention with its unit keys, in which no token
+  attends to itself (one bucket, one chunk). Norms are Frobenius norms over layers,
+  rows, positions (including padding), heads and features.
 
   Returns:
-    The relative error, 0 for dense attention itself; None where the mechanism
-    approximates nothing, as its record says.
+    The relative error, which is 0 for dense attention itself; None if the mechanism
+    approximates nothing, according to its `approximates`.
 
   Raises:
-    ValueError: attention in the model is no module of its own, as in a recurrent
-      model, so it cannot be observed.
+    ValueError: attention cannot be observed, because it is not a separate module, as
+      in a recurrent model.
 
   Cost: that of dense attention.
   """
   config = model.config
   dense = models.AttentionConfig("dense")
   slots = {slot for chosen in config.attentions.values() for slot in chosen}
-  # Dense stands in where a mechanism cannot work; it would hide the error.
+  # Modules that the mechanism does not support are dense; they would hide the error.
   counted = slots - {dense} or slots
   if any(slot.build().approximates is None for slot in counted):
     return None
@@ -73,11 +73,12 @@ def _squares(
 
 
 def exact(attention: Attention) -> Callable[..., Any]:
-  """What a mechanism approximates by its record: `(query, key, value, **call)`."""
+  """The function that a mechanism approximates: `(query, key, value, **call)`."""
   if attention.approximates == "dense":
 
     def dense(query, key, value, **call):
-      # All others are gates, which choose and weigh what dense attention sees whole.
+      # Other options are gates, which select and weight keys; dense attention has
+      # all keys.
       options = {name: x for name, x in call.items() if name in _OPTIONS}
       return dense_attention(query, key, value, **options)
 

@@ -1,4 +1,4 @@
-"""What a step, a forward pass and a decoded token of a run cost."""
+"""The costs of a training step, a forward pass and decoding."""
 
 from collections.abc import Mapping
 import functools
@@ -22,7 +22,7 @@ _DECODED_ROWS = 16
 
 
 def step_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
-  """Floating-point operations of one update; nothing is compiled."""
+  """Floating-point operations of one update, counted without compilation."""
   step = functools.partial(step_lib.train_step, run.functions, run.numbers)
   return flops.count(step, run.shapes, dict(batch), np.int32(0))
 
@@ -43,15 +43,15 @@ def step_cost(
   batch: Batch,
   kind: str = "jit",
 ) -> dict[str, Any]:
-  """Time and memory of one update, as the loop does it.
+  """Time and memory of one update, as in the training loop.
 
-  The median of up to 50 steps or 10 seconds, at least 3, after one to warm up;
-  every step is waited for.
+  The time is the median of up to 50 steps or 10 seconds, of at least 3 steps, after
+  one warm-up step. Each step is synchronised.
 
   Returns:
-    'compile_seconds' (tracing included, no cache on disk), 'step_seconds',
+    'compile_seconds' (with tracing, without the cache on disk), 'step_seconds',
     'temp_bytes' that XLA reserves in addition to arguments and results, and
-    'device_peak_bytes' where the device tells, else None.
+    'device_peak_bytes', which is None if the device does not report it.
   """
   parallel = parallel_lib.make(functions, kind)
   state = parallel.place_state(state)
@@ -82,14 +82,14 @@ def step_cost(
 def decode_cost(
   run: Experiment, variables: Mapping[str, Any], batch: Batch
 ) -> dict[str, Any]:
-  """Speed of decoding to the longest length, and what is kept meanwhile.
+  """The speed of decoding up to the maximal length, and the size of the cache.
 
-  No sequence ends early, so the model's choices do not matter; the encoder, where
-  there is one, runs once and is part of the time.
+  No sequence ends early, so the model's outputs do not matter. The encoder, if there
+  is one, runs once and is part of the time.
 
   Returns:
-    'decode_tokens_per_second' of 16 rows, whose sources are those of `batch`, and
-    `cache_bytes` of one.
+    'decode_tokens_per_second' for 16 rows, whose sources are those of `batch`, and
+    `cache_bytes` for one row.
 
   Raises:
     ValueError: the model cannot decode.
@@ -122,10 +122,11 @@ def decode_cost(
 
 
 def cache_bytes(config: Any, length: int) -> int | None:
-  """What a decoder's self-attention keeps of one sequence, over all layers.
+  """Bytes of the cache of decoder self-attention for one sequence, over all layers.
 
-  Keys and values or a state, and the inputs of short convolutions; nothing of a
-  source. None for a recurrent model, whose state belongs to no mechanism.
+  This counts keys and values or a state, and the inputs of short convolutions, but
+  nothing of a source. None for a recurrent model, whose state belongs to no
+  mechanism.
   """
   if not isinstance(config, models.ModelConfig):
     return None

@@ -1,4 +1,4 @@
-"""Everything that is measured of one run."""
+"""All measurements of one run."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,16 +17,17 @@ from training.pictures import attention_maps
 def trained(
   folder: Path, *, with_map: bool, shape: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-  """Everything that is measured of a trained run.
+  """Measures a trained run.
 
   Args:
-    folder: of the run.
-    with_map: take the attention map of one held-out example as well.
-    shape: this of a run that differs in seed and learning rate alone, whose
-      costs are the same; default measures them.
+    folder: folder of the run.
+    with_map: also computes the attention map of one held-out example.
+    shape: measured costs of a run that differs only in seed and learning rate, which
+      has the same costs; by default they are measured.
 
   Returns:
-    name -> value; None where there is none, its reason in 'notes'.
+    Maps names to values. A value that cannot be measured is None, and 'notes' has the
+    reason.
 
   Raises:
     ConfigError: there is no such run, or it has no intact checkpoint.
@@ -37,7 +38,7 @@ def trained(
   held_out = next(iter(run.task.eval_batches(run.task.eval_splits[0])))
   results = dict(shape or _costs(run, variables, held_out))
   notes = results["notes"] = dict(results["notes"])
-  # The pipeline is in it.
+  # This speed includes the input pipeline.
   speeds = [line.get("tokens_per_second") for line in metrics.read(folder)]
   speeds = [speed for speed in speeds if speed is not None]
   results["tokens_per_second"] = (
@@ -56,7 +57,7 @@ def trained(
 
 
 def step_cost(run: experiment.Experiment) -> dict[str, Any]:
-  """Time and memory of one update of a run, as `costs.step_cost`."""
+  """Time and memory of one update of a run, as in `costs.step_cost`."""
   batch, kind = run.task.train_batch(0), run.config.train.parallel
   return costs.step_cost(run.functions, run.numbers, run.init(), batch, kind)
 
@@ -66,7 +67,7 @@ def _costs(
   variables: Mapping[str, Any],
   held_out: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """What follows from the shape of a run and not from its numbers."""
+  """The costs, which depend on the shapes of a run but not on its values."""
   notes: dict[str, str] = {}
   meter = usage.Meter()
   results = step_cost(run)
@@ -90,7 +91,7 @@ def _costs(
 
 
 def _num_rows(task: Any) -> int:
-  """Rows of the last held-out split, without those that fill a batch."""
+  """The number of rows of the last held-out split, without padding rows."""
   rows = 0
   for batch in task.eval_batches(task.eval_splits[-1]):
     weights = batch.get("weights")
@@ -104,7 +105,7 @@ def _num_rows(task: Any) -> int:
 def _attempt(
   notes: dict[str, str], name: str, measure: Callable[[], Any]
 ) -> Any:
-  """What cannot be is a note; everything else is measured all the same."""
+  """Measures a value; on an error adds a note and returns None."""
   try:
     return measure()
   except (ValueError, NotImplementedError) as error:
@@ -115,5 +116,5 @@ def _attempt(
 def _approximation_error(model, variables, batch) -> float:
   error = approximation.error(model, variables, batch)
   if error is None:
-    raise ValueError("its scores are its own: it approximates nothing")
+    raise ValueError("this mechanism approximates nothing")
   return error

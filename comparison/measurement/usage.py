@@ -1,4 +1,4 @@
-"""What a run took of the machine, what others used meanwhile, and which it was."""
+"""The machine's resources that a run and other programs used."""
 
 import functools
 import os
@@ -13,34 +13,34 @@ import jax
 import psutil
 
 BUSY_CORES = 0.25
-"""What other programs may use of a machine that a run has to itself."""
+"""A run has the machine to itself if other programs use at most so many cores."""
 
 _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 _CPU = Path("/proc/cpuinfo")
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 Usage = dict[str, float]
-"""By the names of columns of results.csv: 'seconds', 'cpu_seconds', 'peak_bytes',
-the largest resident size, and 'others_cores', which others kept busy."""
+"""Columns of results.csv: 'seconds', 'cpu_seconds', 'peak_bytes', the largest resident
+size, and 'others_cores', the cores that other programs kept busy."""
 
 
 class Meter:
-  """Counts what this process takes from when it is made."""
+  """Counts the resources that this process uses from now on."""
 
   def __init__(self):
     self._start, self._own = time.monotonic(), time.process_time()
     self._busy = _busy_seconds()
 
   def others_cores(self) -> float:
-    """Cores that other programs kept busy on average.
+    """The average number of cores that other programs kept busy.
 
-    What a hypervisor gave to other machines counts too.
+    Time that a hypervisor gave to other machines counts too.
     """
     others = _busy_seconds() - self._busy - (time.process_time() - self._own)
     return max(0.0, others / max(time.monotonic() - self._start, 1e-3))
 
   def read(self) -> Usage:
-    """What this process took so far."""
+    """The resources that this process has used so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
       "seconds": time.monotonic() - self._start,
@@ -52,11 +52,11 @@ class Meter:
 
 @functools.cache
 def machine() -> dict[str, str | int | None]:
-  """What this process computes with: 'commit', 'cpu', 'cores', 'jax', 'device'.
+  """The 'commit', 'cpu', 'cores', 'jax' version and 'device' of this process.
 
-  The commit is that of the checkout that this file is in; None where it is in
-  none. Cores are those that this process may use: with another number of them, some
-  sums have another order, and a training other bits.
+  The commit is that of the checkout of this file; None without a checkout. Cores are
+  those that this process may use: another number of cores changes the order of some
+  sums, and so the bits of a training.
   """
   return {
     "commit": _commit(),
@@ -95,6 +95,6 @@ def _cpu() -> str:
 
 
 def _busy_seconds() -> float:
-  """CPU time of all programs since the machine started, over all cores."""
+  """The CPU time of all programs since the machine started, over all cores."""
   times = psutil.cpu_times()._asdict()
   return sum(times.get(name, 0.0) for name in _BUSY)

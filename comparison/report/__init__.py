@@ -1,1 +1,1 @@
-"""Tables, figures and pages for readers."""
+"""Tables, figures and HTML pages for readers."""

@@ -1,7 +1,7 @@
-"""Figures of what a comparison found, from dots of seeds to curves against size.
+"""Figures of a comparison: seeds, learning curves, and quality against cost or size.
 
-Each function of a `Task` returns a figure of matplotlib, or None where there is
-nothing to draw. `styles` says how a mechanism is drawn.
+Each function of a `Task` returns a figure of matplotlib, or None if there is nothing
+to draw. `styles` maps mechanisms to their style.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,13 @@ from comparison.report.style import MUTED
 from settings.typed import literal
 
 _COST_NAMES = ("forward_flops", "step_seconds", "cache_bytes")
-_WIDE = 20.0  # Times the smallest value, from which an axis is logarithmic.
+_WIDE = (
+  20.0  # An axis is logarithmic above this ratio of largest to smallest value.
+)
 
 
 def seeds(task: Task, styles: Styles) -> Any | None:
-  """Every seed as a dot, a row a mechanism, the best on top."""
+  """Every seed as a dot, one row per mechanism, the best at the top."""
   rows = task.ended
   if rows.empty:
     return None
@@ -53,10 +55,10 @@ def seeds(task: Task, styles: Styles) -> Any | None:
   axes.set_yticks(range(len(rows)), list(rows["name"]))
   axes.set_ylim(len(rows) - 0.5, -0.5)
   upper = criterion.upper_bound(first["metric"])
-  if math.isfinite(upper):  # Margins would go on below 0.
+  if math.isfinite(upper):  # Default margins would extend below 0.
     axes.set_xlim(0, upper if first["best"] > upper / 2 else None)
   axes.set_xlabel(
-    f"{first['metric']} on the {first['split']} split, a dot a seed"
+    f"{first['metric']} on the {first['split']} split, one dot per seed"
   )
   figure.suptitle(first["task"])
   return figure
@@ -65,13 +67,13 @@ def seeds(task: Task, styles: Styles) -> Any | None:
 def learning_curves(
   task: Task, styles: Styles, metric: str | None = None
 ) -> Any | None:
-  """The metric of a task by step, a line a seed.
+  """The metric of a task by step, one line per seed.
 
   Args:
-    task: with curves.
-    styles: of its mechanisms.
-    metric: of the first held-out split; by default the one that decides where it
-      was evaluated four times or more, else the loss on training data.
+    task: the task, with its curves.
+    styles: styles of its mechanisms.
+    metric: a metric of the first held-out split; default: the deciding metric if it
+      was evaluated at least four times, else the training loss.
   """
   rows = task.ended
   if rows.empty:
@@ -95,7 +97,7 @@ def learning_curves(
 
 
 def lengths(task: Task, styles: Styles) -> Any | None:
-  """Quality at other lengths than the trained one, a line a seed."""
+  """Quality at lengths other than the trained one, one line per seed."""
   table = task.at_lengths
   names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
   series = [
@@ -107,17 +109,17 @@ def lengths(task: Task, styles: Styles) -> Any | None:
     )
     for (name, _), points in table.groupby(["row", "seed"], sort=False)
   ]
-  title = f"{task.name}: other lengths than the trained one (×1)"
+  title = f"{task.name}: lengths other than the trained one (×1)"
   return line_figure(
     series, styles, title, "length / trained length", task.metric, x_log=True
   )
 
 
 def quality_cost(task: Task, styles: Styles) -> Any | None:
-  """The metric of every seed against what an update and a sequence cost.
+  """The metric of every seed against the cost of an update and of a sequence.
 
-  Costs begin at 0, so that a few per cent look like a few per cent, or are on a
-  logarithmic axis where they differ much.
+  A cost axis starts at 0, which shows differences in proportion, or is logarithmic
+  if the costs differ much.
   """
   rows = task.ended
   names = [name for name in _COST_NAMES if rows[name].nunique() > 1]
@@ -145,31 +147,35 @@ def quality_cost(task: Task, styles: Styles) -> Any | None:
 
 
 def capacity(task: Task, styles: Styles) -> Any | None:
-  """Quality against the memory of a sequence: Figure 2 of Zoology.
+  """Quality against the memory per sequence, as in figure 2 of Zoology.
 
-  A line joins the rows of one mechanism that differ in numbers, such as the width
-  of the model; rows that differ in anything else have lines of their own.
+  A line joins the rows of a mechanism that differ only in numbers, such as the width
+  of the model. Rows that differ in anything else are on separate lines.
   """
   rows = task.ended[task.ended["cache_bytes"].notna()]
   series = []
-  twins = rows["width"].eq("dense").map({True: TWIN, False: ""})
+  counterparts = rows["width"].eq("dense").map({True: TWIN, False: ""})
   shared = common(task.summary)
   kinds = [_words(across, shared) for across in rows["across"]]
-  keys = [rows["attention"], pd.Series(kinds, rows.index, dtype=str), twins]
-  for (attention, kind, twin), group in rows.groupby(keys, sort=False):
+  keys = [
+    rows["attention"],
+    pd.Series(kinds, rows.index, dtype=str),
+    counterparts,
+  ]
+  for (attention, kind, counterpart), group in rows.groupby(keys, sort=False):
     group = group.sort_values("cache_bytes")
     if group["cache_bytes"].nunique() < 2:
       continue
-    name = ", ".join(filter(None, map(str, (attention, kind, twin))))
+    name = ", ".join(filter(None, map(str, (attention, kind, counterpart))))
     kib = [size / 2**10 for size in group["cache_bytes"]]
     series.append(Line(name, str(attention), kib, list(group["mean"])))
   title = f"{task.name}: quality against memory, means over seeds"
-  label = "cache and state of a sequence, KiB"
+  label = "cache and state per sequence, KiB"
   return line_figure(series, styles, title, label, task.metric, x_log=True)
 
 
 def pairs(task: Task, styles: Styles) -> Any | None:
-  """Recall against the number of pairs: means over seeds, a dot a seed."""
+  """Recall against the number of pairs: means over seeds, and one dot per seed."""
   names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
   series, dots = [], []
   for row, points in task.at_pairs.groupby("row", sort=False):
@@ -179,7 +185,7 @@ def pairs(task: Task, styles: Styles) -> Any | None:
     dots.append(
       Line(name, attention, list(points["pairs"]), list(points["value"]))
     )
-  title = f"{task.name}: means over seeds, a dot a seed"
+  title = f"{task.name}: means over seeds, one dot per seed"
   return line_figure(
     series, styles, title, "pairs", task.metric, dots=dots, x_log=True
   )
@@ -188,14 +194,14 @@ def pairs(task: Task, styles: Styles) -> Any | None:
 def scaling(
   rows: Sequence[Mapping[str, Any]], styles: Styles
 ) -> dict[str, Any]:
-  """Time and memory of the attention alone against length.
+  """Time and memory of the attention function alone, against length.
 
   Args:
-    rows: of `benchmarks.scaling`.
-    styles: of their mechanisms.
+    rows: rows of `benchmarks.scaling`.
+    styles: styles of their mechanisms.
 
   Returns:
-    Name of a file -> figure.
+    Maps the names of files to figures.
   """
   labels = {"seconds": "time, s", "temp_bytes": "temporary memory, B"}
   figures: dict[str, Any] = {}
@@ -235,7 +241,7 @@ def legend(figure: Any, mechanisms: Sequence[str], styles: Styles) -> None:
 
 
 def _cost_axis(axes: Any, values: pd.Series) -> None:
-  """A logarithmic x where values differ much, else a linear one from 0."""
+  """Makes the x axis logarithmic if values differ much, else linear from 0."""
   if values.min() > 0 and values.max() > _WIDE * values.min():
     logarithmic_ticks(axes, list(values))
   else:
@@ -243,7 +249,7 @@ def _cost_axis(axes: Any, values: pd.Series) -> None:
 
 
 def _words(across: str, shared: Sequence[str]) -> str:
-  """The parts of a point of `across`, but for shared ones, that are no numbers."""
+  """The non-numeric values of a point of `across`, without the shared ones."""
   values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
   words = (x for x in values if not frame.is_number(values[x]))
   return ", ".join(x for x in words if x not in shared)

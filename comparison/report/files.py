@@ -1,4 +1,4 @@
-"""Everything that a comparison has found, as files for a reader and for programs."""
+"""Writes the results of a comparison as files, for readers and for programs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,26 +30,27 @@ _SHARE = 0.02
 _LATEX_COLUMNS = 6
 
 READING = (
-  "The first column is the metric that decides, on the last held-out split; rows are "
-  "sorted by it. Behind a mean is its 95 % interval over seeds (Student's t; on the "
-  "logit scale for a metric with two bounds). Where a task is all or nothing, rows "
-  "are counted instead: 'solved 5 of 8' seeds, with Wilson's interval of the share, "
-  "beside the mean and the best seed; where a task answers every prefix, by the last "
-  f"position. {tables.TIED} marks the first row and those that "
-  "cannot be told from it at 5 %: Student's t paired by seed, of counts Fisher's "
-  "exact test, in both cases with Holm's correction over the rows of the table. Three "
-  "seeds tell few rows apart, and of counts none: 3 of 3 against 0 of 3 is p = 0.1."
+  "The first column is the deciding metric on the last held-out split; rows are "
+  "sorted by it. A mean is followed by its 95 % interval over seeds (Student's t; on "
+  "the logit scale for a metric with two bounds). If models either solve a task or "
+  "fail, the column counts seeds instead: 'solved 5 of 8', with Wilson's interval of "
+  "the share; further columns have the mean and the best seed. In a task with an "
+  f"answer for every prefix, the last position counts. {tables.TIED} marks the first "
+  "row and the rows that do not differ from it significantly at 5 %, by Student's "
+  "t-test paired by seed, or for counts by Fisher's exact test, both with Holm's "
+  "correction over the rows of the table. With three seeds few differences are "
+  "significant, and for counts none: 3 of 3 against 0 of 3 has p = 0.1."
 )
 
 
 def write(workdir: Path) -> str:
-  """Writes the tables, plots/ and the reports of what there is so far.
+  """Writes the tables, plots/ and the reports of the results so far.
 
-  results.csv and results.jsonl have a row a run, summary.csv a row a mechanism,
-  curves.csv a row for each number of each evaluation.
+  results.csv and results.jsonl have one row per run, summary.csv has one row per
+  mechanism, and curves.csv has one row per value of each evaluation.
 
   Args:
-    workdir: of the comparison.
+    workdir: folder of the comparison.
 
   Returns:
     The text of report.md.
@@ -96,7 +97,7 @@ def write(workdir: Path) -> str:
   page.save(workdir / PLOTS, pictures)
   machine = _machine(runs)
   text = markdown(TITLE, machine, sections)
-  # Whoever has the page open may read it again at any time.
+  # Atomic, because a browser may reload the page at any time.
   atomic.write_text(workdir / TEXT, text)
   atomic.write_text(workdir / TABLES, _latex(tasks))
   atomic.write_text(
@@ -106,13 +107,13 @@ def write(workdir: Path) -> str:
 
 
 def meanwhile(workdir: Path) -> Callable[[], None]:
-  """What a comparison calls after each run, to keep its report up to date.
+  """Returns a function that updates the report, for a comparison to call per run.
 
-  After a report it writes none until 50 times as long has passed as that one took.
-  A fault is printed, and stops nothing.
+  After a report that took t seconds, it writes none for 50 · t seconds. It prints
+  errors and raises none.
 
   Args:
-    workdir: of the comparison.
+    workdir: folder of the comparison.
   """
   due = time.monotonic()
 
@@ -123,15 +124,15 @@ def meanwhile(workdir: Path) -> Callable[[], None]:
       return
     try:
       write(workdir)
-    except Exception as error:  # No run is lost for a page.
-      print(f"  no report: {one_line(error)}; the runs go on", flush=True)
+    except Exception as error:  # A report must not stop the runs.
+      print(f"  no report: {one_line(error)}; the runs continue", flush=True)
     due = start + (time.monotonic() - start) / _SHARE
 
   return refresh
 
 
 def markdown(title: str, byline: str, sections: Sequence[Section]) -> str:
-  """The sections of a page as text: tables, and links to plots/."""
+  """The sections of a page in Markdown: tables, and links to plots/."""
   lines = [f"# {title}", "", f"{_inert(byline)}.", ""]
   for section in sections:
     lines += [f"## {_inert(section.title)}", ""]
@@ -151,7 +152,7 @@ _MARKUP = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
 
 
 def _inert(text: str) -> str:
-  """A text on one line, in which a name of a file is neither HTML nor a link."""
+  """A text on one line, in which no file name becomes HTML or a link."""
   return _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.splitlines()))
 
 
@@ -170,7 +171,7 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _parts(task: Task, styles: Styles) -> list[Any]:
-  """Parts of a task's section: tables, pictures, notes."""
+  """The parts of a task's section: tables, pictures, notes."""
 
   def picture(kind: str, figure: Any, caption: str) -> Picture:
     return Picture(f"{kind}-{anchor(task.name)}", figure, caption)
@@ -179,11 +180,11 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
   parts: list[Any] = [
     ("Quality", tables.quality(task.summary)),
     remarks.row_model(task) or None,
-    picture("seeds", figures.seeds(task, styles), "Every seed is a dot."),
+    picture("seeds", figures.seeds(task, styles), "One dot per seed."),
     picture(
       "curves",
       figures.learning_curves(task, styles),
-      "Learning curves, a line a seed.",
+      "Learning curves, one line per seed.",
     ),
     ("Paired over sentences", tables.bleu(task)),
     ("Other lengths", tables.lengths(task)),
@@ -191,29 +192,31 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
     picture(
       "lengths",
       figures.lengths(task, styles),
-      "Quality at other lengths than the trained one, a line a seed.",
+      "Quality at lengths other than the trained one, one line per seed.",
     ),
     ("Cost", tables.cost(task.summary)),
     picture(
       "quality-cost",
       figures.quality_cost(task, styles),
-      "Quality against cost, a dot a seed.",
+      "Quality against cost, one dot per seed.",
     ),
     picture(
       "capacity",
       figures.capacity(task, styles),
-      "Quality against what is kept of a sequence while it is generated.",
+      "Quality against the size of the cache of a sequence.",
     ),
     picture(
       "pairs",
       figures.pairs(task, styles),
-      "Recall against the number of pairs, a dot a seed.",
+      "Recall against the number of pairs, one dot per seed.",
     ),
     picture(
-      "maps", map_figure, "What every row attends to in one held-out example."
+      "maps",
+      map_figure,
+      "Attention weights of every row in one held-out example.",
     ),
   ]
-  # What a part shows is its second field; some tasks have nothing to show there.
+  # The second field of a part is its content, which is None for some tasks.
   parts = [part for part in parts if part is not None and part[1] is not None]
   notes = [*remarks.doubts(task), *remarks.notes(task)]
   notes += [map_note] * bool(map_note)
@@ -221,53 +224,55 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
 
 
 def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
-  """What all runs share, and how the shown point of a grid was chosen."""
+  """Describes what all runs share, and how the shown point of a grid was chosen."""
   shared = records.shared(workdir)
   parts = []
   if shared.get("match_parameters"):
     parts.append(
-      "All models of a task have the parameters of the one with dense attention, as "
-      "nearly as the width of their feed-forward layers allows."
+      "All models of a task have the parameter count of the model with dense "
+      "attention, as nearly as the width of their feed-forward layers allows."
     )
   elif "match_parameters" in shared:
     parts.append(
-      "Parameters are not matched: each model is as its config has it."
+      "Parameter counts are not matched: each model is as in its config."
     )
   if seconds := shared.get("budget_seconds"):
     parts.append(f"Every run trains for {seconds:g} s.")
   if operations := shared.get("budget_flops"):
-    parts.append(f"Every run trains for {operations:.3g} operations.")
+    parts.append(
+      f"Every run trains for {operations:.3g} floating-point operations."
+    )
   grid = {k: v for k, v in shared.items() if k.startswith("grid.")}
   if grid:
     points = " × ".join(f"`{k[5:]}` ∈ {v}" for k, v in grid.items())
-    choosers = "the seeds that are reported"
+    choosers = "the reported seeds"
     if any(record.get("choosing") for record in run_records):
-      choosers = "seeds of their own"
-    # Of an older version, where the first seed chose at the rungs.
+      choosers = "separate seeds"
+    # In an older version, the first seed chose at the rungs.
     elif "halving.rungs" in shared and shared.get("halving.seeds") != "all":
-      choosers = "the first seed, which is reported as well,"
+      choosers = "the first seed, which is also reported,"
     split = next(
       (s for s in (frame.splits(r)[0] for r in run_records) if s), "first"
     )
     parts.append(
-      f"Each row has the point of {points} that {choosers} preferred on the {split} "
-      "split."
+      f"Each row has the point of {points} with the best result of {choosers} on the "
+      f"{split} split."
     )
   exclusions = ("tasks", "match_parameters", "budget_seconds", "budget_flops")
   exclusions += (ownership.DATA,)
-  leaves = [
-    f"`{leaf} = {value}`"
-    for leaf, value in shared.items()
-    if leaf not in exclusions
-    and not leaf.startswith(("grid.", "across.", "halving."))
+  fields = [
+    f"`{field} = {value}`"
+    for field, value in shared.items()
+    if field not in exclusions
+    and not field.startswith(("grid.", "across.", "halving."))
   ]
-  if leaves:
-    parts.append(f"Set for all runs: {', '.join(leaves)}.")
+  if fields:
+    parts.append(f"Set for all runs: {', '.join(fields)}.")
   return [" ".join(parts)] if parts else []
 
 
 def _machine(runs: pd.DataFrame) -> str:
-  """What the runs were made on, as far as they tell."""
+  """The machines and versions of the runs, as far as they are recorded."""
   parts = []
   for name in ("device", "cpu", "cores", "jax", "commit"):
     values = (
@@ -280,7 +285,7 @@ def _machine(runs: pd.DataFrame) -> str:
 
 
 def _references(references: Mapping[str, Mapping[str, float]]) -> str:
-  """`From elsewhere: nanoGPT loss 1.88.`"""
+  """Reference results of other sources: 'From elsewhere: nanoGPT loss 1.88.'"""
   results = ", ".join(
     f"{source} {metric} {value:g}"
     for source, values in references.items()
@@ -294,11 +299,11 @@ _ESCAPED = {ord(x): f"\\{x}" for x in "&%$#_{}"} | {
   ord("~"): r"\textasciitilde{}",
   ord("^"): r"\textasciicircum{}",
 }
-"""How LaTeX writes what it reads otherwise; pandas escapes cells and no caption."""
+"""LaTeX escapes for captions; pandas escapes only cells."""
 
 
 def _latex(tasks: Mapping[str, Task]) -> str:
-  """A table a task, with booktabs: name, result and what a paper has room for."""
+  """One table per task, with booktabs: name, result and a few more columns."""
   texts = []
   for name, task in tasks.items():
     quality, cost = tables.quality(task.summary), tables.cost(task.summary)

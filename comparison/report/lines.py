@@ -1,6 +1,6 @@
-"""Lines of a figure: on one panel with names at their ends, or a panel each.
+"""Line figures: one panel with a name at the end of each line, or small multiples.
 
-`line_figure` draws what `comparison.report.figures` gives it; `Line` is one of them.
+`line_figure` draws the lines that `comparison.report.figures` collects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,16 @@ from comparison.report.style import Style
 
 Styles = Mapping[str, Style]
 
-_FEW = 8  # Lines that one panel can hold.
+_FEW = 8  # Largest number of names on one panel.
 
 
 class Line(NamedTuple):
   """One line of a figure.
 
   Attributes:
-    name: what it is called where it has a name beside it.
-    attention: whose colour it has.
-    x: places, growing.
+    name: name of the line, written beside it.
+    attention: mechanism, which determines its colour.
+    x: increasing positions.
     y: values.
   """
 
@@ -46,21 +46,21 @@ def line_figure(
   x_log: bool = False,
   y_log: bool = False,
 ) -> Any | None:
-  """Lines with their names at their ends, or a panel each where they are many.
+  """Draws lines with their names at their ends, or in one panel per mechanism.
 
-  More than eight names are small multiples, a panel a mechanism, with the mean of
-  every name in grey behind it; rows of one mechanism are fainter one by one, as a
-  legend below all panels says.
+  More than eight names become small multiples: one panel per mechanism, with the
+  mean of every name in grey in the background. The rows of a mechanism differ in
+  opacity, which a legend below all panels explains.
 
   Args:
-    series: the lines; those of one name belong together, as seeds do.
-    styles: of their mechanisms.
-    title: of the figure.
-    x_label: of the axis, with its unit.
-    y_label: likewise.
-    dots: points beside the lines of their mechanism, not joined.
-    x_log: a logarithmic axis with ticks at the places of the lines.
-    y_log: a logarithmic axis.
+    series: the lines; lines of the same name belong together, such as seeds.
+    styles: styles of their mechanisms.
+    title: title of the figure.
+    x_label: label of the x axis, with its unit.
+    y_label: label of the y axis, with its unit.
+    dots: points of the mechanisms that are not joined.
+    x_log: makes the x axis logarithmic, with ticks at the positions of the lines.
+    y_log: makes the y axis logarithmic.
 
   Returns:
     The figure; None without lines.
@@ -87,7 +87,7 @@ def line_figure(
       axes.tick_params(labelbottom=True)
       axes.set_xlabel(x_label)
   means = [_mean(series, name) for name in names]
-  # Rows of one mechanism have its colour, and are told apart by its strength.
+  # Rows of one mechanism share its colour and differ in opacity.
   kinds = list(dict.fromkeys(map(_kind, series)))
   strengths = {x: 1 - 0.7 * n / len(kinds) for n, x in enumerate(sorted(kinds))}
   for axes, (key, group) in zip(panels, groups.items(), strict=False):
@@ -133,12 +133,12 @@ def line_figure(
 
 
 def _kind(line: Line) -> str:
-  """What tells a line from others of its mechanism: 'features=16'."""
+  """The part of a name that distinguishes rows of a mechanism: 'features=16'."""
   return line.name.removeprefix(line.attention).removeprefix(", ")
 
 
 def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
-  """Writes each name, with its marker, to the right of where its lines end."""
+  """Writes each name, with its marker, to the right of the ends of its lines."""
   ends: dict[str, list[Line]] = {}
   for line in series:
     ends.setdefault(line.name, []).append(line)
@@ -154,12 +154,12 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
     name: sum(place(line.y[-1]) for line in group) / len(group)
     for name, group in ends.items()
   }
-  # From the bottom up, each at least a line of text above the one before.
+  # From the bottom up, keep each name a line of text above the previous one.
   gap, height = 0.075, -math.inf
   order = sorted(heights, key=heights.__getitem__)
   for name in order:
     height = heights[name] = max(heights[name], height + gap)
-  # What went over the top moves down again.
+  # Move names that are now above the top down again.
   limit = 1.0
   for name in reversed(order):
     heights[name] = min(heights[name], limit)
@@ -177,13 +177,13 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
 
 
 def new_figure(size: tuple[float, float]) -> Any:
-  """An empty figure of so many inches, whose layout keeps labels apart."""
-  # Without pyplot, which would keep every figure and ask for a display.
+  """An empty figure with a size in inches, whose layout keeps labels apart."""
+  # Not pyplot, which would keep every figure and need a display.
   return Figure(figsize=size, layout="constrained")
 
 
 def _mean(series: Sequence[Line], name: str) -> Line:
-  """The mean of the lines of a name, at the places that all of them have."""
+  """The mean of the lines of a name, at their common positions."""
   curves = [
     dict(zip(line.x, line.y, strict=True))
     for line in series
@@ -196,11 +196,11 @@ def _mean(series: Sequence[Line], name: str) -> Line:
 
 
 def logarithmic_ticks(axes: Any, places: Sequence[float]) -> None:
-  """A logarithmic x with ticks at the places, or at powers of two near them."""
+  """A logarithmic x axis with ticks at the places, or at powers of two near them."""
   axes.set_xscale("log", base=2)
   ticks = sorted(set(places))
   logs = [math.log2(tick) for tick in ticks]
-  spacing = (logs[-1] - logs[0]) / 6  # At least, or labels would overlap.
+  spacing = (logs[-1] - logs[0]) / 6  # Closer labels would overlap.
   if any(right - left < spacing for left, right in itertools.pairwise(logs)):
     low, high = math.ceil(logs[0]), math.floor(logs[-1])
     stride = math.ceil((high - low + 1) / 6) or 1
@@ -211,6 +211,6 @@ def logarithmic_ticks(axes: Any, places: Sequence[float]) -> None:
 
 
 def shortened(name: str) -> str:
-  """'mine:plain' of the import path 'package.mine:plain'; other names as they are."""
+  """Shortens the import path 'package.mine:plain' to 'mine:plain'; else unchanged."""
   path, colon, attribute = name.partition(":")
   return path.rpartition(".")[2] + colon + attribute if colon else name

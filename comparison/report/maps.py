@@ -1,4 +1,4 @@
-"""Attention maps of one example, a panel a mechanism, on one scale."""
+"""Attention maps of one example, one panel per mechanism, on one scale."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -11,15 +11,15 @@ import numpy as np
 from comparison.analysis.task import Task
 from comparison.plan import label
 
-_READABLE = 32  # Tokens that a small panel can name.
-_MOST = 30
+_READABLE = 32  # Largest number of tokens that a small panel labels.
+_MOST = 30  # Largest number of panels.
 
 
 def task_map(task: Task) -> tuple[Any | None, str]:
-  """What every row of a task attends to in the same held-out example.
+  """The attention weights of every row of a task in the same held-out example.
 
   Returns:
-    The figure, None where no run has a map; and why rows have none, in one line.
+    The figure, or None if no run has a map; and one line on the rows without a map.
   """
   sketches: dict[str, Mapping[str, Any]] = {}
   for record in task.records:
@@ -32,19 +32,19 @@ def task_map(task: Task) -> tuple[Any | None, str]:
   note = ""
   if maps and missing_names:
     note = (
-      f"No map of {missing_names}: no weights over tokens could be formed, or no run "
-      "has been measured."
+      f"No map of {missing_names}: the mechanism has no weights over tokens, or no "
+      "run has been measured."
     )
   return draw(task.name, maps) if 0 < len(maps) <= _MOST else None, note
 
 
 def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
-  """One figure of several maps.
+  """Draws several maps in one figure.
 
   Args:
-    subject: its title begins with it.
-    maps: name -> 'weights' [heads, T, S], 'query_labels', 'key_labels',
-      'query_axis', 'key_axis', 'title', as a record has them.
+    subject: start of the title.
+    maps: maps names to 'weights' [heads, T, S], 'query_labels', 'key_labels',
+      'query_axis', 'key_axis' and 'title', as in a record.
   """
   means = {k: np.asarray(m["weights"], float).mean(0) for k, m in maps.items()}
   top = max(float(weights.max()) for weights in means.values())
@@ -76,7 +76,7 @@ def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
   bar = figure.colorbar(
     image, ax=panels, shrink=1 if rows == 1 else 0.6, aspect=30, pad=0.01
   )
-  # Equally apart on the scale of square roots, where whole tenths would overlap.
+  # Equally spaced on the square-root scale, where round numbers would overlap.
   ticks = [top * (n / 4) ** 2 for n in range(5)]
   bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
   bar.set_label("mean weight of the heads, √ scale")
@@ -94,7 +94,7 @@ def _name_ticks(axis: Any, labels: Sequence[str]) -> None:
 
 
 def _visible(token: str) -> str:
-  """A token that can be seen, and that XML can hold."""
+  """A token with visible characters that are valid in XML."""
   return "".join(
     "␣" if c == " " else c if c.isprintable() else "·" for c in token
   )

@@ -1,4 +1,4 @@
-"""One HTML file that opens offline: text, tables that sort, figures."""
+"""One HTML file that opens offline: text, sortable tables, figures."""
 
 import base64
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from comparison.report import style
 from comparison.report.tables import Table
 
 LIMIT = 1_000_000
-"""Bytes of a page, of which the tables' script is a quarter."""
+"""Size limit of a page in bytes; the script of the tables takes a quarter of it."""
 
 
 _DPI = 150
@@ -31,8 +31,8 @@ class Picture(NamedTuple):
 
   Attributes:
     stem: name of its files in plots/.
-    figure: of matplotlib.
-    caption: what is to be seen.
+    figure: figure of matplotlib.
+    caption: caption of the figure.
   """
 
   stem: str
@@ -41,12 +41,12 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-  """A part of a page with a heading: paragraphs, tables and pictures in order.
+  """A section of a page: paragraphs, tables and pictures in order.
 
   Attributes:
-    title: its heading.
-    parts: a text is a paragraph, a list of texts a list of notes; texts may have
-      `code` in backticks. A table has its own title in front of it, as a pair.
+    title: heading of the section.
+    parts: a string is a paragraph, a list of strings a list of notes; strings may
+      have `code` in backticks. A table is a pair of its title and itself.
   """
 
   title: str
@@ -60,18 +60,17 @@ def render(
   plots: Path,
   limit: int = LIMIT,
 ) -> str:
-  """The page.
+  """Renders the HTML of the page.
 
-  Tables are sorted, searched and their columns hidden by DataTables, from the
-  bundle that itables brings. The largest pictures are links where the page would
-  be larger than `limit`.
+  DataTables, from the bundle in itables, sorts and searches the tables and hides
+  columns. If the page would exceed `limit`, the largest pictures become links.
 
   Args:
-    title: its heading.
-    byline: what it was measured on.
-    sections: from top to bottom.
-    plots: folder that `save` has written the pictures to.
-    limit: bytes.
+    title: heading of the page.
+    byline: the machine and the versions.
+    sections: the sections from top to bottom.
+    plots: the folder to which `save` has written the pictures.
+    limit: size limit in bytes.
   """
   images = {
     part.stem: _webp(plots / f"{part.stem}.png")
@@ -112,28 +111,28 @@ def save(folder: Path, pictures: Sequence[Picture]) -> None:
     for picture in pictures:
       figure, path = picture.figure, folder / picture.stem
       figure.set_dpi(_DPI)
-      # Laid out once for both files.
+      # Compute the layout once for both files.
       figure.draw_without_rendering()
       figure.set_layout_engine("none")
       figure.savefig(path.with_name(f"{picture.stem}.png"), dpi=_DPI)
-      # The date would make every file new.
+      # A date would change the file each time.
       svg = path.with_name(f"{picture.stem}.svg")
       figure.savefig(svg, metadata={"Date": None})
 
 
 def prose(text: str) -> Markup:
-  """Escaped, with what is in backticks as code."""
+  """Escapes a text, and turns parts in backticks into code."""
   escaped = html.escape(text)
   return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))
 
 
 def anchor(text: str) -> str:
-  """A name of a file or an anchor: 'paper/needle' is two words."""
+  """Makes a file name or an anchor of a text: 'paper-needle' of 'paper/needle'."""
   return re.sub(r"[^\w.-]+", "-", text)
 
 
 def _webp(path: Path) -> str:
-  """A picture in base64: lines in WebP are a third of their PNG or SVG."""
+  """A picture as WebP in base64, a third of the size of PNG or SVG."""
   target = io.BytesIO()
   with Image.open(path) as image:
     size = (image.width * 3 // 4, image.height * 3 // 4)
@@ -144,7 +143,7 @@ def _webp(path: Path) -> str:
 
 @functools.cache
 def _bundle(name: str) -> str:
-  """A file of itables, compressed, in base64: browsers can decompress it."""
+  """A file of itables, gzipped, in base64; browsers can decompress it."""
   content = read_package_file(f"html/{name}")
   packed = gzip.compress(str(content).encode(), mtime=0)
   return base64.b64encode(packed).decode()

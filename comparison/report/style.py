@@ -1,4 +1,4 @@
-"""One look for all figures: a mechanism keeps its colour, dash and marker."""
+"""The style of all figures: each mechanism has a fixed colour, dash and marker."""
 
 from collections.abc import Generator, Iterable
 import contextlib
@@ -11,15 +11,16 @@ from attention import ATTENTIONS
 
 
 class Style(NamedTuple):
-  """How a mechanism is drawn: arguments of `Axes.plot`."""
+  """The style of a mechanism: arguments of `Axes.plot`."""
 
   color: str
   linestyle: Any
   marker: str
 
 
-# Found by search: under normal vision and the three kinds of colour blindness any
-# two are at least 9 apart in OKLab (× 100), and all have 3 : 1 of contrast on white.
+# Found by a search: any two colours differ by at least 9 in OKLab (× 100), for normal
+# vision and the three kinds of colour blindness, and all have a contrast of 3 : 1 on
+# white.
 _COLORS = (
   *("#000000", "#003fb6", "#a44903", "#639600", "#b951bf", "#1d97ff"),
   *("#e1756e", "#1d7887", "#690b6e", "#a28eae", "#664e50"),
@@ -30,11 +31,12 @@ MUTED = "#8a8a8a"
 
 
 def styles(attentions: Iterable[str]) -> dict[str, Style]:
-  """Mechanism -> its style, the same in every figure.
+  """Maps each mechanism to its style, which is the same in every figure.
 
-  The n-th mechanism of the registry has the n-th style: with 11 colours, a dash
-  for every round of them and 13 markers, no two of the first 44 share colour and
-  dash, and none of the first 143 colour and marker. Variants follow by name.
+  The n-th mechanism of the registry has the n-th style. With 11 colours, a new dash
+  after each cycle of them, and 13 markers, no two of the first 44 share colour and
+  dash, and no two of the first 143 share colour and marker. Variants follow, sorted
+  by name.
   """
   mechanisms = list(ATTENTIONS)
   names = [*mechanisms, *sorted({*attentions} - {*mechanisms})]
@@ -68,14 +70,14 @@ def look() -> Generator[None]:
     "legend.fontsize": 7.5,
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
-    # The same file for the same numbers.
+    # Makes equal files for equal numbers.
     "svg.hashsalt": "comparison",
-    # Tokens and reasons are text, even with dollar signs.
+    # Tokens and reasons are plain text, even with dollar signs.
     "text.parse_math": False,
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
   }
   with matplotlib.rc_context(settings), warnings.catch_warnings():
-    # A token without a glyph is a box in PNG, and itself in SVG.
+    # A token without a glyph becomes a box in PNG; SVG keeps its text.
     warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
     yield

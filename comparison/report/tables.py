@@ -1,4 +1,4 @@
-"""Tables for readers, of the tables for programs."""
+"""Tables for readers, from the tables for programs."""
 
 from collections.abc import Mapping
 import math
@@ -17,14 +17,14 @@ from settings.typed import literal
 from training.best import is_lower_better
 
 TIED = "≈"
-"""Stands behind rows that cannot be told from the best one."""
+"""Marks rows that do not differ significantly from the best one."""
 
 NOTHING = "–"
 _WHOLE = "sequence_accuracy"
 
 
 class Cell(NamedTuple):
-  """What a reader sees, and what a table sorts by."""
+  """The text of a cell, and the key by which a table sorts it."""
 
   text: str
   order: float | str = math.nan
@@ -34,10 +34,10 @@ class Table(NamedTuple):
   """A table.
 
   Attributes:
-    header: a title for each column.
-    rows: of cells.
-    shared: title -> what all rows have in a column that is therefore left out.
-    legend: what is to be known to read it; may be empty.
+    header: the title of each column.
+    rows: the cells.
+    shared: maps the titles of omitted columns to the value that all rows share.
+    legend: an explanation of the table; may be empty.
   """
 
   header: list[str]
@@ -46,16 +46,16 @@ class Table(NamedTuple):
   legend: str = ""
 
   def frame(self) -> pd.DataFrame:
-    """Its texts."""
+    """The texts of the cells."""
     texts = [[cell.text for cell in row] for row in self.rows]
     return pd.DataFrame(texts, columns=self.header)
 
 
 def quality(summary: pd.DataFrame) -> Table:
-  """What a task's rows reached, the metric that decides first.
+  """The results of a task's rows, starting with the deciding metric.
 
   Args:
-    summary: of a task.
+    summary: summary of one task.
   """
   rows = [row for _, row in summary.iterrows()]
   columns: dict[str, list[Cell]] = {
@@ -65,7 +65,9 @@ def quality(summary: pd.DataFrame) -> Table:
   }
   decides = summary.iloc[0]["metric"]
   others = [name for name in criterion.HEADLINES if name in summary]
-  if summary["solved_at"].notna().any():  # All or nothing.
+  if (
+    summary["solved_at"].notna().any()
+  ):  # Models either solve the task or fail.
     others = ["best", _WHOLE, "accuracy"]
     if summary_lib.is_counted(summary):
       others.insert(0, "mean")
@@ -77,9 +79,9 @@ def quality(summary: pd.DataFrame) -> Table:
     dict(part.split("=", 1) for part in point.split(", ") if part)
     for point in summary["grid"]
   ]
-  for leaf in sorted({leaf for point in points for leaf in point}):
-    columns[leaf.replace("_", " ")] = [
-      _grid_cell(point.get(leaf, NOTHING), leaf in edge.split(", "))
+  for field in sorted({field for point in points for field in point}):
+    columns[field.replace("_", " ")] = [
+      _grid_cell(point.get(field, NOTHING), field in edge.split(", "))
       for point, edge in zip(points, summary["at_edge"], strict=True)
     ]
   names = ["slots", "options"]
@@ -94,16 +96,16 @@ def quality(summary: pd.DataFrame) -> Table:
   ]
   legend = remarks.older_metric(summary)
   if any(summary["at_edge"]):
-    edge = "a value at the end of its grid, where a wider one may do better."
+    edge = "a value at the edge of its grid; a wider grid may do better."
     legend = f"{legend} (edge): {edge}".strip()
   table = _table(columns, keep=2, legend=legend)
   parts = [part.partition("=") for part in summary_lib.common(summary)]
-  shared = {leaf.replace("_", " "): value for leaf, _, value in parts}
+  shared = {field.replace("_", " "): value for field, _, value in parts}
   return table._replace(shared=shared | dict(table.shared))
 
 
 def cost(summary: pd.DataFrame) -> Table | None:
-  """What a task's rows take; None where nothing was measured."""
+  """The costs of a task's rows; None if nothing was measured."""
   ended = summary[summary["seeds"] > 0]
   names = [name for name in COSTS if ended[name].notna().any()]
   if len(names) < 2:
@@ -119,22 +121,22 @@ def cost(summary: pd.DataFrame) -> Table | None:
   legend = ""
   if busy := int(ended["busy"].sum()):
     legend = (
-      f"Times of {busy} of {len(ended)} rows are left out or are those of some seeds "
-      f"alone: other programs used more than {BUSY_CORES} cores while they "
-      "were taken. `compare.py measure` takes them again."
+      f"Times of {busy} of {len(ended)} rows are missing or come from only some "
+      f"seeds: other programs used more than {BUSY_CORES} cores during the "
+      "measurement. `compare.py measure` repeats it."
     )
   return _table(columns, keep=2, legend=legend)
 
 
 def lengths(task: Task, metric: str | None = None) -> Table | None:
-  """Quality at each length, the mean of the seeds and the worst to the best.
+  """Quality at each length: the mean over seeds, the worst and the best seed.
 
   Args:
-    task: of one length, or of several.
-    metric: by default the one that decides.
+    task: the task.
+    metric: the metric; default: the deciding one.
 
   Returns:
-    None for a task of one length, and for one without the metric.
+    The table; None for a task of one length or without the metric.
   """
   metric = metric or task.metric
   table = task.metric_at_lengths(metric)
@@ -142,7 +144,7 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
     return None
   rows = task.summary[task.summary["row"].isin(table["row"])]
   limit = float(task.summary["solved_at"].max())
-  if not (table["value"] >= limit).any():  # Nobody is counted.
+  if not (table["value"] >= limit).any():  # No seed solves any length.
     limit = math.nan
   columns = {"mechanism": _names(rows)}
   worst, best = ("max", "min") if is_lower_better(metric) else ("min", "max")
@@ -158,12 +160,12 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
 
 
 def whole_sequences(task: Task) -> Table | None:
-  """`lengths` of sequences without a wrong answer; None where that decides."""
+  """`lengths` for the share of faultless sequences; None if that already decides."""
   return lengths(task, _WHOLE) if task.metric != _WHOLE else None
 
 
 def bleu(task: Task) -> Table | None:
-  """Each row against the best, paired over sentences; None without sentences."""
+  """Compares each row with the best, paired over sentences; None without sentences."""
   if task.metric != "bleu":
     return None
   sentences = {
@@ -194,23 +196,24 @@ def bleu(task: Task) -> Table | None:
     "p, Holm": [Cell(number(p), p) for p in statistics.holm(p_values)],
   }
   legend = (
-    f"Against `{best}`. The paired bootstrap over sentences (Koehn 2004), the same "
-    "draw for both rows and all seeds: what other sentences would change for these "
-    "models. The table of quality says what other seeds would change. The interval "
-    "is two-sided; SacreBLEU's p is nearly one-sided, about half of a two-sided one."
+    f"Against `{best}`. Paired bootstrap over sentences (Koehn 2004), with the same "
+    "draws for both rows and all seeds: the uncertainty of these models over other "
+    "sentences. The table of quality has the uncertainty over other seeds. The "
+    "interval is two-sided; SacreBLEU's p is nearly one-sided, about half of a "
+    "two-sided one."
   )
   return Table(list(columns), _rows(columns), {}, legend)
 
 
 def result(row: Any, brief: bool = False) -> Cell:
-  """The metric of a row: 'solved 3 of 3', or a mean with its interval."""
+  """The metric of a row: '3 of 3' solved seeds, or a mean with its interval."""
   if not row["seeds"]:
     return Cell(row["reason"] or NOTHING)
   mark = f" {TIED}" if row["is_tied"] else ""
   if not math.isnan(row["solved"]):
     solved, seeds = int(row["solved"]), int(row["trials"])
     low, high = statistics.wilson(solved, seeds)
-    # Of one seed it would say that nothing is known.
+    # For one seed the interval says nothing.
     ends = "" if brief or seeds < 2 else f" [{low:.2f}, {high:.2f}]"
     worse = -row["mean"] if is_lower_better(row["metric"]) else row["mean"]
     return Cell(
@@ -218,19 +221,19 @@ def result(row: Any, brief: bool = False) -> Cell:
     )
   text = number(row["mean"])
   if not brief and not math.isnan(row["low"]):
-    # Both ends have as many digits as the mean, even where they are near 0.
+    # Both ends have as many digits as the mean, even near 0.
     form = "{:.3f}".format if 0.01 <= abs(row["mean"]) < 10 else number
     text += f" [{form(row['low'])}, {form(row['high'])}]"
   return Cell(text + mark, row["mean"])
 
 
 def _names(summary: pd.DataFrame) -> list[Cell]:
-  """Names of rows, without what all of them have in common."""
+  """The names of rows, without the parts that all of them share."""
   return [Cell(name, name) for name in summary["name"]]
 
 
 def _deciding(summary: pd.DataFrame) -> str:
-  """Title of the column that decides."""
+  """The title of the deciding column."""
   first = summary.iloc[0]
   if summary_lib.is_counted(summary):
     return f"solved ({first['metric']} ≥ {first['solved_at']:g})"
@@ -252,7 +255,7 @@ def _grid_cell(value: str, at_edge: bool) -> Cell:
 
 
 def _spread(values: pd.Series, limit: float, worst: str, best: str) -> Cell:
-  """'3 of 8; 0.8 (0.7–0.9)': seeds at the limit, mean, and ends where they differ."""
+  """'3 of 8; 0.8 (0.7–0.9)': seeds that reach the limit, mean, and worst to best."""
   if values.empty:
     return Cell(NOTHING)
   low, high = (number(values.agg(end)) for end in (worst, best))
@@ -263,7 +266,7 @@ def _spread(values: pd.Series, limit: float, worst: str, best: str) -> Cell:
 
 
 def _sentences(task: Task, row: Any) -> dict[int, np.ndarray]:
-  """Seed -> statistics of its sentences [N, 10]."""
+  """Maps each seed to the statistics of its sentences [N, 10]."""
   names = set(task.runs_of(row)["run"])
   return {
     record["seed"]: np.asarray(record["sentences"], float)
@@ -277,7 +280,7 @@ def _difference(
   others: Mapping[int, np.ndarray],
   effective_order: bool,
 ) -> statistics.Difference | None:
-  """Over the seeds that both have; None where sentences are not the same."""
+  """The difference over common seeds; None if the sentences are not the same."""
   seeds = sorted(sentences.keys() & others.keys())
   ours, theirs = (
     [sample[seed] for seed in seeds] for sample in (sentences, others)
@@ -294,7 +297,7 @@ def _table(
   keep: int,
   legend: str = "",
 ) -> Table:
-  """Leaves out columns behind the first that say nothing or the same of all rows."""
+  """Omits empty columns and columns with one value for all rows, after `keep`."""
   selection: dict[str, list[Cell]] = {}
   shared: dict[str, str] = {}
   for place, (title, cells) in enumerate(columns.items()):

@@ -28,18 +28,19 @@ def simulated(spread, names="abcde"):
 
 def test_one_model_is_said_in_one_line_beside_the_pairs():
   assert model(simulated(0.005)) == (
-    "One model of row and seed (10 degrees of freedom, where a pair has 2; Holm) "
-    "tells all of the 5 other rows from the first."
+    "In a joint model of row and seed (10 degrees of freedom; a pair has 2; Holm), "
+    "all of the 5 other rows differ significantly from the first."
   )
   assert model(simulated(0.005, ["lsh", *"abcde"])).endswith(
-    "tells 5 of the 6 other rows from the first, and not `dense`."
+    "5 of the 6 other rows differ significantly from the first, but not `dense`."
   )
 
 
 def test_rows_of_other_seeds_are_said_to_be_left_out():
   found = [*simulated(0.005), *runs("lsh", [0.2, 0.3])]
   assert model(found).endswith(
-    "tells all of the 5 other rows from the first (without `lsh`, of other seeds)."
+    "all of the 5 other rows differ significantly from the first (without `lsh`: "
+    "other seeds)."
   )
 
 
@@ -48,7 +49,7 @@ def test_variances_that_differ_are_said():
   found += runs("lsh", [0.2, 0.6, 0.4])
   text = model(found)
   assert "The variances of the rows differ (Bartlett, p = " in text
-  assert text.endswith("misleads: go by ≈.")
+  assert text.endswith("misleads: rely on ≈.")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_points_that_were_stopped_while_they_learned_are_named():
     stopped("lsh", [3.4, 3.4, 3.4, 3.39]),  # It had stopped by itself.
   ]
   (text,) = remarks.doubts(by_task(found)["recall"])
-  assert text.startswith("Halving stopped points whose loss still fell")
+  assert text.startswith("Halving stopped points whose loss was still falling")
   assert text.endswith(
     ": `delta: learning_rate=0.03` and `dense: learning_rate=0.1`"
   )
@@ -111,7 +112,7 @@ def test_choosing_seeds_that_disagree_are_counted():
     run("dense", 10_000, 0.0, rate=0.1, choosing=True, solved_at=0.95)
   )
   (text,) = remarks.doubts(by_task(found)["recall"])
-  assert text.endswith("much by chance: `delta: 1 of 4`")
+  assert text.endswith("much on chance: `delta: 1 of 4`")
 
 
 def test_a_report_says_how_many_runs_there_are_while_some_are_missing(folder):
@@ -127,7 +128,7 @@ def test_a_report_says_how_many_runs_there_are_while_some_are_missing(folder):
   text = files.write(folder)
   head = text[: text.index("## How to read this")]
   assert "2 of 6 runs done; what follows may change with the others." in head
-  assert "`dense` alone has ended" in head
+  assert "Only `dense` has finished" in head
   for n in range(2, 6):
     ending = {"status": "failed", "reason": "x", "final": {}, "history": []}
     records.update(folder, identity(n), **run("dense", n, 0.5) | ending)

@@ -233,7 +233,7 @@ def test_figures_do_not_repeat_what_all_rows_share():
 
 def test_a_comparison_without_results_says_so(tmp_path):
   text = files.write(tmp_path)
-  assert "Nothing has been trained to its end." in text
+  assert "No run has finished yet." in text
 
 
 def test_the_largest_pictures_give_way(tmp_path):

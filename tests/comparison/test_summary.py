@@ -101,8 +101,8 @@ def test_all_or_nothing_is_counted():
   assert list(shown.iloc[1, 2:]) == ["0.713", "1.000"]
   assert finding(records) == (
     "`dense` solved 8 of 8 seeds (accuracy of 0.95 or more on the test split); 1 of "
-    "3 rows solved none. 1 of the 2 other rows can be told from the first (5 %, "
-    "Holm)."
+    "3 rows solved none. 1 of the 2 other rows differs significantly from the "
+    "first (5 %, Holm)."
   )
 
 
@@ -164,7 +164,7 @@ def test_what_was_not_tested_is_not_told_apart():
   """A row of one seed has no p, and one row of several is told in other words."""
   records = runs("dense", [0.9, 0.91, 0.92]) + runs("delta", [0.3, 0.31, 0.34])
   assert finding(records).endswith(
-    "0.910. The other row can be told from it (5 %, Holm)."
+    "0.910. The other row differs significantly from it (5 %, Holm)."
   )
   found = summarize([*records, run("linear", 0, 0.1)])
   assert list(found["is_tied"]) == [True, False, True]
@@ -174,11 +174,11 @@ def test_nothing_is_concluded_from_one_row():
   waiting = run("delta", 0, 0.0, status="stopped", final={}, history=[])
   records = [*runs("dense", [0.9, 0.92]), waiting]
   assert finding(records) == (
-    "`dense` alone has ended: accuracy 0.910 on the test split."
+    "Only `dense` has finished: accuracy 0.910 on the test split."
   )
   solved = runs("dense", [1, 0.2], solved_at=0.95)
   assert finding(solved) == (
-    "`dense` alone has ended: 1 of 2 seeds have accuracy of 0.95 or more on the "
+    "Only `dense` has finished: 1 of 2 seeds have accuracy of 0.95 or more on the "
     "test split."
   )
 
@@ -190,7 +190,7 @@ def test_many_rows_are_named_by_the_first():
     "`a`, `b`, `c` and 3 other rows solved 3 of 3 seeds"
   )
   assert finding(records).endswith(
-    "None of the 5 other rows can be told from the first (5 %, Holm)."
+    "None of the 5 other rows differ significantly from the first (5 %, Holm)."
   )
 
 
