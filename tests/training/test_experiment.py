@@ -13,9 +13,8 @@ from settings.errors import ConfigError
 from settings.leaves import put
 from tests.attention.forms import KINDS
 from tests.here import here, is_here
-from tests.training.tiny import drawn
+from tests.training.tiny import Parts, drawn
 from training import experiment, experiment_config, workdir
-from training.devices import parallel
 
 _GENERATED = ("recall", "induction", "selective_copy", "needle", "listops")
 PAPER = (*_GENERATED, "duplicate")
@@ -240,12 +239,10 @@ def test_every_mechanism_trains(attention, tmp_path):
     },
   )
   run = experiment.create(experiment_config.parse(config), tmp_path)
-  functions = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
-  state = functions.place_state(drawn(run))
-  batch = functions.place_batch(run.task.train_batch(0))
-  losses = []
-  for step in range(10):
-    state, metrics = functions.train(run.numbers, state, batch, step)
+  programs = Parts.of(run).on()
+  state, batch, losses = programs.place(drawn(run)), run.task.train_batch(0), []
+  for _ in range(10):
+    state, metrics = programs.train(state, batch)
     total, count = metrics["loss"]
     losses.append(float(total / count))
   assert np.isfinite(losses).all()
@@ -263,12 +260,14 @@ def test_redrawing_draws_the_mechanism_anew(tmp_path):
   config = load("recall", "performer", redraw_every=1, **small)
   config = experiment_config.parse(config)
   run = experiment.create(config, tmp_path)
-  draw = jax.jit(run.functions.draw_constants)
-  first, second = (draw(jax.random.key(seed)) for seed in (1, 2))
-  assert jax.tree.map(jax.typeof, first) == jax.tree.map(
-    lambda leaf: jax.typeof(jax.numpy.zeros(leaf.shape, leaf.dtype)),
-    run.shapes.collections["constants"],
-  )
+  state, seen = run.init(), []
+  for seed in (1, 2):
+    at = state._replace(seed=np.int32(seed))
+    new, _ = Parts.of(run).on().update(at, run.task.train_batch(0))
+    seen.append(new.collections["constants"])
+  first, second = seen
+  shapes = run.shapes.collections["constants"]
+  assert jax.tree.map(np.shape, first) == jax.tree.map(np.shape, shapes)
   for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
     assert (x != y).any()
 
