@@ -3,7 +3,6 @@
 import dataclasses
 
 import chex
-import jax
 import numpy as np
 import PIL.Image
 import pytest

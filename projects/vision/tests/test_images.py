@@ -1,7 +1,6 @@
 """Models of images are trained, taken up again, exported, and teach others."""
 
 import chex
-import jax
 import numpy as np
 import PIL.Image
 import pytest
