@@ -12,7 +12,6 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
-from models.rows import by_rows
 from models.slot_config import SlotConfig
 from models.slot_variants import GlobalAttention, ShawAttention
 
@@ -49,9 +48,9 @@ class Mlp(nn.Module):
     )
     activation = config.activation_function
     if not config.gated:
-      return by_rows(lambda rows: last(activation(first(rows))), inputs)
+      return last(activation(first(inputs)))
     gate = dense(config.mlp_features, name="gate")
-    return by_rows(lambda x: last(activation(gate(x)) * first(x)), inputs)
+    return last(activation(gate(inputs)) * first(inputs))
 
 
 class Block(nn.Module):

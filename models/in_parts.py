@@ -11,7 +11,6 @@ from jaxtyping import Array
 
 from attention import Attention
 from models.mechanism_variables import gate_names
-from models.rows import positions_apart
 
 
 @contextlib.contextmanager
@@ -38,7 +37,7 @@ def attention_in_parts(
       module.attention, mesh, axis_name, module.mechanism, *args, **kwargs
     )
 
-  with positions_apart(), nn.intercept_methods(intercept):
+  with nn.intercept_methods(intercept):
     yield
 
 

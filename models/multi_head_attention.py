@@ -17,7 +17,7 @@ from attention import rotary as rotate
 from attention.recurrent.recurrence import for_values, unit_length
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
-from models.rows import by_rows, where_rows
+from models.rows import where_rows
 from models.short_convolution import ShortConvolution
 from models.slot_config import SlotConfig
 
@@ -328,7 +328,7 @@ class MultiHeadAttention(nn.Module):
     convolve: Convolve | None = None,
   ) -> Float[Array, "B T N H"]:
     """A projection of the inputs, which `convolve` may mix along positions."""
-    x = by_rows(getattr(self, name), inputs)
+    x = getattr(self, name)(inputs)
     if self.config.short_convolution and convolve is not None:
       x = convolve(getattr(self, f"{name}_short_convolution"), x)
     return x.reshape(*inputs.shape[:2], *self.projected[name])
@@ -431,7 +431,7 @@ class MultiHeadAttention(nn.Module):
       out = self.out_norm(out)
     if gate != "none":
       function = getattr(jax.nn, gate.removesuffix("_head"))
-      gates = function(by_rows(self.gate, inputs))
+      gates = function(self.gate(inputs))
       out = out * gates.reshape(*out.shape[:3], -1)
     out = out.reshape(*out.shape[:2], -1)
     if kind == "rms_joint":
@@ -440,7 +440,7 @@ class MultiHeadAttention(nn.Module):
       groups = self.config.num_qk_heads or self.dims.num_heads
       grouped = out.reshape(*out.shape[:2], groups, -1)
       out = self.out_norm(grouped).reshape(out.shape)
-    return by_rows(self.out, out)
+    return self.out(out)
 
 
 def projected(

@@ -7,7 +7,6 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from models.multi_head_attention import MultiHeadAttention
-from models.rows import by_rows
 
 SHAW_DISTANCE = 16
 """k: keys farther away share a relative key, as in the paper's base model."""
@@ -64,7 +63,7 @@ class GlobalAttention(MultiHeadAttention):
       return own
     heads, kv_heads = self.dims[:2]
     qkv = tuple(
-      by_rows(dense, inputs).reshape(*inputs.shape[:2], number, -1)
+      dense(inputs).reshape(*inputs.shape[:2], number, -1)
       for dense, number in (
         (self.global_query, heads),
         (self.global_key, kv_heads),

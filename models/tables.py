@@ -4,8 +4,6 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.rows import by_rows
-
 
 def token_table(
   size: int,
@@ -35,12 +33,9 @@ def token_table(
 def logits(x: Float[Array, "*A F"], table: nn.Embed) -> Float[Array, "*A V"]:
   """Products of features with every row of a table, in float32 or float64."""
   rows = table.embedding.astype(x.dtype)
-  return by_rows(
-    lambda x: jnp.einsum(
-      "...F,VF->...V",
-      x,
-      rows,
-      preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
-    ),
+  return jnp.einsum(
+    "...F,VF->...V",
     x,
+    rows,
+    preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
   )

@@ -19,7 +19,6 @@ from models.depthwise import depthwise
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import kernel_init
-from models.rows import by_rows
 from models.sizes import check_length
 from projects.speech.config import ConformerConfig
 from projects.speech.features import (
@@ -74,7 +73,7 @@ class Convolution(nn.Module):
       config.features, kernel_init=kernel_init(self.out_scale), name="out"
     )
     mask = mask if config.mask_convolution else None
-    value, gate = jnp.split(by_rows(first, x), 2, axis=-1)
+    value, gate = jnp.split(first(x), 2, axis=-1)
     x = without_padding(value * jax.nn.sigmoid(gate), mask)
     kernel = self.param(
       "kernel",
@@ -86,7 +85,7 @@ class Convolution(nn.Module):
     x = BatchNorm(config.dtype, config.param_dtype, name="batch_norm")(
       x, mask, deterministic=deterministic, axis_name=axis_name
     )
-    return by_rows(last, ACTIVATIONS[config.activation](x))
+    return last(ACTIVATIONS[config.activation](x))
 
 
 class ConformerBlock(nn.Module):
@@ -256,7 +255,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
     x = self.dropout(x, deterministic=deterministic)
     for block in self.encoder:
       x = block(x, mask, deterministic=deterministic, axis_name=axis_name)
-    logits = by_rows(self.symbols, self.encoder_norm(x))
+    logits = self.symbols(self.encoder_norm(x))
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
