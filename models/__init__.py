@@ -28,7 +28,7 @@ from models.attention_config import (
 )
 from models.config import KINDS, PAD_ID, ModelConfig
 from models.decoding import Generated, generate
-from models.in_parts import attention_in_parts
+from models.in_parts import sequence_sharded
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
 from models.published.load import Pretrained, load_pretrained, save_pretrained
@@ -58,7 +58,7 @@ __all__ = [
   "forward",
   "forward_and_state",
   "attention_maps",
-  "attention_in_parts",
+  "sequence_sharded",
   "observe_attention",
   "replace_attention",
   "generate",

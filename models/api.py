@@ -4,14 +4,12 @@ from collections.abc import Callable, Mapping
 import functools
 from typing import Any, cast
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.kind import NOTHING, Config, Model, Sizes
-from models.mechanism_variables import gate_names
-from models.multi_head_attention import every_head
+from models.multi_head_attention import MultiHeadAttention, attend, every_head
 from settings.import_paths import load
 
 Batch = Mapping[str, Any]
@@ -237,22 +235,11 @@ def replace_attention(
   """
   ids, options = model.arguments(batch)
 
-  def intercept(following, args, kwargs, context):
-    if context.method_name != "attend":
-      return following(*args, **kwargs)
-    module = context.module
+  def replaced(module: MultiHeadAttention, query, key, value, **call):
     place = "/".join(module.path)
-    attention = module.attention
+    own = functools.partial(attend, module)
+    query, key = every_head(query, key, value)  # For mechanisms of any kind.
+    return replacement(place, module.attention, own, query, key, value, **call)
 
-    def own(query, key, value, inputs=None, gates=None, **call):
-      del inputs
-      call |= gates or {}
-      return attention.apply(module.mechanism, query, key, value, **call)
-
-    names = gate_names(attention, module.mechanism, kwargs["inputs"])
-    gates = {name: kwargs.pop(name) for name in names}
-    args = *every_head(*args), args[2]  # For mechanisms of any kind.
-    return replacement(place, attention, own, *args, gates=gates, **kwargs)
-
-  with nn.intercept_methods(intercept):
-    return cast(Array, model.apply(variables, *ids, **options))
+  model = model.clone(attend=replaced)
+  return cast(Array, model.apply(variables, *ids, **options))

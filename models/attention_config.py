@@ -67,7 +67,10 @@ class AttentionConfig:
 
   def build(self) -> Attention:
     """Returns the mechanism; equal configs give the same object."""
-    registry.check_imports(self.name)
+    if (
+      ":" in self.name
+    ):  # Built before, it may be refused where this is called.
+      registry.check_imports(self.name)
     return _build(self)
 
   @property

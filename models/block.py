@@ -11,7 +11,7 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
-from models.multi_head_attention import MultiHeadAttention, kernel_init
+from models.multi_head_attention import MultiHeadAttention, attend, kernel_init
 from models.slot_config import SlotConfig
 from models.slot_variants import GlobalAttention, ShawAttention
 
@@ -70,6 +70,7 @@ class Block(nn.Module):
     cross_mechanism: attends to an encoder's output; None has no such sub-layer.
     max_memory_length: of the encoder's output.
     is_decoder: whether it is one of a decoder, whose self-attention is causal.
+    attend: calls the mechanism of an attention module.
   """
 
   config: ModelConfig
@@ -78,6 +79,7 @@ class Block(nn.Module):
   cross_mechanism: AttentionConfig | None = None
   max_memory_length: int = 0
   is_decoder: bool = False
+  attend: Callable[..., Array] = attend
 
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""
@@ -142,6 +144,7 @@ class Block(nn.Module):
       dropout_rate=model.attention_dropout_rate,
       dtype=model.dtype,
       param_dtype=model.param_dtype,
+      attend=self.attend,
       **options,
     )
 

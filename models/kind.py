@@ -36,9 +36,10 @@ Model = Any
   arguments   `(batch) -> (positional, options)` of a call: what it reads
   example     `() -> batch`, of which `initialize` reads the shapes
 
-A call returns logits `[B, T, V]`. A module may say more of itself: `state`, names of
-collections that a step of training replaces, as batch norm does its running
-statistics; `draw_attention` and `name_map`, how its attention is drawn
+A call returns logits `[B, T, V]`. A module may say more of itself: `attend`, a field
+that it gives to each `MultiHeadAttention`, so that `models.sequence_sharded` and
+`models.replace_attention` can replace it; `state`, names of collections that a step
+of training replaces, as batch norm does its running statistics; `draw_attention` and `name_map`, how its attention is drawn
 (`training.pictures.attention_maps`), `input_file` and `draw_input`, likewise of a file
 (`training.commands.draw_attention`); `as_published`, what it is as a published model
 (`models.as_pretrained`).

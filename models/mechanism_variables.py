@@ -6,7 +6,6 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-from jaxtyping import Array
 
 from attention import Attention, Dims
 from models.attention_config import AttentionConfig
@@ -58,12 +57,3 @@ def mechanism_variables(
         collection, "attention", made, collection
       ).value
   return variables
-
-
-def gate_names(
-  attention: Attention, variables: Any, inputs: Array
-) -> tuple[str, ...]:
-  """The options that a mechanism reads from its inputs; computes nothing."""
-  if attention.gates is None:
-    return ()
-  return tuple(jax.eval_shape(attention.gates, variables, inputs))

@@ -49,9 +49,9 @@ class GlobalAttention(MultiHeadAttention):
     """Makes the slot and the projections of global tokens."""
     super().setup()
     heads, kv_heads, head_dim = self.dims[:3]
-    self.global_query = self.dense(heads * head_dim)
-    self.global_key = self.dense(kv_heads * head_dim)
-    self.global_value = self.dense(kv_heads * self.sizes.values)
+    self.global_query = self.projection(heads * head_dim)
+    self.global_key = self.projection(kv_heads * head_dim)
+    self.global_value = self.projection(kv_heads * self.mechanism_dims.values)
 
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]

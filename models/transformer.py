@@ -1,6 +1,6 @@
 """Encoder, decoder and encoder-decoder Transformers from one block."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import math
 from typing import Any, ClassVar, cast
@@ -16,6 +16,7 @@ from models.block import Block, apply_layers
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.kind import Sizes
+from models.multi_head_attention import attend
 from models.sizes import check_length, id_sizes
 
 OPTIONAL = (
@@ -37,6 +38,7 @@ class Transformer(nn.Module):
     max_source_length: the longest source; 0 without an encoder.
     max_target_length: the longest target; 0 without a decoder.
     shared_vocabulary: source and target ids mean the same.
+    attend: calls the mechanism of an attention module.
   """
 
   config: ModelConfig
@@ -45,6 +47,7 @@ class Transformer(nn.Module):
   max_source_length: int
   max_target_length: int
   shared_vocabulary: bool = False
+  attend: Callable[..., Array] = attend
 
   optional: ClassVar[tuple[str, ...]] = OPTIONAL
 
@@ -99,7 +102,9 @@ class Transformer(nn.Module):
         setattr(self, f"{stack}_norm", config.make_norm())
     if has_encoder:
       self.encoder = [
-        Block(layer_config, mechanism, self.max_source_length)
+        Block(
+          layer_config, mechanism, self.max_source_length, attend=self.attend
+        )
         for layer_config, mechanism in zip(
           config.encoder_configs,
           config.layers("encoder_attention"),
@@ -119,6 +124,7 @@ class Transformer(nn.Module):
           cross_mechanism,
           self.max_source_length,
           is_decoder=True,
+          attend=self.attend,
         )
         for layer_config, mechanism, cross_mechanism in zip(
           config.decoder_configs, mechanisms, cross_mechanisms, strict=True

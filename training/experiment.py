@@ -27,6 +27,7 @@ from training import best, ownership
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
 from training.devices import cluster, memory, parallel
+from training.devices import mesh as mesh_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState, is_schedule_free
 from training.step import Numbers, StepFunctions
@@ -167,8 +168,8 @@ def create(
       "expected 0"
     )
   functions = StepFunctions(
-    forward=lambda variables, batch, rng: models.forward(
-      model, variables, batch, dropout_rng=rng
+    forward=lambda variables, batch, rng, mesh=None: models.forward(
+      _sharded(model, mesh), variables, batch, dropout_rng=rng
     ),
     metric_sums=task.metric_sums,
     optimizer=functools.partial(optimizer_lib.make_optimizer, *schedule),
@@ -368,6 +369,13 @@ def _published_state(config, model, optimizer, has_ema) -> TrainState:
   return TrainState.first(variables, optimizer, has_ema)
 
 
+def _sharded(model, mesh):
+  """The model, for a mesh whose devices share sequences; None is without."""
+  if mesh is None:
+    return model
+  return models.sequence_sharded(model, mesh, mesh_lib.SEQUENCE)
+
+
 def _own_functions(config, task, model, shapes) -> dict[str, Any]:
   """What a model with state or losses, or a task with its own loss, changes."""
   functions: dict[str, Any] = {}
@@ -383,9 +391,13 @@ def _own_functions(config, task, model, shapes) -> dict[str, Any]:
     # One program for all devices sees the whole batch; one for each of them has
     # to ask the others.
     axis = parallel.AXIS if config.train.parallel == "pmap" else None
-    functions["forward_and_state"] = lambda variables, batch, rng: (
+    functions["forward_and_state"] = lambda variables, batch, rng, mesh=None: (
       models.forward_and_state(
-        model, variables, batch, dropout_rng=rng, axis_name=axis
+        _sharded(model, mesh),
+        variables,
+        batch,
+        dropout_rng=rng,
+        axis_name=axis,
       )
     )
   if hasattr(task, "loss"):

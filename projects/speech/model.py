@@ -1,6 +1,6 @@
 """Encoders of speech that end in a logit of every symbol at every position."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import math
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from models.config import ACTIVATIONS
 from models.depthwise import depthwise
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
-from models.multi_head_attention import kernel_init
+from models.multi_head_attention import attend, kernel_init
 from models.sizes import check_length
 from projects.speech.config import ConformerConfig
 from projects.speech.features import (
@@ -97,6 +97,7 @@ class ConformerBlock(nn.Module):
     config: of the model.
     mechanism: attends within the sequence.
     max_length: of the sequence.
+    attend: calls the mechanism of an attention module.
 
   Paper: Conformer, section 2.4, arXiv:2005.08100.
   """
@@ -104,6 +105,7 @@ class ConformerBlock(nn.Module):
   config: ConformerConfig
   mechanism: AttentionConfig
   max_length: int
+  attend: Callable[..., Array] = attend
 
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""
@@ -125,6 +127,7 @@ class ConformerBlock(nn.Module):
       dtype=config.dtype,
       param_dtype=config.param_dtype,
       out_scale=out_scale,
+      attend=self.attend,
     )
     self.convolution_norm = block.make_norm()
     self.convolution = Convolution(config, out_scale)
@@ -173,6 +176,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
     max_length: positions of the longest input.
     frames_shape: frames and bands of the longest input; None where samples are
       read.
+    attend: calls the mechanism of an attention module.
 
   Paper: Conformer, arXiv:2005.08100; `docs.md` says what differs.
   """
@@ -183,6 +187,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
   vocab_size: int
   max_length: int
   frames_shape: tuple[int, int] | None = None
+  attend: Callable[..., Array] = attend
 
   @nn.nowrap
   def arguments(
@@ -216,7 +221,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
     front = Extractor if self.frames_shape is None else Subsampling
     self.front = front(config)
     self.encoder = [
-      ConformerBlock(config, mechanism, self.max_length)
+      ConformerBlock(config, mechanism, self.max_length, attend=self.attend)
       for mechanism in config.layers("encoder_attention")
     ]
     self.encoder_norm = config.block.make_norm()

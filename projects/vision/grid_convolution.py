@@ -77,7 +77,7 @@ class ConvolvedAttention(MultiHeadAttention):
   def setup(self) -> None:
     """Makes the slot, and a convolution for each of its projections."""
     super().setup()
-    for name in self.projected:
+    for name in self.projections:
       convolution = GridConvolution(
         self.convolution, self.dtype, self.param_dtype
       )
@@ -98,7 +98,7 @@ class ConvolvedAttention(MultiHeadAttention):
     return {
       name: getattr(self, f"{name}_convolution")(x, grid, **options)
       for name, x in sources.items()
-      if name in self.projected
+      if name in self.projections
     }
 
 

@@ -183,8 +183,7 @@ def _jit(functions, mesh) -> Parallel:
         )
       if sizes[mesh_lib.SEQUENCE] == 1:
         return forward(variables, *arguments)
-      with models.attention_in_parts(mesh, mesh_lib.SEQUENCE):
-        return forward(variables, *arguments)
+      return forward(variables, *arguments, mesh=mesh)
 
     return call
 
