@@ -75,18 +75,18 @@ CONFIGS: Mapping[str, type] = ImportPaths(
     **registered("MODELS"),
   }
 )
-"""Kind of a model -> the config that describes it."""
+"""Kind of a model -> its config class."""
 
 
 def find(kind: str) -> type:
-  """The config of a kind of model: of `CONFIGS`, or of an import path.
+  """Finds the config class of a kind of model, in `CONFIGS` or by import path.
 
   Args:
     kind: a key of `CONFIGS`, or 'package.module:attribute' of a class that
       follows `models.kind.Config`.
 
   Raises:
-    ValueError: there is none, or it is no dataclass.
+    ValueError: no such kind exists, or it is not a dataclass.
   """
   config = registry.named(kind, CONFIGS, "Config")
   expected = "expected a dataclass that follows models.kind.Config"
@@ -94,7 +94,7 @@ def find(kind: str) -> type:
     raise ValueError(
       f"{expected}, but {kind} is of type {type(config).__name__}"
     )
-  # `create` imports it, so no leaf of a file may say what it is.
+  # `create` imports it, so no config field of a file may set it.
   fields = [field.name for field in dataclasses.fields(config)]
   if not isinstance(getattr(config, "module", None), str) or "module" in fields:
     raise ValueError(f"{expected}, but {kind} has no `module: ClassVar[str]`")

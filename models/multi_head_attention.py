@@ -40,7 +40,7 @@ _NORMS = types.MappingProxyType(
     ),
   }
 )
-"""`query_key_norm` or `output_norm` -> the norm, where it has variables."""
+"""`query_key_norm` or `output_norm` -> the norms that have variables."""
 
 
 def attend(
@@ -78,15 +78,15 @@ class MultiHeadAttention(nn.Module):
   query is its key ('shared_qk') has no key projection, and one that makes its own
   keys and values ('own_keys') has none of values either.
 
-  A mechanism's own variables are 'attention', in 'params' (trained) or 'constants'
-  (not). Decoding keeps its cache in 'cache', and projected keys and values of an
-  encoder in 'memory'. With 'intermediates' mutable, a call sows its matrix
-  `[B, N, T, S]` as 'attention_weights', and with 'losses' mutable what its mechanism
-  adds to the loss.
+  The variables of the mechanism are 'attention', in 'params' (trained) or
+  'constants' (not trained). Decoding stores its cache in 'cache', and projected keys
+  and values of an encoder in 'memory'. If 'intermediates' is mutable, a call sows its
+  attention matrix `[B, N, T, S]` as 'attention_weights'; if 'losses' is mutable, it
+  sows its mechanism's own loss.
 
   Attributes:
     attention: the mechanism.
-    dims: its sizes: heads, key/value heads, head dimension, longest key.
+    dims: dimensions of the mechanism: heads, key/value heads, head dimension, …
     features: width of the output.
     config: biases, norms, gates and widths of the projections.
     rotary: whether queries and keys are rotated by their positions.
@@ -113,7 +113,7 @@ class MultiHeadAttention(nn.Module):
   attend: Callable[..., Array] = attend
 
   def setup(self) -> None:
-    """Makes the projections and reads the mechanism's variables."""
+    """Creates the projections and the mechanism's variables."""
     config = self.config
     value_dim = config.value_dim or self.dims.value_dim
     self.mechanism_dims = dims = self.dims._replace(value_dim=value_dim)
@@ -162,17 +162,17 @@ class MultiHeadAttention(nn.Module):
     deterministic: bool = True,
     **call: Any,
   ) -> Float[Array, "B T F"]:
-    """Attends from `inputs` to `memory`, or to itself where that is None.
+    """Attends from `inputs` to `memory`, or to `inputs` if that is None.
 
     Args:
       inputs: `[B, T, F]`, of any width.
       memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
-      deterministic: no dropout; otherwise the rng 'dropout' is needed.
-      **call: `mask`, `is_causal`, `query_segment_ids`, …: the mechanism's call.
+      deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
+      **call: `mask`, `is_causal`, `query_segment_ids`, …: options of the mechanism.
 
     Raises:
-      ValueError: the mechanism cannot honour an option.
+      ValueError: the mechanism does not support an option.
     """
     memory = inputs if memory is None else memory
     sources = {"query": inputs, "key": memory, "value": memory}
@@ -198,7 +198,7 @@ class MultiHeadAttention(nn.Module):
     return self.output(out, inputs, value)
 
   def _sow(self, query, key, value, call):
-    """Sows the attention matrix and the mechanism's own loss where they are asked for."""
+    """Sows the attention matrix and the mechanism's own loss if they are asked for."""
     if self.is_mutable_collection("intermediates"):
       apply = functools.partial(self.attention.apply, self.mechanism)
       weights = attention_weights(apply, *every_head(query, key, value), **call)
@@ -215,14 +215,14 @@ class MultiHeadAttention(nn.Module):
     deterministic: bool,
     call: dict[str, Any],
   ) -> dict[str, Float[Array, "B S F"]]:
-    """The inputs of each projection; a subclass may transform them and read `call`."""
+    """Returns the inputs of each projection; a subclass may transform them."""
     del positions, deterministic, call
     return sources
 
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """The options that this module adds to a call of its mechanism."""
+    """Returns the options that this module adds to a call of its mechanism."""
     del inputs, call
     return self._scale
 
@@ -248,7 +248,7 @@ class MultiHeadAttention(nn.Module):
     lengths: Int[Array, "B"],
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
-    """A causal call on P positions; the first `lengths` enter 'cache'."""
+    """Attends causally over P positions; the first `lengths` enter 'cache'."""
     arrays = self._qkv(
       inputs, positions, lambda convolution, x: convolution.prefill(x, lengths)
     )
@@ -288,7 +288,7 @@ class MultiHeadAttention(nn.Module):
     positions: Positions,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
-    """The next position of a causal call; `tables` are biases by distance."""
+    """Attends from the next position to those in 'cache', which it enters."""
     decode = cast(Callable[..., Any], self.attention.decode)
     arrays = self._qkv(inputs, positions, ShortConvolution.decode)
     call = tables | self.options(inputs, tables)
@@ -310,9 +310,9 @@ class MultiHeadAttention(nn.Module):
     inputs: Float[Array, "BL 1 F"],
     mask: Bool[Array, "B 1 1 S"] | None,
   ) -> Float[Array, "BL 1 F"]:
-    """Attends to what `remember` kept.
+    """Attends to the keys and values that `remember` stored.
 
-    Beams of an example, next to one another along the first axis, share its keys
+    The beams of an example are adjacent along the first axis. They share its keys
     and values as queries of one call, which 'rowwise' mechanisms allow.
     """
     key = self.get_variable("memory", "key")
@@ -334,7 +334,7 @@ class MultiHeadAttention(nn.Module):
   def projection(
     self, size: int, init: Any = None, use_bias: bool | None = None
   ) -> nn.Dense:
-    """A dense layer, with a bias if the config has one."""
+    """Creates a dense layer, with a bias if the config has one."""
     return nn.Dense(
       size,
       use_bias=self.config.attention_bias if use_bias is None else use_bias,
@@ -433,7 +433,7 @@ class MultiHeadAttention(nn.Module):
     return jnp.repeat(x, self.dims.num_heads // shared, axis=2)
 
   def _gates(self, inputs, positions):
-    """The gates that the mechanism computes from the inputs; its shared key is rotated."""
+    """The mechanism's gates, computed from the inputs, with its shared key rotated."""
     if self.attention.gates is None:
       return {}
     gates = dict(self.attention.gates(self.mechanism, inputs))
@@ -496,7 +496,7 @@ class MultiHeadAttention(nn.Module):
 def projection_shapes(
   attention: Attention, config: SlotConfig, dims: Dims
 ) -> dict[str, tuple[int, int]]:
-  """Name of each projection that a mechanism needs -> its heads and their width."""
+  """Returns the number of heads and their width for each projection by name."""
   shared = config.num_qk_heads
   query = shared or dims.num_heads, dims.head_dim
   if "own_keys" in attention.supports:
@@ -521,7 +521,7 @@ def every_head(
 def orthogonal_part(
   out: Float[Array, "B T N V"], value: Float[Array, "B T K V"]
 ) -> Float[Array, "B T N V"]:
-  """The component of each result orthogonal to the value at its position."""
+  """Returns the component of each result orthogonal to its position's value."""
   value = jnp.repeat(value, out.shape[2] // value.shape[2], axis=2)
   wide, own = out.astype(jnp.float32), unit_length(value)
   along = jnp.sum(wide * own, axis=-1, keepdims=True)
@@ -529,7 +529,7 @@ def orthogonal_part(
 
 
 def kernel_init(scale: float = 1.0):
-  """Normal with standard deviation `scale` / √fan_in, truncated."""
+  """Truncated normal initializer with standard deviation `scale` / √fan_in."""
   return nn.initializers.variance_scaling(
     scale**2, "fan_in", "truncated_normal"
   )

@@ -10,7 +10,7 @@ Tree = TypeVar("Tree")
 
 
 def where_rows(chosen: Bool[Array, "B"], new: Tree, old: Tree) -> Tree:
-  """Takes the chosen rows from `new` and the others from `old`; arrays `[B, …]`."""
+  """Selects the chosen rows of `new` and the others of `old`; arrays `[B, …]`."""
 
   def where(x, y):
     return jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y)

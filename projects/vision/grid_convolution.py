@@ -112,17 +112,17 @@ class ConvolvedBlock(Block):
   convolution: int = 3
 
   @nn.nowrap
-  def make_slot(
+  def make_attention(
     self,
     mechanism: AttentionConfig,
     max_length: int,
     config: SlotConfig,
-    slot: type[MultiHeadAttention] | None = None,
+    module_type: type[MultiHeadAttention] | None = None,
     **options: Any,
   ) -> MultiHeadAttention:
-    """A slot with convolutions."""
-    del slot
-    return super().make_slot(
+    """Creates an attention module with convolutions."""
+    del module_type
+    return super().make_attention(
       mechanism,
       max_length,
       config,

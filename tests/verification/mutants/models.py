@@ -138,8 +138,8 @@ MUTANTS = (
   ),
   Mutant(
     "models/published/t5.py",
-    '(f"params/{ours}/{new}/kernel",), family.TURNED',
-    '(f"params/{ours}/{new}/kernel",), family.SAME',
+    "family.TRANSPOSED",
+    "family.SAME",
     _PUBLISHED,
     "square matrices are not transposed",
   ),
