@@ -26,14 +26,18 @@ from models.attention_config import (
   missing,
   slots,
 )
+from models.attention_module_config import (
+  AroundConfig,
+  RotaryScaling,
+  SlotConfig,
+)
 from models.config import KINDS, PAD_ID, ModelConfig
 from models.decoding import Generated, generate
-from models.in_parts import sequence_sharded
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
 from models.published.load import Pretrained, load_pretrained, save_pretrained
 from models.published.trained import as_pretrained
-from models.slot_config import AroundConfig, RotaryScaling, SlotConfig
+from models.sequence_shards import sequence_sharded
 from settings.import_paths import ImportPaths, registered
 
 __all__ = [

@@ -9,7 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.kind import NOTHING, Config, Model, Sizes
-from models.multi_head_attention import MultiHeadAttention, attend, every_head
+from models.multi_head_attention import (
+  MultiHeadAttention,
+  apply_mechanism,
+  every_head,
+)
 from settings.import_paths import load
 
 Batch = Mapping[str, Any]
@@ -237,7 +241,7 @@ def replace_attention(
 
   def replaced(module: MultiHeadAttention, query, key, value, **call):
     place = "/".join(module.path)
-    own = functools.partial(attend, module)
+    own = functools.partial(apply_mechanism, module)
     query, key = every_head(query, key, value)  # For mechanisms of any kind.
     return replacement(place, module.attention, own, query, key, value, **call)
 

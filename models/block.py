@@ -10,10 +10,14 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from models.attention_config import AttentionConfig
+from models.attention_module_config import SlotConfig
+from models.attention_module_variants import GlobalAttention, ShawAttention
 from models.config import ModelConfig
-from models.multi_head_attention import MultiHeadAttention, attend, kernel_init
-from models.slot_config import SlotConfig
-from models.slot_variants import GlobalAttention, ShawAttention
+from models.multi_head_attention import (
+  MultiHeadAttention,
+  apply_mechanism,
+  kernel_init,
+)
 
 
 class Mlp(nn.Module):
@@ -79,7 +83,7 @@ class Block(nn.Module):
   cross_mechanism: AttentionConfig | None = None
   max_memory_length: int = 0
   is_decoder: bool = False
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""

@@ -24,10 +24,10 @@ from models.attention_config import (
   check_supports,
   names,
 )
+from models.attention_module_config import AroundConfig, SlotConfig
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.norms import NORM_KINDS
 from models.positions import ADDED
-from models.slot_config import AroundConfig, SlotConfig
 from settings.fields import Count, Rate, Whole, check_unread, checked
 
 PAD_ID = 0

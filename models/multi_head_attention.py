@@ -15,12 +15,12 @@ import numpy as np
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from attention.recurrent.recurrence import for_values, unit_length
+from models.attention_module_config import SlotConfig
 from models.kind import NOTHING
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
 from models.rows import where_rows
 from models.short_convolution import ShortConvolution
-from models.slot_config import SlotConfig
 
 Positions = Int[Array | np.ndarray, "B T"]
 
@@ -43,7 +43,7 @@ _NORMS = types.MappingProxyType(
 """`query_key_norm` or `output_norm` -> the norms that have variables."""
 
 
-def attend(
+def apply_mechanism(
   module: "MultiHeadAttention",
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"] | None,
@@ -95,7 +95,7 @@ class MultiHeadAttention(nn.Module):
     dtype: of activations.
     param_dtype: of parameters.
     out_scale: factor of the output kernel's initial values.
-    attend: calls the mechanism, with the signature of `attend`.
+    attend: calls the mechanism, with the signature of `apply_mechanism`.
 
   Paper: Attention is all you need, section 3.2.2, arXiv:1706.03762.
   """
@@ -110,7 +110,7 @@ class MultiHeadAttention(nn.Module):
   dtype: Any = None
   param_dtype: Any = "float32"
   out_scale: float = 1.0
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   def setup(self) -> None:
     """Creates the projections and the mechanism's variables."""

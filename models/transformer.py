@@ -16,7 +16,7 @@ from models.block import Block, apply_layers
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.kind import Sizes
-from models.multi_head_attention import attend
+from models.multi_head_attention import apply_mechanism
 from models.sizes import check_length, id_sizes
 
 OPTIONAL = (
@@ -47,7 +47,7 @@ class Transformer(nn.Module):
   max_source_length: int
   max_target_length: int
   shared_vocabulary: bool = False
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   optional: ClassVar[tuple[str, ...]] = OPTIONAL
 

@@ -7,11 +7,11 @@ import numpy as np
 
 from models import nested
 from models.attention_config import AttentionConfig
+from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import bert, family, llama, rotary
 from models.published.family import Described, Family, Layout, Row
 from models.published.keys import because
-from models.slot_config import AroundConfig
 
 _TYPES: rotary.LayerTypes = {
   llama.EXACT: rotary.Rotary(theta=("global_rope_theta",), default=160000.0),

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from models.attention_config import AttentionConfig
+from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, mamba2, rotary
 from models.published.family import Described, Layout, Row
 from models.published.keys import because
 from models.short_convolution import WIDTH
-from models.slot_config import AroundConfig
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.25)}
 _RECURRENT = "linear_attention"

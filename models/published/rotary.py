@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import reprlib
 from typing import Any, NamedTuple
 
+from models.attention_module_config import AroundConfig, RotaryScaling
 from models.published import family
-from models.slot_config import AroundConfig, RotaryScaling
 
 
 class Rotary(NamedTuple):

@@ -13,15 +13,15 @@ from attention import Dims
 from models import positions as position_encodings
 from models import tables
 from models.attention_config import AttentionConfig
+from models.attention_module_config import SlotConfig
 from models.block import Mlp
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.io_config import HeadConfig
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
-from models.multi_head_attention import MultiHeadAttention, attend
+from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 from models.sizes import check_length
-from models.slot_config import SlotConfig
 from projects.perceiver.config import PerceiverConfig, Widths
 from projects.perceiver.maps import DrawnLatents
 from projects.perceiver.pixels import Pixels
@@ -61,7 +61,7 @@ class Layer(nn.Module):
   max_length: int
   out_scale: float = 1.0
   residual: bool = True
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.compact
   def __call__(
@@ -135,7 +135,7 @@ class Perceiver(DrawnLatents, nn.Module):
   max_source_length: int
   max_target_length: int
   image_shape: tuple[int, int, int] | None = None
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.nowrap
   def arguments(

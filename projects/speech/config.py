@@ -6,8 +6,8 @@ from pydantic import Field
 
 from attention import Dims
 from models.attention_config import AttentionFields, Layers
+from models.attention_module_config import SlotConfig
 from models.config import Activation, Dtype, ModelConfig
-from models.slot_config import SlotConfig
 from settings.fields import Count, Rate, check, checked
 
 

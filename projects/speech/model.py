@@ -18,7 +18,7 @@ from models.config import ACTIVATIONS
 from models.depthwise import depthwise
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
-from models.multi_head_attention import attend, kernel_init
+from models.multi_head_attention import apply_mechanism, kernel_init
 from models.sizes import check_length
 from projects.speech.config import ConformerConfig
 from projects.speech.features import (
@@ -105,7 +105,7 @@ class ConformerBlock(nn.Module):
   config: ConformerConfig
   mechanism: AttentionConfig
   max_length: int
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""
@@ -187,7 +187,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
   vocab_size: int
   max_length: int
   frames_shape: tuple[int, int] | None = None
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.nowrap
   def arguments(

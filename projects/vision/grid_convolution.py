@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.attention_config import AttentionConfig
+from models.attention_module_config import SlotConfig
 from models.batch_norm import BatchNorm
 from models.block import Block
 from models.depthwise import Depthwise
 from models.multi_head_attention import MultiHeadAttention
-from models.slot_config import SlotConfig
 
 
 class GridConvolution(nn.Module):

@@ -15,7 +15,7 @@ from attention import Attention, Dims
 from models.block import Block
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
-from models.multi_head_attention import attend
+from models.multi_head_attention import apply_mechanism
 from models.published.family import Described
 from projects.vision.grid_convolution import ConvolvedBlock
 from projects.vision.maps import ReadsImages
@@ -115,7 +115,7 @@ class Pyramid(ReadsImages, nn.Module):
   config: PyramidConfig
   target_vocab_size: int
   image_shape: tuple[int, int, int]
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.nowrap
   def as_published(self, variables):

@@ -13,7 +13,7 @@ from models.block import Block, apply_layers
 from models.head import Head
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
-from models.multi_head_attention import attend
+from models.multi_head_attention import apply_mechanism
 from models.published.family import Described
 from models.published.trained import with_biases
 from projects.vision.maps import ReadsImages
@@ -57,7 +57,7 @@ class VisionTransformer(ReadsImages, nn.Module):
   config: VitConfig
   target_vocab_size: int
   image_shape: tuple[int, int, int]
-  attend: Callable[..., Array] = attend
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.nowrap
   def as_published(self, variables):

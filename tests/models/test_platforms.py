@@ -19,7 +19,7 @@ from tests.models import tiny
 BATCH, LENGTH, FEATURES = 4, 8, 16
 
 
-def slot(mechanism):
+def attention_module(mechanism):
   dims = Dims(
     num_heads=4, num_kv_heads=2, head_dim=8, max_length=LENGTH, features=32
   )
@@ -56,7 +56,7 @@ def with_gradients(module):
 
 
 def test_attention_is_the_same_on_a_gpu():
-  module = slot(dense())
+  module = attention_module(dense())
   variables, x = initialized(module)
   with backend.tracing_for("gpu"):
     others, _ = initialized(module)
@@ -105,7 +105,7 @@ def spec_by_heads(path):
 
 @pytest.mark.parametrize("mechanism", [dense, flash])
 def test_heads_and_batch_are_computed_where_they_are(mechanism):
-  module = slot(mechanism())
+  module = attention_module(mechanism())
   variables, x = initialized(module)
   axes = ("data", "tensor")
   variables = on_four_devices(variables, axes, spec_by_heads)

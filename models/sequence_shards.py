@@ -43,7 +43,7 @@ def _attend(
   gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """`attend` on whole arrays, by `apply_sharded` on their shards."""
+  """`apply_mechanism` on whole arrays, by `apply_sharded` on their shards."""
   del inputs
   attention, variables = module.attention, module.mechanism
   apply = attention.apply_sharded
