@@ -145,13 +145,11 @@ def make_objective(
 ) -> Callable[..., tuple[Array, Any]]:
   """Builds what `mean_gradient` differentiates; the arguments of `make_step`."""
   loss = getattr(task, "loss", cross_entropy)
+  axis_name = AXIS if config.parallel == "pmap" else None
   forward = parallel.on_mesh(
     mesh,
-    functools.partial(
-      models.forward_and_state,
-      model,
-      axis_name=AXIS if config.parallel == "pmap" else None,
-    ),
+    functools.partial(models.forward_and_state, axis_name=axis_name),
+    model,
   )
 
   def objective(params, collections, batch, key):
@@ -170,7 +168,7 @@ def make_eval_step(
   model: Model, task: Task, config: TrainConfig, mesh: jax.sharding.Mesh
 ) -> Any:
   """Builds the evaluation step, `(variables, batch) -> sums`; see `metric_sums`."""
-  forward = parallel.on_mesh(mesh, functools.partial(models.forward, model))
+  forward = parallel.on_mesh(mesh, models.forward, model)
 
   def step(variables, batch):
     return metric_sums(task, forward(variables, batch), batch)

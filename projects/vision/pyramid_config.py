@@ -11,16 +11,16 @@ from attention import registry
 from models.attention_config import (
   NEEDS,
   AttentionConfig,
-  AttentionSlots,
+  AttentionFields,
   Layers,
 )
+from models.attention_module_config import SlotConfig
 from models.config import Activation, Dtype, ModelConfig
-from models.slot_config import SlotConfig
 from settings.fields import Count, Rate, Whole, check, checked
 
 
 @checked
-class PyramidConfig(AttentionSlots):
+class PyramidConfig(AttentionFields):
   """An encoder whose grid of tokens gets coarser and wider, stage by stage.
 
   Every stage begins with patches. With one `patch_size` only the first does,
@@ -99,7 +99,7 @@ class PyramidConfig(AttentionSlots):
     needs = {"bidirectional": NEEDS["encoder_attention"]["bidirectional"]}
     if self.attention_dropout_rate:
       needs["dropout"] = "drop attention weights (attention_dropout_rate)"
-    self.fill_slots({"encoder_attention": needs})
+    self.fill_attention_fields({"encoder_attention": needs})
 
   @property
   def layout(self) -> str:

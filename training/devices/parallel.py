@@ -5,7 +5,6 @@ numbers. How each variable is sharded is in `training.devices.mesh`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import functools
 from typing import Any
 
@@ -83,7 +82,7 @@ def make_mesh(
 
 
 def on_mesh(
-  mesh: jax.sharding.Mesh, forward: Callable[..., Any]
+  mesh: jax.sharding.Mesh, forward: Callable[..., Any], model: Any
 ) -> Callable[..., Any]:
   """A forward pass on sequence shards, its variables gathered along 'fsdp'.
 
@@ -93,8 +92,14 @@ def on_mesh(
 
   Args:
     mesh: from `make_mesh`.
-    forward: `(variables, …) -> …`.
+    forward: `(model, variables, …) -> …`.
+    model: its first argument.
+
+  Returns:
+    `(variables, …) -> …`.
   """
+  if mesh.shape.get(mesh_lib.SEQUENCE, 1) > 1:
+    model = models.sequence_sharded(model, mesh, mesh_lib.SEQUENCE)
 
   def call(variables, *arguments, **options):
     if mesh.shape.get(mesh_lib.FSDP, 1) > 1:
@@ -104,10 +109,7 @@ def on_mesh(
         mesh_lib.shardings(mesh, variables, mesh_lib.gathered),
         mesh_lib.shardings(mesh, variables),
       )
-    with contextlib.ExitStack() as stack:
-      if mesh.shape.get(mesh_lib.SEQUENCE, 1) > 1:
-        stack.enter_context(models.attention_in_parts(mesh, mesh_lib.SEQUENCE))
-      return forward(variables, *arguments, **options)
+    return forward(model, variables, *arguments, **options)
 
   return call
 
