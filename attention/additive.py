@@ -12,10 +12,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import dense
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend, layout
-from attention.signature import attention_factory, attention_function
 from attention.softmax import own_logits, sharding
 from attention.softmax.logits import Scores
 from attention.softmax.sharding import ring
@@ -23,10 +29,7 @@ from attention.softmax.tiles import Output, attend
 from attention.softmax.visible import Visible, key_mask, visible_from_options
 
 
-@attention_function(
-  width="give the arrays, query_kernel=[N, H, A], key_kernel=[N, H, A] and "
-  "score_kernel=[N, A], or make the mechanism, additive(width=…)",
-)
+@attention_function
 def additive_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -86,7 +89,7 @@ def additive_attention(
   Paper: Neural machine translation by jointly learning to align and translate,
   section A.1.2, arXiv:1409.0473.
   """
-  sizes = arguments.block_sizes(block_size)
+  sizes = checks.block_sizes(block_size)
   visible = visible_from_options(
     query,
     key,
@@ -133,7 +136,7 @@ def _scores(
   """Scores of a kernel that `scale` is multiplied into."""
   kernel = score_kernel.astype(jnp.float32)
   if scale is not None:
-    kernel *= arguments.softmax_scale(scale, 1)
+    kernel *= checks.softmax_scale(scale, 1)
   return _Scores(1.0, None, bias=bias, score_kernel=kernel)
 
 
@@ -214,8 +217,8 @@ class AdditiveCache(NamedTuple):
 
 
 @attention_factory
-def additive(width: int = 64) -> plug.Attention:
-  """The plug of `additive_attention`.
+def additive(width: int = 64) -> Attention:
+  """The mechanism of `additive_attention`.
 
   Args:
     width: A, the hidden units of the alignment model, n' in the paper, which
@@ -264,7 +267,7 @@ def additive(width: int = 64) -> plug.Attention:
       "key_segment_ids": call.pop("key_segment_ids", None),
     }
     sharding.check(query, key, value, **pairs, others=call)
-    arguments.check_dropout(dropout_rate, dropout_rng)
+    checks.check_dropout(dropout_rate, dropout_rng)
     if pairs["mask"] is not None:
       key = jnp.where(pairs["mask"][:, 0, 0, :, None, None], key, 0)
     params = variables["params"]
@@ -318,9 +321,9 @@ def additive(width: int = 64) -> plug.Attention:
     cache = AdditiveCache(keys, values, cache.index + 1)
     return out.astype(query.dtype), cache
 
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied(
+    apply=applied(
       "additive", additive_attention, lambda variables: variables["params"]
     ),
     init_cache=init_cache,
@@ -329,5 +332,5 @@ def additive(width: int = 64) -> plug.Attention:
     apply_sharded=apply_sharded,
     # Everything that dense attention supports, except tables by distance.
     supports=dense().supports - {"relative"} - own_logits.SUPPORTS,
-    sizes=plug.Sizes(timed=lambda length: {"width": 16}),
+    sizes=Sizes(timed=lambda length: {"width": 16}),
   )

@@ -7,11 +7,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  accepted_options,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend, layout
 from attention.platform.blocks import split_blocks
 from attention.platform.derivative import match_varying
-from attention.signature import attention_factory, attention_function
 from attention.softmax import dropout, sharding
 from attention.softmax.logits import Logits
 from attention.softmax.mods import BlockMask
@@ -19,10 +25,7 @@ from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask, segments
 
 
-@attention_function(
-  num_random="draw them, random_blocks=bigbird_random_blocks(key, num_heads=…, "
-  "num_blocks=…, num_random=…), or make the mechanism, bigbird(num_random=…)",
-)
+@attention_function
 def bigbird_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -85,7 +88,7 @@ def bigbird_attention(
   """
   _check_call(query, key, is_causal)
   length, num_heads = query.shape[1:3]
-  keep = arguments.key_mask(mask, query, key)
+  keep = checks.key_mask(mask, query, key)
   count = -(-length // block_size)
   expected = num_heads, max(count - 2, 0)
   if random_blocks.shape[:2] != expected:
@@ -257,7 +260,7 @@ def _attend_in_parts(
     )
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   own = length // block_size
-  keep = arguments.key_mask(mask, query, key)
+  keep = checks.key_mask(mask, query, key)
   blocks = jnp.pad(
     _blocks_seen(random_blocks, size * own),
     ((0, 0), (1, 1), (0, 0)),
@@ -345,9 +348,9 @@ def bigbird_random_blocks(
 
   Cost: time N·M·R², memory N·M·R.
   """
-  arguments.check_at_least("num_heads", num_heads, 1)
-  arguments.check_at_least("num_blocks", num_blocks, 1)
-  arguments.check_at_least("num_random", num_random, 0)
+  checks.check_at_least("num_heads", num_heads, 1)
+  checks.check_at_least("num_blocks", num_blocks, 1)
+  checks.check_at_least("num_random", num_random, 0)
   middle = max(num_blocks - 2, 0)
   shape = (num_random, num_heads, middle)
   if not (num_random and middle):
@@ -390,8 +393,8 @@ def _check_call(query: Array, key: Array, is_causal: bool) -> None:
 
 
 @attention_factory
-def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
-  """The plug of `bigbird_attention`.
+def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
+  """The mechanism of `bigbird_attention`.
 
   The number of blocks depends on the length of a call, so each call draws its
   blocks from random bits in `constants`, always the same ones for the same length.
@@ -411,7 +414,7 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
 
   def options(variables, query, length, call):
     """The options of a call on `length` positions, with random blocks."""
-    call = plug.accepted_options("bigbird", function, call)
+    call = accepted_options("bigbird", function, call)
     if call.get("random_blocks") is None:
       count = -(-length // block_size)
       call["random_blocks"] = bigbird_random_blocks(
@@ -424,12 +427,12 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
     return call
 
   def apply(variables, query, key, value, **call) -> Any:
-    arguments.check_qkv(query, key, value)
+    checks.check_qkv(query, key, value)
     call = options(variables, query, query.shape[1], call)
     return function(query, key, value, **call)
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call) -> Any:
-    arguments.check_qkv(query, key, value)
+    checks.check_qkv(query, key, value)
     devices = jax.lax.axis_size(axis_name)
     if devices == 1:
       return apply(variables, query, key, value, **call)
@@ -439,7 +442,7 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
       query, key, value, axis_name=axis_name, block_size=block_size, **call
     )
 
-  return plug.Attention(
+  return Attention(
     # Raw bits, because a checkpoint can hold them.
     init=lambda key, dims: {"constants": {"key": jax.random.key_data(key)}},
     apply=apply,
@@ -450,5 +453,5 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
     supports=frozenset({"mask", "segments", "dropout", "sequence"}),
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(short={"block_size": 2, "num_random": 1}),
+    sizes=Sizes(short={"block_size": 2, "num_random": 1}),
   )

@@ -14,10 +14,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  accepted_options,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend
 from attention.platform.layout import query_dot
-from attention.signature import attention_factory, attention_function
 from attention.softmax import dropout, own_logits
 from attention.softmax import mods as mods_lib
 from attention.softmax.cache import (
@@ -39,7 +45,7 @@ _WHOLE = 512
 """The longest T that is one block unless the caller asks for less."""
 
 
-@attention_function()
+@attention_function
 def dense_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -157,7 +163,7 @@ def dense_attention(
   if query.dtype == dtype:
     # A scale that is an array is multiplied into the queries. That is less work than
     # scaling the logits, but costs digits in half precision.
-    scale = arguments.softmax_scale(logits.scale, query.shape[3])
+    scale = checks.softmax_scale(logits.scale, query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
   keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
@@ -332,8 +338,8 @@ def dense(
   sinks: bool = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
-) -> plug.Attention:
-  """The plug of `dense_attention`.
+) -> Attention:
+  """The mechanism of `dense_attention`.
 
   Args:
     sinks: a logit for each head that takes weight and gives no value, trained:
@@ -353,7 +359,7 @@ def dense(
     variables, *arrays, axis_name, implementation: InParts = "ring", **call
   ):
     del variables  # What has variables of its own has no form in parts.
-    call = plug.accepted_options("dense", dense_attention, call)
+    call = accepted_options("dense", dense_attention, call)
     return attention_in_parts(
       *arrays, axis_name=axis_name, implementation=implementation, **call
     )
@@ -372,9 +378,9 @@ def dense(
     del variables, query, scale  # Keys are kept as they are.
     return prefill(cache, key, value, lengths, log_forget)
 
-  return plug.Attention(
+  return Attention(
     init=own.init,
-    apply=plug.applied("dense", dense_attention, own.options),
+    apply=applied("dense", dense_attention, own.options),
     init_cache=init_own_cache,
     decode=decode_own,
     supports=own.supports(

@@ -7,10 +7,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import decode as decode_dense
 from attention.dense import dense
-from attention.signature import attention_factory, attention_function
+from attention.mechanism import (
+  Attention,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.softmax import own_logits
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.cache import prefill as prefill_dense
@@ -20,7 +25,7 @@ from attention.softmax.tiles import Output, attend
 from attention.softmax.visible import Visible, mask_mod, visible_from_options
 
 
-@attention_function()
+@attention_function
 def differential_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -68,7 +73,7 @@ def differential_attention(
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
   """
-  sizes = arguments.block_sizes(block_size)
+  sizes = checks.block_sizes(block_size)
   if not isinstance(weight, int | float | jax.Array | np.ndarray | np.number):
     raise ValueError(f"weight: expected a number, got {type(weight).__name__}")
   if query.shape[3] % 2:
@@ -126,8 +131,8 @@ def _difference(out: Array, weight: Array | float) -> Array:
 
 
 @attention_factory
-def differential(start: float = 0.8) -> plug.Attention:
-  """The plug of `differential_attention`.
+def differential(start: float = 0.8) -> Attention:
+  """The mechanism of `differential_attention`.
 
     λ = exp(λ_q1 · λ_k1) − exp(λ_q2 · λ_k2) + λ_init
 
@@ -191,9 +196,9 @@ def differential(start: float = 0.8) -> plug.Attention:
     _, key, value = _halves(query, key, value)
     return prefill_dense(cache, key, value, lengths)
 
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied(
+    apply=applied(
       "differential",
       differential_attention,
       lambda variables: {"weight": weight_of(variables)},

@@ -8,9 +8,14 @@ from functools import partial
 
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import dense
-from attention.signature import attention_factory, attention_function
+from attention.mechanism import (
+  Attention,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.softmax import kernels, own_logits
 from attention.softmax.kernels import Implementation, InParts
 from attention.softmax.logits import Logits, logits_from_options
@@ -19,7 +24,7 @@ from attention.softmax.tiles import Output, attend
 from attention.softmax.visible import Visible, visible_from_options
 
 
-@attention_function()
+@attention_function
 def flash_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -96,7 +101,7 @@ def flash_attention(
   caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
   arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  sizes = arguments.block_sizes(block_size)
+  sizes = checks.block_sizes(block_size)
   visible = visible_from_options(
     query,
     key,
@@ -161,8 +166,8 @@ def flash(
   sinks: bool = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
-) -> plug.Attention:
-  """The plug of `flash_attention`.
+) -> Attention:
+  """The mechanism of `flash_attention`.
 
   It decodes as dense attention does, because one query has no blocks.
 
@@ -186,7 +191,7 @@ def flash(
 
   exact = dense(sinks, logits_soft_cap, forget)
   return exact._replace(
-    apply=plug.applied("flash", function, own.options),
+    apply=applied("flash", function, own.options),
     apply_sharded=exact.apply_sharded
     and partial(exact.apply_sharded, implementation=in_parts),
   )

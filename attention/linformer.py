@@ -6,19 +6,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
-from attention.signature import attention_factory, attention_function
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.softmax.logits import Logits
 from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask
 
 
-@attention_function(
-  rank="give the array, key_projection=[S, R], or make the mechanism, "
-  "linformer(rank=…)",
-  shared="leave value_projection out, which shares key_projection",
-  per_head="give key_projection with an axis for each key head, [K, S, R]",
-)
+@attention_function
 def linformer_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -82,7 +83,7 @@ def linformer_attention(
       f"value_projection: expected the rank of key_projection, {rank}, got "
       f"{value_projection.shape[-1]}"
     )
-  keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
+  keep = checks.key_mask(mask, query, key, _NO_POSITIONS)
   keys, values = (
     _mixtures(projection, x, keep).astype(dtype)
     for projection, x, dtype in (
@@ -152,8 +153,8 @@ def _check_projection(
 @attention_factory
 def linformer(
   rank: int = 64, shared: bool = False, per_head: bool = False
-) -> plug.Attention:
-  """The plug of `linformer_attention`.
+) -> Attention:
+  """The mechanism of `linformer_attention`.
 
   Args:
     rank: R.
@@ -198,8 +199,8 @@ def linformer(
     # Each device mixes its own positions by their rows of the projections. The sums
     # over the devices, R rows of each key head, are the keys of everyone: those of
     # a Linformer whose projection is the identity.
-    arguments.check_qkv(query, key, value)
-    keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
+    checks.check_qkv(query, key, value)
+    keep = checks.key_mask(mask, query, key, _NO_POSITIONS)
     devices, length = jax.lax.axis_size(axis_name), key.shape[1]
     positions = jax.lax.axis_index(axis_name) * length + jnp.arange(length)
     whole = []
@@ -215,9 +216,9 @@ def linformer(
       query, *whole, key_projection=jnp.eye(rank, dtype=key.dtype), **call
     )
 
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied(
+    apply=applied(
       "linformer", linformer_attention, lambda variables: variables["params"]
     ),
     init_cache=None,
@@ -226,7 +227,7 @@ def linformer(
     apply_sharded=apply_sharded,
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"rank": 16},
       long={"rank": 64},
       timed=lambda length: {"rank": min(256, length)},

@@ -9,21 +9,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import plug
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.signature import attention_factory, attention_function
+from attention.mechanism import (
+  Attention,
+  Dims,
+  Variables,
+  accepted_options,
+  attention_factory,
+  attention_function,
+)
 from attention.softmax import own_logits
 from attention.softmax.sharding import attention_in_parts
 from attention.softmax.tiles import Output
 from attention.softmax.visible import Visible
 
 
-@attention_function(
-  general="give the array, kernel=[N, H, H], for the general form; None is the "
-  "dot",
-)
+@attention_function
 def multiplicative_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -113,8 +116,8 @@ def _transformed(
 
 
 @attention_factory
-def multiplicative(general: bool = True) -> plug.Attention:
-  """The plug of `multiplicative_attention`.
+def multiplicative(general: bool = True) -> Attention:
+  """The mechanism of `multiplicative_attention`.
 
   Args:
     general: True trains a kernel `[N, H, H]`, the paper's 'general'; False is
@@ -128,20 +131,18 @@ def multiplicative(general: bool = True) -> plug.Attention:
     ValueError: `general` is neither True nor False.
   """
 
-  def init(key: Array, dims: plug.Dims) -> plug.Variables:
+  def init(key: Array, dims: Dims) -> Variables:
     if not general:
       return {}
     shape = (dims.num_heads, dims.head_dim, dims.head_dim)
     kernel = jax.random.normal(key, shape) / dims.head_dim
     return {"params": {"kernel": kernel}}
 
-  def kernel_of(variables: plug.Variables) -> Float[Array, "N H H"] | None:
+  def kernel_of(variables: Variables) -> Float[Array, "N H H"] | None:
     return variables["params"]["kernel"] if general else None
 
   def apply(variables, query, key, value, **call) -> Any:
-    call = plug.accepted_options(
-      "multiplicative", multiplicative_attention, call
-    )
+    call = accepted_options("multiplicative", multiplicative_attention, call)
     call.setdefault("kernel", kernel_of(variables))
     return multiplicative_attention(query, key, value, **call)
 

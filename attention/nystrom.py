@@ -6,10 +6,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  accepted_options,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend
 from attention.platform.blocks import padded, split_blocks
-from attention.signature import attention_factory, attention_function
 from attention.softmax import sharding
 from attention.softmax.logits import Logits
 from attention.softmax.rows import masked_softmax
@@ -17,10 +24,7 @@ from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask
 
 
-@attention_function(
-  conv_kernel_size="the convolution has a trained filter, so it belongs to the "
-  "mechanism, nystrom(conv_kernel_size=…)",
-)
+@attention_function
 def nystrom_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -128,14 +132,14 @@ def _attend(
       "one mask tells which tokens are averaged in both; use dense, performer "
       "or linformer attention across sequences"
     )
-  keep = arguments.key_mask(
+  keep = checks.key_mask(
     mask,
     query,
     key,
     instead="landmarks are the same for all queries; use dense attention for "
     "such a mask",
   )
-  scale = arguments.softmax_scale(scale, query.shape[-1])
+  scale = checks.softmax_scale(scale, query.shape[-1])
   tokens = jnp.ones((query.shape[0], length), bool) if keep is None else keep
   # A token belongs to a run by its rank among those of all devices.
   rank = jnp.cumsum(tokens, axis=1) - 1
@@ -282,8 +286,8 @@ def nystrom(
   pinv_iterations: int = 6,
   conv_kernel_size: int | None = None,
   shared_start: bool = False,
-) -> plug.Attention:
-  """The plug of `nystrom_attention`.
+) -> Attention:
+  """The mechanism of `nystrom_attention`.
 
   Args:
     num_landmarks: L.
@@ -321,10 +325,10 @@ def nystrom(
   def apply(variables, query, key, value, *, axis_name=None, **call):
     function = nystrom_attention
     if axis_name is not None:
-      arguments.check_qkv(query, key, value)
-      call = plug.accepted_options("nystrom", function, call)
+      checks.check_qkv(query, key, value)
+      call = accepted_options("nystrom", function, call)
       function = partial(_attend, axis_name=axis_name)
-    run = plug.applied("nystrom", function, lambda _: own)
+    run = applied("nystrom", function, lambda _: own)
     out = run(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out
@@ -332,7 +336,7 @@ def nystrom(
     more = _convolved(value, kernel, call.get("mask"), axis_name)
     return out + more.astype(out.dtype)
 
-  return plug.Attention(
+  return Attention(
     init=init,
     apply=apply,
     init_cache=None,
@@ -340,6 +344,6 @@ def nystrom(
     supports=frozenset({"mask", "sequence"}),
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(short={"num_landmarks": 8}),
+    sizes=Sizes(short={"num_landmarks": 8}),
     apply_sharded=apply,
   )

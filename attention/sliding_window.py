@@ -14,10 +14,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import attend_to_slots
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  accepted_options,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import layout
-from attention.signature import attention_factory, attention_function
 from attention.softmax import kernels, own_logits, windows
 from attention.softmax import visible as visibility
 from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
@@ -29,7 +36,7 @@ from attention.softmax.tiles import Output, attend, with_sinks
 from attention.softmax.visible import Visible, visible_from_options
 
 
-@attention_function()
+@attention_function
 def sliding_window_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -130,7 +137,7 @@ def sliding_window_attention(
     visible=visible,
   )
   for mask in visible.masks:
-    arguments.key_mask(mask, query, key)  # Raises for other masks.
+    checks.key_mask(mask, query, key)  # Raises for other masks.
   logits = logits_from_options(
     query,
     key,
@@ -251,8 +258,8 @@ def sliding_window(
   sinks: bool = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
-) -> plug.Attention:
-  """The plug of `sliding_window_attention`.
+) -> Attention:
+  """The mechanism of `sliding_window_attention`.
 
   Args:
     window: w, or (left, right). By default both sides together have the paper's
@@ -299,12 +306,12 @@ def sliding_window(
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     del variables  # What has variables of its own has no form in parts.
-    arguments.check_qkv(query, key, value)
+    checks.check_qkv(query, key, value)
     return windows.attention_in_parts(
       query,
       key,
       value,
-      plug.accepted_options("sliding_window", function, call),
+      accepted_options("sliding_window", function, call),
       axis_name=axis_name,
       sides=(left, right),
       dilations=_integers("dilation", dilation, 1, query.shape[2]),
@@ -367,9 +374,9 @@ def sliding_window(
   supports = own.supports(plain | {"decode", "global", "sequence"})
   if max(spacings) > 1:
     supports -= {"log_forget", "mods"}
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied("sliding_window", function, own.options),
+    apply=applied("sliding_window", function, own.options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
@@ -379,7 +386,7 @@ def sliding_window(
     cost="linear",
     causal_only=forget,
     gates=own.gates,
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"window": 8},
       long={"window": 64},
       timed=lambda length: {"window": min(256, length // 2)},

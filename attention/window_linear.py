@@ -14,8 +14,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.linear import hedgehog_features, identity_kernels, project_heads
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  accepted_options,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import layout
 from attention.recurrent.features import (
   FeatureMap,
@@ -31,14 +39,13 @@ from attention.recurrent.features import (
   visible_keys,
 )
 from attention.recurrent.scan import chunk_size, chunks_per_step, scan
-from attention.signature import attention_factory, attention_function
 from attention.softmax import sharding
 
 _FIRST_SHARE = 0.1
 """γ before training, as in the configs of the paper's code."""
 
 
-@attention_function()
+@attention_function
 def window_linear_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -117,7 +124,7 @@ def _features(head_dim: int) -> FeatureMap:
 
 def _params(query, query_kernel, key_kernel, mix, scale):
   """What every step reads: W_q, W_k, γ and the scale."""
-  scale = arguments.softmax_scale(scale, query.shape[-1])
+  scale = checks.softmax_scale(scale, query.shape[-1])
   share = jax.nn.sigmoid(mix.astype(jnp.float32))
   return query_kernel, key_kernel, share, jnp.float32(scale)
 
@@ -225,8 +232,8 @@ class WindowLinearCache(NamedTuple):
 
 
 @attention_factory
-def window_linear(window: int = 64) -> plug.Attention:
-  """The plug of `window_linear_attention`.
+def window_linear(window: int = 64) -> Attention:
+  """The mechanism of `window_linear_attention`.
 
   Args:
     window: W, the number of keys with softmax attention, that of the query
@@ -258,8 +265,8 @@ def window_linear(window: int = 64) -> plug.Attention:
     return {"window": window, **variables["params"]}
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    arguments.check_qkv(query, key, value)
-    call = plug.accepted_options(
+    checks.check_qkv(query, key, value)
+    call = accepted_options(
       "window_linear", window_linear_attention, call, own=options(variables)
     )
     _check_causal(call.get("is_causal", False))
@@ -308,9 +315,9 @@ def window_linear(window: int = 64) -> plug.Attention:
     ((keys, values, _), far), out = _step(1, size, params, state, xs)
     return out, WindowLinearCache(keys, values, cache.index + 1, far)
 
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied("window_linear", window_linear_attention, options),
+    apply=applied("window_linear", window_linear_attention, options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
@@ -319,7 +326,7 @@ def window_linear(window: int = 64) -> plug.Attention:
     approximates="dense",
     cost="linear",
     causal_only=True,
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"window": 8},
       timed=lambda length: {"window": min(256, length // 2)},
     ),

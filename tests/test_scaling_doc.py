@@ -8,7 +8,8 @@ import subprocess
 import pytest
 import yaml
 
-from attention import ATTENTIONS, plug
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 from training.devices import cluster, mesh
 
 _DOCS = pathlib.Path(__file__).parent.parent / "docs"
@@ -59,7 +60,7 @@ def test_commands_have_leaves_that_there_are():
 
 
 def test_the_page_names_what_has_a_form_in_parts():
-  able = plug.supporting(ATTENTIONS, "sequence")
+  able = mechanisms.supporting(ATTENTIONS, "sequence")
   start = _TEXT.index("## A sequence in parts")
   part = _TEXT[start : _TEXT.index("## Several processes")]
   table, rest = part.split("have no form in parts yet")[0].rsplit("\n\n", 1)

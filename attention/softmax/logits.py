@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments
+from attention import checks
 from attention.platform.layout import cut, dot, key_dot, query_dot
 from attention.softmax import mods as mods_lib
 from attention.softmax.mods import Mod, ScoreMod
@@ -90,7 +90,7 @@ class Logits:
       The queries, which a traced scale is multiplied into; the scores; `score_mod`
       with the arrays that have no gradient, or None.
     """
-    query, scale = arguments.scaled_query(query, self.scale)
+    query, scale = checks.scaled_query(query, self.scale)
     keys, gates = self.relative_keys, self.log_forget
     if keys is not None and keys.ndim == 2:
       keys = keys[None]
@@ -149,7 +149,7 @@ def logits_from_options(
         raise ValueError(
           f"{name}: expected None beside logits, which has its own"
         )
-  arguments.check_call(
+  checks.check_call(
     {
       "query": query,
       "key": key,
@@ -365,13 +365,13 @@ def tables_at(
 ) -> Float[Array, "B N 1 S"] | None:
   """What the tables add for one query an example, at any distances of keys."""
   tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
-  arguments.check_call({"query": query, **tables})
+  checks.check_call({"query": query, **tables})
   terms = []
   if relative_bias is not None:
     terms.append(relative_bias.astype(jnp.float32)[None])
   if relative_keys is not None:
     spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
-    factor = arguments.softmax_scale(scale, query.shape[-1])
+    factor = checks.softmax_scale(scale, query.shape[-1])
     terms.append(factor * dot(spec, query[:, 0], relative_keys))
   if not terms:
     return None

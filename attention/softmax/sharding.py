@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments
+from attention import checks
 from attention.platform.derivative import match_varying, with_backward
 from attention.softmax import tiles
 from attention.softmax.kernels import InParts
@@ -83,8 +83,8 @@ def attention_in_parts(
   }
   check(query, key, value, **options, others=others)
   tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
-  arguments.check_call({"query": query, **tables})
-  arguments.check_dropout(dropout_rate, dropout_rng)
+  checks.check_call({"query": query, **tables})
+  checks.check_dropout(dropout_rate, dropout_rng)
   logits = Logits(scale=scale, **tables)
   if implementation == "all_to_all":
     if dropout_rate:
@@ -122,7 +122,7 @@ def check(
     ValueError: they do not fit together, the mask varies along queries, a causal
       call has two lengths, or `others` has an option that has no form in parts.
   """
-  arguments.check_pairs(
+  checks.check_pairs(
     query,
     key,
     value,
@@ -130,7 +130,7 @@ def check(
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
   )
-  arguments.key_mask(
+  checks.key_mask(
     mask, query, key, "a sequence in parts has no place for a T×S mask"
   )
   if is_causal and query.shape[1] != key.shape[1]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention import arguments
+from attention import checks
 from attention.platform import layout
 from attention.platform.blocks import split_blocks
 from attention.softmax import dropout, sharding
@@ -270,7 +270,7 @@ def attention_in_parts(
       f"key: expected the positions of the queries, {length} on a device, got "
       f"{key.shape[1]}; a window over a sequence in parts is of one sequence"
     )
-  arguments.check_call({"query": query, **tables})
+  checks.check_call({"query": query, **tables})
   check_globals(**tokens, query=query, key=key, value=value, logits=logits)
   if options["is_causal"]:
     sides = sides[0], 0

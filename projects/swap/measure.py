@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import Attention, registry
+from attention import Attention
 from comparison.measurement import costs
 import models
 from models.published import load
@@ -92,7 +92,7 @@ def mechanism(
     if not foreign and not isinstance(error, ValueError):
       raise
     reason = (
-      registry.where_it_failed(error, choice.config.name)
+      mechanisms.where_it_failed(error, choice.config.name)
       if foreign
       else one_line(error)
     )

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, delta_rule_attention, gated_linear_attention
+from attention.mechanism import Dims
 from attention.platform import backend
-from attention.plug import Dims
 from attention.recurrent import kernels
 from attention.recurrent.gates import gates_from_keys
 from attention.testing import assert_close

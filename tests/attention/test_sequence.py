@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, Dims
-from attention.plug import directions
+from attention.mechanism import directions
 from tests.attention.calls import normal
 from tests.attention.forms import RECURRENT
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH

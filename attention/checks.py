@@ -1,19 +1,25 @@
-"""What a call of an attention function may have: one table of checks.
+"""What a call of an attention function may have: one table of checks, and messages.
 
 A check reads shapes, dtypes and Python numbers alone, so it costs nothing in a
 compiled program and raises while the program is traced. Every message names the
 argument, what was expected and what came.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import difflib
+import inspect
 import math
 from numbers import Real
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import AbstractArray, Array, Bool, Float, Int
 import numpy as np
+
+FromZero = Annotated[int, "at least 0"]
+"""An int that may be 0; others are at least 1."""
 
 ARRAYS: Mapping[str, Any] = {
   "query": Float[Array, "B T N H"],
@@ -461,3 +467,87 @@ CHECKS: Mapping[str, Check] = {
   ),
 }
 """Option -> what is asked of it in every function that takes it."""
+
+
+TYPES: Mapping[tuple[Any, ...], Check] = {
+  (bool,): lambda name, flag, *_: check_flag(name, flag),
+  (float,): lambda name, number, *_: check_number(name, number),
+  (int,): lambda name, count, *_: check_at_least(name, count, 1),
+  (FromZero,): lambda name, count, *_: check_at_least(name, count, 0),
+  (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
+}
+"""Types of an annotation but None -> what is asked of such an option."""
+
+_ARRAY = (AbstractArray, jax.Array)
+
+
+def by_annotation(
+  parameters: Mapping[str, inspect.Parameter],
+) -> tuple[dict[str, Any], dict[str, Check]]:
+  """The annotations of arrays, and the checks of all else, by name or type."""
+  arrays, checks = {}, dict(CHECKS)
+  for option, parameter in parameters.items():
+    allowed = _union_members(parameter.annotation)
+    if allowed in TYPES:
+      checks.setdefault(option, TYPES[allowed])
+    elif get_origin(allowed[0]) is Literal:
+      checks[option] = _among(allowed[0], parameter.annotation)
+    elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
+      (arrays[option],) = allowed
+      letters = TABLES.get(option)
+      if letters and arrays[option].dim_str != letters:
+        del checks[option]  # Of another form.
+  return arrays, checks
+
+
+def _union_members(annotation: Any) -> tuple[Any, ...]:
+  """The types of a union, without None."""
+  if get_origin(annotation) not in (UnionType, Union):
+    return (annotation,)
+  return tuple(x for x in get_args(annotation) if x is not type(None))
+
+
+def is_static(annotation: Any) -> bool:
+  """Whether an option is made of Python values alone, which make the program."""
+  members = _union_members(annotation)
+  if get_origin(annotation) in (tuple, Sequence):
+    members = get_args(annotation)
+  if members == (annotation,):
+    is_word = get_origin(annotation) is Literal
+    return is_word or annotation in (bool, int, float, str, FromZero)
+  return all(map(is_static, members))
+
+
+def _among(literal: Any, annotation: Any) -> Check:
+  """The check of a `Literal`, or of `Literal[…] | None`."""
+  words, may_be_none = get_args(literal), literal is not annotation
+  return lambda name, value, *_: check_choice(name, value, words, may_be_none)
+
+
+def near(got: str, known: Iterable[str]) -> str:
+  """The text "; did you mean 'b'?", or nothing where no name is like it.
+
+  Case does not count. A name that begins with `got` comes before one that is like it.
+  """
+  got, names = got.casefold(), {name.casefold(): name for name in known}
+  longer = [x for x in names if x.startswith(got)] if len(got) > 2 else []
+  for name in longer[:1] or difflib.get_close_matches(got, names, n=1):
+    return f"; did you mean {names[name]!r}?"
+  return ""
+
+
+def one_of(got: object, known: Iterable[str]) -> str:
+  """The text "unknown 'c'; did you mean 'b'?", or all names where none is like it."""
+  known = list(known)
+  hint = near(str(got), known)
+  if hint:
+    return f"unknown {got!r}{hint}"
+  return f"expected one of {', '.join(known)}, got {got!r}"
+
+
+def unknown_option(option: str, name: str, known: Collection[str]) -> str:
+  """What is told of an option that a function or a factory does not have."""
+  names = ", ".join(known) or "none"
+  return (
+    f"{option}: {name} has no such option; it has {names}{near(option, known)}"
+  )
