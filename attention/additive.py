@@ -6,11 +6,11 @@ the loop of all softmaxes, `attention.softmax.tiles`.
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from attention import checks
 from attention.dense import dense
@@ -26,7 +26,12 @@ from attention.softmax import own_logits, sharding
 from attention.softmax.logits import Scores
 from attention.softmax.sharding import ring
 from attention.softmax.tiles import Output, attend
-from attention.softmax.visible import Visible, key_mask, visible_from_options
+from attention.softmax.visible import (
+  EVERY_PAIR,
+  Visible,
+  VisibleOptions,
+  key_mask,
+)
 
 
 @attention_function
@@ -38,17 +43,14 @@ def additive_attention(
   query_kernel: Float[Array, "N H A"],
   key_kernel: Float[Array, "N H A"],
   score_kernel: Float[Array, "N A"],
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
-  visible: Visible | None = None,
+  visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
+  **options: Unpack[VisibleOptions],
 ) -> Output:
   """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
 
@@ -90,15 +92,6 @@ def additive_attention(
   section A.1.2, arXiv:1409.0473.
   """
   sizes = checks.block_sizes(block_size)
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    visible=visible,
-  )
   for one in visible.masks:
     # A key that no query sees is also set to zero, so that a NaN in it does not
     # get through.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import dataclasses
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +34,12 @@ from attention.softmax.cache import (
   prefill,
 )
 from attention.softmax.kernels import InParts
-from attention.softmax.logits import Logits, logits_from_options, tables_at
+from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, tables_at
 from attention.softmax.mods import MaskMod, ScoreMod
 from attention.softmax.rows import softmax_and_lse
 from attention.softmax.sharding import attention_in_parts
 from attention.softmax.tiles import Output, with_sinks
-from attention.softmax.visible import Visible, visible_from_options
+from attention.softmax.visible import EVERY_PAIR, Visible
 
 _WHOLE = 512
 """The longest T that is one block unless the caller asks for less."""
@@ -51,25 +51,13 @@ def dense_attention(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  bias: Float[Array, "..."] | None = None,
-  relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "... E H"] | None = None,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
-  log_forget: Float[Array, "B T N"] | None = None,
-  score_mod: ScoreMod | None = None,
-  mask_mod: MaskMod | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
-  visible: Visible | None = None,
-  logits: Logits | None = None,
+  visible: Visible = EVERY_PAIR,
+  logits: Logits = PLAIN,
   return_lse: bool = False,
+  **options: Unpack[SoftmaxOptions],
 ) -> Output:
   """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
 
@@ -134,30 +122,6 @@ def dense_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    mask_mod=mask_mod,
-    visible=visible,
-  )
-  logits = logits_from_options(
-    query,
-    key,
-    visible,
-    logits=logits,
-    scale=scale,
-    soft_cap=logits_soft_cap,
-    relative_bias=relative_bias,
-    relative_keys=relative_keys,
-    score_mod=score_mod,
-    bias=bias,
-    log_forget=log_forget,
-    sinks=sinks,
-  )
   batch, _, num_heads, _ = query.shape
   query_dtype, dtype = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
   if query.dtype == dtype:

@@ -1,10 +1,11 @@
 """Differential attention: the difference of two softmaxes (Ye et al., 2024)."""
 
 import dataclasses
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 import numpy as np
 
 from attention import checks
@@ -22,7 +23,12 @@ from attention.softmax.cache import prefill as prefill_dense
 from attention.softmax.logits import Logits
 from attention.softmax.sharding import attention_in_parts
 from attention.softmax.tiles import Output, attend
-from attention.softmax.visible import Visible, mask_mod, visible_from_options
+from attention.softmax.visible import (
+  EVERY_PAIR,
+  Visible,
+  VisibleOptions,
+  mask_mod,
+)
 
 
 @attention_function
@@ -32,14 +38,11 @@ def differential_attention(
   value: Float[Array, "B S K V"],
   *,
   weight: Float[Array, ""] | float,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
   block_size: int | tuple[int, int] | None = None,
-  visible: Visible | None = None,
+  visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
+  **options: Unpack[VisibleOptions],
 ) -> Output | tuple[Array, tuple[Array, Array]]:
   """What one half of each head attends to, less λ times what the other does.
 
@@ -81,15 +84,6 @@ def differential_attention(
       "query: expected an even head dimension, whose halves attend apart, got "
       f"{query.shape[3]}"
     )
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    visible=visible,
-  )
   halves = _halves(query, key, value)
   visible = _of_halves(visible, query.shape[2])
   out, lse = attend(*halves, visible, Logits(scale=scale), block=sizes)

@@ -5,8 +5,9 @@
 """
 
 from functools import partial
+from typing import Unpack
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from attention import checks
 from attention.dense import dense
@@ -18,10 +19,16 @@ from attention.mechanism import (
 )
 from attention.softmax import kernels, own_logits
 from attention.softmax.kernels import Implementation, InParts
-from attention.softmax.logits import Logits, logits_from_options
-from attention.softmax.mods import BlockMask, MaskMod, ScoreMod
+from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions
+from attention.softmax.mods import BlockMask
 from attention.softmax.tiles import Output, attend
-from attention.softmax.visible import Visible, visible_from_options
+from attention.softmax.visible import EVERY_PAIR, Visible
+
+
+class FlashOptions(SoftmaxOptions, total=False):
+  """Those of `dense_attention`, and a table of blocks."""
+
+  block_mask: BlockMask | None
 
 
 @attention_function
@@ -30,27 +37,14 @@ def flash_attention(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  bias: Float[Array, "..."] | None = None,
-  relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "... E H"] | None = None,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
-  log_forget: Float[Array, "B T N"] | None = None,
-  score_mod: ScoreMod | None = None,
-  mask_mod: MaskMod | None = None,
-  block_mask: BlockMask | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,
-  visible: Visible | None = None,
-  logits: Logits | None = None,
+  visible: Visible = EVERY_PAIR,
+  logits: Logits = PLAIN,
   return_lse: bool = False,
+  **options: Unpack[FlashOptions],
 ) -> Output:
   """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
@@ -102,31 +96,6 @@ def flash_attention(
   arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
   sizes = checks.block_sizes(block_size)
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    mask_mod=mask_mod,
-    block_mask=block_mask,
-    visible=visible,
-  )
-  logits = logits_from_options(
-    query,
-    key,
-    visible,
-    logits=logits,
-    scale=scale,
-    soft_cap=logits_soft_cap,
-    relative_bias=relative_bias,
-    relative_keys=relative_keys,
-    score_mod=score_mod,
-    bias=bias,
-    log_forget=log_forget,
-    sinks=sinks,
-  )
   if visible.block_mask and sizes not in (None, visible.block_mask.block_size):
     raise ValueError(
       f"block_size: expected None with block_mask, whose blocks are "

@@ -36,6 +36,8 @@ from jaxtyping import Array
 from attention import checks
 from attention.checks import near, one_of
 from attention.platform import programs
+from attention.softmax.logits import logits_from_options
+from attention.softmax.visible import VisibleOptions, visible_from_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -308,11 +310,15 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   it needs, gives an option by position, or has a value that does not fit: an array
   by its annotation, an option by its name (`checks.CHECKS`) or its type
   (`checks.TYPES`). An eager call runs as one program (`programs.compiled_once`).
-  Annotations and docstring stay as they are.
+
+  The keywords of `**options: Unpack[…]` are those of the function, and a function with
+  the options `visible` and `logits` gets in these two what they say of a call. Other
+  annotations and the docstring stay as they are.
   """
   name = getattr(function, "__name__", "attention")
   signature = inspect.signature(function)
-  parameters = signature.parameters
+  parameters, shared = _written_out(signature.parameters)
+  makes_pairs = bool(shared) and "visible" in signature.parameters
   positional = [
     n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
   ]
@@ -322,14 +328,20 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   static = {n for n, p in parameters.items() if checks.is_static(p.annotation)}
 
   def run(**given: Any) -> Any:
-    if len({given[n].dtype for n in positional}) == 1:
-      return cast(Any, function)(**given)
-    # The result has the dtype of the query.
     qkv = [given.pop(n) for n in positional]
-    results = cast(Any, function)(*programs.promoted(*qkv), **given)
+    dtype = qkv[0].dtype
+    is_mixed = any(x.dtype != dtype for x in qkv)
+    if is_mixed:
+      qkv = programs.promoted(*qkv)
+    if makes_pairs:
+      given = _with_pairs(*qkv[:2], given, shared, "logits" in parameters)
+    results = cast(Any, function)(*qkv, **given)
+    if not is_mixed:
+      return results
+    # The result has the dtype of the query.
     if not isinstance(results, tuple):
-      return results.astype(qkv[0].dtype)
-    return results[0].astype(qkv[0].dtype), *results[1:]
+      return results.astype(dtype)
+    return results[0].astype(dtype), *results[1:]
 
   program = programs.compiled_once(run)
 
@@ -358,14 +370,75 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
     return program(**given)
 
   # As it is written, where `help` would show jaxtyping's classes.
-  written = signature.replace(
-    parameters=[
-      p.replace(annotation=_written(p.annotation)) for p in parameters.values()
-    ],
+  written = [
+    p.replace(annotation=_written(p.annotation)) for p in parameters.values()
+  ]
+  shown = signature.replace(
+    parameters=written,
     return_annotation=_written(signature.return_annotation),
   )
-  setattr(checked, "__signature__", written)  # noqa: B010
+  setattr(checked, "__signature__", shown)  # noqa: B010
   return checked
+
+
+def _written_out(
+  parameters: Mapping[str, inspect.Parameter],
+) -> tuple[Mapping[str, inspect.Parameter], Collection[str]]:
+  """All parameters, with the keywords of `**options: Unpack[…]`; and these."""
+  *own, last = parameters.values()
+  if last.kind is not last.VAR_KEYWORD:
+    return parameters, ()
+  (options,) = get_args(last.annotation)
+  shared = [
+    last.replace(
+      name=name,
+      kind=last.KEYWORD_ONLY,
+      default=False if kind is bool else None,
+      annotation=kind,
+    )
+    for name, kind in options.__annotations__.items()
+  ]
+  qkv = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+  others = [
+    # The function gets one in any case.
+    p.replace(default=None, annotation=p.annotation | None)
+    if p.name in ("visible", "logits")
+    else p
+    for p in own[len(qkv) :]
+  ]
+  return (
+    {p.name: p for p in [*qkv, *shared, *others]},
+    [p.name for p in shared],
+  )
+
+
+_SAYS_WHO_SEES_WHOM = {
+  *VisibleOptions.__annotations__,
+  "mask_mod",
+  "block_mask",
+}
+
+
+def _with_pairs(
+  query: Array,
+  key: Array,
+  given: Mapping[str, Any],
+  shared: Collection[str],
+  scores: bool,
+) -> dict[str, Any]:
+  """The options of a call, with `visible` and `logits` for those that are shared."""
+  seen = {n: x for n, x in given.items() if n in _SAYS_WHO_SEES_WHOM}
+  visible = visible_from_options(
+    query, key, visible=given.get("visible"), **seen
+  )
+  own = {n: x for n, x in given.items() if n not in shared}
+  own["visible"] = visible
+  if scores:
+    scored = {n: given[n] for n in shared if n in given and n not in seen}
+    own["logits"] = logits_from_options(
+      query, key, visible, logits=given.get("logits"), **scored
+    )
+  return own
 
 
 class _Written(str):

@@ -3,11 +3,11 @@
 The kernel is multiplied into the queries; the rest is `flash_attention`.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from attention.dense import decode as decode_dense
 from attention.dense import dense
@@ -23,7 +23,7 @@ from attention.mechanism import (
 from attention.softmax import own_logits
 from attention.softmax.sharding import attention_in_parts
 from attention.softmax.tiles import Output
-from attention.softmax.visible import Visible
+from attention.softmax.visible import EVERY_PAIR, Visible, VisibleOptions
 
 
 @attention_function
@@ -33,19 +33,16 @@ def multiplicative_attention(
   value: Float[Array, "B S K V"],
   *,
   kernel: Float[Array, "N H H"] | None = None,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
-  visible: Visible | None = None,
+  visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
+  **options: Unpack[VisibleOptions],
 ) -> Output:
   """Scores are products with a trained matrix in between: softmax(Q W Kᵀ) V.
 
@@ -85,11 +82,7 @@ def multiplicative_attention(
     _transformed(kernel, query),
     key,
     value,
-    mask=mask,
-    is_causal=is_causal,
     scale=1.0 if scale is None else scale,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
     bias=bias,
     relative_bias=relative_bias,
     relative_keys=relative_keys,

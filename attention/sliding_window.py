@@ -8,10 +8,10 @@ with a window in its `Visible`; with them, and over positions of other devices,
 from collections.abc import Sequence
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 import numpy as np
 
 from attention import checks
@@ -30,10 +30,9 @@ from attention.softmax import visible as visibility
 from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.kernels import Implementation
-from attention.softmax.logits import Logits, logits_from_options
-from attention.softmax.mods import MaskMod, ScoreMod
+from attention.softmax.logits import PLAIN, Logits, WindowOptions
 from attention.softmax.tiles import Output, attend, with_sinks
-from attention.softmax.visible import Visible, visible_from_options
+from attention.softmax.visible import EVERY_PAIR, Visible
 
 
 @attention_function
@@ -44,30 +43,19 @@ def sliding_window_attention(
   *,
   window: int | Sequence[int],
   dilation: int | Sequence[int] = 1,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "... E H"] | None = None,
   global_indices: Int[Array, "B G"] | None = None,
   global_qkv: tuple[
     Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K V"]
   ]
   | None = None,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
-  log_forget: Float[Array, "B T N"] | None = None,
-  score_mod: ScoreMod | None = None,
-  mask_mod: MaskMod | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
   implementation: Implementation | None = None,
-  visible: Visible | None = None,
-  logits: Logits | None = None,
+  visible: Visible = EVERY_PAIR,
+  logits: Logits = PLAIN,
   return_lse: bool = False,
+  **options: Unpack[WindowOptions],
 ) -> Output:
   """Every query attends to the keys near it and to a few global ones.
 
@@ -126,31 +114,8 @@ def sliding_window_attention(
   """
   left, right = _integers("window", window, 0, 2)
   dilations = _integers("dilation", dilation, 1, query.shape[2])
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    mask_mod=mask_mod,
-    visible=visible,
-  )
   for mask in visible.masks:
     checks.key_mask(mask, query, key)  # Raises for other masks.
-  logits = logits_from_options(
-    query,
-    key,
-    visible,
-    logits=logits,
-    scale=scale,
-    soft_cap=logits_soft_cap,
-    relative_bias=relative_bias,
-    relative_keys=relative_keys,
-    score_mod=score_mod,
-    log_forget=log_forget,
-    sinks=sinks,
-  )
   if global_indices is not None or global_qkv is not None:
     windows.check_globals(global_indices, global_qkv, query, key, value, logits)
   has_gaps = global_indices is not None or max(dilations) > 1

@@ -29,8 +29,8 @@ from jaxtyping import Array, Float, Int
 from attention import checks
 from attention.platform.layout import cut, dot, key_dot, query_dot
 from attention.softmax import mods as mods_lib
-from attention.softmax.mods import Mod, ScoreMod
-from attention.softmax.visible import Visible
+from attention.softmax.mods import MaskMod, Mod, ScoreMod
+from attention.softmax.visible import Visible, VisibleOptions
 
 _STATIC: Any = {"static": True}
 
@@ -119,6 +119,32 @@ class Logits:
     return query, scores, fixed
 
 
+PLAIN = Logits()
+"""Products of query and key, times 1/√H."""
+
+
+class WindowOptions(VisibleOptions, total=False):
+  """The keywords that say who sees whom, and how pairs are scored; see `dense`.
+
+  The decorator makes one `Visible` and one `Logits` of them.
+  """
+
+  scale: float | Float[Array, ""] | None
+  relative_bias: Float[Array, "N D"] | None
+  relative_keys: Float[Array, "... E H"] | None
+  sinks: Float[Array, "N"] | None
+  logits_soft_cap: float | None
+  log_forget: Float[Array, "B T N"] | None
+  score_mod: ScoreMod | None
+  mask_mod: MaskMod | None
+
+
+class SoftmaxOptions(WindowOptions, total=False):
+  """Those of functions that meet every pair, which may have a bias as well."""
+
+  bias: Float[Array, "..."] | None
+
+
 def logits_from_options(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -129,7 +155,8 @@ def logits_from_options(
 ) -> Logits:
   """What the options of an attention function say of its logits.
 
-  `options` are fields of `Logits`, of which none may be given beside `logits`. The
+  `options` are keywords of `SoftmaxOptions`, none of which may be given beside
+  `logits`. The
   function's decorator has checked them, but not `logits`, and not gates of forgetting
   beside a `visible` option, which has to be causal.
 
@@ -138,7 +165,8 @@ def logits_from_options(
   """
   is_causal = visible.right is not None and visible.right <= 0
   if logits is None:
-    logits = Logits(**options)
+    soft_cap = options.pop("logits_soft_cap", None)
+    logits = Logits(soft_cap=soft_cap, **options)
     if is_causal or logits.log_forget is None:
       return logits
   elif not isinstance(logits, Logits):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import operator
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -335,6 +335,22 @@ def visible_in_tile(
     segments=() if key_ids is None else ((query_ids, key_ids),),
     right=right,
   ).block(0, rows, 0, rows)
+
+
+EVERY_PAIR = Visible()
+"""Every query sees every key."""
+
+
+class VisibleOptions(TypedDict, total=False):
+  """The keywords of attention functions that say who sees whom.
+
+  The decorator makes one `Visible` of them, which the function gets.
+  """
+
+  mask: Bool[Array, "..."] | None
+  is_causal: bool
+  query_segment_ids: Int[Array, "B T"] | None
+  key_segment_ids: Int[Array, "B S"] | None
 
 
 def visible_from_options(

@@ -374,6 +374,7 @@ def test_a_name_of_the_library_that_was_meant(name, hint):
 def test_former_modules_have_what_their_successors_have():
   for old, new, name in (
     ("plug", "mechanism", "accepted_options"),
+    ("arguments", "checks", "check_pairs"),
     ("modules", "flax", "LinenAttention"),
   ):
     old = importlib.import_module(f"attention.{old}")
