@@ -5,6 +5,7 @@ the loop of all softmaxes, `attention.softmax.tiles`.
 """
 
 import dataclasses
+from functools import partial
 import math
 from typing import Any, NamedTuple, Unpack
 
@@ -22,9 +23,9 @@ from attention.mechanism import (
   attention_function,
 )
 from attention.platform import backend, layout
-from attention.softmax import own_logits, sharding
+from attention.softmax import own_logits
 from attention.softmax.logits import Scores
-from attention.softmax.sharding import ring
+from attention.softmax.sharding import attend_to_shards
 from attention.softmax.tiles import Output, attend
 from attention.softmax.visible import (
   EVERY_PAIR,
@@ -48,9 +49,10 @@ def additive_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
+  axis_name: str | None = None,
   visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
-  **options: Unpack[VisibleOptions],
+  **pairs: Unpack[VisibleOptions],
 ) -> Output:
   """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
 
@@ -83,7 +85,8 @@ def additive_attention(
   many times that of dense attention; half of it if causal. Memory in addition
   to the arrays: B·(T+S)·N·A for the projections, forward and backward, and
   B·N·C·D·A for a tile of C queries and D keys. Nothing is T×S except a mask or
-  bias that is given in that size.
+  bias that is given in that size. What crosses between shards is projected keys and
+  values, S·(N·A + K·V) numbers each.
 
   Departs from its paper in having heads, masks, and a value that is separate
   from the key (in the paper, both are h_j).
@@ -98,7 +101,10 @@ def additive_attention(
     seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
   queries, keys = _projected(query, query_kernel), _projected(key, key_kernel)
-  out, lse = attend(
+  run: Any = attend
+  if axis_name is not None:
+    run = partial(attend_to_shards, axis_name=axis_name)
+  out, lse = run(
     queries,
     keys,
     value,
@@ -240,45 +246,6 @@ def additive(width: int = 64) -> Attention:
       }
     }
 
-  def apply_sharded(
-    variables,
-    query,
-    key,
-    value,
-    *,
-    axis_name,
-    scale=None,
-    dropout_rate=0.0,
-    dropout_rng=None,
-    **call,
-  ):
-    # Projected keys and values go round the ring: D − 1 parts of S·(N·A + K·V).
-    pairs = {
-      "mask": call.pop("mask", None),
-      "is_causal": call.pop("is_causal", False),
-      "query_segment_ids": call.pop("query_segment_ids", None),
-      "key_segment_ids": call.pop("key_segment_ids", None),
-    }
-    sharding.check(query, key, value, **pairs, others=call)
-    checks.check_dropout(dropout_rate, dropout_rng)
-    if pairs["mask"] is not None:
-      key = jnp.where(pairs["mask"][:, 0, 0, :, None, None], key, 0)
-    params = variables["params"]
-    queries = _projected(query, params["query_kernel"])
-    keys = _projected(key, params["key_kernel"])
-    out, _ = ring(
-      queries,
-      keys,
-      value,
-      axis_name=axis_name,
-      logits=_scores(params["score_kernel"], scale),
-      dropout_rate=dropout_rate,
-      dropout_rng=dropout_rng,
-      block=_block(queries, keys),
-      **pairs,
-    )
-    return out.astype(query.dtype)
-
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     values = (batch, max_length, dims.num_kv_heads, dims.values)
@@ -322,7 +289,6 @@ def additive(width: int = 64) -> Attention:
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     # Everything that dense attention supports, except tables by distance.
     supports=dense().supports - {"relative"} - own_logits.SUPPORTS,
     sizes=Sizes(timed=lambda length: {"width": 16}),

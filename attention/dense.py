@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import checks
 from attention.mechanism import (
   Attention,
-  accepted_options,
   applied,
   attention_factory,
   attention_function,
@@ -33,11 +32,10 @@ from attention.softmax.cache import (
   init_cache,
   prefill,
 )
-from attention.softmax.kernels import InParts
 from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, tables_at
 from attention.softmax.mods import MaskMod, ScoreMod
 from attention.softmax.rows import softmax_and_lse
-from attention.softmax.sharding import attention_in_parts
+from attention.softmax.sharding import attend_to_shards
 from attention.softmax.tiles import Output, with_sinks
 from attention.softmax.visible import EVERY_PAIR, Visible
 
@@ -54,10 +52,11 @@ def dense_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
   visible: Visible = EVERY_PAIR,
   logits: Logits = PLAIN,
   return_lse: bool = False,
-  **options: Unpack[SoftmaxOptions],
+  **pairs: Unpack[SoftmaxOptions],
 ) -> Output:
   """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
 
@@ -99,6 +98,9 @@ def dense_attention(
       drop the same pairs in all examples and heads.
     block_size: C, rows that are computed at the same time; None is all of a short
       sequence, and what `attention.platform.backend` allows of a long one.
+    axis_name: of the devices of a sequence in shards, inside `jax.shard_map`: each
+      has neighbouring positions of all that has them, in order. A mask is then
+      `[B, 1, 1, S]`, and of the logits there are `scale` and tables by distance.
     visible: which pairs count, in addition to the options that say so.
     logits: how pairs are scored, in place of the options that say so.
     return_lse: whether to return the log-sum-exp of the logits, too.
@@ -122,6 +124,19 @@ def dense_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
+  if axis_name is not None:
+    out, lse = attend_to_shards(
+      query,
+      key,
+      value,
+      visible,
+      logits,
+      axis_name=axis_name,
+      dropout_rate=dropout_rate,
+      dropout_rng=dropout_rng,
+      block=(block_size, None),
+    )
+    return (out, lse) if return_lse else out
   batch, _, num_heads, _ = query.shape
   query_dtype, dtype = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
   if query.dtype == dtype:
@@ -319,15 +334,6 @@ def dense(
   """
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
 
-  def apply_sharded(
-    variables, *arrays, axis_name, implementation: InParts = "ring", **call
-  ):
-    del variables  # What has variables of its own has no form in parts.
-    call = accepted_options("dense", dense_attention, call)
-    return attention_in_parts(
-      *arrays, axis_name=axis_name, implementation=implementation, **call
-    )
-
   def init_own_cache(variables, batch, max_length, dims, dtype):
     del variables
     return init_cache(batch, max_length, dims, dtype, forgets=forget)
@@ -364,7 +370,6 @@ def dense(
     ),
     approximates="dense",
     prefill=prefill_own,
-    apply_sharded=apply_sharded if own.is_plain else None,
     causal_only=forget,
     gates=own.gates,
   )

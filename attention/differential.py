@@ -1,7 +1,8 @@
 """Differential attention: the difference of two softmaxes (Ye et al., 2024)."""
 
 import dataclasses
-from typing import Unpack
+from functools import partial
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from attention.softmax import own_logits
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.cache import prefill as prefill_dense
 from attention.softmax.logits import Logits
-from attention.softmax.sharding import attention_in_parts
+from attention.softmax.sharding import attend_to_shards
 from attention.softmax.tiles import Output, attend
 from attention.softmax.visible import (
   EVERY_PAIR,
@@ -40,9 +41,10 @@ def differential_attention(
   weight: Float[Array, ""] | float,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | tuple[int, int] | None = None,
+  axis_name: str | None = None,
   visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
-  **options: Unpack[VisibleOptions],
+  **pairs: Unpack[VisibleOptions],
 ) -> Output | tuple[Array, tuple[Array, Array]]:
   """What one half of each head attends to, less λ times what the other does.
 
@@ -86,7 +88,10 @@ def differential_attention(
     )
   halves = _halves(query, key, value)
   visible = _of_halves(visible, query.shape[2])
-  out, lse = attend(*halves, visible, Logits(scale=scale), block=sizes)
+  run: Any = attend
+  if axis_name is not None:
+    run = partial(attend_to_shards, axis_name=axis_name)
+  out, lse = run(*halves, visible, Logits(scale=scale), block=sizes)
   out = _difference(out, weight)
   first, second = jnp.split(lse, 2, axis=2)
   return (out, (first, second)) if return_lse else out
@@ -167,11 +172,6 @@ def differential(start: float = 0.8) -> Attention:
     first = jnp.exp(jnp.sum(p["query_1"] * p["key_1"]))
     return first - jnp.exp(jnp.sum(p["query_2"] * p["key_2"])) + start
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    halves = _halves(query, key, value)
-    out = attention_in_parts(*halves, axis_name=axis_name, **call)
-    return _difference(out, weight_of(variables))
-
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     twice = dims._replace(
@@ -200,7 +200,6 @@ def differential(start: float = 0.8) -> Attention:
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     supports=dense().supports
     - own_logits.SUPPORTS
     - {"bias", "relative", "dropout"},

@@ -5,7 +5,7 @@
 """
 
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 from jaxtyping import Array, Float
 
@@ -21,6 +21,7 @@ from attention.softmax import kernels, own_logits
 from attention.softmax.kernels import Implementation, InParts
 from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions
 from attention.softmax.mods import BlockMask
+from attention.softmax.sharding import attend_to_shards
 from attention.softmax.tiles import Output, attend
 from attention.softmax.visible import EVERY_PAIR, Visible
 
@@ -41,10 +42,12 @@ def flash_attention(
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,
+  axis_name: str | None = None,
+  in_parts: InParts = "ring",
   visible: Visible = EVERY_PAIR,
   logits: Logits = PLAIN,
   return_lse: bool = False,
-  **options: Unpack[FlashOptions],
+  **pairs: Unpack[FlashOptions],
 ) -> Output:
   """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
@@ -68,6 +71,9 @@ def flash_attention(
       is the kernel of NVIDIA's GPUs, by `jax.nn`; 'tokamax' is a kernel for a
       GPU or a TPU, by the optional package of that name. None takes cuDNN on a
       GPU where it can serve the call, and 'xla' elsewhere.
+    axis_name: as `dense_attention`, with 'xla' alone.
+    in_parts: how the devices of `axis_name` attend: 'ring', 'balanced' or
+      'all_to_all'; see `sharding.attend_to_shards`.
     visible: which pairs count, in addition to the options that say so.
     logits: how pairs are scored, in place of the options that say so.
     return_lse: whether to return the log-sum-exp of the logits, too.
@@ -110,11 +116,15 @@ def flash_attention(
     logits,
     dropout_rate=dropout_rate or None,
     block_size=block_size,
+    axis_name=axis_name,
     return_lse=return_lse or None,
   )
   if out is not None:
     return out
-  out, lse = attend(
+  run: Any = attend
+  if axis_name is not None:
+    run = partial(attend_to_shards, axis_name=axis_name, in_parts=in_parts)
+  out, lse = run(
     query,
     key,
     value,
@@ -145,7 +155,7 @@ def flash(
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
       'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
     in_parts: how several devices attend to a sequence of which each has a part:
-      'ring', 'balanced' or 'all_to_all'; see `sharding.attention_in_parts`.
+      'ring', 'balanced' or 'all_to_all'; see `sharding.attend_to_shards`.
     sinks: as `dense` takes it.
     logits_soft_cap: likewise.
     forget: likewise.
@@ -155,12 +165,10 @@ def flash(
   """
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
   function = partial(
-    flash_attention, block_size=block_size, implementation=implementation
+    flash_attention,
+    block_size=block_size,
+    implementation=implementation,
+    in_parts=in_parts,
   )
-
   exact = dense(sinks, logits_soft_cap, forget)
-  return exact._replace(
-    apply=applied("flash", function, own.options),
-    apply_sharded=exact.apply_sharded
-    and partial(exact.apply_sharded, implementation=in_parts),
-  )
+  return exact._replace(apply=applied("flash", function, own.options))

@@ -18,8 +18,7 @@ from attention.mechanism import (
 from attention.platform import layout
 from attention.recurrent.gates import check_given
 from attention.softmax import own_logits
-from attention.softmax.sharding import attention_in_parts
-from attention.softmax.visible import Visible
+from attention.softmax.visible import EVERY_PAIR, Visible
 
 _EPSILON = 1e-6
 
@@ -42,6 +41,7 @@ def latent_attention(
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
   absorbed: bool = False,
+  axis_name: str | None = None,
   visible: Visible | None = None,
   return_lse: bool = False,
 ) -> (
@@ -124,7 +124,8 @@ def latent_attention(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
     block_size=block_size,
-    visible=visible,
+    axis_name=axis_name,
+    visible=EVERY_PAIR if visible is None else visible,
     return_lse=return_lse,
   )
   out = result[0] if return_lse else result
@@ -260,14 +261,6 @@ def latent(
     options = {"value": value, **kernels(variables), **call}
     return latent_attention(query, read, **options)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    read, shared = _given(call, key), call.pop("shared_key")
-    read, shared = _readable(read, shared, call.get("mask"))
-    keys, values = _expanded(
-      read, shared, **kernels(variables), value=value, dtype=query.dtype
-    )
-    return attention_in_parts(query, keys, values, axis_name=axis_name, **call)
-
   def init_cache(variables, batch, max_length, dims, dtype):
     p = variables["params"]
     size = p["norm_scale"].shape[0]
@@ -322,7 +315,6 @@ def latent(
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     gates=gates,
     supports=dense().supports
     - own_logits.SUPPORTS

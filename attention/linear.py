@@ -17,7 +17,6 @@ from attention.mechanism import (
   Dims,
   Sizes,
   Variables,
-  accepted_options,
   applied,
   attention_factory,
   attention_function,
@@ -80,6 +79,7 @@ def linear_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
   """Attention whose kernel is a product of features, linear in length.
 
@@ -98,6 +98,7 @@ def linear_attention(
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
     block_size: R, the positions of a step, or, in the causal form, C, those of a chunk,
       raised to a power of two. It changes rounding alone. None is the platform's choice.
+    axis_name: as `dense_attention`. What crosses between shards is the state.
 
   Other options: as `dense_attention`.
 
@@ -119,7 +120,14 @@ def linear_attention(
   """
   phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
   return attend(
-    phi, query, key, value, mask, is_causal=is_causal, block_size=block_size
+    phi,
+    query,
+    key,
+    value,
+    mask,
+    is_causal=is_causal,
+    block_size=block_size,
+    axis_name=axis_name,
   )
 
 
@@ -217,15 +225,6 @@ def feature_mechanism(
     qk = project(variables, query, key, keep=keep)
     return whole(variables, *qk, value, **call).astype(query.dtype)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    checks.check_qkv(query, key, value)
-    call = accepted_options(name, function, call, own=own(variables))
-    keep = visible_keys(call.get("mask"), query, key)
-    queries, keys = project(variables, query, key, keep=keep)
-    phi = mapped(variables, query, call.pop("scale", None))
-    out = attend(phi, queries, keys, value, axis_name=axis_name, **call)
-    return out.astype(query.dtype)
-
   def mapped(variables, x, scale):
     return feature_map(scale, x.shape[-1], **own(variables))
 
@@ -253,7 +252,6 @@ def feature_mechanism(
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     supports=frozenset(
       {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
     ),

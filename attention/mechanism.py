@@ -28,6 +28,7 @@ from typing import (
   get_args,
   get_origin,
 )
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +139,11 @@ class Attention(NamedTuple):
       - 'own_keys': keys and values are made of what `gates` give: all functions
         expect None as the key, and None as the value, or in `apply` values to
         take instead
-      - 'sequence': apply_sharded
+      - 'sequence': axis_name, of the devices of a sequence in shards, inside
+        `jax.shard_map`. Each of the D devices has T/D neighbouring positions of the
+        query, S/D of key and value, in order, and of what a call holds by position: a
+        key mask [B, 1, 1, S/D], segment ids. Variables and tables by distance are
+        whole on every device. Results and gradients are those of the whole
 
     approximates: what the error of its outputs is measured against, on the same
       query, key and value: 'dense' attention, to which an exact mechanism is equal
@@ -154,19 +159,12 @@ class Attention(NamedTuple):
       the cache after the first `lengths [B]` of P positions, `query [B, P, N,
       H]`, from an empty one, as `decode` of one after another makes it; `call` may
       hold `scale`. None where only `decode` makes a cache.
-    apply_sharded: `(variables, query, key, value, *, axis_name, **call) -> out`
-      inside `jax.shard_map`. Each of the D devices of the axis has T/D
-      neighbouring positions of the query, S/D of key and value, in order, and
-      of what `call` holds by position: a key mask [B, 1, 1, S/D], segment ids.
-      Variables and tables by distance are whole on every device. Results and
-      gradients are those of `apply` on the whole. None, or a ValueError, where
-      there is no form for a sequence in parts.
     ignores_padding: whether positions at the end that a key mask hides change
       nothing for the others. False where it matters how long a sequence is, as
       in BigBird, whose last block is global.
-    gates: `(variables, inputs) -> {option: array}`: what `apply`, `decode`,
-      `prefill` and `apply_sharded` take by position besides query, key and value,
-      such as `log_decay [B, T, N]`, read from what these are projected from,
+    gates: `(variables, inputs) -> {option: array}`: what `apply`, `decode`
+      and `prefill` take by position besides query, key and value, such as
+      `log_decay [B, T, N]`, read from what these are projected from,
       `inputs [B, T, F]`. None where there is nothing of the kind.
     loss: `(variables, query, key, **call) -> scalar`, with the gates and options of
       a call of `apply`: what the mechanism adds to the mean loss of a model that is
@@ -183,7 +181,6 @@ class Attention(NamedTuple):
   sizes: Sizes = Sizes()
   causal_only: bool = False
   prefill: Callable[..., Cache] | None = None
-  apply_sharded: Callable[..., Array] | None = None
   ignores_padding: bool = True
   gates: Callable[[Variables, Array], dict[str, Array]] | None = None
   loss: Callable[..., Array] | None = None
@@ -196,6 +193,13 @@ class Attention(NamedTuple):
       "for a mechanism without any; the attention functions, such as "
       "sliding_window_attention, take query, key and value themselves"
     )
+
+  @property
+  def apply_sharded(self) -> Callable[..., Array]:
+    """Former name of `apply`, whose calls have `axis_name`, until 1.0."""
+    told = "apply_sharded is apply now, which takes axis_name"
+    warnings.warn(told, DeprecationWarning, stacklevel=2)
+    return self.apply
 
 
 CALL_OPTIONS: Mapping[str, str] = MappingProxyType(
@@ -214,6 +218,7 @@ CALL_OPTIONS: Mapping[str, str] = MappingProxyType(
     "dropout_rng": "dropout",
     "global_indices": "global",
     "global_qkv": "global",
+    "axis_name": "sequence",
   }
 )
 """Option that not every mechanism takes -> capability in `supports`."""
@@ -311,7 +316,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   by its annotation, an option by its name (`checks.CHECKS`) or its type
   (`checks.TYPES`). An eager call runs as one program (`programs.compiled_once`).
 
-  The keywords of `**options: Unpack[…]` are those of the function, and a function with
+  The keywords of `**pairs: Unpack[…]` are those of the function, and a function with
   the options `visible` and `logits` gets in these two what they say of a call. Other
   annotations and the docstring stay as they are.
   """
@@ -334,7 +339,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
     if is_mixed:
       qkv = programs.promoted(*qkv)
     if makes_pairs:
-      given = _with_pairs(*qkv[:2], given, shared, "logits" in parameters)
+      given = _with_pairs(qkv[0], qkv[1], given, shared)
     results = cast(Any, function)(*qkv, **given)
     if not is_mixed:
       return results
@@ -384,7 +389,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
 def _written_out(
   parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[Mapping[str, inspect.Parameter], Collection[str]]:
-  """All parameters, with the keywords of `**options: Unpack[…]`; and these."""
+  """All parameters, with the keywords of `**pairs: Unpack[…]`; and these."""
   *own, last = parameters.values()
   if last.kind is not last.VAR_KEYWORD:
     return parameters, ()
@@ -424,7 +429,6 @@ def _with_pairs(
   key: Array,
   given: Mapping[str, Any],
   shared: Collection[str],
-  scores: bool,
 ) -> dict[str, Any]:
   """The options of a call, with `visible` and `logits` for those that are shared."""
   seen = {n: x for n, x in given.items() if n in _SAYS_WHO_SEES_WHOM}
@@ -433,7 +437,7 @@ def _with_pairs(
   )
   own = {n: x for n, x in given.items() if n not in shared}
   own["visible"] = visible
-  if scores:
+  if "score_mod" in shared:
     scored = {n: given[n] for n in shared if n in given and n not in seen}
     own["logits"] = logits_from_options(
       query, key, visible, logits=given.get("logits"), **scored
@@ -496,7 +500,7 @@ def attention_factory(
     record: Attention = cast(Any, factory)(*args, **options)
     if any(map(callable, [*args, *options.values()])):
       return _bounded(record)
-    fields = "apply", "decode", "prefill", "apply_sharded", "loss"
+    fields = "apply", "decode", "prefill", "loss"
     functions = {x: getattr(record, x) for x in fields if getattr(record, x)}
     compiled = {x: programs.compiled_once(f) for x, f in functions.items()}
     return _bounded(cast(Any, record)._replace(**compiled))

@@ -21,7 +21,6 @@ from attention.mechanism import (
   attention_function,
 )
 from attention.softmax import own_logits
-from attention.softmax.sharding import attention_in_parts
 from attention.softmax.tiles import Output
 from attention.softmax.visible import EVERY_PAIR, Visible, VisibleOptions
 
@@ -40,9 +39,10 @@ def multiplicative_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
+  axis_name: str | None = None,
   visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
-  **options: Unpack[VisibleOptions],
+  **pairs: Unpack[VisibleOptions],
 ) -> Output:
   """Scores are products with a trained matrix in between: softmax(Q W Kᵀ) V.
 
@@ -89,6 +89,7 @@ def multiplicative_attention(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
     block_size=block_size,
+    axis_name=axis_name,
     visible=visible,
     return_lse=return_lse,
   )
@@ -139,19 +140,6 @@ def multiplicative(general: bool = True) -> Attention:
     call.setdefault("kernel", kernel_of(variables))
     return multiplicative_attention(query, key, value, **call)
 
-  def apply_sharded(
-    variables, query, key, value, *, axis_name, scale=None, **call
-  ):
-    out = attention_in_parts(
-      _transformed(kernel_of(variables), query),
-      key,
-      value,
-      axis_name=axis_name,
-      scale=1.0 if scale is None else scale,
-      **call,
-    )
-    return out.astype(query.dtype)
-
   def decode(variables, cache, query, key, value, *, scale=None, **tables):
     transformed = _transformed(kernel_of(variables), query)
     scale = 1.0 if scale is None else scale
@@ -164,7 +152,6 @@ def multiplicative(general: bool = True) -> Attention:
   return exact._replace(
     init=init,
     apply=apply,
-    apply_sharded=apply_sharded,
     decode=decode,
     approximates=None,
     supports=exact.supports - own_logits.SUPPORTS,

@@ -10,7 +10,6 @@ from attention import checks
 from attention.mechanism import (
   Attention,
   Sizes,
-  accepted_options,
   applied,
   attention_factory,
   attention_function,
@@ -37,6 +36,7 @@ def nystrom_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
   """Queries meet keys through landmarks: F · A⁺ · (B V).
 
@@ -74,6 +74,8 @@ def nystrom_attention(
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because every landmark mixes positions.
     block_size: C, positions of a tile; None is the platform's choice.
+    axis_name: as `dense_attention`. Means, and B V, are sums over the devices: L rows
+      of each head cross three times, at any length.
 
   Other arguments: as `dense_attention`, with S = T.
 
@@ -96,28 +98,6 @@ def nystrom_attention(
 
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
   self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
-  """
-  return _attend(**locals())
-
-
-def _attend(
-  query,
-  key,
-  value,
-  *,
-  num_landmarks,
-  pinv_iterations=6,
-  shared_start=False,
-  mask=None,
-  is_causal=False,
-  scale=None,
-  block_size=None,
-  axis_name=None,
-):
-  """`nystrom_attention`; with `axis_name` of a sequence in parts, one a device.
-
-  Then the means are sums over the devices, and so is B V. What crosses is L rows
-  a head three times, at any length.
   """
   if is_causal:
     raise ValueError(
@@ -322,19 +302,15 @@ def nystrom(
     "shared_start": shared_start,
   }
 
-  def apply(variables, query, key, value, *, axis_name=None, **call):
-    function = nystrom_attention
-    if axis_name is not None:
-      checks.check_qkv(query, key, value)
-      call = accepted_options("nystrom", function, call)
-      function = partial(_attend, axis_name=axis_name)
-    run = applied("nystrom", function, lambda _: own)
-    out = run(variables, query, key, value, **call)
+  attend_by_landmarks = applied("nystrom", nystrom_attention, lambda _: own)
+
+  def apply(variables, query, key, value, **call):
+    out = attend_by_landmarks(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out
     kernel = variables["params"]["conv_kernel"]
-    more = _convolved(value, kernel, call.get("mask"), axis_name)
-    return out + more.astype(out.dtype)
+    options = call.get("mask"), call.get("axis_name")
+    return out + _convolved(value, kernel, *options).astype(out.dtype)
 
   return Attention(
     init=init,
@@ -345,5 +321,4 @@ def nystrom(
     approximates="dense",
     cost="linear",
     sizes=Sizes(short={"num_landmarks": 8}),
-    apply_sharded=apply,
   )

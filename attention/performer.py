@@ -44,6 +44,7 @@ def performer_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
   """Softmax attention approximated by M random features, linear in length.
 
@@ -79,7 +80,14 @@ def performer_attention(
     scale, query.shape[-1], projection=projection, kernel=kernel
   )
   return attend(
-    phi, query, key, value, mask, is_causal=is_causal, block_size=block_size
+    phi,
+    query,
+    key,
+    value,
+    mask,
+    is_causal=is_causal,
+    block_size=block_size,
+    axis_name=axis_name,
   )
 
 

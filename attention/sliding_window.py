@@ -19,13 +19,12 @@ from attention.dense import attend_to_slots
 from attention.mechanism import (
   Attention,
   Sizes,
-  accepted_options,
   applied,
   attention_factory,
   attention_function,
 )
 from attention.platform import layout
-from attention.softmax import kernels, own_logits, windows
+from attention.softmax import kernels, own_logits, sharding, windows
 from attention.softmax import visible as visibility
 from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
 from attention.softmax.cache import init_cache as init_dense
@@ -52,10 +51,11 @@ def sliding_window_attention(
   dropout_rng: Array | None = None,
   block_size: int | None = None,
   implementation: Implementation | None = None,
+  axis_name: str | None = None,
   visible: Visible = EVERY_PAIR,
   logits: Logits = PLAIN,
   return_lse: bool = False,
-  **options: Unpack[WindowOptions],
+  **pairs: Unpack[WindowOptions],
 ) -> Output:
   """Every query attends to the keys near it and to a few global ones.
 
@@ -90,6 +90,9 @@ def sliding_window_attention(
       mask. It and tokamax need T = S, and neither has segments, tables, dropout,
       dilation or global tokens.
 
+    axis_name: as `dense_attention`, for a query and key of one sequence. Indices of
+      global tokens are those in the whole; dropout has no form in shards.
+
   Other arguments: as `flash_attention`.
 
   Returns:
@@ -101,7 +104,9 @@ def sliding_window_attention(
   Cost, with W = left + right + 1 and tiles of C queries: time
   T·(W+C+G)·N·(H+V), and G·S·N·(H+V) for the global queries. Memory in addition
   to the arrays: B·N·C·(W+C+G) float32 for each tile that is computed at the
-  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. Each dilation
+  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. What crosses
+  between shards is L + R positions of keys and values, which the window reaches, and
+  of G global tokens queries, keys, values and results. Each dilation
   costs one pass over its heads. On a TPU, 'tokamax' reads the window from a mask of
   T·S bool.
 
@@ -131,6 +136,14 @@ def sliding_window_attention(
       "logits: expected no bias and no block mask in a window; flash_attention "
       "takes them"
     )
+  if axis_name is not None:
+    dropped = dropout_rate or None
+    sharding.check_shards(query, key, visible, logits, dropout_rate=dropped)
+    if key.shape[1] != query.shape[1]:
+      raise ValueError(
+        f"key: expected the positions of the queries, {query.shape[1]} on a device, "
+        f"got {key.shape[1]}; a window over a sequence in shards is of one sequence"
+      )
   near = visible & visibility.window(left, right)
   out = kernels.kernel_output(
     implementation,
@@ -143,6 +156,7 @@ def sliding_window_attention(
     global_indices=global_indices,
     dropout_rate=dropout_rate or None,
     block_size=block_size,
+    axis_name=axis_name,
     return_lse=return_lse or None,
   )
   if out is not None:
@@ -152,7 +166,7 @@ def sliding_window_attention(
     "dropout_rate": dropout_rate,
     "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
   }
-  if not has_gaps:
+  if not has_gaps and axis_name is None:
     out, lse = attend(query, key, value, near, logits, **options)
   else:
     out, lse = windows.attend_to_union(
@@ -165,6 +179,7 @@ def sliding_window_attention(
       global_qkv=global_qkv,
       sides=(left, right),
       dilations=dilations,
+      axis_name=axis_name,
       **options,
     )
     if logits.sinks is not None:
@@ -269,20 +284,6 @@ def sliding_window(
       )
     return own.init(key, dims)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    del variables  # What has variables of its own has no form in parts.
-    checks.check_qkv(query, key, value)
-    return windows.attention_in_parts(
-      query,
-      key,
-      value,
-      accepted_options("sliding_window", function, call),
-      axis_name=axis_name,
-      sides=(left, right),
-      dilations=_integers("dilation", dilation, 1, query.shape[2]),
-      block=(block_size, None),
-    )
-
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     size = min(left * max(spacings) + 1, max_length)
@@ -345,7 +346,6 @@ def sliding_window(
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded if own.is_plain else None,
     supports=supports,
     approximates="dense",
     cost="linear",

@@ -19,7 +19,6 @@ from attention.linear import hedgehog_features, identity_kernels, project_heads
 from attention.mechanism import (
   Attention,
   Sizes,
-  accepted_options,
   applied,
   attention_factory,
   attention_function,
@@ -59,6 +58,7 @@ def window_linear_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
   """Softmax attention to the last W keys and linear attention to all before.
 
@@ -103,19 +103,15 @@ def window_linear_attention(
   Paper: LoLCATs: on low-rank linearizing of large language models, section 3.2,
   arXiv:2410.10254. The features are those of Hedgehog, arXiv:2402.04347.
   """
-  _check_causal(is_causal)
-  params = _params(query, query_kernel, key_kernel, mix, scale)
-  keys = key, value, visible_keys(mask, query, key)
-  return _attend(params, query, keys, window, block_size)
-
-
-def _check_causal(is_causal: bool) -> None:
   if not is_causal:
     raise ValueError(
       "is_causal: expected True, got False; window_linear attention is causal by "
       "definition; give is_causal=True, or take sliding_window or linear "
       "attention in both directions"
     )
+  params = _params(query, query_kernel, key_kernel, mix, scale)
+  keys = key, value, visible_keys(mask, query, key)
+  return _attend(params, query, keys, window, block_size, axis_name)
 
 
 def _features(head_dim: int) -> FeatureMap:
@@ -264,17 +260,6 @@ def window_linear(window: int = 64) -> Attention:
   def options(variables):
     return {"window": window, **variables["params"]}
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    checks.check_qkv(query, key, value)
-    call = accepted_options(
-      "window_linear", window_linear_attention, call, own=options(variables)
-    )
-    _check_causal(call.get("is_causal", False))
-    params = _params(query, **variables["params"], scale=call.get("scale"))
-    keys = key, value, visible_keys(call.get("mask"), query, key)
-    block_size = call.get("block_size")
-    return _attend(params, query, keys, window, block_size, axis_name)
-
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     size, heads = min(window, max_length), dims.num_kv_heads
@@ -321,7 +306,6 @@ def window_linear(window: int = 64) -> Attention:
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     supports=frozenset({"causal", "cross", "mask", "decode", "sequence"}),
     approximates="dense",
     cost="linear",

@@ -20,8 +20,8 @@ def attention_in_parts(
 ) -> Iterator[None]:
   """Within it, attention is computed on the device that has its positions.
 
-  Every call of a mechanism becomes one of `apply_sharded` inside
-  `jax.shard_map` along one axis; the mesh's other axes are left to the compiler.
+  Every call of a mechanism has `axis_name` inside `jax.shard_map` along one axis; the
+  mesh's other axes are left to the compiler.
   Where the axis does not divide a length, positions are added at its end that
   nobody sees.
 
@@ -54,10 +54,9 @@ def _in_parts(
   inputs: Array,
   **call: Any,
 ) -> Array:
-  """`apply` on whole arrays, by `apply_sharded` on their parts."""
-  apply = attention.apply_sharded
-  if apply is None:
-    raise ValueError("attention: the mechanism has no form for parts")
+  """`apply` on whole arrays, by `apply` on their shards."""
+  if "sequence" not in attention.supports:
+    raise ValueError("attention: the mechanism has no form for shards")
   size = mesh.shape[axis_name]
   # A mechanism that makes its own keys and values reads one sequence.
   length = query.shape[1]
@@ -99,7 +98,7 @@ def _in_parts(
   rows = jax.P(None, axis_name)
 
   def local(variables, query, key, value, parts):
-    return apply(
+    return attention.apply(
       variables, query, key, value, axis_name=axis_name, **parts, **rest
     )
 

@@ -59,7 +59,6 @@ def gates_from_keys(mechanism: Attention) -> Attention:
     apply=reading(mechanism.apply),
     decode=reading(mechanism.decode, has_cache=True),
     prefill=reading(mechanism.prefill, has_cache=True),
-    apply_sharded=reading(mechanism.apply_sharded),
     gates=None,
   )
 
@@ -264,7 +263,6 @@ def recurrent_mechanism(
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply,
     supports=frozenset(
       {"causal", "mask", "segments", "value_heads", "decode", "sequence"}
     ),

@@ -237,7 +237,7 @@ def test_an_array_as_scale_and_a_sequence_in_parts_are_refused(monkeypatch):
   spec = jax.P(None, "x")
 
   def part(x):
-    return record.apply_sharded({}, x, x, x, is_causal=True, axis_name="x")
+    return record.apply({}, x, x, x, is_causal=True, axis_name="x")
 
   attend = jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec)
   with pytest.raises(
