@@ -360,19 +360,6 @@ def softmax_scale(
   return scale
 
 
-def scaled_query(
-  query: Float[Array, "B T N H"], scale: float | Float[Array, ""] | None
-) -> tuple[Float[Array, "B T N H"], float]:
-  """Queries, and the factor of their logits as a number, which loops need.
-
-  A traced factor is multiplied into the queries.
-  """
-  scale = softmax_scale(scale, query.shape[-1])
-  if isinstance(scale, jax.Array):
-    return query * scale.astype(query.dtype), 1.0
-  return query, float(scale)
-
-
 def check_static(name: str, value: Any) -> None:
   """Raises ValueError for a traced value of an option that makes the program."""
   for x in jax.tree.leaves(value):

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import dataclasses
 from functools import partial
 from itertools import pairwise
+import math
 from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import checks
 from attention.mechanism import (
   Attention,
   applied,
@@ -142,7 +142,9 @@ def dense_attention(
   if query.dtype == dtype:
     # A scale that is an array is multiplied into the queries. That is less work than
     # scaling the logits, but costs digits in half precision.
-    scale = checks.softmax_scale(logits.scale, query.shape[3])
+    scale = logits.scale
+    if scale is None:
+      scale = 1.0 / math.sqrt(query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
   keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
@@ -152,11 +154,11 @@ def dense_attention(
     rows = query.shape[1]
     pairs = batch, num_heads, rows, seen
     places = visible.places(start, 0)
+    shown = visible.traced(pairs).block(start, rows, 0, seen)
     part = dataclasses.replace(
       scores.cut(start, rows, 0, seen), bias=bias, dtype=dtype
     )
     x = part.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :seen], places)
-    shown = visible.traced(pairs).block(start, rows, 0, seen)
     weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
       weights *= dropout.pair_factors(

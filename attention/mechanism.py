@@ -38,7 +38,7 @@ from attention import checks
 from attention.checks import near, one_of
 from attention.platform import programs
 from attention.softmax.logits import logits_from_options
-from attention.softmax.visible import VisibleOptions, visible_from_options
+from attention.softmax.visible import SEEN, visible_from_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -323,7 +323,11 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   name = getattr(function, "__name__", "attention")
   signature = inspect.signature(function)
   parameters, shared = _written_out(signature.parameters)
-  makes_pairs = bool(shared) and "visible" in signature.parameters
+  seen, scored = [], []
+  if shared and "visible" in signature.parameters:
+    seen = ["visible", *(n for n in parameters if n in shared & SEEN)]
+  if shared and "logits" in signature.parameters:
+    scored = ["logits", *(n for n in parameters if n in shared - SEEN)]
   positional = [
     n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
   ]
@@ -338,8 +342,14 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
     is_mixed = any(x.dtype != dtype for x in qkv)
     if is_mixed:
       qkv = programs.promoted(*qkv)
-    if makes_pairs:
-      given = _with_pairs(qkv[0], qkv[1], given, shared)
+    if seen:
+      pairs = {n: given.pop(n) for n in seen if n in given}
+      given["visible"] = visible_from_options(qkv[0], qkv[1], **pairs)
+    if scored:
+      pairs = {n: given.pop(n) for n in scored if n in given}
+      visible = given["visible"]
+      logits = logits_from_options(qkv[0], qkv[1], visible, **pairs)
+      given["logits"] = logits
     results = cast(Any, function)(*qkv, **given)
     if not is_mixed:
       return results
@@ -388,11 +398,11 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
 
 def _written_out(
   parameters: Mapping[str, inspect.Parameter],
-) -> tuple[Mapping[str, inspect.Parameter], Collection[str]]:
+) -> tuple[Mapping[str, inspect.Parameter], AbstractSet[str]]:
   """All parameters, with the keywords of `**pairs: Unpack[…]`; and these."""
   *own, last = parameters.values()
   if last.kind is not last.VAR_KEYWORD:
-    return parameters, ()
+    return parameters, frozenset()
   (options,) = get_args(last.annotation)
   shared = [
     last.replace(
@@ -411,38 +421,8 @@ def _written_out(
     else p
     for p in own[len(qkv) :]
   ]
-  return (
-    {p.name: p for p in [*qkv, *shared, *others]},
-    [p.name for p in shared],
-  )
-
-
-_SAYS_WHO_SEES_WHOM = {
-  *VisibleOptions.__annotations__,
-  "mask_mod",
-  "block_mask",
-}
-
-
-def _with_pairs(
-  query: Array,
-  key: Array,
-  given: Mapping[str, Any],
-  shared: Collection[str],
-) -> dict[str, Any]:
-  """The options of a call, with `visible` and `logits` for those that are shared."""
-  seen = {n: x for n, x in given.items() if n in _SAYS_WHO_SEES_WHOM}
-  visible = visible_from_options(
-    query, key, visible=given.get("visible"), **seen
-  )
-  own = {n: x for n, x in given.items() if n not in shared}
-  own["visible"] = visible
-  if "score_mod" in shared:
-    scored = {n: given[n] for n in shared if n in given and n not in seen}
-    own["logits"] = logits_from_options(
-      query, key, visible, logits=given.get("logits"), **scored
-    )
-  return own
+  names = frozenset(options.__annotations__)
+  return {p.name: p for p in [*qkv, *shared, *others]}, names
 
 
 class _Written(str):

@@ -25,7 +25,6 @@ from attention.mechanism import (
 )
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
-from attention.softmax import visible as visibility
 from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.kernels import Implementation
@@ -144,7 +143,8 @@ def sliding_window_attention(
         f"key: expected the positions of the queries, {query.shape[1]} on a device, "
         f"got {key.shape[1]}; a window over a sequence in shards is of one sequence"
       )
-  near = visible & visibility.window(left, right)
+  longest = max(query.shape[1], key.shape[1])
+  near = visible & Visible(left=min(left, longest), right=min(right, longest))
   out = kernels.kernel_output(
     implementation,
     query,

@@ -20,6 +20,7 @@ arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
 
 from collections.abc import Callable
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -90,7 +91,11 @@ class Logits:
       The queries, which a traced scale is multiplied into; the scores; `score_mod`
       with the arrays that have no gradient, or None.
     """
-    query, scale = checks.scaled_query(query, self.scale)
+    scale = self.scale
+    if scale is None:
+      scale = 1.0 / math.sqrt(query.shape[3])
+    if isinstance(scale, jax.Array):
+      query, scale = query * scale.astype(query.dtype), 1.0
     keys, gates = self.relative_keys, self.log_forget
     if keys is not None and keys.ndim == 2:
       keys = keys[None]
@@ -107,7 +112,7 @@ class Logits:
         mod = mods_lib.traced_score(self.score_mod, shape, query)
         mod, fixed = mod.divided()
     scores = Scores(
-      scale=scale,
+      scale=float(scale),
       soft_cap=self.soft_cap,
       relative_bias=self.relative_bias,
       relative_keys=keys,
@@ -183,6 +188,7 @@ def logits_from_options(
       "key": key,
       "is_causal": is_causal,
       "sinks": logits.sinks,
+      "scale": logits.scale,
       "logits_soft_cap": logits.soft_cap,
       "log_forget": logits.log_forget,
       "bias": logits.bias,

@@ -353,6 +353,10 @@ class VisibleOptions(TypedDict, total=False):
   key_segment_ids: Int[Array, "B S"] | None
 
 
+SEEN = frozenset({*VisibleOptions.__annotations__, "mask_mod", "block_mask"})
+"""The keywords of attention functions that `visible_from_options` takes."""
+
+
 def visible_from_options(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
