@@ -90,7 +90,13 @@ def check_call(
     letters = annotation.dim_str.split()
     if not any(letter.startswith(("...", "*")) for letter in letters):
       _check_sizes(name, given[name].shape, letters, sizes)
-    _check_heads(sizes)
+    if "U" in sizes:
+      _check_heads(sizes)
+    elif sizes.get("N", 0) % sizes.get("K", 1):
+      raise ValueError(
+        f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
+        "key/value heads"
+      )
   for name, value in given.items():
     if name in checks:
       checks[name](name, value, sizes, given)
@@ -135,14 +141,7 @@ _HEADS = {"Q": "query", "K": "key", "U": "value"}
 
 
 def _check_heads(sizes: dict[str, int]) -> None:
-  """N is a multiple of K; in a recurrence, N is the most heads and a multiple of all."""
-  if "U" not in sizes:
-    if sizes.get("N", 0) % sizes.get("K", 1):
-      raise ValueError(
-        f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
-        "key/value heads"
-      )
-    return
+  """In a recurrence, N is the largest of the head counts; the others divide it."""
   most = max(_HEADS, key=lambda letter: sizes[letter])
   sizes.setdefault("N", sizes[most])
   for letter, name in _HEADS.items():

@@ -553,7 +553,7 @@ def applied(
       raise ValueError(
         f"variables: {name} needs what its init makes; {error} is missing"
       ) from error
-    for option in given.keys() & call.keys():
+    for option in sorted(given.keys() & call.keys()):
       raise ValueError(_has_its_own(option, name))
     return function(query, key, value, **given, **call)
 

@@ -37,7 +37,7 @@ class OwnLogits(NamedTuple):
     """What a mechanism supports with them, from what it does without.
 
     Forget gates are for one sequence and need their order; none of the three has a
-    form for a sequence in parts.
+    form for a sequence in shards.
     """
     lost = set(self.given)
     if self.forget:
