@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from attention import ATTENTIONS, Attention, plug, registry
+from attention import ATTENTIONS, Attention
+from attention import mechanism as mechanisms
 from settings.fields import rest
 from settings.typed import mechanism, spelled, split
 
@@ -66,10 +67,7 @@ class AttentionConfig:
 
   def build(self) -> Attention:
     """Returns the mechanism; equal configs give the same object."""
-    if (
-      ":" in self.name
-    ):  # Built before, it may be refused where this is called.
-      registry.check_imports(self.name)
+    mechanisms.check_imports(self.name)
     return _build(self)
 
   @property
@@ -176,7 +174,7 @@ def check_supports(
 ) -> None:
   """Raises ValueError if a mechanism lacks a capability that its field needs."""
   for capability in missing(config.build(), needs):
-    able = ", ".join(plug.supporting(ATTENTIONS, capability))
+    able = ", ".join(mechanisms.supporting(ATTENTIONS, capability))
     raise ValueError(
       f"{field}: {config.name} cannot {needs[capability]}; one of {able} can"
     )
@@ -184,7 +182,7 @@ def check_supports(
 
 def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
   """The capabilities among `needs` that a mechanism does not have."""
-  return [need for need in needs if not plug.can(attention, need)]
+  return [need for need in needs if not mechanisms.can(attention, need)]
 
 
 def obstacle(attention: Attention, field: str) -> str:
@@ -198,7 +196,7 @@ def obstacle(attention: Attention, field: str) -> str:
 
 @functools.cache
 def _build(config: AttentionConfig) -> Attention:
-  return registry.build(config.name, config.options)
+  return mechanisms.build(config.name, config.options)
 
 
 def _frozen(value: Any) -> Any:

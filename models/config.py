@@ -14,8 +14,9 @@ from annotated_types import Ge
 from flax import linen as nn
 import jax
 
-from attention import Dims, registry
-from attention.suggest import one_of
+from attention import Dims
+from attention.checks import one_of
+from attention.mechanism import named, where_it_failed
 from models import nested
 from models.attention_config import (
   NEEDS,
@@ -217,18 +218,18 @@ class ModelConfig:
   @functools.cached_property
   def added_position(self) -> Callable[..., Any] | None:
     """`(positions, features) -> encodings` to add to embeddings, or None."""
-    return registry.named(self.position, POSITIONS, "function")
+    return named(self.position, POSITIONS, "function")
 
   @functools.cached_property
   def activation_function(self) -> Callable[..., Any]:
     """The function named by `activation`."""
-    return registry.named(self.activation, ACTIVATIONS, "function")
+    return named(self.activation, ACTIVATIONS, "function")
 
   @functools.cached_property
   def make_norm(self) -> Callable[..., nn.Module]:
     """The norm named by `norm_kind`, with the model's ε and dtypes."""
     return functools.partial(
-      registry.named(self.norm_kind, NORM_KINDS, "Norm"),
+      named(self.norm_kind, NORM_KINDS, "Norm"),
       epsilon=self.norm_epsilon,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
@@ -320,14 +321,14 @@ class ModelConfig:
     if name is None or name in known:
       return
     try:
-      named = registry.named(name, known, kind)
+      found = named(name, known, kind)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from None
     try:
-      call(named)
+      call(found)
     # Someone else's code may raise any exception.
     except Exception as error:
-      told = registry.where_it_failed(error, name)
+      told = where_it_failed(error, name)
       raise ValueError(f"{field}: {name} raised {told}") from None
 
   def _check_heads(self):

@@ -6,7 +6,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import registry
+from attention.mechanism import named
 from models import tables
 from models.config import ACTIVATIONS, ModelConfig
 
@@ -93,5 +93,5 @@ class Head(nn.Module):
   def _transformed(self, x):
     config = self.config
     name = config.output.transform_activation or config.activation
-    activation = registry.named(name, ACTIVATIONS, "function")
+    activation = named(name, ACTIVATIONS, "function")
     return self.norm(activation(self.transform(x)))

@@ -17,9 +17,9 @@ def sequence_sharded(
 ) -> Model:
   """The model with attention computed on the devices that hold the positions.
 
-  Each call of a mechanism becomes one of `apply_sharded` inside `jax.shard_map`
-  along one axis; the mesh's other axes are left to the compiler. If the axis does
-  not divide a length, masked positions are added at its end.
+  Each call of a mechanism has `axis_name`, inside `jax.shard_map` along one axis; the
+  mesh's other axes are left to the compiler. If the axis does not divide a length,
+  masked positions are added at its end.
 
   Args:
     model: from `create`. A model without a field `attend` is returned as it is.
@@ -43,12 +43,11 @@ def _attend(
   gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """`apply_mechanism` on whole arrays, by `apply_sharded` on their shards."""
+  """`apply_mechanism` on whole arrays, by `apply` on their shards."""
   del inputs
   attention, variables = module.attention, module.mechanism
-  apply = attention.apply_sharded
-  if apply is None:
-    raise ValueError("attention: the mechanism has no form for parts")
+  if "sequence" not in attention.supports:
+    raise ValueError("attention: the mechanism has no form for shards")
   size = mesh.shape[axis_name]
   # A mechanism that makes its own keys and values reads one sequence.
   length = query.shape[1]
@@ -90,7 +89,7 @@ def _attend(
   rows = jax.P(None, axis_name)
 
   def local(variables, query, key, value, parts):
-    return apply(
+    return attention.apply(
       variables, query, key, value, axis_name=axis_name, **parts, **rest
     )
 

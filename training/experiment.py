@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import registry
+from attention import mechanism as mechanisms
 import models
 from models import attention_config
 from models.published import load
@@ -235,7 +235,7 @@ def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
   typed = split(config_file.partition(":")[2])
   try:
     names = dict.fromkeys(mechanism(word)[0] for word in typed)
-    records = {name: registry.example(name) for name in names}
+    records = {name: mechanisms.example(name) for name in names}
   except ValueError:  # A file may have names of its own.
     return []
   lines = []
@@ -296,7 +296,7 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
       raise
     raise ConfigError(
       f"config.model: {', '.join(foreign)} raised "
-      f"{registry.where_it_failed(error, *foreign)}"
+      f"{mechanisms.where_it_failed(error, *foreign)}"
     ) from error
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import optax.contrib
 
-from attention import registry
-from attention.suggest import near
+from attention.checks import near
+from attention.mechanism import named
 from settings.errors import one_line
 from training.config import OptimizerConfig
 from training.state import float32
@@ -211,7 +211,7 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
     and "learning_rate" in inspect.signature(factory).parameters
   }
   try:
-    factory = registry.named(name, known, "factory")
+    factory = named(name, known, "factory")
   except ValueError as error:
     raise ValueError(f"name: {error}") from error
   # Not every function of C has a signature, and what is no function has none.

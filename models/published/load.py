@@ -11,7 +11,7 @@ import jax
 from jaxtyping import Array, Float
 import numpy as np
 
-from attention import registry
+from attention import mechanism as mechanisms
 from models import nested
 from models.api import create, forward
 from models.attention_config import NEEDS, AttentionConfig, Layers
@@ -166,7 +166,7 @@ def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
     FileNotFoundError: a file is missing.
     ValueError: as `load_pretrained`.
   """
-  with registry.no_imports():
+  with mechanisms.no_imports():
     return _open_folder(folder, replaced)
 
 

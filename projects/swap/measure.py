@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import Attention, registry
+from attention import Attention
+from attention.mechanism import where_it_failed
 from comparison.measurement import costs
 import models
 from models.published import load
@@ -90,9 +91,7 @@ def mechanism(
     if not foreign and not isinstance(error, ValueError):
       raise
     reason = (
-      registry.where_it_failed(error, choice.config.name)
-      if foreign
-      else one_line(error)
+      where_it_failed(error, choice.config.name) if foreign else one_line(error)
     )
     return {**record, "status": CANNOT, "reason": reason}
   scores = scores_lib.make(source, attention)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 from pydantic import Field
 
-from attention import registry
+from attention import mechanism as mechanisms
 from models.attention_config import (
   NEEDS,
   AttentionConfig,
@@ -193,7 +193,7 @@ class PyramidConfig(AttentionFields):
     """The mechanism of a layer of a stage, with the grid if it takes one."""
     chosen = self.attentions["encoder_attention"]
     one = chosen[layer % len(chosen)]
-    has_grid = "grid" in inspect.signature(registry.find(one.name)).parameters
+    has_grid = "grid" in inspect.signature(mechanisms.find(one.name)).parameters
     if not has_grid or one.options.get("grid") is not None:
       return one
     return AttentionConfig(one.name, {**one.options, "grid": grid})

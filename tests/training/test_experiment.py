@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, plug, registry
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 from settings.errors import ConfigError
 from settings.leaves import put
 from tests.attention.forms import KINDS
@@ -39,13 +40,13 @@ def load(name, attention="dense", **leaves):
 
 def _obstacle(attention, model):
   """Why a mechanism cannot be the only one of a model; None if it can."""
-  record = registry.example(attention)
-  if model.kind == "decoder" and not plug.can(record, "causal"):
+  record = mechanisms.example(attention)
+  if model.kind == "decoder" and not mechanisms.can(record, "causal"):
     return "be causal"
   both_ways = model.kind in ("encoder", "perceiver")
-  if both_ways and not plug.can(record, "bidirectional"):
+  if both_ways and not mechanisms.can(record, "bidirectional"):
     return "attend in both directions"
-  if model.get("position") == "t5" and not plug.can(record, "relative"):
+  if model.get("position") == "t5" and not mechanisms.can(record, "relative"):
     return "carry relative positions"
   return None
 
@@ -224,7 +225,7 @@ def test_what_the_task_cannot_serve_is_told():
 )
 def test_every_mechanism_trains(attention, tmp_path):
   """A few steps from its own config, smaller: the loss falls."""
-  is_causal = plug.can(registry.example(attention), "causal")
+  is_causal = mechanisms.can(mechanisms.example(attention), "causal")
   config = load(
     "duplicate" if is_causal else "listops",
     attention,

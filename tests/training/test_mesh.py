@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims, registry
+from attention import ATTENTIONS, Dims
+from attention import mechanism as mechanisms
 from configs import copy
 import models
 from models.mechanism_variables import variable_shapes
@@ -310,7 +311,7 @@ def test_what_a_mechanism_makes_for_each_head_lies_with_it(name):
 
   def variables(num_heads):
     dims = Dims(num_heads, num_heads, 64, 2048, 1024, 64)
-    shapes = variable_shapes(registry.example(name), dims)
+    shapes = variable_shapes(mechanisms.example(name), dims)
     leaves = jax.tree_util.tree_leaves_with_path(shapes.get("params", {}))
     return {
       jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
