@@ -64,9 +64,9 @@ from attention.path import path, path_attention
 from attention.dsa import dsa, dsa_attention
 # isort: on
 
-from attention.adapters import as_attention_fn
+from attention.checks import near
+from attention.mechanism import ATTENTIONS, Attention, Dims
 from attention.platform import backend
-from attention.plug import Attention, Dims
 from attention.positions import (
   alibi_bias,
   alibi_slopes,
@@ -76,7 +76,6 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.recurrent.gates import gates_from_keys
-from attention.registry import ATTENTIONS
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.logits import Logits
 from attention.softmax.mods import make_block_mask
@@ -90,13 +89,13 @@ from attention.softmax.visible import (
   segments,
   window,
 )
-from attention.unknown_names import no_attribute
 from attention.weights import attention_weights
 
 backend.warn_of_faulty_fusion()
 
 if TYPE_CHECKING:
   from attention import definitions as definitions
+  from attention.flax import as_attention_fn as as_attention_fn
 
 __version__ = "0.1.0"
 
@@ -110,7 +109,6 @@ __all__ = [
   "additive_attention",
   "alibi_bias",
   "alibi_slopes",
-  "as_attention_fn",
   "attention_weights",
   "bigbird",
   "bigbird_attention",
@@ -195,8 +193,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-  """Imports the definitions, which no function here needs, where they are read."""
+  """Imports what no function here needs where it is read: definitions, and Flax."""
   if name == "definitions":
     return importlib.import_module("attention.definitions")
-  hint = no_attribute(name, __all__)
+  if name == "as_attention_fn":
+    return importlib.import_module("attention.flax").as_attention_fn
+  hint = near(name, __all__)
   raise AttributeError(f"module 'attention' has no attribute {name!r}{hint}")

@@ -5,28 +5,37 @@ the loop of all softmaxes, `attention.softmax.tiles`.
 """
 
 import dataclasses
+from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import dense
-from attention.platform import backend, layout
-from attention.signature import attention_factory, attention_function
-from attention.softmax import own_logits, sharding
-from attention.softmax.logits import Scores
-from attention.softmax.sharding import ring
-from attention.softmax.tiles import Output, attend
-from attention.softmax.visible import Visible, key_mask, visible_from_options
-
-
-@attention_function(
-  width="give the arrays, query_kernel=[N, H, A], key_kernel=[N, H, A] and "
-  "score_kernel=[N, A], or make the mechanism, additive(width=…)",
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
 )
+from attention.platform import backend, layout
+from attention.softmax import own_logits
+from attention.softmax.logits import Scores
+from attention.softmax.sharding import attend_to_shards
+from attention.softmax.tiles import Output, attend
+from attention.softmax.visible import (
+  EVERY_PAIR,
+  Visible,
+  VisibleOptions,
+  key_mask,
+)
+
+
+@attention_function
 def additive_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -35,17 +44,15 @@ def additive_attention(
   query_kernel: Float[Array, "N H A"],
   key_kernel: Float[Array, "N H A"],
   score_kernel: Float[Array, "N A"],
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
-  visible: Visible | None = None,
+  axis_name: str | None = None,
+  visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
+  **pairs: Unpack[VisibleOptions],
 ) -> Output:
   """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
 
@@ -78,7 +85,8 @@ def additive_attention(
   many times that of dense attention; half of it if causal. Memory in addition
   to the arrays: B·(T+S)·N·A for the projections, forward and backward, and
   B·N·C·D·A for a tile of C queries and D keys. Nothing is T×S except a mask or
-  bias that is given in that size.
+  bias that is given in that size. What crosses between shards is projected keys and
+  values, S·(N·A + K·V) numbers each.
 
   Departs from its paper in having heads, masks, and a value that is separate
   from the key (in the paper, both are h_j).
@@ -86,23 +94,17 @@ def additive_attention(
   Paper: Neural machine translation by jointly learning to align and translate,
   section A.1.2, arXiv:1409.0473.
   """
-  sizes = arguments.block_sizes(block_size)
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    visible=visible,
-  )
+  sizes = checks.block_sizes(block_size)
   for one in visible.masks:
     # A key that no query sees is also set to zero, so that a NaN in it does not
     # get through.
     seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
   queries, keys = _projected(query, query_kernel), _projected(key, key_kernel)
-  out, lse = attend(
+  run: Any = attend
+  if axis_name is not None:
+    run = partial(attend_to_shards, axis_name=axis_name)
+  out, lse = run(
     queries,
     keys,
     value,
@@ -133,7 +135,7 @@ def _scores(
   """Scores of a kernel that `scale` is multiplied into."""
   kernel = score_kernel.astype(jnp.float32)
   if scale is not None:
-    kernel *= arguments.softmax_scale(scale, 1)
+    kernel *= checks.softmax_scale(scale, 1)
   return _Scores(1.0, None, bias=bias, score_kernel=kernel)
 
 
@@ -214,8 +216,8 @@ class AdditiveCache(NamedTuple):
 
 
 @attention_factory
-def additive(width: int = 64) -> plug.Attention:
-  """The plug of `additive_attention`.
+def additive(width: int = 64) -> Attention:
+  """The mechanism of `additive_attention`.
 
   Args:
     width: A, the hidden units of the alignment model, n' in the paper, which
@@ -243,45 +245,6 @@ def additive(width: int = 64) -> plug.Attention:
         "score_kernel": draw(keys[2], (dims.num_heads, width, 1))[..., 0],
       }
     }
-
-  def apply_sharded(
-    variables,
-    query,
-    key,
-    value,
-    *,
-    axis_name,
-    scale=None,
-    dropout_rate=0.0,
-    dropout_rng=None,
-    **call,
-  ):
-    # Projected keys and values go round the ring: D − 1 parts of S·(N·A + K·V).
-    pairs = {
-      "mask": call.pop("mask", None),
-      "is_causal": call.pop("is_causal", False),
-      "query_segment_ids": call.pop("query_segment_ids", None),
-      "key_segment_ids": call.pop("key_segment_ids", None),
-    }
-    sharding.check(query, key, value, **pairs, others=call)
-    arguments.check_dropout(dropout_rate, dropout_rng)
-    if pairs["mask"] is not None:
-      key = jnp.where(pairs["mask"][:, 0, 0, :, None, None], key, 0)
-    params = variables["params"]
-    queries = _projected(query, params["query_kernel"])
-    keys = _projected(key, params["key_kernel"])
-    out, _ = ring(
-      queries,
-      keys,
-      value,
-      axis_name=axis_name,
-      logits=_scores(params["score_kernel"], scale),
-      dropout_rate=dropout_rate,
-      dropout_rng=dropout_rng,
-      block=_block(queries, keys),
-      **pairs,
-    )
-    return out.astype(query.dtype)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
@@ -318,16 +281,15 @@ def additive(width: int = 64) -> plug.Attention:
     cache = AdditiveCache(keys, values, cache.index + 1)
     return out.astype(query.dtype), cache
 
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied(
+    apply=applied(
       "additive", additive_attention, lambda variables: variables["params"]
     ),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     # Everything that dense attention supports, except tables by distance.
     supports=dense().supports - {"relative"} - own_logits.SUPPORTS,
-    sizes=plug.Sizes(timed=lambda length: {"width": 16}),
+    sizes=Sizes(timed=lambda length: {"width": 16}),
   )

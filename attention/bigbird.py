@@ -7,22 +7,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  accepted_options,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend, layout
 from attention.platform.blocks import split_blocks
 from attention.platform.derivative import match_varying
-from attention.signature import attention_factory, attention_function
 from attention.softmax import dropout, sharding
-from attention.softmax.logits import Logits
+from attention.softmax.logits import PLAIN, Logits
 from attention.softmax.mods import BlockMask
 from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask, segments
 
 
-@attention_function(
-  num_random="draw them, random_blocks=bigbird_random_blocks(key, num_heads=…, "
-  "num_blocks=…, num_random=…), or make the mechanism, bigbird(num_random=…)",
-)
+@attention_function
 def bigbird_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -37,6 +40,7 @@ def bigbird_attention(
   key_segment_ids: Int[Array, "B S"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
+  axis_name: str | None = None,
   return_lse: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Every block of queries attends to near, global and random blocks of keys.
@@ -62,6 +66,8 @@ def bigbird_attention(
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because the last block is global, and random
       blocks may be later than the query.
+    axis_name: as `dense_attention`, for a `block_size` that divides T. Numbers of
+      blocks are those in the whole; dropout has no form in shards.
 
   Other arguments: as `dense_attention`, with S = T.
 
@@ -85,14 +91,30 @@ def bigbird_attention(
   """
   _check_call(query, key, is_causal)
   length, num_heads = query.shape[1:3]
-  keep = arguments.key_mask(mask, query, key)
-  count = -(-length // block_size)
+  keep = checks.key_mask(mask, query, key)
+  devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+  count = -(-devices * length // block_size)
   expected = num_heads, max(count - 2, 0)
   if random_blocks.shape[:2] != expected:
     raise ValueError(
       f"random_blocks: expected integers of shape [{expected[0]}, "
       f"{expected[1]}, R], got {random_blocks.dtype} {random_blocks.shape}"
     )
+  if axis_name is not None and devices > 1:
+    visible = Visible() if keep is None else key_mask(keep)
+    dropped = dropout_rate or None
+    sharding.check_shards(query, key, visible, PLAIN, dropout_rate=dropped)
+    keys = key, value, keep, key_segment_ids
+    results = _attend_to_shards(
+      query,
+      query_segment_ids,
+      keys,
+      _blocks_seen(random_blocks, count),
+      axis_name=axis_name,
+      block_size=block_size,
+      scale=scale,
+    )
+    return results if return_lse else results[0]
   block_rng = global_rng = None
   if dropout_rng is not None and dropout_rate > 0.0:
     block_rng, global_rng = dropout.split(dropout_rng, 2)
@@ -167,7 +189,7 @@ def _attend_to_blocks(
 ) -> tuple[Float[Array, "B Q N V"], Float[Array, "B Q N"]]:
   """Each of M blocks of queries attends to its W blocks of keys.
 
-  `keys` are key, value, mask and ids; with `axis_name` this device's part.
+  `keys` are key, value, mask and ids; with `axis_name` this device's shard.
   """
   batch, length, num_heads, head_dim = query.shape
   row_bytes = 4 * batch * num_heads * (block_size + head_dim + keys[1].shape[3])
@@ -226,47 +248,36 @@ def _attend_to_blocks(
   )
 
 
-def _attend_in_parts(
+def _attend_to_shards(
   query: Float[Array, "B T N H"],
-  key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  query_ids: Int[Array, "B T"] | None,
+  keys: tuple[Any, Any, Any, Any],
+  blocks: Int[Array, "N M W"],
   *,
   axis_name: str,
   block_size: int,
-  random_blocks: Int[Array, "N M R"],
-  mask: Bool[Array, "#B 1 1 T"] | None = None,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B T"] | None = None,
-  **others: Any,
-) -> Float[Array, "B T N V"]:
-  """`bigbird_attention` of the whole, of which each of D devices has a part.
+  scale: float | Float[Array, ""] | None,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """(out, lse) of `bigbird_attention`, of which each of D devices has a shard.
 
   Which blocks a device needs is known only while the program runs, so all keys go
   round the ring, and every device keeps what its queries ask for. Time and memory
   are those of T positions, with 5 + R keys for each query and head; what crosses is
   what dense attention sends, and one sum over the devices for the global queries.
   """
-  ids = query_segment_ids
-  sharding.check(query, key, value, mask, False, ids, key_segment_ids, others)
   length = query.shape[1]
   if length % block_size:
     raise ValueError(
       f"block_size: expected a divisor of the {length} positions of a device, "
-      f"got {block_size}; a block of a sequence in parts lies on one device"
+      f"got {block_size}; a block of a sequence in shards lies on one device"
     )
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   own = length // block_size
-  keep = arguments.key_mask(mask, query, key)
-  blocks = jnp.pad(
-    _blocks_seen(random_blocks, size * own),
-    ((0, 0), (1, 1), (0, 0)),
-    constant_values=size * own,
-  )
-  out, _ = _attend_to_blocks(
+  blocks = jnp.pad(blocks, ((0, 0), (1, 1), (0, 0)), constant_values=size * own)
+  results = _attend_to_blocks(
     query,
-    ids,
-    (key, value, keep, key_segment_ids),
+    query_ids,
+    keys,
     layout.cut(blocks, rank * own, own),
     block_size=block_size,
     scale=scale,
@@ -279,19 +290,20 @@ def _attend_in_parts(
     last = jnp.where(rank == size - 1, x[:, -block_size:], 0)
     return jax.lax.psum(jnp.concatenate([first, last], axis=1), axis_name)
 
-  rows = sharding.replicated_query_attention(
-    ends(query),
-    key,
-    value,
-    axis_name=axis_name,
-    mask=mask,
-    scale=scale,
-    query_segment_ids=None if ids is None else ends(ids),
-    key_segment_ids=key_segment_ids,
-  )
-  out = jnp.where(rank == 0, layout.put(out, rows[:, :block_size], 0), out)
-  last = layout.put(out, rows[:, block_size:], length - block_size)
-  return jnp.where(rank == size - 1, last, out)
+  key, value, keep, key_ids = keys
+  visible = Visible() if keep is None else key_mask(keep)
+  if query_ids is not None and key_ids is not None:
+    visible &= segments(ends(query_ids), key_ids)
+  rows = attend(ends(query), key, value, visible, Logits(scale=scale))
+  rows = sharding.merged_over(axis_name, *rows)
+
+  def with_ends(x, rows):
+    x = jnp.where(rank == 0, layout.put(x, rows[:, :block_size], 0), x)
+    last = layout.put(x, rows[:, block_size:], length - block_size)
+    return jnp.where(rank == size - 1, last, x)
+
+  out, lse = map(with_ends, results, rows)
+  return out, lse
 
 
 def _collected(
@@ -345,9 +357,9 @@ def bigbird_random_blocks(
 
   Cost: time N·M·R², memory N·M·R.
   """
-  arguments.check_at_least("num_heads", num_heads, 1)
-  arguments.check_at_least("num_blocks", num_blocks, 1)
-  arguments.check_at_least("num_random", num_random, 0)
+  checks.check_at_least("num_heads", num_heads, 1)
+  checks.check_at_least("num_blocks", num_blocks, 1)
+  checks.check_at_least("num_random", num_random, 0)
   middle = max(num_blocks - 2, 0)
   shape = (num_random, num_heads, middle)
   if not (num_random and middle):
@@ -390,8 +402,8 @@ def _check_call(query: Array, key: Array, is_causal: bool) -> None:
 
 
 @attention_factory
-def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
-  """The plug of `bigbird_attention`.
+def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
+  """The mechanism of `bigbird_attention`.
 
   The number of blocks depends on the length of a call, so each call draws its
   blocks from random bits in `constants`, always the same ones for the same length.
@@ -409,11 +421,13 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
   """
   function = partial(bigbird_attention, block_size=block_size)
 
-  def options(variables, query, length, call):
-    """The options of a call on `length` positions, with random blocks."""
-    call = plug.accepted_options("bigbird", function, call)
+  def apply(variables, query, key, value, **call) -> Any:
+    checks.check_qkv(query, key, value)
+    call = accepted_options("bigbird", function, call)
     if call.get("random_blocks") is None:
-      count = -(-length // block_size)
+      axis_name = call.get("axis_name")
+      devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+      count = -(-devices * query.shape[1] // block_size)
       call["random_blocks"] = bigbird_random_blocks(
         jax.random.wrap_key_data(variables["constants"]["key"]),
         num_heads=query.shape[2],
@@ -421,34 +435,17 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
         # More would find no block that is not taken.
         num_random=min(num_random, count),
       )
-    return call
-
-  def apply(variables, query, key, value, **call) -> Any:
-    arguments.check_qkv(query, key, value)
-    call = options(variables, query, query.shape[1], call)
     return function(query, key, value, **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call) -> Any:
-    arguments.check_qkv(query, key, value)
-    devices = jax.lax.axis_size(axis_name)
-    if devices == 1:
-      return apply(variables, query, key, value, **call)
-    call = options(variables, query, devices * query.shape[1], call)
-    _check_call(query, key, call.pop("is_causal", False))
-    return _attend_in_parts(
-      query, key, value, axis_name=axis_name, block_size=block_size, **call
-    )
-
-  return plug.Attention(
+  return Attention(
     # Raw bits, because a checkpoint can hold them.
     init=lambda key, dims: {"constants": {"key": jax.random.key_data(key)}},
     apply=apply,
     init_cache=None,
     decode=None,
-    apply_sharded=apply_sharded,
     ignores_padding=False,
     supports=frozenset({"mask", "segments", "dropout", "sequence"}),
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(short={"block_size": 2, "num_random": 1}),
+    sizes=Sizes(short={"block_size": 2, "num_random": 1}),
   )

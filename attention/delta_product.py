@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import Attention, attention_factory, attention_function
 from attention.recurrent import gates
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention
-from attention.signature import attention_factory, attention_function
 
 
-@attention_function()
+@attention_function
 def delta_product_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T R K H"],
@@ -95,7 +95,7 @@ def _repeated_writes(
     return flat(jnp.pad(x[:, :, None], [(0, 0), (0, 0), place, *others]))
 
   if mask is not None:
-    keep: Any = arguments.key_mask(mask, query, query)
+    keep: Any = checks.key_mask(mask, query, query)
     mask = jnp.repeat(keep, writes, axis=1)[:, None, None, :]
   if segment_ids is not None:
     segment_ids = jnp.repeat(segment_ids, writes, axis=1)
@@ -118,7 +118,7 @@ def delta_product(
   num_householder: int = 2,
   max_rate: float = 2.0,
   implementation: Implementation | None = None,
-) -> plug.Attention:
+) -> Attention:
   """Gated DeltaProduct: `gated_delta` with R corrections a position.
 
     k_t,r = SiLU(x_t · W_r)        v_t,r = SiLU(x_t · U_r)        r < R

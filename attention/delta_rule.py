@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import plug
+from attention.mechanism import Attention, attention_factory, attention_function
 from attention.recurrent import gates
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention, unit_length
-from attention.signature import attention_factory, attention_function
 
 
-@attention_function()
+@attention_function
 def delta_rule_attention(
   query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
@@ -96,7 +95,7 @@ def delta_rule_attention(
 @attention_factory
 def delta(
   max_rate: float = 1.0, implementation: Implementation | None = None
-) -> plug.Attention:
+) -> Attention:
   """DeltaNet: the delta rule with keys of length 1 and a rate from the inputs.
 
     k_t, q_t ← k_t / |k_t|, q_t / |q_t|        β_t = max_rate · sigmoid(x_t · W_β)
@@ -128,7 +127,7 @@ def delta(
 @attention_factory
 def gated_delta(
   max_rate: float = 1.0, implementation: Implementation | None = None
-) -> plug.Attention:
+) -> Attention:
   """Gated DeltaNet: `delta`, and a decay of each head as in Mamba-2.
 
     g_t = −e^A softplus(x_t · W_a + b)
@@ -159,7 +158,7 @@ def kimi_delta(
   rank: int | None = None,
   max_rate: float = 1.0,
   implementation: Implementation | None = None,
-) -> plug.Attention:
+) -> Attention:
   """Kimi Delta Attention (KDA): `delta`, and a decay of each channel.
 
     g_t = −e^A softplus(x_t · W₁ · W₂ + b)
@@ -195,7 +194,7 @@ def kimi_delta(
 
 
 @attention_factory
-def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
+def comba(max_rate: float = 1.0, correction: float = 0.02) -> Attention:
   """Comba: `gated_delta` with a weaker erasure, which reads the state before its decay.
 
     S_t = e^g_t S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ p_t)ᵀ        p_t = sigmoid(a) k_t
@@ -252,7 +251,7 @@ def gated_delta_2(
   rank: int | None = None,
   max_rate: float = 1.0,
   implementation: Implementation | None = None,
-) -> plug.Attention:
+) -> Attention:
   """Gated DeltaNet-2: `kimi_delta` with one gate that erases and one that writes.
 
     S_t = S' + k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ

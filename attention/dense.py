@@ -8,16 +8,21 @@ from collections.abc import Callable
 import dataclasses
 from functools import partial
 from itertools import pairwise
-from typing import Any
+import math
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention.mechanism import (
+  Attention,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend
 from attention.platform.layout import query_dot
-from attention.signature import attention_factory, attention_function
 from attention.softmax import dropout, own_logits
 from attention.softmax import mods as mods_lib
 from attention.softmax.cache import (
@@ -27,43 +32,31 @@ from attention.softmax.cache import (
   init_cache,
   prefill,
 )
-from attention.softmax.kernels import InParts
-from attention.softmax.logits import Logits, logits_from_options, tables_at
+from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, tables_at
 from attention.softmax.mods import MaskMod, ScoreMod
 from attention.softmax.rows import softmax_and_lse
-from attention.softmax.sharding import attention_in_parts
+from attention.softmax.sharding import attend_to_shards
 from attention.softmax.tiles import Output, with_sinks
-from attention.softmax.visible import Visible, visible_from_options
+from attention.softmax.visible import EVERY_PAIR, Visible
 
 _WHOLE = 512
 """The longest T that is one block unless the caller asks for less."""
 
 
-@attention_function()
+@attention_function
 def dense_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  bias: Float[Array, "..."] | None = None,
-  relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "... E H"] | None = None,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
-  log_forget: Float[Array, "B T N"] | None = None,
-  score_mod: ScoreMod | None = None,
-  mask_mod: MaskMod | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
-  visible: Visible | None = None,
-  logits: Logits | None = None,
+  axis_name: str | None = None,
+  visible: Visible = EVERY_PAIR,
+  logits: Logits = PLAIN,
   return_lse: bool = False,
+  **pairs: Unpack[SoftmaxOptions],
 ) -> Output:
   """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
 
@@ -105,6 +98,9 @@ def dense_attention(
       drop the same pairs in all examples and heads.
     block_size: C, rows that are computed at the same time; None is all of a short
       sequence, and what `attention.platform.backend` allows of a long one.
+    axis_name: of the devices of a sequence in shards, inside `jax.shard_map`: each
+      has neighbouring positions of all that has them, in order. A mask is then
+      `[B, 1, 1, S]`, and of the logits there are `scale` and tables by distance.
     visible: which pairs count, in addition to the options that say so.
     logits: how pairs are scored, in place of the options that say so.
     return_lse: whether to return the log-sum-exp of the logits, too.
@@ -128,36 +124,27 @@ def dense_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    mask_mod=mask_mod,
-    visible=visible,
-  )
-  logits = logits_from_options(
-    query,
-    key,
-    visible,
-    logits=logits,
-    scale=scale,
-    soft_cap=logits_soft_cap,
-    relative_bias=relative_bias,
-    relative_keys=relative_keys,
-    score_mod=score_mod,
-    bias=bias,
-    log_forget=log_forget,
-    sinks=sinks,
-  )
+  if axis_name is not None:
+    out, lse = attend_to_shards(
+      query,
+      key,
+      value,
+      visible,
+      logits,
+      axis_name=axis_name,
+      dropout_rate=dropout_rate,
+      dropout_rng=dropout_rng,
+      block=(block_size, None),
+    )
+    return (out, lse) if return_lse else out
   batch, _, num_heads, _ = query.shape
   query_dtype, dtype = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
   if query.dtype == dtype:
     # A scale that is an array is multiplied into the queries. That is less work than
     # scaling the logits, but costs digits in half precision.
-    scale = arguments.softmax_scale(logits.scale, query.shape[3])
+    scale = logits.scale
+    if scale is None:
+      scale = 1.0 / math.sqrt(query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
   keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
@@ -167,11 +154,11 @@ def dense_attention(
     rows = query.shape[1]
     pairs = batch, num_heads, rows, seen
     places = visible.places(start, 0)
+    shown = visible.traced(pairs).block(start, rows, 0, seen)
     part = dataclasses.replace(
       scores.cut(start, rows, 0, seen), bias=bias, dtype=dtype
     )
     x = part.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :seen], places)
-    shown = visible.traced(pairs).block(start, rows, 0, seen)
     weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
       weights *= dropout.pair_factors(
@@ -332,8 +319,8 @@ def dense(
   sinks: bool = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
-) -> plug.Attention:
-  """The plug of `dense_attention`.
+) -> Attention:
+  """The mechanism of `dense_attention`.
 
   Args:
     sinks: a logit for each head that takes weight and gives no value, trained:
@@ -349,15 +336,6 @@ def dense(
   """
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
 
-  def apply_sharded(
-    variables, *arrays, axis_name, implementation: InParts = "ring", **call
-  ):
-    del variables  # What has variables of its own has no form in parts.
-    call = plug.accepted_options("dense", dense_attention, call)
-    return attention_in_parts(
-      *arrays, axis_name=axis_name, implementation=implementation, **call
-    )
-
   def init_own_cache(variables, batch, max_length, dims, dtype):
     del variables
     return init_cache(batch, max_length, dims, dtype, forgets=forget)
@@ -372,9 +350,9 @@ def dense(
     del variables, query, scale  # Keys are kept as they are.
     return prefill(cache, key, value, lengths, log_forget)
 
-  return plug.Attention(
+  return Attention(
     init=own.init,
-    apply=plug.applied("dense", dense_attention, own.options),
+    apply=applied("dense", dense_attention, own.options),
     init_cache=init_own_cache,
     decode=decode_own,
     supports=own.supports(
@@ -394,7 +372,6 @@ def dense(
     ),
     approximates="dense",
     prefill=prefill_own,
-    apply_sharded=apply_sharded if own.is_plain else None,
     causal_only=forget,
     gates=own.gates,
   )

@@ -1,40 +1,50 @@
 """Differential attention: the difference of two softmaxes (Ye et al., 2024)."""
 
 import dataclasses
+from functools import partial
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 import numpy as np
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import decode as decode_dense
 from attention.dense import dense
-from attention.signature import attention_factory, attention_function
+from attention.mechanism import (
+  Attention,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.softmax import own_logits
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.cache import prefill as prefill_dense
 from attention.softmax.logits import Logits
-from attention.softmax.sharding import attention_in_parts
+from attention.softmax.sharding import attend_to_shards
 from attention.softmax.tiles import Output, attend
-from attention.softmax.visible import Visible, mask_mod, visible_from_options
+from attention.softmax.visible import (
+  EVERY_PAIR,
+  Visible,
+  VisibleOptions,
+  mask_mod,
+)
 
 
-@attention_function()
+@attention_function
 def differential_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
   weight: Float[Array, ""] | float,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
   block_size: int | tuple[int, int] | None = None,
-  visible: Visible | None = None,
+  axis_name: str | None = None,
+  visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
+  **pairs: Unpack[VisibleOptions],
 ) -> Output | tuple[Array, tuple[Array, Array]]:
   """What one half of each head attends to, less λ times what the other does.
 
@@ -68,7 +78,7 @@ def differential_attention(
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
   """
-  sizes = arguments.block_sizes(block_size)
+  sizes = checks.block_sizes(block_size)
   if not isinstance(weight, int | float | jax.Array | np.ndarray | np.number):
     raise ValueError(f"weight: expected a number, got {type(weight).__name__}")
   if query.shape[3] % 2:
@@ -76,18 +86,12 @@ def differential_attention(
       "query: expected an even head dimension, whose halves attend apart, got "
       f"{query.shape[3]}"
     )
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    visible=visible,
-  )
   halves = _halves(query, key, value)
   visible = _of_halves(visible, query.shape[2])
-  out, lse = attend(*halves, visible, Logits(scale=scale), block=sizes)
+  run: Any = attend
+  if axis_name is not None:
+    run = partial(attend_to_shards, axis_name=axis_name)
+  out, lse = run(*halves, visible, Logits(scale=scale), block=sizes)
   out = _difference(out, weight)
   first, second = jnp.split(lse, 2, axis=2)
   return (out, (first, second)) if return_lse else out
@@ -126,8 +130,8 @@ def _difference(out: Array, weight: Array | float) -> Array:
 
 
 @attention_factory
-def differential(start: float = 0.8) -> plug.Attention:
-  """The plug of `differential_attention`.
+def differential(start: float = 0.8) -> Attention:
+  """The mechanism of `differential_attention`.
 
     λ = exp(λ_q1 · λ_k1) − exp(λ_q2 · λ_k2) + λ_init
 
@@ -168,11 +172,6 @@ def differential(start: float = 0.8) -> plug.Attention:
     first = jnp.exp(jnp.sum(p["query_1"] * p["key_1"]))
     return first - jnp.exp(jnp.sum(p["query_2"] * p["key_2"])) + start
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    halves = _halves(query, key, value)
-    out = attention_in_parts(*halves, axis_name=axis_name, **call)
-    return _difference(out, weight_of(variables))
-
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     twice = dims._replace(
@@ -191,9 +190,9 @@ def differential(start: float = 0.8) -> plug.Attention:
     _, key, value = _halves(query, key, value)
     return prefill_dense(cache, key, value, lengths)
 
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied(
+    apply=applied(
       "differential",
       differential_attention,
       lambda variables: {"weight": weight_of(variables)},
@@ -201,7 +200,6 @@ def differential(start: float = 0.8) -> plug.Attention:
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     supports=dense().supports
     - own_logits.SUPPORTS
     - {"bias", "relative", "dropout"},

@@ -7,11 +7,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.flash import flash_attention
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  accepted_options,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import layout
 from attention.recurrent.gates import check_given
-from attention.signature import attention_factory, attention_function
 from attention.softmax import indexer
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.tiles import Output
@@ -23,16 +30,13 @@ _LEAST_PART = 1024
 """Queries of a part."""
 
 _ONE_SEQUENCE = {
-  **arguments.ARRAYS,
+  **checks.ARRAYS,
   "key": Float[Array, "B T K H"],
   "value": Float[Array, "B T K V"],
 }
 
 
-@attention_function(
-  num_index_heads="index_query has them, [B, T, I, D]",
-  index_dim="index_query and index_key have it, [B, S, D]",
-)
+@attention_function
 def dsa_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -83,7 +87,7 @@ def dsa_attention(
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
   """
-  keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
+  keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
   if top_k >= key.shape[1]:
     return flash_attention(
       query,
@@ -145,8 +149,8 @@ class DsaCache(NamedTuple):
 @attention_factory
 def dsa(
   top_k: int = 256, num_index_heads: int = 4, index_dim: int = 32
-) -> plug.Attention:
-  """The plug of `dsa_attention`, with an indexer that reads the inputs x.
+) -> Attention:
+  """The mechanism of `dsa_attention`, with an indexer that reads the inputs x.
 
     index_query = R_t (x_t · W_q)    index_key = R_t (x_t · W_k)
     index_weight = x_t · W_w / √(I·D)
@@ -170,7 +174,7 @@ def dsa(
   Unlike in the paper, the indexer does not norm its keys, has no 8-bit numbers, and
   reads its queries from x, not from a latent vector.
   """
-  attend = plug.applied("dsa", partial(dsa_attention, top_k=top_k))
+  attend = applied("dsa", partial(dsa_attention, top_k=top_k))
   if index_dim % 4:
     raise ValueError(
       "index_dim: expected a multiple of 4, as half of the features turn in pairs, "
@@ -182,9 +186,9 @@ def dsa(
 
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
-    arguments.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
+    checks.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
     check_given("dsa", call, "index_query", "index_key", "index_weight")
-    keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
+    keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
     call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     for name in ("index_query", "index_key", "index_weight"):
       if keep is not None and name in call:
@@ -197,7 +201,7 @@ def dsa(
   def loss(variables, query, key, **call):
     del variables
     call = {"is_causal": False, "top_k": top_k, **call}
-    call = plug.accepted_options("dsa", dsa_indexer_loss, call)
+    call = accepted_options("dsa", dsa_indexer_loss, call)
     call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
     if mask is None:
@@ -250,7 +254,7 @@ def dsa(
     index_keys = layout.put(cache.index_key, now, 0)
     return DsaCache(keys, values, index_keys, lengths)
 
-  return plug.Attention(
+  return Attention(
     init=init,
     apply=apply,
     init_cache=init_cache,
@@ -260,7 +264,7 @@ def dsa(
     approximates="dense",
     gates=lambda variables, inputs: indexer.read(variables["params"], inputs),
     loss=loss,
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"top_k": 4, "num_index_heads": 2, "index_dim": 8},
       timed=lambda length: {"top_k": min(256, length)},
     ),

@@ -5,47 +5,49 @@
 """
 
 from functools import partial
+from typing import Any, Unpack
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import dense
-from attention.signature import attention_factory, attention_function
+from attention.mechanism import (
+  Attention,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.softmax import kernels, own_logits
 from attention.softmax.kernels import Implementation, InParts
-from attention.softmax.logits import Logits, logits_from_options
-from attention.softmax.mods import BlockMask, MaskMod, ScoreMod
+from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions
+from attention.softmax.mods import BlockMask
+from attention.softmax.sharding import attend_to_shards
 from attention.softmax.tiles import Output, attend
-from attention.softmax.visible import Visible, visible_from_options
+from attention.softmax.visible import EVERY_PAIR, Visible
 
 
-@attention_function()
+class FlashOptions(SoftmaxOptions, total=False):
+  """Those of `dense_attention`, and a table of blocks."""
+
+  block_mask: BlockMask | None
+
+
+@attention_function
 def flash_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  bias: Float[Array, "..."] | None = None,
-  relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "... E H"] | None = None,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
-  log_forget: Float[Array, "B T N"] | None = None,
-  score_mod: ScoreMod | None = None,
-  mask_mod: MaskMod | None = None,
-  block_mask: BlockMask | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,
-  visible: Visible | None = None,
-  logits: Logits | None = None,
+  axis_name: str | None = None,
+  in_parts: InParts = "ring",
+  visible: Visible = EVERY_PAIR,
+  logits: Logits = PLAIN,
   return_lse: bool = False,
+  **pairs: Unpack[FlashOptions],
 ) -> Output:
   """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
@@ -69,6 +71,9 @@ def flash_attention(
       is the kernel of NVIDIA's GPUs, by `jax.nn`; 'tokamax' is a kernel for a
       GPU or a TPU, by the optional package of that name. None takes cuDNN on a
       GPU where it can serve the call, and 'xla' elsewhere.
+    axis_name: as `dense_attention`, with 'xla' alone.
+    in_parts: how the devices of `axis_name` attend: 'ring', 'balanced' or
+      'all_to_all'; see `sharding.attend_to_shards`.
     visible: which pairs count, in addition to the options that say so.
     logits: how pairs are scored, in place of the options that say so.
     return_lse: whether to return the log-sum-exp of the logits, too.
@@ -96,32 +101,7 @@ def flash_attention(
   caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
   arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  sizes = arguments.block_sizes(block_size)
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    mask_mod=mask_mod,
-    block_mask=block_mask,
-    visible=visible,
-  )
-  logits = logits_from_options(
-    query,
-    key,
-    visible,
-    logits=logits,
-    scale=scale,
-    soft_cap=logits_soft_cap,
-    relative_bias=relative_bias,
-    relative_keys=relative_keys,
-    score_mod=score_mod,
-    bias=bias,
-    log_forget=log_forget,
-    sinks=sinks,
-  )
+  sizes = checks.block_sizes(block_size)
   if visible.block_mask and sizes not in (None, visible.block_mask.block_size):
     raise ValueError(
       f"block_size: expected None with block_mask, whose blocks are "
@@ -136,11 +116,15 @@ def flash_attention(
     logits,
     dropout_rate=dropout_rate or None,
     block_size=block_size,
+    axis_name=axis_name,
     return_lse=return_lse or None,
   )
   if out is not None:
     return out
-  out, lse = attend(
+  run: Any = attend
+  if axis_name is not None:
+    run = partial(attend_to_shards, axis_name=axis_name, in_parts=in_parts)
+  out, lse = run(
     query,
     key,
     value,
@@ -161,8 +145,8 @@ def flash(
   sinks: bool = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
-) -> plug.Attention:
-  """The plug of `flash_attention`.
+) -> Attention:
+  """The mechanism of `flash_attention`.
 
   It decodes as dense attention does, because one query has no blocks.
 
@@ -171,7 +155,7 @@ def flash(
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
       'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
     in_parts: how several devices attend to a sequence of which each has a part:
-      'ring', 'balanced' or 'all_to_all'; see `sharding.attention_in_parts`.
+      'ring', 'balanced' or 'all_to_all'; see `sharding.attend_to_shards`.
     sinks: as `dense` takes it.
     logits_soft_cap: likewise.
     forget: likewise.
@@ -181,12 +165,10 @@ def flash(
   """
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
   function = partial(
-    flash_attention, block_size=block_size, implementation=implementation
+    flash_attention,
+    block_size=block_size,
+    implementation=implementation,
+    in_parts=in_parts,
   )
-
   exact = dense(sinks, logits_soft_cap, forget)
-  return exact._replace(
-    apply=plug.applied("flash", function, own.options),
-    apply_sharded=exact.apply_sharded
-    and partial(exact.apply_sharded, implementation=in_parts),
-  )
+  return exact._replace(apply=applied("flash", function, own.options))

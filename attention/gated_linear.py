@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import plug
+from attention.mechanism import Attention, attention_factory, attention_function
 from attention.positions import alibi_slopes
 from attention.recurrent import gates
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention
-from attention.signature import attention_factory, attention_function
 
 
-@attention_function()
+@attention_function
 def gated_linear_attention(
   query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
@@ -92,7 +91,7 @@ def gated_linear_attention(
 
 
 @attention_factory
-def retention(implementation: Implementation | None = None) -> plug.Attention:
+def retention(implementation: Implementation | None = None) -> Attention:
   """Retention (RetNet): head n forgets the share 2^(−5−n) of its state a position.
 
     S_t = γ_n S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H        γ_n = 1 − 2^(−5−n)
@@ -120,7 +119,7 @@ def retention(implementation: Implementation | None = None) -> plug.Attention:
 @attention_factory
 def lightning(
   depth: float = 0.0, implementation: Implementation | None = None
-) -> plug.Attention:
+) -> Attention:
   """Lightning attention (MiniMax-01): decays by head, and slower in later layers.
 
     S_t = e^(−r_n) S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H
@@ -174,7 +173,7 @@ def gated_linear(
   rank: int = 16,
   temperature: float = 16.0,
   implementation: Implementation | None = None,
-) -> plug.Attention:
+) -> Attention:
   """Gated linear attention (GLA): a decay for each channel, read from the inputs.
 
     g_t = log sigmoid(x_t · W₁ · W₂ + b) / τ
@@ -221,7 +220,7 @@ def gated_linear(
 
 
 @attention_factory
-def mamba2(implementation: Implementation | None = None) -> plug.Attention:
+def mamba2(implementation: Implementation | None = None) -> Attention:
   """Mamba-2's mixer: steps Δ from the inputs say how much is kept and written.
 
     Δ_t = softplus(x_t · W_Δ + b_Δ)

@@ -6,20 +6,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import dense
 from attention.flash import flash_attention
+from attention.mechanism import (
+  Attention,
+  accepted_options,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import layout
 from attention.recurrent.gates import check_given
-from attention.signature import attention_factory, attention_function
 from attention.softmax import own_logits
-from attention.softmax.sharding import attention_in_parts
-from attention.softmax.visible import Visible
+from attention.softmax.visible import EVERY_PAIR, Visible
 
 _EPSILON = 1e-6
 
 
-@attention_function()
+@attention_function
 def latent_attention(
   query: Float[Array, "B T N H"],
   latent: Float[Array, "B S R"],
@@ -37,6 +41,7 @@ def latent_attention(
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
   absorbed: bool = False,
+  axis_name: str | None = None,
   visible: Visible | None = None,
   return_lse: bool = False,
 ) -> (
@@ -113,13 +118,14 @@ def latent_attention(
     mask=mask,
     is_causal=is_causal,
     # The head dimension of the absorbed form is another one.
-    scale=arguments.softmax_scale(scale, head_dim),
+    scale=checks.softmax_scale(scale, head_dim),
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
     block_size=block_size,
-    visible=visible,
+    axis_name=axis_name,
+    visible=EVERY_PAIR if visible is None else visible,
     return_lse=return_lse,
   )
   out = result[0] if return_lse else result
@@ -179,9 +185,9 @@ class LatentCache(NamedTuple):
 
 @attention_factory
 def latent(
-  rank: int | None = None, shared_dim: int | None = None
-) -> plug.Attention:
-  """The plug of `latent_attention`.
+  rank: int | None = None, shared_dim: checks.FromZero | None = None
+) -> Attention:
+  """The mechanism of `latent_attention`.
 
     c_t = norm(x_t · W_c),   r_t = x_t · W_r
 
@@ -204,7 +210,7 @@ def latent(
   """
 
   def init(key, dims):
-    arguments.check_features("latent", dims.features)
+    checks.check_features("latent", dims.features)
     head_dim, num_heads = dims.head_dim, dims.num_heads
     width = 2 * max(1, head_dim // 6) if shared_dim is None else shared_dim
     own = head_dim - width
@@ -245,7 +251,7 @@ def latent(
 
   def apply(variables, query, key, value, **call) -> Any:
     own = ("key_kernel", "value_kernel", "value", "absorbed")
-    call = plug.accepted_options("latent", latent_attention, call, own=own)
+    call = accepted_options("latent", latent_attention, call, own=own)
     read = _given(call, key)
     if read.shape[1] != query.shape[1]:
       raise ValueError(
@@ -254,14 +260,6 @@ def latent(
       )
     options = {"value": value, **kernels(variables), **call}
     return latent_attention(query, read, **options)
-
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    read, shared = _given(call, key), call.pop("shared_key")
-    read, shared = _readable(read, shared, call.get("mask"))
-    keys, values = _expanded(
-      read, shared, **kernels(variables), value=value, dtype=query.dtype
-    )
-    return attention_in_parts(query, keys, values, axis_name=axis_name, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     p = variables["params"]
@@ -311,13 +309,12 @@ def latent(
       lengths,
     )
 
-  return plug.Attention(
+  return Attention(
     init=init,
     apply=apply,
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     gates=gates,
     supports=dense().supports
     - own_logits.SUPPORTS

@@ -11,7 +11,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Dims,
+  Sizes,
+  Variables,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.recurrent.features import (
   FeatureMap,
   attend,
@@ -21,7 +30,6 @@ from attention.recurrent.features import (
   state_after,
   visible_keys,
 )
-from attention.signature import attention_factory, attention_function
 
 Function = Callable[[Array], Array]
 """Maps `[..., H]` to `[..., M]`, row by row, with no number below 0."""
@@ -60,7 +68,7 @@ FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
 """The names that `linear` takes in a config."""
 
 
-@attention_function()
+@attention_function
 def linear_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -71,6 +79,7 @@ def linear_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
   """Attention whose kernel is a product of features, linear in length.
 
@@ -89,6 +98,7 @@ def linear_attention(
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
     block_size: R, the positions of a step, or, in the causal form, C, those of a chunk,
       raised to a power of two. It changes rounding alone. None is the platform's choice.
+    axis_name: as `dense_attention`. What crosses between shards is the state.
 
   Other options: as `dense_attention`.
 
@@ -110,7 +120,14 @@ def linear_attention(
   """
   phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
   return attend(
-    phi, query, key, value, mask, is_causal=is_causal, block_size=block_size
+    phi,
+    query,
+    key,
+    value,
+    mask,
+    is_causal=is_causal,
+    block_size=block_size,
+    axis_name=axis_name,
   )
 
 
@@ -166,7 +183,7 @@ def project_heads(
   return jnp.einsum("BTNH,NHI->BTNI", x, kernel)
 
 
-def identity_kernels(dims: plug.Dims) -> dict[str, Array]:
+def identity_kernels(dims: Dims) -> dict[str, Array]:
   """Hedgehog's W of queries and keys before training."""
   eye = jnp.eye(dims.head_dim)
   return {
@@ -179,12 +196,12 @@ def feature_mechanism(
   name: str,
   function: Callable[..., Array],
   feature_map: Callable[..., FeatureMap],
-  own: Callable[[plug.Variables], dict[str, Any]],
+  own: Callable[[Variables], dict[str, Any]],
   *,
-  init: Callable[[Array, plug.Dims], plug.Variables],
+  init: Callable[[Array, Dims], Variables],
   projected: Callable[..., tuple[Array, Array]] | None = None,
-  sizes: plug.Sizes | None = None,
-) -> plug.Attention:
+  sizes: Sizes | None = None,
+) -> Attention:
   """The record of a mechanism whose cache is a state.
 
   Args:
@@ -197,25 +214,16 @@ def feature_mechanism(
       `keep [B, S]` says which keys a mask leaves, None all. None changes neither.
     sizes: of the record.
   """
-  whole = plug.applied(name, function, own)
+  whole = applied(name, function, own)
   project: Any = projected or (lambda variables, *qk, keep: qk)
 
   def apply(variables, query, key, value, **call):
     if projected is None:
       return whole(variables, query, key, value, **call)
-    arguments.check_qkv(query, key, value)
+    checks.check_qkv(query, key, value)
     keep = visible_keys(call.get("mask"), query, key)
     qk = project(variables, query, key, keep=keep)
     return whole(variables, *qk, value, **call).astype(query.dtype)
-
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    arguments.check_qkv(query, key, value)
-    call = plug.accepted_options(name, function, call, own=own(variables))
-    keep = visible_keys(call.get("mask"), query, key)
-    queries, keys = project(variables, query, key, keep=keep)
-    phi = mapped(variables, query, call.pop("scale", None))
-    out = attend(phi, queries, keys, value, axis_name=axis_name, **call)
-    return out.astype(query.dtype)
 
   def mapped(variables, x, scale):
     return feature_map(scale, x.shape[-1], **own(variables))
@@ -238,25 +246,24 @@ def feature_mechanism(
     out = read_all(mapped(variables, query, scale), state, queries)
     return out.astype(query.dtype), state
 
-  return plug.Attention(
+  return Attention(
     init=init,
     apply=apply,
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     supports=frozenset(
       {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
     ),
     approximates="dense",
     cost="linear",
-    sizes=sizes or plug.Sizes(),
+    sizes=sizes or Sizes(),
   )
 
 
 @attention_factory
-def linear(feature_map: str | Function = "elu") -> plug.Attention:
-  """The plug of `linear_attention`.
+def linear(feature_map: str | Function = "elu") -> Attention:
+  """The mechanism of `linear_attention`.
 
   Args:
     feature_map: a name in `FEATURE_MAPS`, or a function as `linear_attention`

@@ -1,24 +1,23 @@
 """Linformer: keys and values projected to R rows (Wang et al., 2020)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
-from attention.signature import attention_factory, attention_function
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.softmax.logits import Logits
 from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask
 
 
-@attention_function(
-  rank="give the array, key_projection=[S, R], or make the mechanism, "
-  "linformer(rank=…)",
-  shared="leave value_projection out, which shares key_projection",
-  per_head="give key_projection with an axis for each key head, [K, S, R]",
-)
+@attention_function
 def linformer_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -30,6 +29,7 @@ def linformer_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
   return_lse: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Softmax over R learned mixtures of the keys: softmax(Q (EᵀK)ᵀ) (FᵀV).
@@ -74,17 +74,32 @@ def linformer_attention(
     )
   if value_projection is None:
     value_projection = key_projection
-  _check_projection("key_projection", key_projection, key, key.shape[1])
-  _check_projection("value_projection", value_projection, key, key.shape[1])
+  devices, length = 1, key.shape[1]
+  if axis_name is not None:
+    devices = jax.lax.axis_size(axis_name)
+  # Up to D − 1 positions fill a whole up that does not split.
+  least = devices * length - (devices - 1)
+  _check_projection("key_projection", key_projection, key, least)
+  _check_projection("value_projection", value_projection, key, least)
   rank = key_projection.shape[-1]
   if rank != value_projection.shape[-1]:
     raise ValueError(
       f"value_projection: expected the rank of key_projection, {rank}, got "
       f"{value_projection.shape[-1]}"
     )
-  keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
+  keep = checks.key_mask(mask, query, key, _NO_POSITIONS)
+
+  def mixed(projection, x):
+    if axis_name is None:
+      return _mixtures(projection, x, keep)
+    # Each device mixes its own positions by their rows of the projection, and zeros
+    # behind the last row. The sums, R rows of each key head, are the keys of all.
+    positions = jax.lax.axis_index(axis_name) * length + jnp.arange(length)
+    own = projection.at[..., positions, :].get(mode="fill", fill_value=0)
+    return jax.lax.psum(_mixtures(own, x, keep), axis_name)
+
   keys, values = (
-    _mixtures(projection, x, keep).astype(dtype)
+    mixed(projection, x).astype(dtype)
     for projection, x, dtype in (
       (key_projection, key, query.dtype),
       (value_projection, value, value.dtype),
@@ -94,6 +109,8 @@ def linformer_attention(
   visible = Visible()
   if keep is not None:
     has_keys = jnp.any(keep, axis=1, keepdims=True)
+    if axis_name is not None:
+      has_keys = jax.lax.psum(has_keys.astype(jnp.int32), axis_name) > 0
     visible = key_mask(jnp.broadcast_to(has_keys, keys.shape[:2]))
   out, lse = attend(
     query,
@@ -152,8 +169,8 @@ def _check_projection(
 @attention_factory
 def linformer(
   rank: int = 64, shared: bool = False, per_head: bool = False
-) -> plug.Attention:
-  """The plug of `linformer_attention`.
+) -> Attention:
+  """The mechanism of `linformer_attention`.
 
   Args:
     rank: R.
@@ -192,41 +209,17 @@ def linformer(
       }
     }
 
-  def apply_sharded(
-    variables, query, key, value, *, axis_name, mask=None, **call
-  ) -> Any:
-    # Each device mixes its own positions by their rows of the projections. The sums
-    # over the devices, R rows of each key head, are the keys of everyone: those of
-    # a Linformer whose projection is the identity.
-    arguments.check_qkv(query, key, value)
-    keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
-    devices, length = jax.lax.axis_size(axis_name), key.shape[1]
-    positions = jax.lax.axis_index(axis_name) * length + jnp.arange(length)
-    whole = []
-    for name, x in zip((names[0], names[-1]), (key, value), strict=True):
-      projection = variables["params"][name]
-      # Up to D − 1 positions fill a whole up that does not split.
-      _check_projection(name, projection, key, devices * length - (devices - 1))
-      # Positions behind the last row of a projection have zeros.
-      own = projection.at[..., positions, :].get(mode="fill", fill_value=0)
-      mixtures = jax.lax.psum(_mixtures(own, x, keep), axis_name)
-      whole.append(mixtures.astype(x.dtype))
-    return linformer_attention(
-      query, *whole, key_projection=jnp.eye(rank, dtype=key.dtype), **call
-    )
-
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied(
+    apply=applied(
       "linformer", linformer_attention, lambda variables: variables["params"]
     ),
     init_cache=None,
     decode=None,
     supports=frozenset({"cross", "rowwise", "mask", "sequence"}),
-    apply_sharded=apply_sharded,
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"rank": 16},
       long={"rank": 64},
       timed=lambda length: {"rank": min(256, length)},

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.gated_linear import mamba2, with_steps
+from attention.mechanism import Attention, attention_factory, attention_function
 from attention.platform import layout
 from attention.recurrent import gates, packing, recurrence
 from attention.recurrent.scan import (
@@ -29,7 +30,6 @@ from attention.recurrent.scan import (
   scan,
 )
 from attention.recurrent.triangular import decay_to_end, pair_decays
-from attention.signature import attention_factory, attention_function
 
 
 class LevelState(NamedTuple):
@@ -39,7 +39,7 @@ class LevelState(NamedTuple):
   count: Int[Array, "B"]
 
 
-@attention_function()
+@attention_function
 def log_linear_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -113,7 +113,7 @@ def _recurrence(
       f"level_scales: expected [B, T, N, L] with L of at least {least} for "
       f"{total} positions, got L = {levels}"
     )
-  keep = arguments.key_mask(options["mask"], query, query, "")
+  keep = checks.key_mask(options["mask"], query, query, "")
   segments: Any = options.get("segment_ids")
   keep = jnp.ones((batch, length), bool) if keep is None else keep
   packed = None
@@ -142,7 +142,7 @@ def _recurrence(
       )
     count = count.astype(jnp.int32)
   dtype = query.dtype
-  query = query.astype(jnp.float32) * arguments.softmax_scale(scale, head_dim)
+  query = query.astype(jnp.float32) * checks.softmax_scale(scale, head_dim)
   inputs = query, key, value, log_decay, scales[..., : used + 1]
   missing = levels - 1 - used
   if packed is not None:
@@ -317,7 +317,7 @@ def _joined(earlier, later):
 
 
 @attention_factory
-def log_linear(num_levels: int = 16) -> plug.Attention:
+def log_linear(num_levels: int = 16) -> Attention:
   """Log-linear Mamba-2: `mamba2`, and scales of levels from the inputs.
 
     scales_t = softplus(a ∘ (x_t · W))
@@ -332,7 +332,7 @@ def log_linear(num_levels: int = 16) -> plug.Attention:
 
   Paper: arXiv:2506.04761, section 3.
   """
-  arguments.check_at_least("num_levels", num_levels, 2)
+  checks.check_at_least("num_levels", num_levels, 2)
 
   def init(key, dims):
     base, levels = jax.random.split(key)

@@ -20,20 +20,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  accepted_options,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend, layout
-from attention.signature import attention_factory, attention_function
 from attention.softmax import dropout, tiles
 from attention.softmax.cache import prompt_rows
 from attention.softmax.rows import block_attention, masked_softmax
 
 
-@attention_function(
-  num_rounds="draw them, rotations=lsh_rotations(key, num_rounds=…, head_dim=…, "
-  "num_buckets=…), or make the mechanism, lsh(num_rounds=…)",
-  num_buckets="draw them, rotations=lsh_rotations(key, num_rounds=…, head_dim=…, "
-  "num_buckets=…), or make the mechanism, lsh(num_buckets=…)",
-)
+@attention_function
 def lsh_attention(
   query: Float[Array, "B T N H"],
   value: Float[Array, "B T K V"],
@@ -113,12 +114,12 @@ def lsh_attention(
     )
   length, num_heads, head_dim = query.shape[1:]
   instead = "tokens are sorted once; dense attention takes masks that vary"
-  keep = arguments.key_mask(mask, query, query, instead)
+  keep = checks.key_mask(mask, query, query, instead)
   if keep is not None:
     # So that a NaN in a masked token does not get through.
     query = jnp.where(keep[:, :, None, None], query, 0)
     value = jnp.where(keep[:, :, None, None], value, 0)
-  factor = _key_factors(query, arguments.softmax_scale(scale, head_dim))
+  factor = _key_factors(query, checks.softmax_scale(scale, head_dim))
   bucket = _buckets(jax.lax.stop_gradient(query), rotations)
   order, rank = _sorted(bucket, key_segment_ids, keep)
   place = jnp.broadcast_to(jnp.arange(length), order.shape)
@@ -329,14 +330,14 @@ def lsh_rotations(
 
   Paper: arXiv:2001.04451, section 2, "Locality sensitive hashing".
   """
-  arguments.check_at_least("num_rounds", num_rounds, 1)
-  arguments.check_at_least("head_dim", head_dim, 1)
+  checks.check_at_least("num_rounds", num_rounds, 1)
+  checks.check_at_least("head_dim", head_dim, 1)
   _check_buckets(num_buckets)
   return jax.random.normal(key, (num_rounds, head_dim, num_buckets // 2))
 
 
 def _check_buckets(num_buckets: int) -> None:
-  arguments.check_at_least("num_buckets", num_buckets, 1)
+  checks.check_at_least("num_buckets", num_buckets, 1)
   if num_buckets > 1 and num_buckets % 2:
     raise ValueError(
       "num_buckets: expected an even number, as the hash takes a direction and "
@@ -366,8 +367,8 @@ class LshCache(NamedTuple):
 @attention_factory
 def lsh(
   num_rounds: int = 4, num_buckets: int | None = None, chunk_size: int = 64
-) -> plug.Attention:
-  """The plug of `lsh_attention`; query and key are one array, given as query.
+) -> Attention:
+  """The mechanism of `lsh_attention`; query and key are one array, given as query.
 
   Args:
     num_rounds: the number of hash rounds.
@@ -400,7 +401,7 @@ def lsh(
 
   def apply(variables, query, key, value, **call) -> Any:
     _check_key(key)
-    call = plug.accepted_options("lsh", function, call, own=("rotations",))
+    call = accepted_options("lsh", function, call, own=("rotations",))
     own = rotations_of(variables, query)
     return function(query, value, rotations=own, **call)
 
@@ -451,7 +452,7 @@ def lsh(
       ),
       index=cache.index + 1,
     )
-    scale = arguments.softmax_scale(scale, query.shape[-1])
+    scale = checks.softmax_scale(scale, query.shape[-1])
     logits = layout.dot("BTNH,BSNH->BNTS", query, cache.vector)
     factor = _key_factors(cache.vector, scale)
     weights = masked_softmax(
@@ -466,7 +467,7 @@ def lsh(
     )
     return out.reshape(batch, 1, num_heads, -1).astype(query.dtype), cache
 
-  return plug.Attention(
+  return Attention(
     init=init,
     apply=apply,
     supports=frozenset(
@@ -477,7 +478,7 @@ def lsh(
     prefill=prefill,
     approximates="shared_qk",
     cost="linear",
-    sizes=plug.Sizes(short={"chunk_size": 8}),
+    sizes=Sizes(short={"chunk_size": 8}),
   )
 
 

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import plug
+from attention.mechanism import Attention, attention_factory
 from attention.recurrent import gates
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention, segment_begins
 from attention.recurrent.scan import device_prefix, lies_in_parts
-from attention.signature import attention_factory
 from attention.softmax import sharding
 
 
@@ -34,7 +33,7 @@ class Mamba3State(NamedTuple):
 @attention_factory
 def mamba3(
   rotary_fraction: float = 0.5, implementation: Implementation | None = None
-) -> plug.Attention:
+) -> Attention:
   """Mamba-3's mixer with one input and one output (SISO).
 
     Δ_t = softplus(x_t · W_Δ + b_Δ)        α_t = exp(−Δ_t max(softplus(x_t · W_A), 10⁻⁴))

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import Attention, attention_factory, attention_function
 from attention.recurrent import gates, packing, recurrence
 from attention.recurrent.scan import (
   chunk_prefixes,
@@ -22,10 +23,9 @@ from attention.recurrent.scan import (
   scan,
 )
 from attention.recurrent.triangular import decay_to_end, pair_decays
-from attention.signature import attention_factory, attention_function
 
 
-@attention_function()
+@attention_function
 def mesa_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -127,7 +127,7 @@ def _recurrence(
     own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], own
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(recurrence.joined, first, own, axis_name)
-  query *= arguments.softmax_scale(1.0 if scale is None else scale, head_dim)
+  query *= checks.softmax_scale(1.0 if scale is None else scale, head_dim)
   size = chunk_size(length) if packed is None else packed.size
   numbers = 2 * size + 6 * head_dim + value.shape[3]
 
@@ -223,9 +223,7 @@ def _conjugate_gradients(num_iterations, times, target):
 
 
 @attention_factory
-def mesa(
-  num_iterations: int = 30, min_regularizer: float = 0.25
-) -> plug.Attention:
+def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
   """MesaNet's mixer: `mesa_attention` with decays and rates from the inputs.
 
     k_t, q_t ← k_t / |k_t|, q_t / |q_t|        λ = λ₀ + softplus(w)

@@ -5,17 +5,23 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import plug
 from attention.dense import dense
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+  no_variables,
+)
 from attention.recurrent.features import visible_keys
-from attention.signature import attention_factory, attention_function
 from attention.softmax.block_selection import best_blocks
 from attention.softmax.cache import appended
 from attention.softmax.selected_blocks import selected_attention
 from attention.softmax.tiles import Output
 
 
-@attention_function()
+@attention_function
 def moba_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -81,8 +87,8 @@ def moba_attention(
 
 
 @attention_factory
-def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
-  """The plug of `moba_attention`.
+def moba(block_size: int = 64, top_k: int = 4) -> Attention:
+  """The mechanism of `moba_attention`.
 
   Args:
     block_size: D.
@@ -115,16 +121,16 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
     )
     return out, cache
 
-  return plug.Attention(
-    init=plug.no_variables,
-    apply=plug.applied("moba", moba_attention, lambda variables: sizes),
+  return Attention(
+    init=no_variables,
+    apply=applied("moba", moba_attention, lambda variables: sizes),
     init_cache=exact.init_cache,
     decode=decode,
     prefill=exact.prefill,
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"block_size": 8, "top_k": 3},
       timed=lambda length: {"block_size": 64, "top_k": 4},
     ),

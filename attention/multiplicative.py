@@ -3,46 +3,46 @@
 The kernel is multiplied into the queries; the rest is `flash_attention`.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from attention import plug
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.signature import attention_factory, attention_function
-from attention.softmax import own_logits
-from attention.softmax.sharding import attention_in_parts
-from attention.softmax.tiles import Output
-from attention.softmax.visible import Visible
-
-
-@attention_function(
-  general="give the array, kernel=[N, H, H], for the general form; None is the "
-  "dot",
+from attention.mechanism import (
+  Attention,
+  Dims,
+  Variables,
+  accepted_options,
+  attention_factory,
+  attention_function,
 )
+from attention.softmax import own_logits
+from attention.softmax.tiles import Output
+from attention.softmax.visible import EVERY_PAIR, Visible, VisibleOptions
+
+
+@attention_function
 def multiplicative_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
   kernel: Float[Array, "N H H"] | None = None,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
-  visible: Visible | None = None,
+  axis_name: str | None = None,
+  visible: Visible = EVERY_PAIR,
   return_lse: bool = False,
+  **pairs: Unpack[VisibleOptions],
 ) -> Output:
   """Scores are products with a trained matrix in between: softmax(Q W Kᵀ) V.
 
@@ -82,17 +82,14 @@ def multiplicative_attention(
     _transformed(kernel, query),
     key,
     value,
-    mask=mask,
-    is_causal=is_causal,
     scale=1.0 if scale is None else scale,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
     bias=bias,
     relative_bias=relative_bias,
     relative_keys=relative_keys,
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
     block_size=block_size,
+    axis_name=axis_name,
     visible=visible,
     return_lse=return_lse,
   )
@@ -113,8 +110,8 @@ def _transformed(
 
 
 @attention_factory
-def multiplicative(general: bool = True) -> plug.Attention:
-  """The plug of `multiplicative_attention`.
+def multiplicative(general: bool = True) -> Attention:
+  """The mechanism of `multiplicative_attention`.
 
   Args:
     general: True trains a kernel `[N, H, H]`, the paper's 'general'; False is
@@ -128,35 +125,20 @@ def multiplicative(general: bool = True) -> plug.Attention:
     ValueError: `general` is neither True nor False.
   """
 
-  def init(key: Array, dims: plug.Dims) -> plug.Variables:
+  def init(key: Array, dims: Dims) -> Variables:
     if not general:
       return {}
     shape = (dims.num_heads, dims.head_dim, dims.head_dim)
     kernel = jax.random.normal(key, shape) / dims.head_dim
     return {"params": {"kernel": kernel}}
 
-  def kernel_of(variables: plug.Variables) -> Float[Array, "N H H"] | None:
+  def kernel_of(variables: Variables) -> Float[Array, "N H H"] | None:
     return variables["params"]["kernel"] if general else None
 
   def apply(variables, query, key, value, **call) -> Any:
-    call = plug.accepted_options(
-      "multiplicative", multiplicative_attention, call
-    )
+    call = accepted_options("multiplicative", multiplicative_attention, call)
     call.setdefault("kernel", kernel_of(variables))
     return multiplicative_attention(query, key, value, **call)
-
-  def apply_sharded(
-    variables, query, key, value, *, axis_name, scale=None, **call
-  ):
-    out = attention_in_parts(
-      _transformed(kernel_of(variables), query),
-      key,
-      value,
-      axis_name=axis_name,
-      scale=1.0 if scale is None else scale,
-      **call,
-    )
-    return out.astype(query.dtype)
 
   def decode(variables, cache, query, key, value, *, scale=None, **tables):
     transformed = _transformed(kernel_of(variables), query)
@@ -170,7 +152,6 @@ def multiplicative(general: bool = True) -> plug.Attention:
   return exact._replace(
     init=init,
     apply=apply,
-    apply_sharded=apply_sharded,
     decode=decode,
     approximates=None,
     supports=exact.supports - own_logits.SUPPORTS,

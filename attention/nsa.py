@@ -7,14 +7,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import dense
 from attention.flash import flash_attention
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import layout
 from attention.platform.blocks import padded
 from attention.recurrent import gates
 from attention.recurrent.features import visible_keys
-from attention.signature import attention_factory, attention_function
 from attention.sliding_window import sliding_window_attention
 from attention.softmax.block_selection import selected_blocks
 from attention.softmax.cache import appended
@@ -25,7 +31,7 @@ from attention.softmax.visible import key_mask, mask_mod
 _INSTEAD = "nsa attention chooses blocks for each query; give a key mask"
 
 
-@attention_function()
+@attention_function
 def nsa_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -110,7 +116,7 @@ def nsa_attention(
 
 
 def _check_sizes(num_blocks, stride, **multiples):
-  arguments.check_at_least("num_blocks", num_blocks, 3)
+  checks.check_at_least("num_blocks", num_blocks, 3)
   for name, multiple in multiples.items():
     if multiple % stride:
       raise ValueError(
@@ -199,8 +205,8 @@ def nsa(
   block_size: int = 64,
   num_blocks: int = 16,
   window: int = 512,
-) -> plug.Attention:
-  """The plug of `nsa_attention`, with g = sigmoid(x_t · W) for each head.
+) -> Attention:
+  """The mechanism of `nsa_attention`, with g = sigmoid(x_t · W) for each head.
 
   Args:
     compress_size: C.
@@ -229,10 +235,10 @@ def nsa(
     "num_blocks": num_blocks,
     "window": window,
   }
-  attend = plug.applied("nsa", nsa_attention, lambda x: weights(x) | own)
+  attend = applied("nsa", nsa_attention, lambda x: weights(x) | own)
 
   def init(key, dims):
-    arguments.check_features("nsa", dims.features)
+    checks.check_features("nsa", dims.features)
     mean = jnp.full((dims.num_kv_heads, compress_size), 1.0 / compress_size)
     return {
       "params": {
@@ -285,7 +291,7 @@ def nsa(
     del variables, query, branch_gates, scale  # Keys are kept as they are.
     return kept_prompt(cache, key, value, lengths)
 
-  return plug.Attention(
+  return Attention(
     init=init,
     apply=apply,
     init_cache=dense().init_cache,
@@ -295,7 +301,7 @@ def nsa(
     approximates="dense",
     causal_only=True,
     gates=read,
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={
         "compress_size": 8,
         "stride": 4,

@@ -6,10 +6,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend
 from attention.platform.blocks import padded, split_blocks
-from attention.signature import attention_factory, attention_function
 from attention.softmax import sharding
 from attention.softmax.logits import Logits
 from attention.softmax.rows import masked_softmax
@@ -17,10 +23,7 @@ from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask
 
 
-@attention_function(
-  conv_kernel_size="the convolution has a trained filter, so it belongs to the "
-  "mechanism, nystrom(conv_kernel_size=…)",
-)
+@attention_function
 def nystrom_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -33,6 +36,7 @@ def nystrom_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
   """Queries meet keys through landmarks: F · A⁺ · (B V).
 
@@ -70,6 +74,8 @@ def nystrom_attention(
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because every landmark mixes positions.
     block_size: C, positions of a tile; None is the platform's choice.
+    axis_name: as `dense_attention`. Means, and B V, are sums over the devices: L rows
+      of each head cross three times, at any length.
 
   Other arguments: as `dense_attention`, with S = T.
 
@@ -93,28 +99,6 @@ def nystrom_attention(
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
   self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
   """
-  return _attend(**locals())
-
-
-def _attend(
-  query,
-  key,
-  value,
-  *,
-  num_landmarks,
-  pinv_iterations=6,
-  shared_start=False,
-  mask=None,
-  is_causal=False,
-  scale=None,
-  block_size=None,
-  axis_name=None,
-):
-  """`nystrom_attention`; with `axis_name` of a sequence in parts, one a device.
-
-  Then the means are sums over the devices, and so is B V. What crosses is L rows
-  a head three times, at any length.
-  """
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, as every landmark is a mean over "
@@ -128,14 +112,14 @@ def _attend(
       "one mask tells which tokens are averaged in both; use dense, performer "
       "or linformer attention across sequences"
     )
-  keep = arguments.key_mask(
+  keep = checks.key_mask(
     mask,
     query,
     key,
     instead="landmarks are the same for all queries; use dense attention for "
     "such a mask",
   )
-  scale = arguments.softmax_scale(scale, query.shape[-1])
+  scale = checks.softmax_scale(scale, query.shape[-1])
   tokens = jnp.ones((query.shape[0], length), bool) if keep is None else keep
   # A token belongs to a run by its rank among those of all devices.
   rank = jnp.cumsum(tokens, axis=1) - 1
@@ -282,8 +266,8 @@ def nystrom(
   pinv_iterations: int = 6,
   conv_kernel_size: int | None = None,
   shared_start: bool = False,
-) -> plug.Attention:
-  """The plug of `nystrom_attention`.
+) -> Attention:
+  """The mechanism of `nystrom_attention`.
 
   Args:
     num_landmarks: L.
@@ -318,21 +302,17 @@ def nystrom(
     "shared_start": shared_start,
   }
 
-  def apply(variables, query, key, value, *, axis_name=None, **call):
-    function = nystrom_attention
-    if axis_name is not None:
-      arguments.check_qkv(query, key, value)
-      call = plug.accepted_options("nystrom", function, call)
-      function = partial(_attend, axis_name=axis_name)
-    run = plug.applied("nystrom", function, lambda _: own)
-    out = run(variables, query, key, value, **call)
+  attend_by_landmarks = applied("nystrom", nystrom_attention, lambda _: own)
+
+  def apply(variables, query, key, value, **call):
+    out = attend_by_landmarks(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out
     kernel = variables["params"]["conv_kernel"]
-    more = _convolved(value, kernel, call.get("mask"), axis_name)
-    return out + more.astype(out.dtype)
+    options = call.get("mask"), call.get("axis_name")
+    return out + _convolved(value, kernel, *options).astype(out.dtype)
 
-  return plug.Attention(
+  return Attention(
     init=init,
     apply=apply,
     init_cache=None,
@@ -340,6 +320,5 @@ def nystrom(
     supports=frozenset({"mask", "sequence"}),
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(short={"num_landmarks": 8}),
-    apply_sharded=apply,
+    sizes=Sizes(short={"num_landmarks": 8}),
   )

@@ -17,8 +17,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import dense
+from attention.mechanism import (
+  Attention,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend
 from attention.platform.blocks import block_map, join_blocks, split_blocks
 from attention.platform.layout import dot, query_dot
@@ -26,7 +32,6 @@ from attention.recurrent import gates
 from attention.recurrent.recurrence import unit_length
 from attention.recurrent.scan import chunk_size, scan_leftward
 from attention.recurrent.triangular import inverse
-from attention.signature import attention_factory, attention_function
 from attention.softmax.logits import forget_sums
 from attention.softmax.rows import softmax_and_lse
 from attention.softmax.tiles import Output, merge
@@ -36,7 +41,7 @@ BLOCK = 128
 """C on a CPU, unless a call says so."""
 
 
-@attention_function()
+@attention_function
 def path_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -85,10 +90,10 @@ def path_attention(
       "is_causal: expected True, got False; products go from a query to the left; "
       "use dense attention in both directions"
     )
-  keep = arguments.key_mask(mask, query, key)
+  keep = checks.key_mask(mask, query, key)
   length = query.shape[1]
   size = chunk_size(length, block_size or _block(query))
-  scale = arguments.softmax_scale(scale, query.shape[3])
+  scale = checks.softmax_scale(scale, query.shape[3])
   arrays = _masked((key, value, householder, beta[..., None], log_forget), keep)
   sums = None if log_forget is None else forget_sums(arrays[-1])
   ids = keep, query_segment_ids, key_segment_ids
@@ -192,8 +197,8 @@ def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
 
 
 @attention_factory
-def path(rank: int = 32, forget: bool = False) -> plug.Attention:
-  """The plug of `path_attention`, with directions and rates read from the inputs.
+def path(rank: int = 32, forget: bool = False) -> Attention:
+  """The mechanism of `path_attention`, with directions and rates read from the inputs.
 
     w_t = x_t W₁ W₂ / |x_t W₁ W₂|        β_t = 2 σ(x_t · W_β + b)
 
@@ -215,7 +220,7 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
   exact: Any = dense(forget=forget)
 
   def init(key, dims):
-    arguments.check_features("path", dims.features)
+    checks.check_features("path", dims.features)
     keys = jax.random.split(key, 4)
     features, heads = dims.features, dims.num_kv_heads
     params = {
@@ -255,9 +260,9 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
     return exact.prefill(variables, cache, *arrays, **options)
 
   supports = {"causal", "mask", "segments", "log_forget", "decode"}
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied("path", path_attention),
+    apply=applied("path", path_attention),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -16,10 +16,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
+from attention import checks
 from attention.linear import feature_mechanism
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  attention_factory,
+  attention_function,
+)
 from attention.recurrent.features import FeatureMap, attend, root_scale
-from attention.signature import attention_factory, attention_function
 
 _RELU_EPSILON = 1e-3
 """Added to ReLU features to keep them positive, as in the paper's code."""
@@ -27,10 +32,7 @@ _RELU_EPSILON = 1e-3
 Kernel = Literal["softmax", "relu"]
 
 
-@attention_function(
-  num_features="draw the features, projection=orthogonal_features(key, "
-  "num_features, head_dim), or make the mechanism, performer(num_features=…)",
-)
+@attention_function
 def performer_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -42,6 +44,7 @@ def performer_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
   """Softmax attention approximated by M random features, linear in length.
 
@@ -77,7 +80,14 @@ def performer_attention(
     scale, query.shape[-1], projection=projection, kernel=kernel
   )
   return attend(
-    phi, query, key, value, mask, is_causal=is_causal, block_size=block_size
+    phi,
+    query,
+    key,
+    value,
+    mask,
+    is_causal=is_causal,
+    block_size=block_size,
+    axis_name=axis_name,
   )
 
 
@@ -93,8 +103,8 @@ def orthogonal_features(
   Raises:
     ValueError: a size is below 1.
   """
-  arguments.check_at_least("num_features", num_features, 1)
-  arguments.check_at_least("head_dim", head_dim, 1)
+  checks.check_at_least("num_features", num_features, 1)
+  checks.check_at_least("head_dim", head_dim, 1)
   directions_key, lengths_key = jax.random.split(key)
   num_blocks = -(-num_features // head_dim)
   blocks = jax.random.orthogonal(directions_key, head_dim, (num_blocks,))
@@ -127,10 +137,8 @@ def _relu_features(x, projection, root):
 
 
 @attention_factory
-def performer(
-  num_features: int = 256, kernel: Kernel = "softmax"
-) -> plug.Attention:
-  """The plug of `performer_attention`.
+def performer(num_features: int = 256, kernel: Kernel = "softmax") -> Attention:
+  """The mechanism of `performer_attention`.
 
   Args:
     num_features: M.
@@ -155,7 +163,7 @@ def performer(
     _feature_map,
     own=lambda variables: {**variables["constants"], "kernel": kernel},
     init=init,
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"num_features": 128}, timed=lambda length: {"num_features": 256}
     ),
   )

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention import arguments
+from attention import checks
 from attention.platform import backend
 
 
@@ -54,8 +54,8 @@ def t5_buckets(
     ("max_distance", max_distance),
     ("num_buckets", num_buckets),
   ):
-    arguments.check_at_least(name, size, 1)
-  arguments.check_flag("is_causal", is_causal)
+    checks.check_at_least(name, size, 1)
+  checks.check_flag("is_causal", is_causal)
   one_way = num_buckets if is_causal else num_buckets // 2
   exact = one_way // 2
   if exact < 1 or max_distance <= exact:
@@ -120,7 +120,7 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:
 
   Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
-  arguments.check_at_least("num_heads", num_heads, 1)
+  checks.check_at_least("num_heads", num_heads, 1)
   power = 2 ** math.floor(math.log2(num_heads))
   slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
   more = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, 2) / power)
@@ -143,7 +143,7 @@ def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
 
   Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
-  arguments.check_at_least("max_length", max_length, 1)
+  checks.check_at_least("max_length", max_length, 1)
   distance = np.abs(np.arange(1 - max_length, max_length))
   table = -alibi_slopes(num_heads)[:, None] * distance[None, :]
   return jnp.asarray(table, jnp.float32)
@@ -383,7 +383,7 @@ def rotary(
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
-  arguments.check_call({"inputs": inputs}, {"inputs": _HEADS}, {}, ("inputs",))
+  checks.check_call({"inputs": inputs}, {"inputs": _HEADS}, {}, ("inputs",))
   check_positions(positions, inputs)
   turns = int(inputs.shape[-1] * fraction)
   if turns % 2 or not turns:

@@ -4,17 +4,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import plug
+from attention.mechanism import Attention, attention_factory, attention_function
 from attention.recurrent import gates
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention, unit_length
-from attention.signature import attention_factory, attention_function
 
 _LOWEST_DECAY = -(2.718281828459045**-0.5)
 """The logarithm of the strongest decay, −e^(−½)."""
 
 
-@attention_function()
+@attention_function
 def rwkv7_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -80,7 +79,7 @@ def rwkv7_attention(
 @attention_factory
 def rwkv7(
   rank: int = 32, implementation: Implementation | None = None
-) -> plug.Attention:
+) -> Attention:
   """RWKV-7's time mixing, without its token shift.
 
     g_t = −e^(−½) sigmoid(tanh(x_t · W₁) · W₂ + w₀)

@@ -8,28 +8,32 @@ with a window in its `Visible`; with them, and over positions of other devices,
 from collections.abc import Sequence
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import attend_to_slots
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import layout
-from attention.signature import attention_factory, attention_function
-from attention.softmax import kernels, own_logits, windows
-from attention.softmax import visible as visibility
+from attention.softmax import kernels, own_logits, sharding, windows
 from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.kernels import Implementation
-from attention.softmax.logits import Logits, logits_from_options
-from attention.softmax.mods import MaskMod, ScoreMod
+from attention.softmax.logits import PLAIN, Logits, WindowOptions
 from attention.softmax.tiles import Output, attend, with_sinks
-from attention.softmax.visible import Visible, visible_from_options
+from attention.softmax.visible import EVERY_PAIR, Visible
 
 
-@attention_function()
+@attention_function
 def sliding_window_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -37,30 +41,20 @@ def sliding_window_attention(
   *,
   window: int | Sequence[int],
   dilation: int | Sequence[int] = 1,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "... E H"] | None = None,
   global_indices: Int[Array, "B G"] | None = None,
   global_qkv: tuple[
     Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K V"]
   ]
   | None = None,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
-  log_forget: Float[Array, "B T N"] | None = None,
-  score_mod: ScoreMod | None = None,
-  mask_mod: MaskMod | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
   implementation: Implementation | None = None,
-  visible: Visible | None = None,
-  logits: Logits | None = None,
+  axis_name: str | None = None,
+  visible: Visible = EVERY_PAIR,
+  logits: Logits = PLAIN,
   return_lse: bool = False,
+  **pairs: Unpack[WindowOptions],
 ) -> Output:
   """Every query attends to the keys near it and to a few global ones.
 
@@ -95,6 +89,9 @@ def sliding_window_attention(
       mask. It and tokamax need T = S, and neither has segments, tables, dropout,
       dilation or global tokens.
 
+    axis_name: as `dense_attention`, for a query and key of one sequence. Indices of
+      global tokens are those in the whole; dropout has no form in shards.
+
   Other arguments: as `flash_attention`.
 
   Returns:
@@ -106,7 +103,9 @@ def sliding_window_attention(
   Cost, with W = left + right + 1 and tiles of C queries: time
   T·(W+C+G)·N·(H+V), and G·S·N·(H+V) for the global queries. Memory in addition
   to the arrays: B·N·C·(W+C+G) float32 for each tile that is computed at the
-  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. Each dilation
+  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. What crosses
+  between shards is L + R positions of keys and values, which the window reaches, and
+  of G global tokens queries, keys, values and results. Each dilation
   costs one pass over its heads. On a TPU, 'tokamax' reads the window from a mask of
   T·S bool.
 
@@ -119,31 +118,8 @@ def sliding_window_attention(
   """
   left, right = _integers("window", window, 0, 2)
   dilations = _integers("dilation", dilation, 1, query.shape[2])
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    mask_mod=mask_mod,
-    visible=visible,
-  )
   for mask in visible.masks:
-    arguments.key_mask(mask, query, key)  # Raises for other masks.
-  logits = logits_from_options(
-    query,
-    key,
-    visible,
-    logits=logits,
-    scale=scale,
-    soft_cap=logits_soft_cap,
-    relative_bias=relative_bias,
-    relative_keys=relative_keys,
-    score_mod=score_mod,
-    log_forget=log_forget,
-    sinks=sinks,
-  )
+    checks.key_mask(mask, query, key)  # Raises for other masks.
   if global_indices is not None or global_qkv is not None:
     windows.check_globals(global_indices, global_qkv, query, key, value, logits)
   has_gaps = global_indices is not None or max(dilations) > 1
@@ -159,7 +135,16 @@ def sliding_window_attention(
       "logits: expected no bias and no block mask in a window; flash_attention "
       "takes them"
     )
-  near = visible & visibility.window(left, right)
+  if axis_name is not None:
+    dropped = dropout_rate or None
+    sharding.check_shards(query, key, visible, logits, dropout_rate=dropped)
+    if key.shape[1] != query.shape[1]:
+      raise ValueError(
+        f"key: expected the positions of the queries, {query.shape[1]} on a device, "
+        f"got {key.shape[1]}; a window over a sequence in shards is of one sequence"
+      )
+  longest = max(query.shape[1], key.shape[1])
+  near = visible & Visible(left=min(left, longest), right=min(right, longest))
   out = kernels.kernel_output(
     implementation,
     query,
@@ -171,6 +156,7 @@ def sliding_window_attention(
     global_indices=global_indices,
     dropout_rate=dropout_rate or None,
     block_size=block_size,
+    axis_name=axis_name,
     return_lse=return_lse or None,
   )
   if out is not None:
@@ -180,7 +166,7 @@ def sliding_window_attention(
     "dropout_rate": dropout_rate,
     "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
   }
-  if not has_gaps:
+  if not has_gaps and axis_name is None:
     out, lse = attend(query, key, value, near, logits, **options)
   else:
     out, lse = windows.attend_to_union(
@@ -193,6 +179,7 @@ def sliding_window_attention(
       global_qkv=global_qkv,
       sides=(left, right),
       dilations=dilations,
+      axis_name=axis_name,
       **options,
     )
     if logits.sinks is not None:
@@ -251,8 +238,8 @@ def sliding_window(
   sinks: bool = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
-) -> plug.Attention:
-  """The plug of `sliding_window_attention`.
+) -> Attention:
+  """The mechanism of `sliding_window_attention`.
 
   Args:
     window: w, or (left, right). By default both sides together have the paper's
@@ -296,20 +283,6 @@ def sliding_window(
         "or use dense"
       )
     return own.init(key, dims)
-
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    del variables  # What has variables of its own has no form in parts.
-    arguments.check_qkv(query, key, value)
-    return windows.attention_in_parts(
-      query,
-      key,
-      value,
-      plug.accepted_options("sliding_window", function, call),
-      axis_name=axis_name,
-      sides=(left, right),
-      dilations=_integers("dilation", dilation, 1, query.shape[2]),
-      block=(block_size, None),
-    )
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
@@ -367,19 +340,18 @@ def sliding_window(
   supports = own.supports(plain | {"decode", "global", "sequence"})
   if max(spacings) > 1:
     supports -= {"log_forget", "mods"}
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied("sliding_window", function, own.options),
+    apply=applied("sliding_window", function, own.options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded if own.is_plain else None,
     supports=supports,
     approximates="dense",
     cost="linear",
     causal_only=forget,
     gates=own.gates,
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"window": 8},
       long={"window": 64},
       timed=lambda length: {"window": min(256, length // 2)},

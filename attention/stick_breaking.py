@@ -10,13 +10,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.dense import dense
+from attention.mechanism import (
+  Attention,
+  applied,
+  attention_factory,
+  attention_function,
+  no_variables,
+)
 from attention.platform import backend
 from attention.platform.blocks import join_blocks, split_blocks
 from attention.platform.layout import query_dot
 from attention.recurrent.scan import scan_leftward
-from attention.signature import attention_factory, attention_function
 from attention.softmax.cache import appended
 from attention.softmax.visible import visible_in_tile
 
@@ -27,9 +33,7 @@ BLOCK = 128
 """C on a CPU, unless a call says so."""
 
 
-@attention_function(
-  attend_current="make the mechanism, stick_breaking(attend_current=…)"
-)
+@attention_function
 def stick_breaking_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -88,10 +92,10 @@ def stick_breaking_attention(
       "is_causal: expected True, got False; sticks are broken from a query to the "
       "left; use dense attention in both directions"
     )
-  keep = arguments.key_mask(mask, query, key)
+  keep = checks.key_mask(mask, query, key)
   length = query.shape[1]
   size = min(block_size or _block(query), length)
-  scale = arguments.softmax_scale(scale, query.shape[3])
+  scale = checks.softmax_scale(scale, query.shape[3])
 
   def seen(x):
     return x if keep is None else jnp.where(keep[..., None, None], x, 0)
@@ -166,8 +170,8 @@ def _later_sums(x: Float[Array, "B N C D"]) -> Float[Array, "B N C D"]:
 
 
 @attention_factory
-def stick_breaking(attend_current: bool = False) -> plug.Attention:
-  """The plug of `stick_breaking_attention`.
+def stick_breaking(attend_current: bool = False) -> Attention:
+  """The mechanism of `stick_breaking_attention`.
 
   Args:
     attend_current: as the function takes it.
@@ -190,13 +194,13 @@ def stick_breaking(attend_current: bool = False) -> plug.Attention:
       jnp.moveaxis(cache.key, 2, 1),
       jnp.moveaxis(cache.value, 2, 1),
       seen[:, None, None],
-      arguments.softmax_scale(scale, query.shape[3]),
+      checks.softmax_scale(scale, query.shape[3]),
     )
     return jnp.swapaxes(out, 1, 2).astype(query.dtype), cache
 
-  return plug.Attention(
-    init=plug.no_variables,
-    apply=plug.applied(
+  return Attention(
+    init=no_variables,
+    apply=applied(
       "stick_breaking",
       stick_breaking_attention,
       lambda variables: {"attend_current": attend_current},

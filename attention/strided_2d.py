@@ -7,14 +7,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import plug
 from attention.flash import flash_attention
-from attention.signature import attention_factory, attention_function
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.softmax.tiles import Output
 from attention.window_2d import check_grid, nearest_square
 
 
-@attention_function()
+@attention_function
 def strided_2d_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -119,8 +124,8 @@ def _chosen(
 @attention_factory
 def strided_2d(
   grid: tuple[int, int] | None = None, stride: int = 2
-) -> plug.Attention:
-  """The plug of `strided_2d_attention`.
+) -> Attention:
+  """The mechanism of `strided_2d_attention`.
 
   Args:
     grid: (rows, columns); None is the grid nearest to a square of every length.
@@ -132,15 +137,13 @@ def strided_2d(
   check_grid(grid)
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}
 
-  return plug.Attention(
+  return Attention(
     init=lambda key, dims: {},
-    apply=plug.applied(
-      "strided_2d", strided_2d_attention, lambda variables: own
-    ),
+    apply=applied("strided_2d", strided_2d_attention, lambda variables: own),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "full_mask", "segments", "dropout"}),
     approximates="dense",
     cost="quadratic",
-    sizes=plug.Sizes(short={"stride": 2}),
+    sizes=Sizes(short={"stride": 2}),
   )

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import plug
+from attention.mechanism import Attention
 
 
 def attention_weights(
@@ -39,7 +39,7 @@ def attention_weights(
   Cost: one call of `fn` with values of width S, so memory of at least B·N·T·S
   for every `fn`. It is meant for pictures and tests.
   """
-  if isinstance(fn, plug.Attention) or not callable(fn):
+  if isinstance(fn, Attention) or not callable(fn):
     raise ValueError(
       f"fn: expected an attention function, got {type(fn).__name__}; of a record "
       "give functools.partial(record.apply, variables)"

@@ -7,18 +7,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import backend
 from attention.platform.blocks import block_map, padded
-from attention.signature import attention_factory, attention_function
 from attention.softmax import dropout
 from attention.softmax.rows import block_attention
 
 
-@attention_function(
-  relative="give the table, relative_bias=[(2·window − 1)², N], or make the "
-  "mechanism, window_2d(relative=…)",
-)
+@attention_function
 def window_2d_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -26,7 +29,7 @@ def window_2d_attention(
   *,
   grid: tuple[int, int] | None,
   window: int,
-  shift: int = 0,
+  shift: checks.FromZero = 0,
   relative_bias: Float[Array, "D N"] | None = None,
   hidden_logit: float | None = None,
   mask: Bool[Array, "..."] | None = None,
@@ -108,8 +111,8 @@ def window_2d_attention(
       f"relative_bias: expected [(2·window − 1)², N] = {expected}, got shape "
       f"{relative_bias.shape}"
     )
-  keep = arguments.key_mask(mask, query, key)
-  scale = arguments.softmax_scale(scale, query.shape[-1])
+  keep = checks.key_mask(mask, query, key)
+  scale = checks.softmax_scale(scale, query.shape[-1])
 
   area, count = places.window**2, math.prod(places.windows)
   head_shape = kv_heads, num_heads // kv_heads
@@ -242,7 +245,7 @@ def check_grid(grid: Any) -> None:
   if not isinstance(grid, tuple | list) or len(grid) != 2:
     raise ValueError(f"grid: expected (rows, columns) or None, got {grid!r}")
   for side in grid:
-    arguments.check_at_least("grid", side, 1)
+    checks.check_at_least("grid", side, 1)
 
 
 def _check(
@@ -269,11 +272,11 @@ def _check(
 def window_2d(
   grid: tuple[int, int] | None = None,
   window: int = 7,
-  shift: int = 0,
+  shift: checks.FromZero = 0,
   relative: bool = True,
   hidden_logit: float | None = None,
-) -> plug.Attention:
-  """The plug of `window_2d_attention`.
+) -> Attention:
+  """The mechanism of `window_2d_attention`.
 
   Args:
     grid: (rows, columns), which fixes the length of a call; None is the grid
@@ -307,13 +310,13 @@ def window_2d(
   def options(variables):
     return {**own, "relative_bias": None, **variables.get("params", {})}
 
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied("window_2d", window_2d_attention, options),
+    apply=applied("window_2d", window_2d_attention, options),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "segments", "dropout"}),
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(short={"window": 3}, timed=lambda length: {"window": 16}),
+    sizes=Sizes(short={"window": 3}, timed=lambda length: {"window": 16}),
   )

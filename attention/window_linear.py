@@ -14,8 +14,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import checks
 from attention.linear import hedgehog_features, identity_kernels, project_heads
+from attention.mechanism import (
+  Attention,
+  Sizes,
+  applied,
+  attention_factory,
+  attention_function,
+)
 from attention.platform import layout
 from attention.recurrent.features import (
   FeatureMap,
@@ -31,14 +38,13 @@ from attention.recurrent.features import (
   visible_keys,
 )
 from attention.recurrent.scan import chunk_size, chunks_per_step, scan
-from attention.signature import attention_factory, attention_function
 from attention.softmax import sharding
 
 _FIRST_SHARE = 0.1
 """γ before training, as in the configs of the paper's code."""
 
 
-@attention_function()
+@attention_function
 def window_linear_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -52,6 +58,7 @@ def window_linear_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
+  axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
   """Softmax attention to the last W keys and linear attention to all before.
 
@@ -96,19 +103,15 @@ def window_linear_attention(
   Paper: LoLCATs: on low-rank linearizing of large language models, section 3.2,
   arXiv:2410.10254. The features are those of Hedgehog, arXiv:2402.04347.
   """
-  _check_causal(is_causal)
-  params = _params(query, query_kernel, key_kernel, mix, scale)
-  keys = key, value, visible_keys(mask, query, key)
-  return _attend(params, query, keys, window, block_size)
-
-
-def _check_causal(is_causal: bool) -> None:
   if not is_causal:
     raise ValueError(
       "is_causal: expected True, got False; window_linear attention is causal by "
       "definition; give is_causal=True, or take sliding_window or linear "
       "attention in both directions"
     )
+  params = _params(query, query_kernel, key_kernel, mix, scale)
+  keys = key, value, visible_keys(mask, query, key)
+  return _attend(params, query, keys, window, block_size, axis_name)
 
 
 def _features(head_dim: int) -> FeatureMap:
@@ -117,7 +120,7 @@ def _features(head_dim: int) -> FeatureMap:
 
 def _params(query, query_kernel, key_kernel, mix, scale):
   """What every step reads: W_q, W_k, γ and the scale."""
-  scale = arguments.softmax_scale(scale, query.shape[-1])
+  scale = checks.softmax_scale(scale, query.shape[-1])
   share = jax.nn.sigmoid(mix.astype(jnp.float32))
   return query_kernel, key_kernel, share, jnp.float32(scale)
 
@@ -225,8 +228,8 @@ class WindowLinearCache(NamedTuple):
 
 
 @attention_factory
-def window_linear(window: int = 64) -> plug.Attention:
-  """The plug of `window_linear_attention`.
+def window_linear(window: int = 64) -> Attention:
+  """The mechanism of `window_linear_attention`.
 
   Args:
     window: W, the number of keys with softmax attention, that of the query
@@ -256,17 +259,6 @@ def window_linear(window: int = 64) -> plug.Attention:
 
   def options(variables):
     return {"window": window, **variables["params"]}
-
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    arguments.check_qkv(query, key, value)
-    call = plug.accepted_options(
-      "window_linear", window_linear_attention, call, own=options(variables)
-    )
-    _check_causal(call.get("is_causal", False))
-    params = _params(query, **variables["params"], scale=call.get("scale"))
-    keys = key, value, visible_keys(call.get("mask"), query, key)
-    block_size = call.get("block_size")
-    return _attend(params, query, keys, window, block_size, axis_name)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
@@ -308,18 +300,17 @@ def window_linear(window: int = 64) -> plug.Attention:
     ((keys, values, _), far), out = _step(1, size, params, state, xs)
     return out, WindowLinearCache(keys, values, cache.index + 1, far)
 
-  return plug.Attention(
+  return Attention(
     init=init,
-    apply=plug.applied("window_linear", window_linear_attention, options),
+    apply=applied("window_linear", window_linear_attention, options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
     supports=frozenset({"causal", "cross", "mask", "decode", "sequence"}),
     approximates="dense",
     cost="linear",
     causal_only=True,
-    sizes=plug.Sizes(
+    sizes=Sizes(
       short={"window": 8},
       timed=lambda length: {"window": min(256, length // 2)},
     ),

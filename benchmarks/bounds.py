@@ -10,7 +10,7 @@ measured there.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attention import registry
+from attention import mechanism as mechanisms
 from benchmarks import scaling_tables
 from benchmarks.programs import BASELINE, DECODE, FORWARD, TRAINING
 
@@ -109,7 +109,7 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     if length != LENGTH or name == BASELINE or part == DECODE or not longer:
       continue
     cells = [f"`{name}`", "✓" if causal else "", part]
-    promised = registry.example(name).cost == "linear"
+    promised = mechanisms.example(name).cost == "linear"
     for quantity, bound in (
       ("seconds", GROWTH if promised else None),
       ("temp_bytes", GROWTH),

@@ -66,7 +66,7 @@ def _compare() -> None:
   import jax.numpy as jnp
 
   import attention
-  from attention import plug, registry
+  from attention import mechanism as mechanisms
 
   old = __import__(_OLD)
   print(
@@ -78,10 +78,10 @@ def _compare() -> None:
   print("| --- | --: | --: | --: | --: | --: |")
   for name in _NAMES.value or list(attention.ATTENTIONS):
     for length in map(int, _LENGTHS.value):
-      options = registry.example(name).sizes.timed(length)
+      options = mechanisms.example(name).sizes.timed(length)
       keys = jax.random.split(jax.random.key(0), 3)
       qkv: list[Any] = [jax.random.normal(k, (1, length, 8, 64)) for k in keys]
-      if "shared_qk" in registry.example(name).supports:
+      if "shared_qk" in mechanisms.example(name).supports:
         qkv[1] = None
       calls = []
       for library in (attention, old):
@@ -90,7 +90,7 @@ def _compare() -> None:
         variables = record.init(jax.random.key(1), dims)
 
         def forward(qkv, record=record, variables=variables):
-          causal = plug.directions(record)[-1]
+          causal = mechanisms.directions(record)[-1]
           return record.apply(variables, *qkv, is_causal=causal)
 
         def gradients(qkv, forward=forward):
@@ -112,7 +112,7 @@ def _compare() -> None:
           p.memory_analysis().temp_size_in_bytes / 2**20 for p in programs
         ]
         cells.append(f"{mebibytes[0]:.1f} / {mebibytes[1]:.1f}")
-      causal = ", causal" * plug.directions(registry.example(name))[-1]
+      causal = ", causal" * mechanisms.directions(mechanisms.example(name))[-1]
       print(
         f"| {name}{causal} | {length:,} | {' | '.join(cells)} |", flush=True
       )

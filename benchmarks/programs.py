@@ -8,14 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import (
-  ATTENTIONS,
-  Attention,
-  Dims,
-  gates_from_keys,
-  plug,
-  registry,
-)
+from attention import ATTENTIONS, Attention, Dims, gates_from_keys
+from attention import mechanism as mechanisms
 from settings.errors import ConfigError
 
 BASELINE = "jax.nn.dot_product_attention"
@@ -106,7 +100,7 @@ def chosen(names: Sequence[str]) -> Sequence[str]:
   ]
   for name in names:
     try:
-      registry.find(name.partition("/")[0])
+      mechanisms.find(name.partition("/")[0])
       make(name, 256)
     except ValueError as error:
       raise ConfigError(f"--attention: {error}") from error
@@ -142,7 +136,7 @@ def programs(
     arrays: list[Any] = list(qkv)
     if "shared_qk" in mechanism.supports:
       arrays[1] = None
-    for causal in plug.directions(mechanism):
+    for causal in mechanisms.directions(mechanism):
       forward = _forward(mechanism, causal)
       arguments = [params, *arrays, variables]
       for part, function in (
@@ -187,8 +181,8 @@ def make(name: str, length: int, **own: Any) -> Attention:
   name, _, implementation = name.partition("/")
   if implementation:
     own["implementation"] = implementation
-  timed = registry.example(name).sizes.timed(length)
-  return gates_from_keys(registry.build(name, {**timed, **own}))
+  timed = mechanisms.example(name).sizes.timed(length)
+  return gates_from_keys(mechanisms.build(name, {**timed, **own}))
 
 
 def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:

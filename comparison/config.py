@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
-from attention import ATTENTIONS, plug, registry
-from attention.suggest import near, one_of
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
+from attention.checks import near, one_of
 import models
 from settings.build import build, check_section
 from settings.errors import ConfigError
@@ -299,7 +300,7 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
     name, options = mechanism(typed) if isinstance(typed, str) else (typed, {})
     if name not in names and ":" not in str(name):
       raise ValueError(one_of(name, [*names, "package.module:factory"]))
-    registry.find(name)
+    mechanisms.find(name)
   except ValueError as error:
     raise ValueError(f"{field}: {error}") from None
   if options:
@@ -328,7 +329,7 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
 
 def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
   """Raises ValueError where a mechanism refuses options; a config may add others."""
-  needed = dict.fromkeys(plug.required(registry.find(name)), 1)
+  needed = dict.fromkeys(mechanisms.required(mechanisms.find(name)), 1)
   try:
     models.AttentionConfig(name, needed | options)
   except ValueError as error:

@@ -2,9 +2,9 @@
 
     python -m comparison.worker < REQUEST.json
 
-A comparison starts it by `run`. Runs that differ in seed and learning rate alone share
-the compiled step of the first, and what is measured of their shape. Their records
-are written here; what is printed is for a person.
+A comparison starts it by `run`. Runs that differ in seed and learning rate alone
+compile the same step, which JAX keeps on disk, and share what is measured of their
+shape. Their records are written here; what is printed is for a person.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -177,7 +177,7 @@ def train(
     signals: entered.
     say: told as each ends.
   """
-  first, shape = None, None
+  shape = None
   for run in runs:
     home, meter = records.home(folder, run), usage.Meter()
     signals.abandon = loop.before_a_step(home)
@@ -186,7 +186,7 @@ def train(
       steps = _steps(run, folder)
       stop_at = None if share is None else records.step_at(steps, share)
       meter = usage.Meter()  # To time a step is not to train.
-      trial = begin(run.with_num_steps(steps), home, first)
+      trial = begin(run.with_num_steps(steps), home)
       # A file may be replaced while other runs train.
       records.check_data(folder, home)
       spoken = Steps(functools.partial(say, run.identity))
@@ -199,7 +199,6 @@ def train(
       status, reason = records.FAILED, one_line(error)
     except Exception as error:
       status, reason = records.STOPPED, one_line(error)
-    first = first or trial
     # A run may have been trained before, and is to be measured.
     if records.status(folder, run) != records.TRAINED:
       used = {} if trial is None else meter.read()
@@ -215,8 +214,8 @@ def train(
       shape = measure(run.identity, folder, with_map, shape, say)
 
 
-def begin(run: Run, home: Path, first: Experiment | None) -> Experiment | None:
-  """Makes a run in its folder, with the program of the first of its shape.
+def begin(run: Run, home: Path) -> Experiment | None:
+  """Makes a run in its folder.
 
   Returns:
     Everything of it; None where it is trained already.
@@ -228,8 +227,7 @@ def begin(run: Run, home: Path, first: Experiment | None) -> Experiment | None:
   workdir.check(home, config)
   if workdir.final_metrics(home, config) is not None:
     return None
-  trial = experiment.begin(config, home)
-  return trial if first is None else experiment.sharing(trial, first)
+  return experiment.begin(config, home)
 
 
 def measure(

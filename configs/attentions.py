@@ -8,8 +8,9 @@ Options that the user omits come from the mechanism's `sizes`.
 from collections.abc import Iterable
 from typing import Any
 
-from attention import ATTENTIONS, registry
-from attention.suggest import one_of
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
+from attention.checks import one_of
 from models.attention_config import NEEDS, obstacle
 from settings.typed import mechanism, split
 
@@ -37,7 +38,7 @@ def one(
     known = [*ATTENTIONS, *also, "package.module:factory"]
     raise ValueError(f"attention: {one_of(name, known)}")
   try:
-    sizes = registry.example(name).sizes
+    sizes = mechanisms.example(name).sizes
   except ValueError as error:
     reason = str(error).removeprefix("name: ")
     raise ValueError(f"attention: {reason}") from None
@@ -76,7 +77,7 @@ def choose(typed: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
     ValueError: as `one`.
   """
   names = [one(word, also=also)["name"] for word in split(typed)]
-  records = [registry.example(name) for name in names]
+  records = [mechanisms.example(name) for name in names]
   return {
     slot: {"name": "dense"}
     if any(obstacle(record, slot) for record in records)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pathlib
 from typing import NamedTuple
 
-from attention.registry import ATTENTIONS
+from attention.mechanism import ATTENTIONS
 from tests.verification.peers import agreement, vectors
 from tests.verification.peers.vectors import Case
 import training  # noqa: F401 - switches off a faulty fusion of XLA

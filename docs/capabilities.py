@@ -6,8 +6,7 @@ and a test keeps the two equal.
 
 from collections.abc import Mapping
 
-from attention.plug import CAPABILITIES, Attention, example
-from attention.registry import ATTENTIONS
+from attention.mechanism import ATTENTIONS, CAPABILITIES, Attention, example
 
 
 def capability_table(

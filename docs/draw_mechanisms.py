@@ -32,10 +32,10 @@ from attention import (
   linformer_attention,
   log_linear_attention,
   mesa_attention,
-  plug,
   rotary,
   t5_bias,
 )
+from attention import mechanism as mechanisms
 from attention.recurrent.recurrence import unit_length
 import training  # noqa: F401 - switches off a faulty fusion of XLA
 
@@ -192,7 +192,7 @@ def _latent() -> Panels:
 
 def _short(name: str) -> Panels:
   """A mechanism with the hyperparameters of short sequences."""
-  sizes = plug.example(ATTENTIONS[name]).sizes.short
+  sizes = mechanisms.example(ATTENTIONS[name]).sizes.short
   return {"causal": _drawn(_plugged(name, **sizes), is_causal=True)}
 
 
@@ -271,7 +271,7 @@ def _positions() -> Panels:
 def _plain(name: str) -> Panels:
   """A mechanism with its default hyperparameters."""
   attend = _plugged(name)
-  directions = plug.directions(plug.example(ATTENTIONS[name]))
+  directions = mechanisms.directions(mechanisms.example(ATTENTIONS[name]))
   return {
     "causal" if is_causal else "bidirectional": _drawn(
       attend, is_causal=is_causal

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import jax
 
 import attention
-from attention import ATTENTIONS, plug
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 
 DOCS = Path(__file__).parent
 FOLDER = DOCS / "mechanisms"
@@ -217,8 +218,10 @@ def _described(options: Iterable[inspect.Parameter], item: Any) -> str:
 
 def _capabilities(name: str) -> str:
   """What calls the record supports, in the words of the error messages."""
-  record = plug.example(ATTENTIONS[name])
-  can = ", ".join(f"`{x}`" for x in plug.CAPABILITIES if x in record.supports)
+  record = mechanisms.example(ATTENTIONS[name])
+  can = ", ".join(
+    f"`{x}`" for x in mechanisms.CAPABILITIES if x in record.supports
+  )
   only = " It is causal only." if record.causal_only else ""
   table = "library.md#what-each-mechanism-can-do"
   return f"[`supports`]({table}): {can or 'nothing else'}.{only}"
@@ -315,7 +318,7 @@ def example(name: str) -> str:
   the record of its factory where they are arrays.
   """
   factory = ATTENTIONS[name]
-  record = plug.example(factory)
+  record = mechanisms.example(factory)
   sizes = record.sizes.short
   call = ", is_causal=True" if "causal" in record.supports else ""
   function = getattr(attention, f"{name}_attention", None)

@@ -8,8 +8,8 @@ import inspect
 from typing import Any
 
 import attention
-from attention import plug
-from attention.registry import ATTENTIONS
+from attention import mechanism as mechanisms
+from attention.mechanism import ATTENTIONS
 
 _COMMON = ("mask", "is_causal", "scale")
 
@@ -34,7 +34,7 @@ def page() -> str:
       for p in taken.values()
       if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON
     ]
-    sizes = plug.example(factory).sizes
+    sizes = mechanisms.example(factory).sizes
     rows.append(
       [
         f"`{name}`",

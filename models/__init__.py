@@ -9,7 +9,7 @@ weights.
 from collections.abc import Mapping
 import dataclasses
 
-from attention import registry
+from attention.mechanism import named
 from models.api import (
   attention_maps,
   create,
@@ -26,14 +26,18 @@ from models.attention_config import (
   missing,
   slots,
 )
+from models.attention_module_config import (
+  AroundConfig,
+  RotaryScaling,
+  SlotConfig,
+)
 from models.config import KINDS, PAD_ID, ModelConfig
 from models.decoding import Generated, generate
-from models.in_parts import attention_in_parts
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
 from models.published.load import Pretrained, load_pretrained, save_pretrained
 from models.published.trained import as_pretrained
-from models.slot_config import AroundConfig, RotaryScaling, SlotConfig
+from models.sequence_shards import sequence_sharded
 from settings.import_paths import ImportPaths, registered
 
 __all__ = [
@@ -58,7 +62,7 @@ __all__ = [
   "forward",
   "forward_and_state",
   "attention_maps",
-  "attention_in_parts",
+  "sequence_sharded",
   "observe_attention",
   "replace_attention",
   "generate",
@@ -75,26 +79,26 @@ CONFIGS: Mapping[str, type] = ImportPaths(
     **registered("MODELS"),
   }
 )
-"""Kind of a model -> the config that describes it."""
+"""Kind of a model -> its config class."""
 
 
 def find(kind: str) -> type:
-  """The config of a kind of model: of `CONFIGS`, or of an import path.
+  """Finds the config class of a kind of model, in `CONFIGS` or by import path.
 
   Args:
     kind: a key of `CONFIGS`, or 'package.module:attribute' of a class that
       follows `models.kind.Config`.
 
   Raises:
-    ValueError: there is none, or it is no dataclass.
+    ValueError: no such kind exists, or it is not a dataclass.
   """
-  config = registry.named(kind, CONFIGS, "Config")
+  config = named(kind, CONFIGS, "Config")
   expected = "expected a dataclass that follows models.kind.Config"
   if not (isinstance(config, type) and dataclasses.is_dataclass(config)):
     raise ValueError(
       f"{expected}, but {kind} is of type {type(config).__name__}"
     )
-  # `create` imports it, so no leaf of a file may say what it is.
+  # `create` imports it, so no config field of a file may set it.
   fields = [field.name for field in dataclasses.fields(config)]
   if not isinstance(getattr(config, "module", None), str) or "module" in fields:
     raise ValueError(f"{expected}, but {kind} has no `module: ClassVar[str]`")

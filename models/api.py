@@ -1,23 +1,25 @@
-"""The models as pure functions of (model, variables, …)."""
+"""Pure functions of a model and its variables."""
 
 from collections.abc import Callable, Mapping
 import functools
 from typing import Any, cast
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.kind import NOTHING, Config, Model, Sizes
-from models.mechanism_variables import gate_names
-from models.multi_head_attention import every_head
+from models.multi_head_attention import (
+  MultiHeadAttention,
+  apply_mechanism,
+  every_head,
+)
 from settings.import_paths import load
 
 Batch = Mapping[str, Any]
 """Arrays by name, such as 'source' [B, S] and 'inputs' [B, T].
 
-What a model reads of it says its `arguments`; all else is unread.
+A model's `arguments` selects the arrays that it reads and ignores the others.
 """
 
 
@@ -31,7 +33,7 @@ def create(
   shared_vocabulary: bool = False,
   input_shapes: Mapping[str, Any] = NOTHING,
 ) -> Model:
-  """Makes the model of a config for a task's sizes; computes nothing.
+  """Creates the model of a config for a task's sizes; computes nothing.
 
   Equal arguments give equal models with equal hashes, so a compiled function
   may take the model as a static argument.
@@ -70,7 +72,7 @@ def create(
 
 @functools.partial(jax.jit, static_argnums=0)
 def initialize(model: Model, key: Array, batch: Batch) -> dict[str, Any]:
-  """Draws the variables of a model.
+  """Initializes the variables of a model.
 
   Args:
     model: from `create`.
@@ -93,7 +95,7 @@ def forward(
   *,
   dropout_rng: Array | None = None,
 ) -> Float[Array, "B T V"]:
-  """Logits of every position, teacher-forced.
+  """Computes the logits of every position with teacher forcing.
 
   Args:
     model: from `create`.
@@ -123,11 +125,11 @@ def forward_and_state(
   dropout_rng: Array | None,
   axis_name: str | None = None,
 ) -> tuple[Float[Array, "B T V"], Mapping[str, Any]]:
-  """As `forward` while a model is trained, with state and losses of its own.
+  """Computes logits in training mode, and the model's new state and own losses.
 
-  With batch norm, features are normed by the mean and variance of the batch, and
-  the running ones, which `forward` norms by, move towards these. A mechanism with a
-  `loss`, as an indexer has one, adds it to the collection 'losses'.
+  Batch norm normalizes by the mean and variance of the batch and updates the
+  running ones, by which `forward` normalizes. A mechanism with a `loss`, such as an
+  indexer, adds it to the collection 'losses'.
 
   Args:
     model: from `create`; names of collections that it replaces are its `state`.
@@ -157,7 +159,7 @@ def forward_and_state(
 def attention_maps(
   model: Model, variables: Mapping[str, Any], batch: Batch
 ) -> dict[str, Float[Array, "B N T S"]]:
-  """The effective attention matrix of every layer.
+  """Computes the effective attention matrix of every layer.
 
   Args:
     model: from `create`.
@@ -169,16 +171,16 @@ def attention_maps(
     'decoder_0/cross_attention', …, each `[B, N, T, S]` float32. A recurrent
     model has 'decoder/cross_attention' alone; a Perceiver has
     'encoder/cross_attention' from its latents to the input and
-    'decoder/cross_attention' from its outputs to the latents. Of a layer that is
-    passed several times, the last time.
+    'decoder/cross_attention' from its outputs to the latents. For a layer that runs
+    several times, the matrix is that of its last run.
   """
   ids, options = model.arguments(batch)
   _, state = model.apply(variables, *ids, **options, mutable=["intermediates"])
   sown: Mapping[str, Any] = state["intermediates"]
   return {
-    f"{block}/{slot}": matrices["attention_weights"][-1].astype(jnp.float32)
-    for block, slots in sown.items()
-    for slot, matrices in slots.items()
+    f"{block}/{module}": matrices["attention_weights"][-1].astype(jnp.float32)
+    for block, modules in sown.items()
+    for module, matrices in modules.items()
   }
 
 
@@ -188,17 +190,17 @@ def observe_attention(
   batch: Batch,
   observer: Callable[..., None],
 ) -> None:
-  """Calls `observer` at every attention that a Transformer computes.
+  """Calls `observer` after every call of an attention mechanism in a model.
 
-  Under `jax.jit` what the observer gets are tracers: it may compute with them
-  and keep what it computes for as long as the trace lasts.
+  Under `jax.jit` the observer receives tracers: it may compute with them and use
+  the results until the trace ends.
 
   Args:
     model: from `create`, not recurrent.
     variables: from `initialize`, or trained.
     batch: 'source' and 'inputs' as the kind needs.
-    observer: `(attention, query, key, value, out, **call)`: the mechanism's
-      record, what it was called with, and what it returned.
+    observer: `(attention, query, key, value, out, **call)`: the mechanism, the
+      arguments of its call, and its result.
   """
 
   def replacement(
@@ -219,40 +221,29 @@ def replace_attention(
   batch: Batch,
   replacement: Callable[..., Array],
 ) -> Float[Array, "B T V"]:
-  """Logits with another function at every attention of a Transformer.
+  """Computes logits with another function in place of every attention mechanism.
 
   Args:
     model: from `create`, not recurrent.
     variables: from `initialize`, or trained.
     batch: 'source' and 'inputs' as the kind needs.
     replacement: `(place, attention, own, query, key, value, **call) -> out`:
-      the module's place in the model, such as 'decoder_0/self_attention'; its
-      mechanism's record; that mechanism as a function of what follows; and what
-      it is called with. `call` also has `inputs`, which the arrays are projected
-      from, and `gates`, what that mechanism has read from them: they are its own,
-      and no option of another one.
+      the module's path in the model, such as 'decoder_0/self_attention'; its
+      mechanism; that mechanism as a function of the remaining arguments; and the
+      arguments of the call. `call` also has `inputs`, from which the queries are
+      projected, and `gates`, which the mechanism computed from them. Gates belong
+      to that mechanism and are not options of another one.
 
   Returns:
     `[B, T, V]` float32.
   """
   ids, options = model.arguments(batch)
 
-  def intercept(following, args, kwargs, context):
-    if context.method_name != "attend":
-      return following(*args, **kwargs)
-    module = context.module
+  def replaced(module: MultiHeadAttention, query, key, value, **call):
     place = "/".join(module.path)
-    attention = module.attention
+    own = functools.partial(apply_mechanism, module)
+    query, key = every_head(query, key, value)  # For mechanisms of any kind.
+    return replacement(place, module.attention, own, query, key, value, **call)
 
-    def own(query, key, value, inputs=None, gates=None, **call):
-      del inputs
-      call |= gates or {}
-      return attention.apply(module.mechanism, query, key, value, **call)
-
-    names = gate_names(attention, module.mechanism, kwargs["inputs"])
-    gates = {name: kwargs.pop(name) for name in names}
-    args = *every_head(*args), args[2]  # For mechanisms of any kind.
-    return replacement(place, attention, own, *args, gates=gates, **kwargs)
-
-  with nn.intercept_methods(intercept):
-    return cast(Array, model.apply(variables, *ids, **options))
+  model = model.clone(attend=replaced)
+  return cast(Array, model.apply(variables, *ids, **options))

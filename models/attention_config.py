@@ -1,4 +1,4 @@
-"""A mechanism as a config chooses it, and what a model's slots ask of it."""
+"""Mechanisms as configs choose them, and the capabilities that models need."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from attention import ATTENTIONS, Attention, plug, registry
+from attention import ATTENTIONS, Attention
+from attention import mechanism as mechanisms
 from settings.fields import rest
 from settings.typed import mechanism, spelled, split
 
-# What each slot asks of a mechanism, and how its absence reads.
 NEEDS = {
   "encoder_attention": {
     "bidirectional": "attend in both directions",
@@ -26,17 +26,17 @@ NEEDS = {
     "mask": "honour a key mask",
   },
 }
-"""Choice of a model -> what its mechanism must support, and that in words."""
+"""Config field -> the capabilities that its mechanism needs, and each in words."""
 
 GENERATING = {
   "decoder_attention": {"decode": "decode token by token"},
 }
-"""Likewise, where a task generates."""
+"""The capabilities that generation needs as well."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-  """One mechanism by name, with its own options.
+  """A mechanism by name, with its options.
 
   Attributes:
     name: a key of `attention.ATTENTIONS`, or 'package.module:factory'.
@@ -67,19 +67,19 @@ class AttentionConfig:
 
   def build(self) -> Attention:
     """Returns the mechanism; equal configs give the same object."""
-    registry.check_imports(self.name)
+    mechanisms.check_imports(self.name)
     return _build(self)
 
   @property
   def spelled(self) -> str:
-    """As one types it: 'sliding_window:window=8'."""
+    """The mechanism as typed on the command line: 'sliding_window:window=8'."""
     return spelled(self.name, self.options)
 
 
 def _by_name(chosen: Any) -> Any:
-  """A word in place of a section chooses by name, and '[a, b]' is a list of words.
+  """Parses a word as the name of a mechanism, and '[a, b]' as a list of names.
 
-  A word may have options, 'sliding_window:window=8'.
+  A name may have options, 'sliding_window:window=8'.
   """
   if isinstance(chosen, list):
     return tuple(_by_name(one) for one in chosen)
@@ -105,27 +105,29 @@ Layers = Annotated[
 """One mechanism for every layer, or several that the layers take in turn."""
 
 
-class AttentionSlots:
-  """What a config has whose mechanisms are fields named after their slots.
+class AttentionFields:
+  """Base class of configs whose fields choose the mechanisms of their layers.
 
-  A field is None, a mechanism, or several that layers take in turn.
+  Each field is None, a mechanism, or several that layers take in turn.
 
   Attributes:
-    slot_fields: names of the fields.
+    attention_fields: names of these fields.
   """
 
-  slot_fields: ClassVar[tuple[str, ...]] = ("encoder_attention",)
+  attention_fields: ClassVar[tuple[str, ...]] = ("encoder_attention",)
 
-  def fill_slots(self, needs: Mapping[str, Mapping[str, str]] = NEEDS) -> None:
-    """Puts dense where nothing is chosen, and checks what is.
+  def fill_attention_fields(
+    self, needs: Mapping[str, Mapping[str, str]] = NEEDS
+  ) -> None:
+    """Fills empty fields with dense attention, and checks the others.
 
     Args:
-      needs: slot -> what its mechanisms must support, and that in words.
+      needs: field -> the capabilities that its mechanisms need, and each in words.
 
     Raises:
-      ValueError: an empty list, or a mechanism that cannot serve.
+      ValueError: a list is empty, or a mechanism lacks a capability.
     """
-    for field in self.slot_fields:
+    for field in self.attention_fields:
       chosen = getattr(self, field)
       if chosen is None:
         object.__setattr__(self, field, AttentionConfig("dense"))
@@ -136,25 +138,25 @@ class AttentionSlots:
 
   @property
   def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
-    """The mechanisms of each slot, which layers take in turn."""
+    """The mechanisms of each field, which layers take in turn."""
     return {
       field: chosen if isinstance(chosen, tuple) else (chosen,)
-      for field in self.slot_fields
+      for field in self.attention_fields
       for chosen in [getattr(self, field)]
     }
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer that has the slot `field`."""
+    """The mechanism of every layer to which the field applies."""
     chosen = self.attentions[field]
     count = cast(Any, self).num_layers
     return tuple(chosen[i % len(chosen)] for i in range(count))
 
 
 def slots(config: Any) -> str:
-  """Which mechanism fills which slot: 'linformer · dense · linformer'.
+  """Names the mechanisms of a model: 'linformer · dense · linformer'.
 
-  Read from what the model is made of, not from the name that was asked for. The
-  order is encoder, decoder, cross-attention; a model with one has one name.
+  The order is encoder self-attention, decoder self-attention, cross-attention. The
+  names are those of the model as it was made, which may differ from those asked for.
 
   Args:
     config: of a model.
@@ -163,16 +165,16 @@ def slots(config: Any) -> str:
 
 
 def names(chosen: Iterable[AttentionConfig]) -> str:
-  """The mechanisms of a slot: 'dense', or 'dense + linear' in turn."""
+  """Names mechanisms that layers take in turn: 'dense', or 'dense + linear'."""
   return " + ".join(one.name for one in chosen)
 
 
 def check_supports(
   field: str, config: AttentionConfig, needs: Mapping[str, str]
 ) -> None:
-  """Raises ValueError where a mechanism lacks what its slot needs."""
+  """Raises ValueError if a mechanism lacks a capability that its field needs."""
   for capability in missing(config.build(), needs):
-    able = ", ".join(plug.supporting(ATTENTIONS, capability))
+    able = ", ".join(mechanisms.supporting(ATTENTIONS, capability))
     raise ValueError(
       f"{field}: {config.name} cannot {needs[capability]}; one of {able} can"
     )
@@ -180,18 +182,21 @@ def check_supports(
 
 def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
   """The capabilities among `needs` that a mechanism does not have."""
-  return [need for need in needs if not plug.can(attention, need)]
+  return [need for need in needs if not mechanisms.can(attention, need)]
 
 
-def obstacle(attention: Attention, slot: str) -> str:
-  """What a slot of a model that generates asks in vain; empty where it can serve."""
-  needs = NEEDS[slot] | GENERATING.get(slot, {})
+def obstacle(attention: Attention, field: str) -> str:
+  """The first capability that generation needs and a mechanism lacks, in words.
+
+  Empty if it lacks none.
+  """
+  needs = NEEDS[field] | GENERATING.get(field, {})
   return next((needs[need] for need in missing(attention, needs)), "")
 
 
 @functools.cache
 def _build(config: AttentionConfig) -> Attention:
-  return registry.build(config.name, config.options)
+  return mechanisms.build(config.name, config.options)
 
 
 def _frozen(value: Any) -> Any:

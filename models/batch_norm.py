@@ -1,4 +1,4 @@
-"""Batch norm over the frames that are not padding."""
+"""Batch norm over frames, without padding."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 MOMENTUM = 0.9
-"""What running statistics keep of themselves at every step, as in PyTorch."""
+"""Decay of the running statistics at every step, as in PyTorch."""
 
 EPSILON = 1e-5
-"""What is added to the variance, as in PyTorch."""
+"""ε, which is added to the variance, as in PyTorch."""
 
 
 class BatchNorm(nn.Module):
   """(x − mean) / √(variance + ε) · γ + β, over the rows and frames of a batch.
 
-  In training mean and variance are those of the batch, padding left out, and
-  the running ones, in 'batch_stats', move a tenth of the way towards them;
-  otherwise the running ones are used.
+  In training, mean and variance are those of the batch without padding, and the
+  running ones, in 'batch_stats', move a tenth of the way towards them; otherwise the
+  running ones are used.
 
-  Under `pmap` sums and counts are added over devices, and divided once. Flax's
-  own takes the mean of the means of the devices, which is another number where
-  rows are padded unevenly.
+  Under `pmap` sums and counts are added over devices and divided once. Flax's own
+  module averages the means of the devices, which differs if rows are padded
+  unevenly.
 
   Attributes:
     dtype: of the result.
@@ -44,13 +44,13 @@ class BatchNorm(nn.Module):
     deterministic: bool = True,
     axis_name: str | None = None,
   ) -> Float[Array, "B T F"]:
-    """Normalises every feature.
+    """Normalizes every feature.
 
     Args:
       x: `[B, T, F]`.
-      mask: which frames are not padding; None is all.
-      deterministic: with the running statistics.
-      axis_name: of a `pmap` whose devices have the rows of one batch.
+      mask: `[B, T]`, the frames that are not padding; None is all of them.
+      deterministic: whether to use the running statistics.
+      axis_name: of a `pmap` whose devices hold the rows of one batch.
     """
     size = x.shape[-1]
     exact = jnp.promote_types(x.dtype, jnp.float32)
@@ -80,7 +80,7 @@ def _statistics(
   mask: Bool[Array, "B T"] | None,
   axis_name: str | None,
 ) -> tuple[Float[Array, ""], Float[Array, "F"], Float[Array, "F"]]:
-  """The number of frames, and their mean and variance; 0 of no frames."""
+  """The number of frames, and their mean and variance, which are 0 without frames."""
 
   def over_devices(total):
     return total if axis_name is None else jax.lax.psum(total, axis_name)

@@ -38,33 +38,33 @@ def beam_search(
 ) -> tuple[Int[Array, "B L"], Float[Array, "B"]]:
   """Finds the continuation with the highest log P / ((5 + length) / 6)^α.
 
-  Each step extends the A hypotheses of a row by every token and keeps the A
-  likeliest that go on; those that end, if they are among the A likeliest of
-  all, join a pool of the A best by penalised score. A row ends when its pool is
-  full, when nothing unfinished can still beat the pool's best (which changes no
-  result), or after `max_length` tokens. So one beam is greedy decoding, and
-  beams as many as there are sequences are an exhaustive search.
+  Each step extends the A hypotheses of a row by every token and keeps the A most
+  likely that have not ended. Those that have ended, if they are among the A most
+  likely of all, join a pool of the A best by penalized score. A row ends when its pool
+  is full, when no unfinished hypothesis can beat the best of the pool (which changes
+  no result), or after `max_length` tokens. One beam is greedy decoding; as many beams
+  as there are sequences are an exhaustive search.
 
   Args:
     decode: `(cache, tokens [B·A]) -> (logits [B·A, V], cache)`.
-    logits: after the prompt of each row.
-    cache: after the prompts; every leaf has leading axis B. That of `decode` has
-      B·A, the beams of a row side by side.
+    logits: `[B, V]`, after the prompt of each row.
+    cache: after the prompts; every array has leading axis B. In `decode` the axis is
+      B·A, with the beams of a row adjacent.
     length_penalty: α ≥ 0.
     beam_size: A.
-    max_length: L, tokens to generate at most.
+    max_length: L, the largest number of tokens to generate.
     eos_ids: each ends a hypothesis.
     pad_id: fills rows after their end.
 
   Returns:
-    `tokens [B, L]` and penalised scores `[B]` of the best finished hypothesis
-    of each row, or of its best unfinished one where none ended in time.
+    `tokens [B, L]` and penalized scores `[B]` of the best finished hypothesis of each
+    row, or of its best unfinished one if none has finished.
 
   Paper: Google's neural machine translation system, section 7,
   arXiv:1609.08144.
   """
   batch = logits.shape[0]
-  slots = jnp.arange(max_length)[None, None, :]
+  steps = jnp.arange(max_length)[None, None, :]
   first_beam = (jnp.arange(batch) * beam_size)[:, None]
 
   def penalty(length):
@@ -80,7 +80,7 @@ def beam_search(
     values, flat = jax.lax.top_k(totals, min(most, beam_size * vocab_size))
     parents, ids = flat // vocab_size, flat % vocab_size
     tokens = jnp.where(
-      slots == state.step,
+      steps == state.step,
       ids[:, :, None],
       _pick(state.tokens, parents),
     )
@@ -115,7 +115,7 @@ def beam_search(
     row, cell = active[:, None], active[:, None, None]
     parents = jnp.where(row, parents, jnp.arange(beam_size)[None, :])
     source_beams = (first_beam + parents).reshape(-1)
-    cache = jax.tree.map(lambda leaf: leaf[source_beams], state.cache)
+    cache = jax.tree.map(lambda x: x[source_beams], state.cache)
     logits, cache = decode(cache, chosen.reshape(-1))
     return _State(
       step=state.step + 1,

@@ -1,4 +1,4 @@
-"""One layer of a Transformer, for encoders and decoders alike."""
+"""A layer of a Transformer, for encoders and decoders."""
 
 from collections.abc import Callable, Iterable
 import functools
@@ -10,11 +10,14 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from models.attention_config import AttentionConfig
+from models.attention_module_config import SlotConfig
+from models.attention_module_variants import GlobalAttention, ShawAttention
 from models.config import ModelConfig
-from models.multi_head_attention import MultiHeadAttention, kernel_init
-from models.rows import by_rows
-from models.slot_config import SlotConfig
-from models.slot_variants import GlobalAttention, ShawAttention
+from models.multi_head_attention import (
+  MultiHeadAttention,
+  apply_mechanism,
+  kernel_init,
+)
 
 
 class Mlp(nn.Module):
@@ -35,7 +38,7 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, inputs: Float[Array, "B T F"]) -> Float[Array, "B T F"]:
-    """Applies it to each position."""
+    """Applies the network to each position."""
     config = self.config
     dense = functools.partial(
       nn.Dense,
@@ -49,28 +52,29 @@ class Mlp(nn.Module):
     )
     activation = config.activation_function
     if not config.gated:
-      return by_rows(lambda rows: last(activation(first(rows))), inputs)
+      return last(activation(first(inputs)))
     gate = dense(config.mlp_features, name="gate")
-    return by_rows(lambda x: last(activation(gate(x)) * first(x)), inputs)
+    return last(activation(gate(inputs)) * first(inputs))
 
 
 class Block(nn.Module):
-  """One layer: self-attention, cross-attention where asked, feed-forward.
+  """A layer: self-attention, optional cross-attention and a feed-forward network.
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
   x + dropout(f(norm(x))) with norm 'pre', x + dropout(norm(f(x))) with 'output',
-  x + dropout(norm(f(norm(x)))) with 'sandwich'. Where they are parallel, each of
-  them reads the layer's input and their sum is added to it. The last kernel of each
-  starts 1/√(number of sub-layers) smaller, so that the residual stream has about
-  the same size at any depth (GPT-2, section 2.3).
+  x + dropout(norm(f(norm(x)))) with 'sandwich'. Parallel sub-layers all take the
+  layer's input, and their sum is added to it. The last kernel of each is initialized
+  smaller by 1/√(number of sub-layers), so that the residual stream has about the
+  same scale at any depth (GPT-2, section 2.3).
 
   Attributes:
     config: of the model.
-    self_mechanism: attends within the sequence.
+    self_mechanism: mechanism of self-attention.
     max_length: of the sequence.
-    cross_mechanism: attends to an encoder's output; None has no such sub-layer.
+    cross_mechanism: mechanism of cross-attention; None is no cross-attention.
     max_memory_length: of the encoder's output.
-    is_decoder: whether it is one of a decoder, whose self-attention is causal.
+    is_decoder: whether the layer is a decoder's, with causal self-attention.
+    attend: calls the mechanism of an attention module.
   """
 
   config: ModelConfig
@@ -79,31 +83,32 @@ class Block(nn.Module):
   cross_mechanism: AttentionConfig | None = None
   max_memory_length: int = 0
   is_decoder: bool = False
+  attend: Callable[..., Array] = apply_mechanism
 
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""
     config = self.config
     out_scale = 1.0 / math.sqrt(len(self.sublayers) * config.num_layers)
-    slot = config.slot
-    self.self_attention = self.make_slot(
+    module_config = config.slot
+    self.self_attention = self.make_attention(
       self.self_mechanism,
       self.max_length,
-      slot if self.is_decoder else slot.encoder,
+      module_config if self.is_decoder else module_config.encoder,
       rotary=config.position == "rotary",
       out_scale=out_scale,
     )
     if self.cross_mechanism is not None:
-      self.cross_attention = self.make_slot(
+      self.cross_attention = self.make_attention(
         self.cross_mechanism,
         self.max_memory_length,
-        slot.cross,
+        module_config.cross,
         MultiHeadAttention,
         out_scale=out_scale,
       )
     if config.mlp_features:
       self.mlp = Mlp(config, out_scale)
     for name in self.sublayers:
-      if name != "self_attention" or slot.input_norm:
+      if name != "self_attention" or module_config.input_norm:
         setattr(self, f"{name}_norm", config.make_norm())
       if config.norm == "sandwich":
         setattr(self, f"{name}_out_norm", config.make_norm())
@@ -111,30 +116,30 @@ class Block(nn.Module):
 
   @property
   def sublayers(self) -> tuple[str, ...]:
-    """What the layer has, in order."""
+    """The names of the sub-layers, in order."""
     has_cross = self.cross_mechanism is not None
     cross = ("cross_attention",) if has_cross else ()
     mlp = ("mlp",) if self.config.mlp_features else ()
     return "self_attention", *cross, *mlp
 
   @nn.nowrap
-  def make_slot(
+  def make_attention(
     self,
     mechanism: AttentionConfig,
     max_length: int,
     config: SlotConfig,
-    slot: type[MultiHeadAttention] | None = None,
+    module_type: type[MultiHeadAttention] | None = None,
     **options: Any,
   ) -> MultiHeadAttention:
-    """A slot as the config has it; by default one of self-attention."""
+    """Creates an attention module; its type defaults to that of self-attention."""
     model = self.config
-    if slot is None:
-      slot = MultiHeadAttention
+    if module_type is None:
+      module_type = MultiHeadAttention
       if config.global_projections:
-        slot = GlobalAttention
+        module_type = GlobalAttention
       elif model.position == "shaw":
-        slot = ShawAttention
-    return slot(
+        module_type = ShawAttention
+    return module_type(
       attention=mechanism.build(),
       dims=model.dims(max_length),
       features=model.features,
@@ -143,6 +148,7 @@ class Block(nn.Module):
       dropout_rate=model.attention_dropout_rate,
       dtype=model.dtype,
       param_dtype=model.param_dtype,
+      attend=self.attend,
       **options,
     )
 
@@ -158,7 +164,7 @@ class Block(nn.Module):
     deterministic: bool = True,
     **call: Any,
   ) -> Float[Array, "B T F"]:
-    """The layer on whole sequences; `call` is for its self-attention."""
+    """Applies the layer to whole sequences; `call` has options of self-attention."""
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 
     def attend(x):
@@ -174,7 +180,7 @@ class Block(nn.Module):
   def start(
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
   ) -> None:
-    """Prepares `decode` of up to `max_length` positions."""
+    """Creates the caches for `decode` of up to `max_length` positions."""
     self.self_attention.start(batch, max_length)
     if memory is not None:
       self.cross_attention.remember(memory)
@@ -187,15 +193,15 @@ class Block(nn.Module):
     lengths: Int[Array, "B"] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
-    """The layer on the next position, or on the first ones of a sequence.
+    """Applies the layer to the next position, or to the first ones of a sequence.
 
     Args:
-      x: `[B, P, F]`, P = 1 of the next position.
-      positions: `[B, 1]`, or `[1, P]` of the first ones.
-      memory_mask: which positions of the memory may be seen.
-      lengths: how many of the first positions are remembered; None is of the
-        next one.
-      **tables: what self-attention adds by distance.
+      x: `[B, P, F]`; P = 1 for the next position.
+      positions: `[B, 1]`, or `[1, P]` for the first ones.
+      memory_mask: `[B, 1, 1, S]`, the visible positions of the memory.
+      lengths: `[B]`, how many of the first positions enter the cache; None for the
+        next position.
+      **tables: biases of self-attention by distance.
     """
 
     def attend(x):
@@ -215,7 +221,7 @@ class Block(nn.Module):
     attend_across: Callable[[Array], Array],
     deterministic: bool,
   ) -> Array:
-    """The residual sub-layers, in order."""
+    """Applies the residual sub-layers in order."""
     kind = self.config.norm
     functions = {
       "self_attention": attend,
@@ -224,7 +230,7 @@ class Block(nn.Module):
     }
 
     def added(name, x):
-      # Of what is not normed it is the identity.
+      # A sub-layer without a norm has the identity.
       norm = getattr(self, f"{name}_norm", lambda x: x)
       out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "sandwich":
@@ -249,7 +255,7 @@ def apply_layers(
   remat: str,
   **call: Any,
 ) -> Float[Array, "B T F"]:
-  """Layers on whole sequences, one after another, which `remat` may not keep."""
+  """Applies layers to whole sequences, with rematerialization as `remat` says."""
 
   def layer(block, *arrays):
     return block(*arrays, **call)

@@ -1,4 +1,4 @@
-"""What a Transformer is made of, as frozen dataclasses that check themselves.
+"""The config of a Transformer: a frozen dataclass that validates itself.
 
 Every fault is a ValueError of one line that starts with the name of the field,
 raised when the config is made: before data is read and before anything compiles.
@@ -14,8 +14,9 @@ from annotated_types import Ge
 from flax import linen as nn
 import jax
 
-from attention import Dims, registry
-from attention.suggest import one_of
+from attention import Dims
+from attention.checks import one_of
+from attention.mechanism import named, where_it_failed
 from models import nested
 from models.attention_config import (
   NEEDS,
@@ -24,14 +25,14 @@ from models.attention_config import (
   check_supports,
   names,
 )
+from models.attention_module_config import AroundConfig, SlotConfig
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.norms import NORM_KINDS
 from models.positions import ADDED
-from models.slot_config import AroundConfig, SlotConfig
 from settings.fields import Count, Rate, Whole, check_unread, checked
 
 PAD_ID = 0
-"""Id of padding in a source where nothing else says what is padding."""
+"""The id of padding in a source without a mask."""
 
 KINDS = ("encoder_decoder", "decoder", "encoder")
 ACTIVATIONS = {
@@ -48,7 +49,7 @@ POSITIONS = {
   **ADDED,
   **dict.fromkeys(("learned", "rotary", "t5", "alibi", "shaw", "none")),
 }
-"""`position` -> the function that is added to embeddings, if it is one."""
+"""`position` -> the function whose result is added to embeddings, or None."""
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -59,7 +60,7 @@ def _try_norm(norm: Any) -> None:
   norm(epsilon=1e-6, dtype="float32", param_dtype="float32")
 
 
-_SLOTS = {
+_FIELDS = {
   "encoder_decoder": tuple(NEEDS),
   "decoder": ("decoder_attention",),
   "encoder": ("encoder_attention",),
@@ -70,59 +71,57 @@ _SLOTS = {
 class ModelConfig:
   """An encoder-decoder, decoder or encoder Transformer.
 
-  A leaf of `slot`, `embedding` or `output` needs no section before its name in
-  files and commands; `models.nested` takes it so in Python.
+  In files and commands the fields of `slot`, `embedding` and `output` may be given
+  without their section, and in Python by `models.nested`.
 
   Attributes:
     kind: 'encoder_decoder', 'decoder' or 'encoder'.
     num_layers: layers of the encoder, and of the decoder.
-    num_decoder_layers: layers of the decoder, if not as many.
+    num_decoder_layers: layers of the decoder; None is `num_layers`.
     num_heads: N, query heads.
-    num_kv_heads: K, key/value heads that groups of N/K query heads share;
-      None is N.
+    num_kv_heads: K, key/value heads, each shared by N/K query heads; None is N.
     head_dim: H; None is features / N.
     features: F, width of the residual stream.
-    mlp_features: width inside the feed-forward layers; 0 has none (Mamba-2).
+    mlp_features: width inside the feed-forward layers; 0 is none (Mamba-2).
     mlp_bias: whether the feed-forward layers have biases.
     activation: of the feed-forward layers: 'relu' (Vaswani), 'gelu' (x·Φ(x)),
       'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', or
       'package.module:function'.
     gated: the activation multiplies a second projection (Shazeer 2020).
-    parallel: attention and feed-forward layer read the same input, and both are
-      added to it (GPT-NeoX).
+    parallel: attention and feed-forward layer take the same input, and both
+      outputs are added to it (GPT-NeoX).
     dropout_rate: of sub-layer outputs and of embedding sums, as in the paper.
     attention_dropout_rate: of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
       'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; 'none'; or
       'package.module:function' of `(positions, features)`, which is added.
     norm: 'post' as in the paper, 'pre' with one more norm at the end, 'output',
-      which norms what a sub-layer adds (OLMo 2), or 'sandwich', which is both of
-      these (Gemma 2).
+      which normalizes the output of each sub-layer (OLMo 2), or 'sandwich', which
+      is 'pre' and 'output' together (Gemma 2).
     norm_kind: 'layer', 'layer_without_bias', 'rms' (Zhang and Sennrich 2019)
-      without a mean or bias, 'rms_from_one', whose scales are stored as what they
-      have beyond 1 (Gemma),
-      or 'package.module:Norm' of a Linen module.
-    norm_epsilon: what a norm adds to the variance.
+      without a mean or bias, 'rms_from_one', which stores its scales minus 1
+      (Gemma), or 'package.module:Norm' of a Linen module.
+    norm_epsilon: ε, which a norm adds to the variance.
     head: 'tokens', logits of every position; 'class', logits of the first
       position alone; or 'hidden', the features of every position.
-    tie_embeddings: the softmax shares the target's embedding table, and the
-      source's too where the vocabulary is shared.
-    remat: 'block' keeps of each layer its input alone and computes the rest again
-      for the backward pass; 'none' keeps everything.
-    dtype: of activations; logits and softmax are float32, or float64 like it.
+    tie_embeddings: the softmax shares the embedding table of the target, and also
+      that of the source if they share a vocabulary.
+    remat: 'block' stores only the input of each layer and recomputes the rest in the
+      backward pass; 'none' stores everything.
+    dtype: of activations; logits and softmax are float32, or float64 if it is.
     param_dtype: of parameters.
-    encoder_attention: mechanism of the encoder, or several that layers take in
-      turn; None is dense.
+    encoder_attention: mechanism of the encoder's self-attention, or several that
+      layers take in turn; None is dense.
     decoder_attention: likewise, of the decoder's self-attention.
-    cross_attention: likewise, from decoder to encoder.
-    slot: what is around all of these.
-    decoder_around: what the layers of kind 'decoder' have around self-attention
-      that differs from this config, in turn (Qwen3-Next); None has them alike.
-    embedding: what turns ids into features.
-    output: what the head has.
+    cross_attention: likewise, of the attention from decoder to encoder.
+    slot: projections, norms, gates and positions of the attention modules.
+    decoder_around: overrides for the layers of kind 'decoder', which take them in
+      turn (Qwen3-Next); None is no overrides.
+    embedding: embeddings of ids and positions.
+    output: the head.
 
   Raises:
-    ValueError: values that cannot work together.
+    ValueError: two values do not fit each other.
   """
 
   kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -194,43 +193,43 @@ class ModelConfig:
     self._check_positions()
     self._check_kind()
     self._check_attentions()
-    self._check_around()
+    self._check_overrides()
 
   @property
   def layout(self) -> str:
-    """Whose batches it reads: its kind."""
+    """The layout of its batches, which is its kind."""
     return self.kind
 
   @property
   def query_dim(self) -> int:
-    """H."""
+    """H, the head dimension."""
     return self.head_dim or self.features // self.num_heads
 
   @property
   def vocab_size(self) -> int | None:
-    """Ids that it knows, if more than its task has."""
+    """The size of its vocabulary, if larger than its task's."""
     return self.embedding.vocab_size
 
   @property
   def max_length(self) -> int | None:
-    """Its longest sequence, if longer than its task's."""
+    """The longest sequence, if longer than its task's."""
     return self.embedding.max_length
 
   @functools.cached_property
   def added_position(self) -> Callable[..., Any] | None:
-    """`(positions, features) -> encodings` that are added to embeddings."""
-    return registry.named(self.position, POSITIONS, "function")
+    """`(positions, features) -> encodings` to add to embeddings, or None."""
+    return named(self.position, POSITIONS, "function")
 
   @functools.cached_property
   def activation_function(self) -> Callable[..., Any]:
-    """What `activation` names."""
-    return registry.named(self.activation, ACTIVATIONS, "function")
+    """The function named by `activation`."""
+    return named(self.activation, ACTIVATIONS, "function")
 
   @functools.cached_property
   def make_norm(self) -> Callable[..., nn.Module]:
-    """What `norm_kind` names, with the model's ε and dtypes."""
+    """The norm named by `norm_kind`, with the model's ε and dtypes."""
     return functools.partial(
-      registry.named(self.norm_kind, NORM_KINDS, "Norm"),
+      named(self.norm_kind, NORM_KINDS, "Norm"),
       epsilon=self.norm_epsilon,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
@@ -238,11 +237,11 @@ class ModelConfig:
 
   @property
   def kv_heads(self) -> int:
-    """K."""
+    """K, the number of key/value heads."""
     return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
   def dims(self, max_length: int) -> Dims:
-    """The sizes that a mechanism makes its variables and caches from."""
+    """The dimensions from which a mechanism makes its variables and caches."""
     return Dims(
       self.num_heads,
       self.kv_heads,
@@ -254,15 +253,15 @@ class ModelConfig:
 
   @functools.cached_property
   def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
-    """The mechanisms of each slot of this kind, which layers take in turn."""
+    """The mechanisms of each attention field, which layers take in turn."""
     return {
       field: chosen if isinstance(chosen, tuple) else (chosen,)
-      for field in _SLOTS[self.layout]
+      for field in _FIELDS[self.layout]
       for chosen in [getattr(self, field)]
     }
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer that has the slot `field`."""
+    """The mechanism of every layer to which the field applies."""
     chosen = self.attentions[field]
     return tuple(
       chosen[i % len(chosen)] for i in range(self._layers_with(field))
@@ -275,22 +274,22 @@ class ModelConfig:
 
   @functools.cached_property
   def cycle(self) -> tuple["ModelConfig", ...]:
-    """This config as the layers of a stack alone have it, until they repeat."""
-    stack, arounds = self._around
-    if arounds is None:
+    """The config of each layer of a decoder or encoder, up to where they repeat."""
+    stack, overrides = self._overrides
+    if overrides is None:
       return (self,)
     mechanisms = self.attentions[f"{stack}_attention"]
-    period = math.lcm(len(arounds), len(mechanisms))
+    period = math.lcm(len(overrides), len(mechanisms))
     configs = []
     for layer in range(min(period, self.num_layers)):
-      place = layer % len(arounds)
+      place = layer % len(overrides)
       try:
         one = nested.replace(
           self,
           decoder_around=None,
           encoder_around=None,
           **{f"{stack}_attention": mechanisms[layer % len(mechanisms)]},
-          **arounds[place].changes,
+          **overrides[place].changes,
         )
       except ValueError as error:
         raise ValueError(f"{stack}_around[{place}].{error}") from None
@@ -299,19 +298,19 @@ class ModelConfig:
 
   @property
   def encoder_configs(self) -> tuple["ModelConfig", ...]:
-    """This config as every layer of the encoder has it."""
+    """The config of every layer of the encoder."""
     cycle = self.cycle
     return tuple(cycle[i % len(cycle)] for i in range(self.num_layers))
 
   @property
   def decoder_configs(self) -> tuple["ModelConfig", ...]:
-    """This config as every layer of the decoder has it."""
+    """The config of every layer of the decoder."""
     number = self.num_decoder_layers or self.num_layers
     return tuple(self.cycle[i % len(self.cycle)] for i in range(number))
 
   @property
-  def _around(self):
-    """The stack whose layers may differ, and how they do."""
+  def _overrides(self):
+    """The stack whose layers may differ, and the overrides of each."""
     if self.layout == "encoder":
       return "encoder", self.slot.encoder_around
     return "decoder", self.decoder_around
@@ -322,14 +321,14 @@ class ModelConfig:
     if name is None or name in known:
       return
     try:
-      named = registry.named(name, known, kind)
+      found = named(name, known, kind)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from None
     try:
-      call(named)
+      call(found)
     # Someone else's code may raise any exception.
     except Exception as error:
-      told = registry.where_it_failed(error, name)
+      told = where_it_failed(error, name)
       raise ValueError(f"{field}: {name} raised {told}") from None
 
   def _check_heads(self):
@@ -352,11 +351,11 @@ class ModelConfig:
   def _check_positions(self):
     fraction, width = self.slot.rotary_fraction, self.query_dim
     # A whole is not multiplied: it may be beyond every float.
-    turned = width if fraction == 1.0 else int(width * fraction)
-    if self.position == "rotary" and (turned % 2 or not turned):
+    rotated = width if fraction == 1.0 else int(width * fraction)
+    if self.position == "rotary" and (rotated % 2 or not rotated):
       raise ValueError(
         "position: rotary turns pairs and needs an even head dimension, got "
-        f"{width}, of which rotary_fraction {fraction} is turned"
+        f"{width}, of which rotary_fraction {fraction} is rotated"
       )
     scaling = self.slot.rotary_scaling
     if self.position != "rotary" and scaling and scaling.rope_type != "default":
@@ -405,7 +404,7 @@ class ModelConfig:
   def _check_attentions(self):
     for field in NEEDS:
       chosen = getattr(self, field)
-      if field not in _SLOTS[self.layout]:
+      if field not in _FIELDS[self.layout]:
         if chosen is not None:
           got = names(chosen if isinstance(chosen, tuple) else (chosen,))
           raise ValueError(
@@ -446,25 +445,25 @@ class ModelConfig:
               f"expected None, got {number}"
             )
 
-  def _check_around(self):
-    stack, arounds = self._around
-    if arounds is None:
+  def _check_overrides(self):
+    stack, overrides = self._overrides
+    if overrides is None:
       return
-    if not arounds:
+    if not overrides:
       raise ValueError(
         f"{stack}_around: expected at least one choice, got none"
       )
-    for i, around in enumerate(arounds):
-      if around.position and self.position not in ("rotary", "none"):
+    for i, override in enumerate(overrides):
+      if override.position and self.position not in ("rotary", "none"):
         raise ValueError(
           f"{stack}_around[{i}].position: expected None with position "
-          f"{self.position!r} of the model, got {around.position!r}"
+          f"{self.position!r} of the model, got {override.position!r}"
         )
       # One table is for the heads of all layers.
-      if around.num_heads and self.position in ("t5", "alibi"):
+      if override.num_heads and self.position in ("t5", "alibi"):
         raise ValueError(
           f"{stack}_around[{i}].num_heads: expected None with position "
           f"{self.position!r}, whose table all layers share, got "
-          f"{around.num_heads}"
+          f"{override.num_heads}"
         )
     _ = self.cycle  # It checks every layer.

@@ -1,4 +1,4 @@
-"""Generation: greedy, sampling and beam search, each one compiled loop."""
+"""Greedy decoding, sampling and beam search, each one compiled loop."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -22,13 +22,13 @@ METHODS = ("greedy", "sample", "beam")
 
 
 class Generated(NamedTuple):
-  """What `generate` returns.
+  """Generated sequences and their scores.
 
   Attributes:
-    tokens: `[B, max_length]` int32: what follows the prompt, with its
-      end-of-sequence id where there is one, then padding.
-    scores: `[B]` float32: the log-probability of `tokens`; of a beam search
-      divided by its length penalty.
+    tokens: `[B, max_length]` int32: the continuation of the prompt, up to and
+      including an end-of-sequence id, then padding.
+    scores: `[B]` float32: the log-probability of `tokens`, which beam search divides
+      by its length penalty.
   """
 
   tokens: Int[Array, "B L"]
@@ -55,7 +55,7 @@ def generate(
   rng: Array | None = None,
   **embedded: Array,
 ) -> Generated:
-  """Decodes a batch token by token over the mechanisms' caches.
+  """Generates a batch of sequences token by token from the mechanisms' caches.
 
   One compiled loop, once per model and shapes, that stops when every sequence
   has ended. The encoder runs once. A sequence ends with `eos_id` or after
@@ -64,33 +64,33 @@ def generate(
   Args:
     model: from `create`, with a decoder.
     variables: from `initialize`, or trained.
-    source: ids the encoder reads; for the encoder-decoder.
-    source_mask: as `Transformer.__call__` takes it.
-    prompt: ids the decoder reads first, the start symbol included; None is
-      `bos_id` alone.
-    prompt_length: how much of each row is prompt; None is all of it.
-    max_length: tokens to generate at most.
+    source: `[B, S]`, ids of the encoder; for an encoder-decoder.
+    source_mask: `[B, S]`, as in `Transformer.__call__`.
+    prompt: `[B, P]`, the first ids of the decoder, including the start symbol; None
+      is `bos_id` alone.
+    prompt_length: `[B]`, the length of each prompt; None is P.
+    max_length: the largest number of tokens to generate.
     bos_id: starts a sequence without a prompt.
-    eos_id: ends one; of several, each does.
+    eos_id: ends a sequence; several ids each do.
     pad_id: fills rows after their end.
-    method: 'greedy' takes the likeliest token, 'sample' draws one, 'beam'
-      searches.
-    temperature: of 'sample'; divides the logits.
-    top_k: of 'sample'; draws among that many likeliest. None is all.
-    beam_size: of 'beam'; hypotheses per sequence.
-    length_penalty: of 'beam'; α in log P / ((5 + length) / 6)^α.
-    rng: key of 'sample'.
-    **embedded: what the model reads for a prompt beside its ids.
+    method: 'greedy' takes the most likely token, 'sample' samples one, and 'beam' is
+      beam search.
+    temperature: divides the logits, for 'sample'.
+    top_k: samples from the k most likely tokens, for 'sample'; None is all.
+    beam_size: hypotheses per sequence, for 'beam'.
+    length_penalty: α in log P / ((5 + length) / 6)^α, for 'beam'.
+    rng: key, for 'sample'.
+    **embedded: further inputs of the model that belong to the prompt.
 
   Returns:
     `Generated(tokens, scores)`.
 
   Raises:
-    ValueError: the model or a mechanism cannot generate, an id is outside of
-      its vocabulary, or an argument does not fit the others.
+    ValueError: the model or a mechanism cannot generate, an id is outside its
+      vocabulary, or two arguments do not fit each other.
 
-  Cost: one call on the prompts and max_length steps of the decoder; beams
-  share one copy of the encoder's keys and values.
+  Cost: one call on the prompts and max_length steps of the decoder; beams share one
+  copy of the encoder's keys and values.
   """
   config = model.config
   if config.layout == "encoder" or not hasattr(model, "decode"):
@@ -176,7 +176,7 @@ def generate(
 def _check_method(
   method: str, options: Mapping[str, tuple[Any, Any, str]]
 ) -> None:
-  """Raises for an unknown method and for an option it would not read."""
+  """Raises ValueError for an unknown method, or an option of another method."""
   if method not in METHODS:
     raise ValueError(
       f"method: expected one of {', '.join(METHODS)}, got '{method}'"
@@ -190,7 +190,7 @@ def _check_method(
 
 
 def _source(model: Model, source: Any, source_mask: Array | None) -> Any:
-  """The source, of ids that the model has where they are seen."""
+  """Checks the ids of the source."""
   size = getattr(model, "source_vocab_size", None)
   if source is None or not size:
     return source
@@ -206,9 +206,9 @@ def _prompt(
   bos_id: int,
   vocab_size: int | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The prompt [B, P] and its lengths [B], filled in and checked.
+  """Checks the prompt `[B, P]` and its lengths `[B]`, and fills in defaults.
 
-  No `vocab_size` leaves to the model what it makes of an id.
+  Without `vocab_size`, ids are not checked and the model gets them as they are.
   """
   if prompt is None:
     if prompt_length is not None:
@@ -370,13 +370,13 @@ def _extend(
 ) -> Generated:
   """Extends each prompt by one chosen token at a time."""
   batch = logits.shape[0]
-  slots = jnp.arange(max_length)[None, :]
+  steps = jnp.arange(max_length)[None, :]
 
   def body(state: _State) -> _State:
     chosen = choose(state.logits, state.step).astype(jnp.int32)
     log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
     score = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
-    mask = (slots == state.step) & ~state.ended[:, None]
+    mask = (steps == state.step) & ~state.ended[:, None]
     ends = jnp.isin(chosen, jnp.array(eos_ids, jnp.int32))
     last = ends | (state.step == max_length - 1)
     logits, cache = decode(state.cache, chosen)

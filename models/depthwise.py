@@ -1,4 +1,4 @@
-"""Depth-wise convolution: every feature with a filter of its own."""
+"""Depthwise convolution: each feature has its own filter."""
 
 import itertools
 
@@ -12,16 +12,16 @@ def depthwise(
 ) -> Float[Array, "B *P F"]:
   """y[p, f] = Σ_w k[w, f] · x[p + w − ⌊W/2⌋, f], zeros outside.
 
-  One axis of the kernel for each axis of positions, of odd sizes. It is computed
-  as a sum of shifted copies, which on a CPU is faster than the grouped
-  convolution of XLA (`benchmarks/README.md`).
+  The kernel has one axis of odd size for each axis of positions. The convolution is
+  computed as a sum of shifted copies, which on a CPU is faster than XLA's grouped
+  convolution (`benchmarks/README.md`).
 
   Args:
     x: `[B, …, F]`.
     kernel: `[W, …, F]`.
 
-  Cost: time and memory B·P·F for each entry of a filter; compiled, the copies
-  are never made.
+  Cost: time B·P·F for each entry of a filter, memory B·P·F; once compiled, the
+  copies are never materialized.
   """
   sides = kernel.shape[:-1]
   padding = [(0, 0), *((side // 2, side // 2) for side in sides), (0, 0)]
@@ -38,7 +38,7 @@ def depthwise(
 
 
 class Depthwise(nn.Module):
-  """`depthwise` with a trained kernel, without a bias.
+  """A depthwise convolution with a trained kernel and without a bias.
 
   Attributes:
     sides: of the kernel, odd.
@@ -52,7 +52,7 @@ class Depthwise(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "B *P F"]) -> Float[Array, "B *P F"]:
-    """The convolution of `x`."""
+    """Convolves `x`."""
     kernel = self.param(
       "kernel",
       nn.initializers.variance_scaling(

@@ -1,4 +1,4 @@
-"""What turns the features of the last layer into a model's result."""
+"""The head of a model: from features of the last layer to logits."""
 
 import functools
 
@@ -6,21 +6,21 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import registry
+from attention.mechanism import named
 from models import tables
 from models.config import ACTIVATIONS, ModelConfig
 
 
 class Head(nn.Module):
-  """Logits of tokens, logits of classes, or the features themselves.
+  """Computes logits of tokens, logits of classes, or returns the features.
 
     'tokens'  c · transform(x) · Eᵀ + b, transform(x) = norm(activation(x·W + b))
     'class'   transform(pooler(x₀)) · C + b, pooler(x) = tanh(x·W + b)
     'hidden'  x
 
-  Transform, pooler and biases are there where the config asks for them; c is its
-  `logit_scale`. Logits of tokens may be capped, `logit_soft_cap`, and x₀ may be the
-  mean of all tokens, `mean_pooling`.
+  Transform, pooler and biases are optional; c is the config's `logit_scale`.
+  `logit_soft_cap` caps the logits of tokens; with `mean_pooling`, x₀ is the mean of all
+  tokens.
 
   Attributes:
     config: of the model.
@@ -33,7 +33,7 @@ class Head(nn.Module):
   size: int
 
   def setup(self) -> None:
-    """Makes what the config asks for."""
+    """Creates the layers and variables that the config has."""
     config, own = self.config, self.config.output
     dense = functools.partial(
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
@@ -56,17 +56,17 @@ class Head(nn.Module):
     table: nn.Embed | None,
     mask: Bool[Array, "B T"] | None = None,
   ) -> Float[Array, "B T V"]:
-    """The result for features `x`.
+    """Computes the result from features `x`.
 
     Args:
-      x: of the last layer.
+      x: `[B, T, F]`, features of the last layer.
       table: E, for head 'tokens'.
-      mask: which positions are tokens, for their mean; None is all.
+      mask: `[B, T]`, the positions that `mean_pooling` averages; None is all.
     """
     config, own = self.config, self.config.output
     if config.head == "hidden":
       if own.pooler and self.is_initializing():
-        self.pooler(x[:, :1])  # It comes with published weights.
+        self.pooler(x[:, :1])  # Published weights have it.
       return x
     if config.head == "class":
       first = x[:, :1]
@@ -93,5 +93,5 @@ class Head(nn.Module):
   def _transformed(self, x):
     config = self.config
     name = config.output.transform_activation or config.activation
-    activation = registry.named(name, ACTIVATIONS, "function")
+    activation = named(name, ACTIVATIONS, "function")
     return self.norm(activation(self.transform(x)))

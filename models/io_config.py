@@ -1,23 +1,23 @@
-"""What is before the first layer of a Transformer, and after the last."""
+"""Configs of the embeddings and of the head of a Transformer."""
 
 from settings.fields import Count, Positive, Whole, checked
 
 
 @checked
 class EmbeddingConfig:
-  """What turns ids into features; by default the tables of Vaswani.
+  """Embeddings of ids and positions; the defaults are those of Vaswani.
 
   Attributes:
     embedding_scale: factor of embeddings; None is √F (Vaswani).
-    embedding_norm: whether the sum of embeddings is normalised (BERT).
-    token_types: size of a table of token types, such as BERT's two segments; 0
-      has none.
-    tie_inputs: encoder and decoder read one table where the vocabulary is
-      shared; None is as `tie_embeddings`.
-    position_offset: position of the first token, of 'learned'.
-    position_padding: an id that does not count and is at `position_offset` − 1
-      (RoBERTa); None counts every position.
-    vocab_size: ids that the model knows, if more than its task has.
+    embedding_norm: whether the sum of embeddings is normalized (BERT).
+    token_types: size of a table of token types, such as BERT's two segments; 0 is
+      no table.
+    tie_inputs: whether encoder and decoder share one table if they share a
+      vocabulary; None is as `tie_embeddings`.
+    position_offset: position of the first token, with 'learned'.
+    position_padding: an id that is not counted and has position
+      `position_offset` − 1 (RoBERTa); None counts every position.
+    vocab_size: size of the vocabulary, if larger than the task's.
     max_length: the longest sequence, if longer than its task's.
   """
 
@@ -40,19 +40,20 @@ class EmbeddingConfig:
 
 @checked
 class HeadConfig:
-  """What a head has beside its table or matrix; by default nothing.
+  """Optional layers and biases of a head; by default none.
 
   Attributes:
-    mean_pooling: classes are those of the mean of all tokens, not of the first.
+    mean_pooling: whether classes are computed from the mean of all tokens, not from
+      the first token.
     pooler: a layer with tanh before the classes (BERT).
     head_transform: a layer with activation and norm before the logits of tokens
       (BERT) or of classes (ModernBERT).
     transform_bias: whether that layer has a bias.
     transform_activation: of that layer; None is that of the feed-forward layers.
     head_bias: whether logits have a bias.
-    logit_scale: factor of what the softmax's table is multiplied with.
+    logit_scale: factor of the features that are multiplied by the softmax's table.
     logit_soft_cap: c; logits x of tokens become c · tanh(x / c) (Gemma 2). None
-      caps nothing; attention has `logits_soft_cap` of its own.
+      is no cap. The cap of attention logits is `logits_soft_cap`.
   """
 
   mean_pooling: bool = False

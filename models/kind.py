@@ -1,4 +1,4 @@
-"""What the core asks of a model: of its config, and of the module made from it."""
+"""The interface of a model: its config, and the module made from it."""
 
 from collections.abc import Mapping
 import types
@@ -10,16 +10,16 @@ NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Sizes(NamedTuple):
-  """What a model is told of a task; None and 0 where it has no such.
+  """The sizes of a task for which a model is made; None or 0 if it has no such size.
 
   Attributes:
-    source_vocab_size: of the ids that an encoder reads.
-    target_vocab_size: V, of the logits.
-    max_source_length: the longest source.
-    max_target_length: the longest target.
-    shared_vocabulary: source and target ids mean the same.
-    input_shapes: what a batch has in place of ids, such as 'image' -> the shape
-      of one row.
+    source_vocab_size: size of the encoder's vocabulary.
+    target_vocab_size: V, size of the vocabulary of the logits.
+    max_source_length: length of the longest source.
+    max_target_length: length of the longest target.
+    shared_vocabulary: whether source and target share a vocabulary.
+    input_shapes: the inputs of a batch that are not ids, such as 'image' -> the
+      shape of one example.
   """
 
   source_vocab_size: int | None
@@ -31,60 +31,62 @@ class Sizes(NamedTuple):
 
 
 Model = Any
-"""A Linen module: `init`, `apply`, its `config`, and of its own
+"""A Linen module: `init`, `apply`, its `config`, and two methods:
 
-  arguments   `(batch) -> (positional, options)` of a call: what it reads
-  example     `() -> batch`, of which `initialize` reads the shapes
+  arguments   `(batch) -> (positional, options)`, the arguments of a call
+  example     `() -> batch`, whose shapes `initialize` uses
 
-A call returns logits `[B, T, V]`. A module may say more of itself: `state`, names of
-collections that a step of training replaces, as batch norm does its running
-statistics; `draw_attention` and `name_map`, how its attention is drawn
-(`training.pictures.attention_maps`), `input_file` and `draw_input`, likewise of a file
-(`training.commands.draw_attention`); `as_published`, what it is as a published model
-(`models.as_pretrained`).
+A call returns logits `[B, T, V]`. A module may also have `attend`, a field that it
+gives to each `MultiHeadAttention`, so that `models.sequence_sharded` and
+`models.replace_attention` can replace it; `state`, names of collections that a
+training step updates, such as the running statistics of batch norm;
+`draw_attention` and `name_map`, which draw its attention
+(`training.pictures.attention_maps`); `input_file` and `draw_input`, which draw that of a file
+(`training.commands.draw_attention`); and `as_published`, which describes it as a published
+model (`models.as_pretrained`).
 """
 
 
 class Config(Protocol):
-  """The config of a kind of model: a frozen dataclass that checks itself.
+  """The config of a kind of model: a frozen dataclass that validates itself.
 
   Attributes:
-    module: 'package.module:create', which makes the module, `(config, sizes) ->
-      Model`: a path, as its file imports the config.
+    module: import path 'package.module:create' of the function that makes the
+      module, `(config, sizes) -> Model`.
   """
 
   module: ClassVar[str]
 
   @property
   def kind(self) -> str:
-    """Its name, `model.kind` of an experiment."""
+    """The name of the kind, `model.kind` of an experiment."""
     ...
 
   @property
   def num_layers(self) -> int:
-    """Of its longest stack."""
+    """Layers of the encoder or decoder, whichever has more."""
     ...
 
   @property
   def dtype(self) -> str:
-    """Of activations."""
+    """The dtype of activations."""
     ...
 
   @property
   def param_dtype(self) -> str:
-    """Of parameters."""
+    """The dtype of parameters."""
     ...
 
   @property
   def layout(self) -> str:
-    """Whose batches it reads: 'encoder', 'decoder' or 'encoder_decoder'."""
+    """The layout of its batches: 'encoder', 'decoder' or 'encoder_decoder'."""
     ...
 
   @property
   def attentions(self) -> Mapping[str, tuple[AttentionConfig, ...]]:
-    """Slot -> its mechanisms, which layers take in turn."""
+    """Attention field -> its mechanisms, which layers take in turn."""
     ...
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer that has the slot `field`."""
+    """The mechanism of every layer to which the field applies."""
     ...

@@ -1,4 +1,4 @@
-"""A mechanism's own variables inside a Linen module."""
+"""The variables of a mechanism inside a Linen module."""
 
 from collections.abc import Iterable, Mapping
 import functools
@@ -6,7 +6,6 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-from jaxtyping import Array
 
 from attention import Attention, Dims
 from models.attention_config import AttentionConfig
@@ -14,10 +13,10 @@ from models.attention_config import AttentionConfig
 
 @functools.cache
 def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
-  """Shapes of a mechanism's variables by collection; computes nothing.
+  """Returns the shapes of a mechanism's variables by collection; computes nothing.
 
   Raises:
-    ValueError: the mechanism cannot work at these sizes.
+    ValueError: the mechanism does not support these dimensions.
   """
   return jax.eval_shape(lambda: attention.init(jax.random.key(0), dims))
 
@@ -25,7 +24,7 @@ def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
 def check_mechanisms(
   field: str, chosen: Iterable[AttentionConfig], dims: Dims
 ) -> None:
-  """Raises ValueError, starting with `field`, for one that cannot work at sizes."""
+  """Raises ValueError, naming `field`, if a mechanism does not support dimensions."""
   for one in chosen:
     try:
       variable_shapes(one.build(), dims)
@@ -36,10 +35,10 @@ def check_mechanisms(
 def mechanism_variables(
   module: nn.Module, attention: Attention, dims: Dims
 ) -> Mapping[str, Any]:
-  """Made at initialisation, read afterwards; for a module's `setup`.
+  """Creates a mechanism's variables, or reads them, in the `setup` of a module.
 
-  They lie under the name 'attention', in 'params' (trained) or 'constants'
-  (not).
+  Their name is 'attention', in the collection 'params' (trained) or 'constants'
+  (not trained).
   """
   # One key for all collections: `init` draws them together. Afterwards the
   # initialisers serve to check shapes only, which computes nothing.
@@ -58,12 +57,3 @@ def mechanism_variables(
         collection, "attention", made, collection
       ).value
   return variables
-
-
-def gate_names(
-  attention: Attention, variables: Any, inputs: Array
-) -> tuple[str, ...]:
-  """The options that a mechanism reads from its inputs; computes nothing."""
-  if attention.gates is None:
-    return ()
-  return tuple(jax.eval_shape(attention.gates, variables, inputs))

@@ -1,4 +1,4 @@
-"""The slot: projections and heads around any attention mechanism."""
+"""Multi-head attention with any mechanism."""
 
 from collections.abc import Callable, Mapping
 import functools
@@ -15,16 +15,17 @@ import numpy as np
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from attention.recurrent.recurrence import for_values, unit_length
+from models.attention_module_config import SlotConfig
+from models.kind import NOTHING
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
-from models.rows import by_rows, where_rows
+from models.rows import where_rows
 from models.short_convolution import ShortConvolution
-from models.slot_config import SlotConfig
 
 Positions = Int[Array | np.ndarray, "B T"]
 
 Convolve = Callable[[ShortConvolution, Array], Array]
-"""The method of a short convolution that a call of the slot needs."""
+"""Applies a short convolution to a projection: a call, `prefill` or `decode`."""
 
 _NORMS = types.MappingProxyType(
   {
@@ -39,7 +40,34 @@ _NORMS = types.MappingProxyType(
     ),
   }
 )
-"""`query_key_norm` or `output_norm` -> the norm, where it has variables."""
+"""`query_key_norm` or `output_norm` -> the norms that have variables."""
+
+
+def apply_mechanism(
+  module: "MultiHeadAttention",
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"] | None,
+  value: Float[Array, "B S K H"] | None,
+  *,
+  inputs: Float[Array, "B T F"] | None = None,
+  gates: Mapping[str, Array] = NOTHING,
+  **call: Any,
+) -> Float[Array, "B T N H"]:
+  """Calls the mechanism of an attention module.
+
+  Args:
+    module: has the mechanism and its variables.
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`; None for a mechanism that projects none.
+    value: `[B, S, K, H]`; None for a mechanism that makes its own.
+    inputs: `[B, T, F]`, from which the queries are projected; not used here.
+    gates: the mechanism's gates, computed from the inputs.
+    **call: `mask`, `is_causal`, …: options of the call.
+  """
+  del inputs
+  return module.attention.apply(
+    module.mechanism, query, key, value, **call, **gates
+  )
 
 
 class MultiHeadAttention(nn.Module):
@@ -50,23 +78,24 @@ class MultiHeadAttention(nn.Module):
   query is its key ('shared_qk') has no key projection, and one that makes its own
   keys and values ('own_keys') has none of values either.
 
-  A mechanism's own variables are 'attention', in 'params' (trained) or 'constants'
-  (not). Decoding keeps its cache in 'cache', and projected keys and values of an
-  encoder in 'memory'. With 'intermediates' mutable, a call sows its matrix
-  `[B, N, T, S]` as 'attention_weights', and with 'losses' mutable what its mechanism
-  adds to the loss.
+  The variables of the mechanism are 'attention', in 'params' (trained) or
+  'constants' (not trained). Decoding stores its cache in 'cache', and projected keys
+  and values of an encoder in 'memory'. If 'intermediates' is mutable, a call sows its
+  attention matrix `[B, N, T, S]` as 'attention_weights'; if 'losses' is mutable, it
+  sows its mechanism's own loss.
 
   Attributes:
     attention: the mechanism.
-    dims: its sizes: heads, key/value heads, head dimension, longest key.
+    dims: dimensions of the mechanism: heads, key/value heads, head dimension, …
     features: width of the output.
-    config: biases, norms, gates and widths of the slot.
-    rotary: turn queries and keys by their positions.
+    config: biases, norms, gates and widths of the projections.
+    rotary: whether queries and keys are rotated by their positions.
     norm_epsilon: ε of the norms.
     dropout_rate: of attention weights.
     dtype: of activations.
     param_dtype: of parameters.
     out_scale: factor of the output kernel's initial values.
+    attend: calls the mechanism, with the signature of `apply_mechanism`.
 
   Paper: Attention is all you need, section 3.2.2, arXiv:1706.03762.
   """
@@ -81,21 +110,22 @@ class MultiHeadAttention(nn.Module):
   dtype: Any = None
   param_dtype: Any = "float32"
   out_scale: float = 1.0
+  attend: Callable[..., Array] = apply_mechanism
 
   def setup(self) -> None:
-    """Makes the projections and reads the mechanism's variables."""
+    """Creates the projections and the mechanism's variables."""
     config = self.config
     value_dim = config.value_dim or self.dims.value_dim
-    self.sizes = dims = self.dims._replace(value_dim=value_dim)
-    self.projected = projected(self.attention, config, dims)
+    self.mechanism_dims = dims = self.dims._replace(value_dim=value_dim)
+    self.projections = projection_shapes(self.attention, config, dims)
     norm_options = {
       "epsilon": self.norm_epsilon,
       "dtype": self.dtype,
       "param_dtype": self.param_dtype,
     }
-    for name, shape in self.projected.items():
+    for name, shape in self.projections.items():
       features = math.prod(shape)
-      setattr(self, name, self.dense(features))
+      setattr(self, name, self.projection(features))
       if config.short_convolution:
         convolution = ShortConvolution(
           features,
@@ -111,16 +141,16 @@ class MultiHeadAttention(nn.Module):
       self.out_norm = norm(**norm_options)
     if config.output_gate != "none":
       is_by_head = config.output_gate == "sigmoid_head"
-      self.gate = self.dense(
+      self.gate = self.projection(
         dims.num_heads * (1 if is_by_head else dims.values)
       )
-    if config.exclusive and "value" not in self.projected:
+    if config.exclusive and "value" not in self.projections:
       raise ValueError(
         "exclusive: expected a mechanism with values of the model, not one that "
         "makes its own"
       )
     scale, out_bias = self.out_scale, self.config.out_bias
-    self.out = self.dense(self.features, kernel_init(scale), out_bias)
+    self.out = self.projection(self.features, kernel_init(scale), out_bias)
     self.mechanism = mechanism_variables(self, self.attention, dims)
 
   def __call__(
@@ -132,17 +162,17 @@ class MultiHeadAttention(nn.Module):
     deterministic: bool = True,
     **call: Any,
   ) -> Float[Array, "B T F"]:
-    """Attends from `inputs` to `memory`, or to itself where that is None.
+    """Attends from `inputs` to `memory`, or to `inputs` if that is None.
 
     Args:
       inputs: `[B, T, F]`, of any width.
       memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
-      deterministic: no dropout; otherwise the rng 'dropout' is needed.
-      **call: `mask`, `is_causal`, `query_segment_ids`, …: the mechanism's call.
+      deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
+      **call: `mask`, `is_causal`, `query_segment_ids`, …: options of the mechanism.
 
     Raises:
-      ValueError: the mechanism cannot honour an option.
+      ValueError: the mechanism does not support an option.
     """
     memory = inputs if memory is None else memory
     sources = {"query": inputs, "key": memory, "value": memory}
@@ -151,25 +181,28 @@ class MultiHeadAttention(nn.Module):
     def convolve(convolution, x):
       return convolution(x, call.get("mask"), call.get("query_segment_ids"))
 
-    # Before the query, so that the gradients of query, key and value are added first
-    # and devices along 'tensor' exchange one sum of them.
+    # The gates come first: the gradients of query, key and value are then added
+    # to one another before they are added to that of the gates, and devices along
+    # 'tensor' exchange one sum.
     gates = self._gates(inputs, positions)
-    query = self.make_query(sources["query"], positions, convolve)
-    key, value = self._key_value(sources, positions, convolve)
+    query, key, value = self.project(sources, convolve)
+    query, key = self.prepare(query, key, positions)
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
-    call |= self.options(inputs, call) | gates
+    call |= self.options(inputs, call)
+    self._sow(query, key, value, call | gates)
+    out = self.attend(
+      self, query, key, value, inputs=inputs, gates=gates, **call
+    )
+    return self.output(out, inputs, value)
+
+  def _sow(self, query, key, value, call):
+    """Sows the attention matrix and the mechanism's own loss if they are asked for."""
     if self.is_mutable_collection("intermediates"):
       apply = functools.partial(self.attention.apply, self.mechanism)
       weights = attention_weights(apply, *every_head(query, key, value), **call)
       self.sow("intermediates", "attention_weights", weights)
-    self._sow_loss(query, key, call)
-    out = self.attend(query, key, value, inputs=inputs, **call)
-    return self._merge(out, inputs, value)
-
-  def _sow_loss(self, query, key, call):
-    """What the mechanism adds to the loss of a step of training."""
     loss = self.attention.loss
     is_asked = self.is_mutable_collection("losses")
     if loss is not None and is_asked and not self.is_initializing():
@@ -182,32 +215,19 @@ class MultiHeadAttention(nn.Module):
     deterministic: bool,
     call: dict[str, Any],
   ) -> dict[str, Float[Array, "B S F"]]:
-    """What each is projected from; a subclass may change it, and read `call`."""
+    """Returns the inputs of each projection; a subclass may transform them."""
     del positions, deterministic, call
     return sources
 
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """What the slot itself adds to a call of the mechanism."""
+    """Returns the options that this module adds to a call of its mechanism."""
     del inputs, call
     return self._scale
 
-  def attend(
-    self,
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"] | None,
-    value: Float[Array, "B S K H"] | None,
-    *,
-    inputs: Float[Array, "B T F"],
-    **call: Any,
-  ) -> Float[Array, "B T N H"]:
-    """The mechanism itself: a method, so that `replace_attention` finds it."""
-    del inputs
-    return self.attention.apply(self.mechanism, query, key, value, **call)
-
   def start(self, batch: int, max_length: int) -> None:
-    """Puts an empty cache for `max_length` positions in 'cache'."""
+    """Stores an empty cache for `max_length` positions in 'cache'."""
     init_cache = self.attention.init_cache
     if init_cache is None or "decode" not in self.attention.supports:
       raise ValueError(
@@ -215,10 +235,10 @@ class MultiHeadAttention(nn.Module):
         "generate with one whose `supports` has 'decode'"
       )
     cache = init_cache(
-      self.mechanism, batch, max_length, self.sizes, self.dtype
+      self.mechanism, batch, max_length, self.mechanism_dims, self.dtype
     )
     self.put_variable("cache", "attention", cache)
-    for name in self.projected if self.config.short_convolution else ():
+    for name in self.projections if self.config.short_convolution else ():
       getattr(self, f"{name}_short_convolution").start(batch)
 
   def prefill(
@@ -228,15 +248,15 @@ class MultiHeadAttention(nn.Module):
     lengths: Int[Array, "B"],
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
-    """A causal call on P positions, of which the first `lengths` are in 'cache'."""
-    arrays = self._projections(
-      inputs,
-      positions,
-      lambda convolution, x: convolution.prefill(x, lengths),
+    """Attends causally over P positions; the first `lengths` enter 'cache'."""
+    arrays = self._qkv(
+      inputs, positions, lambda convolution, x: convolution.prefill(x, lengths)
     )
     gates = self._gates(inputs, positions)
     call = tables | self.options(inputs, tables)
-    out = self.attend(*arrays, inputs=inputs, is_causal=True, **call, **gates)
+    out = self.attend(
+      self, *arrays, inputs=inputs, gates=gates, is_causal=True, **call
+    )
     cache = self.get_variable("cache", "attention")
     if self.attention.prefill is None:
       cache = self._decoded(cache, arrays, gates, lengths, call)
@@ -245,7 +265,7 @@ class MultiHeadAttention(nn.Module):
         self.mechanism, cache, *arrays, lengths, **self._scale, **gates
       )
     self.put_variable("cache", "attention", cache)
-    return self._merge(out, inputs, arrays[2])
+    return self.output(out, inputs, arrays[2])
 
   def _decoded(self, cache, arrays, gates, lengths, call):
     """The cache after `decode` of one position after another."""
@@ -268,19 +288,20 @@ class MultiHeadAttention(nn.Module):
     positions: Positions,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
-    """The next position of a causal call, with its tables by distance."""
+    """Attends from the next position to those in 'cache', which it enters."""
     decode = cast(Callable[..., Any], self.attention.decode)
-    arrays = self._projections(inputs, positions, ShortConvolution.decode)
+    arrays = self._qkv(inputs, positions, ShortConvolution.decode)
     call = tables | self.options(inputs, tables)
     call |= self._gates(inputs, positions)
     cache = self.get_variable("cache", "attention")
     out, cache = decode(self.mechanism, cache, *arrays, **call)
     self.put_variable("cache", "attention", cache)
-    return self._merge(out, inputs, arrays[2])
+    return self.output(out, inputs, arrays[2])
 
   def remember(self, memory: Float[Array, "B S F"]) -> None:
     """Projects an encoder's output once and keeps it in 'memory'."""
-    key, value = self._key_value({"key": memory, "value": memory}, None)
+    _, key, value = self.project({"key": memory, "value": memory})
+    _, key = self.prepare(None, key, None)
     self.put_variable("memory", "key", key)
     self.put_variable("memory", "value", value)
 
@@ -289,19 +310,20 @@ class MultiHeadAttention(nn.Module):
     inputs: Float[Array, "BL 1 F"],
     mask: Bool[Array, "B 1 1 S"] | None,
   ) -> Float[Array, "BL 1 F"]:
-    """Attends to what `remember` kept.
+    """Attends to the keys and values that `remember` stored.
 
-    Beams of an example, next to one another along the first axis, share its keys
+    The beams of an example are adjacent along the first axis. They share its keys
     and values as queries of one call, which 'rowwise' mechanisms allow.
     """
     key = self.get_variable("memory", "key")
     value = self.get_variable("memory", "value")
-    query = self.make_query(inputs, None)
+    query, _, _ = self.project({"query": inputs})
+    query, _ = self.prepare(query, None, None)
     beams = query.reshape(key.shape[0], -1, *query.shape[2:])
     out = self.attention.apply(
       self.mechanism, beams, key, value, mask=mask, **self._scale
     )
-    return self._merge(out.reshape(query.shape), inputs)
+    return self.output(out.reshape(query.shape), inputs)
 
   @property
   def _scale(self) -> dict[str, float]:
@@ -309,10 +331,10 @@ class MultiHeadAttention(nn.Module):
     return {} if scale is None else {"scale": scale}
 
   @nn.nowrap
-  def dense(
+  def projection(
     self, size: int, init: Any = None, use_bias: bool | None = None
   ) -> nn.Dense:
-    """A projection, with a bias where the config has one."""
+    """Creates a dense layer, with a bias if the config has one."""
     return nn.Dense(
       size,
       use_bias=self.config.attention_bias if use_bias is None else use_bias,
@@ -321,51 +343,60 @@ class MultiHeadAttention(nn.Module):
       kernel_init=init or kernel_init(),
     )
 
-  def heads(
+  def project(
     self,
-    name: str,
-    inputs: Float[Array, "B T F"],
+    sources: Mapping[str, Float[Array, "B T F"]],
     convolve: Convolve | None = None,
-  ) -> Float[Array, "B T N H"]:
-    """A projection of the inputs, which `convolve` may mix along positions."""
-    x = by_rows(getattr(self, name), inputs)
-    if self.config.short_convolution and convolve is not None:
-      x = convolve(getattr(self, f"{name}_short_convolution"), x)
-    return x.reshape(*inputs.shape[:2], *self.projected[name])
+  ) -> tuple[Any, Any, Any]:
+    """Projects inputs to the heads of query, key and value.
 
-  def make_query(
+    Args:
+      sources: 'query', 'key' and 'value' -> the inputs `[B, T, F]` of each.
+      convolve: applies the short convolution, if there is one.
+
+    Returns:
+      query `[B, T, N, H]`, key and value `[B, S, K, H]`; None for each that has
+      no source or that the mechanism does not project.
+    """
+
+    def heads(name):
+      if name not in sources or name not in self.projections:
+        return None
+      x = getattr(self, name)(sources[name])
+      if self.config.short_convolution and convolve is not None:
+        x = convolve(getattr(self, f"{name}_short_convolution"), x)
+      return x.reshape(*x.shape[:2], *self.projections[name])
+
+    return heads("query"), heads("key"), heads("value")
+
+  def prepare(
     self,
-    inputs: Float[Array, "B T F"],
+    query: Float[Array, "B T N H"] | None,
+    key: Float[Array, "B S K H"] | None,
     positions: Positions | None,
-    convolve: Convolve | None = None,
-  ) -> Float[Array, "B T N H"]:
-    """The queries, normed and turned by their positions."""
-    query = self.heads("query", inputs, convolve)
-    query = self._normed("query", query)
-    if "own_keys" not in self.attention.supports:
-      return self._shared(self._turned(query, positions))
-    # Only what reads the shared key has positions.
-    width = self._shared_width
-    own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
-    return jnp.concatenate([own, self._turned(shared, positions)], axis=-1)
+  ) -> tuple[Any, Any]:
+    """Normalizes and rotates queries and keys, and repeats heads that are shared.
 
-  def _key_value(self, sources, positions, convolve=None):
-    """Keys, likewise, and values; None where the mechanism needs none."""
-    key = value = None
-    if "key" in self.projected:
-      key = self.heads("key", sources["key"], convolve)
-      key = self._shared(self._turned(self._normed("key", key), positions))
-    if "value" in self.projected:
-      value = self.heads("value", sources["value"], convolve)
-    return key, value
+    Args:
+      query: `[B, T, N, H]`, as projected; None is returned as None.
+      key: `[B, S, K, H]`, likewise.
+      positions: `[B, T]` or `[1, T]`, for rotary.
+    """
+    if query is not None:
+      query = self._rotate_query(self._normalize("query", query), positions)
+      query = self._repeat_heads(query)
+    if key is not None:
+      key = self._rotate(self._normalize("key", key), positions)
+      key = self._repeat_heads(key)
+    return query, key
 
-  def _projections(self, inputs, positions, convolve):
-    query = self.make_query(inputs, positions, convolve)
-    sources = {"key": inputs, "value": inputs}
-    return query, *self._key_value(sources, positions, convolve)
+  def _qkv(self, inputs, positions, convolve):
+    """Query, key and value of self-attention, as the mechanism takes them."""
+    sources = dict.fromkeys(("query", "key", "value"), inputs)
+    query, key, value = self.project(sources, convolve)
+    return *self.prepare(query, key, positions), value
 
-  def _normed(self, name, x):
-    """A query or key of each head, as `query_key_norm` says."""
+  def _normalize(self, name, x):
     kind = self.config.query_key_norm
     if kind == "none":
       return x
@@ -374,7 +405,7 @@ class MultiHeadAttention(nn.Module):
     joint = x.reshape(*x.shape[:2], -1) if kind == "rms_joint" else x
     return getattr(self, f"{name}_norm")(joint).reshape(x.shape)
 
-  def _turned(self, x, positions):
+  def _rotate(self, x, positions):
     if not self.rotary:
       return x
     config, scaling = self.config, self.config.rotary_scaling
@@ -386,27 +417,35 @@ class MultiHeadAttention(nn.Module):
       scaling=None if scaling is None else scaling.scaling,
     )
 
-  def _shared(self, x):
-    """Queries or keys of every head, where several share them."""
-    shared = self.config.num_qk_heads
-    if shared is None or "value_heads" in self.attention.supports:
+  def _rotate_query(self, query, positions):
+    if "own_keys" not in self.attention.supports:
+      return self._rotate(query, positions)
+    # Only the features that meet the shared key have positions.
+    width = self._shared_key_width
+    own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
+    return jnp.concatenate([own, self._rotate(shared, positions)], axis=-1)
+
+  def _repeat_heads(self, x):
+    """Repeats queries or keys that several heads share, once for each head."""
+    shared, supports = self.config.num_qk_heads, self.attention.supports
+    if shared is None or supports & {"own_keys", "value_heads"}:
       return x
     return jnp.repeat(x, self.dims.num_heads // shared, axis=2)
 
   def _gates(self, inputs, positions):
-    """What the mechanism reads from the inputs, its own key with its position."""
+    """The mechanism's gates, computed from the inputs, with its shared key rotated."""
     if self.attention.gates is None:
       return {}
     gates = dict(self.attention.gates(self.mechanism, inputs))
     if "shared_key" in gates:
       key = gates["shared_key"][:, :, None]
       self._check_pairs(key.shape[-1])
-      gates["shared_key"] = self._turned(key, positions)[:, :, 0]
+      gates["shared_key"] = self._rotate(key, positions)[:, :, 0]
     return gates
 
   @property
-  def _shared_width(self) -> int:
-    """P of the key that all heads share."""
+  def _shared_key_width(self) -> int:
+    """P, the width of the key that all heads share."""
     gates = cast(Callable[..., Any], self.attention.gates)
     inputs = jax.ShapeDtypeStruct((1, 1, self.dims.features), jnp.float32)
     made = jax.eval_shape(gates, self.mechanism, inputs)
@@ -415,15 +454,26 @@ class MultiHeadAttention(nn.Module):
     return width
 
   def _check_pairs(self, width: int) -> None:
-    """Raises ValueError where a shared key of this width cannot be turned."""
+    """Raises ValueError if a shared key of this width cannot be rotated."""
     if self.rotary and (width < 2 or width % 2):
       raise ValueError(
         "position: rotary turns pairs of the key that all heads share; expected "
         f"an even width of at least 2, got {width}"
       )
 
-  def _merge(self, out, inputs, value: Any = None):
-    """The output projection of each head's result, normed and gated."""
+  def output(
+    self,
+    out: Float[Array, "B T N V"],
+    inputs: Float[Array, "B T F"],
+    value: Any = None,
+  ) -> Float[Array, "B T F"]:
+    """Normalizes, gates and projects the results of all heads.
+
+    Args:
+      out: `[B, T, N, V]`, the result of the mechanism.
+      inputs: `[B, T, F]`, from which the output gate is computed.
+      value: `[B, T, K, V]`, for exclusive self-attention.
+    """
     kind, gate = self.config.output_norm, self.config.output_gate
     if self.config.exclusive:
       out = orthogonal_part(out, value)
@@ -431,7 +481,7 @@ class MultiHeadAttention(nn.Module):
       out = self.out_norm(out)
     if gate != "none":
       function = getattr(jax.nn, gate.removesuffix("_head"))
-      gates = function(by_rows(self.gate, inputs))
+      gates = function(self.gate(inputs))
       out = out * gates.reshape(*out.shape[:3], -1)
     out = out.reshape(*out.shape[:2], -1)
     if kind == "rms_joint":
@@ -440,13 +490,13 @@ class MultiHeadAttention(nn.Module):
       groups = self.config.num_qk_heads or self.dims.num_heads
       grouped = out.reshape(*out.shape[:2], groups, -1)
       out = self.out_norm(grouped).reshape(out.shape)
-    return by_rows(self.out, out)
+    return self.out(out)
 
 
-def projected(
+def projection_shapes(
   attention: Attention, config: SlotConfig, dims: Dims
 ) -> dict[str, tuple[int, int]]:
-  """What a slot projects for a mechanism -> how many heads it has, how wide."""
+  """Returns the number of heads and their width for each projection by name."""
   shared = config.num_qk_heads
   query = shared or dims.num_heads, dims.head_dim
   if "own_keys" in attention.supports:
@@ -461,7 +511,7 @@ def projected(
 def every_head(
   query: Float[Array, "B T Q H"], key: Any, value: Any
 ) -> tuple[Array, Any]:
-  """Query and key of as many heads as the values; a key or value of None stays so."""
+  """Repeats queries and keys to the number of value heads; None stays None."""
   if value is None:
     return query, key
   key = key if key is None else for_values(key, value)
@@ -471,7 +521,7 @@ def every_head(
 def orthogonal_part(
   out: Float[Array, "B T N V"], value: Float[Array, "B T K V"]
 ) -> Float[Array, "B T N V"]:
-  """What of each result is orthogonal to the value at its position."""
+  """Returns the component of each result orthogonal to its position's value."""
   value = jnp.repeat(value, out.shape[2] // value.shape[2], axis=2)
   wide, own = out.astype(jnp.float32), unit_length(value)
   along = jnp.sum(wide * own, axis=-1, keepdims=True)
@@ -479,7 +529,7 @@ def orthogonal_part(
 
 
 def kernel_init(scale: float = 1.0):
-  """Normal with standard deviation `scale` / √fan_in, truncated."""
+  """Truncated normal initializer with standard deviation `scale` / √fan_in."""
   return nn.initializers.variance_scaling(
     scale**2, "fan_in", "truncated_normal"
   )

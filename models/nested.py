@@ -1,7 +1,7 @@
-"""Leaves of nested configs by their own names: `rotary_theta` of `slot`.
+"""Fields of nested configs by their own names, such as `rotary_theta` of `slot`.
 
-A name that only one nested config has needs no section before it, in files, on the
-command line and in Python.
+A field that only one nested config has may be given without its section, in files, on
+the command line and in Python.
 """
 
 from collections.abc import Mapping
@@ -11,46 +11,46 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 
-def nest(config_type: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """The leaves, with those of nested configs in their sections.
+def nest(config_type: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Moves the fields of nested configs into their sections.
 
   Args:
-    config_type: a dataclass; a field whose default is made by a dataclass is a
-      nested config.
-    leaves: by name; sections are mappings where they are there.
+    config_type: a dataclass; a field whose default factory is a dataclass is a nested
+      config.
+    fields: values by name; the value of a section is a mapping.
 
   Raises:
-    ValueError: a leaf is there twice.
+    ValueError: a field is given twice.
   """
-  outer = dict(leaves.items())
+  outer = dict(fields.items())
   for section, inner in _split(config_type, outer).items():
     given = outer.get(section, {})
     if not hasattr(given, "items"):
-      continue  # `build` says that it is no section.
+      continue  # `build` reports that it is no section.
     for name in set(given) & set(inner):
-      raise ValueError(f"{name}: is there twice, also as {section}.{name}")
+      raise ValueError(f"{name}: is given twice, also as {section}.{name}")
     outer[section] = {**given, **inner}
   return outer
 
 
-def make(config_type: type[T], **leaves: Any) -> T:
-  """A config from its own leaves and those of its nested configs."""
-  inner = _split(config_type, leaves)
+def make(config_type: type[T], **fields: Any) -> T:
+  """Creates a config from its own fields and those of its nested configs."""
+  inner = _split(config_type, fields)
   types = _sections(config_type)
-  return config_type(**leaves, **{x: types[x](**inner[x]) for x in inner})
+  return config_type(**fields, **{x: types[x](**inner[x]) for x in inner})
 
 
-def replace(config: T, **leaves: Any) -> T:
-  """`dataclasses.replace` that takes leaves of nested configs as well."""
+def replace(config: T, **fields: Any) -> T:
+  """Replaces fields of a config and of its nested configs."""
   inner = {
     section: dataclasses.replace(getattr(config, section), **changes)
-    for section, changes in _split(type(config), leaves).items()
+    for section, changes in _split(type(config), fields).items()
   }
-  return dataclasses.replace(cast(Any, config), **leaves, **inner)
+  return dataclasses.replace(cast(Any, config), **fields, **inner)
 
 
 def _sections(config_type: Any) -> dict[str, Any]:
-  """Field -> the nested config that is made for it."""
+  """Section -> the class of its nested config."""
   return {
     field.name: field.default_factory
     for field in dataclasses.fields(config_type)
@@ -59,14 +59,14 @@ def _sections(config_type: Any) -> dict[str, Any]:
 
 
 def _split(
-  config_type: Any, leaves: dict[str, Any]
+  config_type: Any, fields: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-  """Takes the leaves of nested configs out of `leaves`: section -> its own."""
+  """Removes the fields of nested configs from `fields`: section -> its own."""
   own = {field.name for field in dataclasses.fields(config_type)}
   sections = {}
   for section, kind in _sections(config_type).items():
     names = {field.name for field in dataclasses.fields(kind)} - own
-    inner = {name: leaves.pop(name) for name in names & set(leaves)}
+    inner = {name: fields.pop(name) for name in names & set(fields)}
     if inner:
       sections[section] = inner
   return sections

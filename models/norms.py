@@ -1,4 +1,4 @@
-"""The norms that a config chooses between."""
+"""The norms that a config can choose."""
 
 from collections.abc import Callable, Mapping
 import functools
@@ -18,7 +18,7 @@ class RmsNormFromOne(nn.Module):
   Attributes:
     epsilon: ε.
     dtype: of the result.
-    param_dtype: of γ, which starts at 0.
+    param_dtype: of γ, which is initialized to 0.
   """
 
   epsilon: float
@@ -27,7 +27,7 @@ class RmsNormFromOne(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "*A F"]) -> Float[Array, "*A F"]:
-    """The norm along the last axis."""
+    """Normalizes along the last axis."""
     exact = jnp.promote_types(x.dtype, jnp.float32)
     scale = self.param(
       "scale", nn.initializers.zeros, x.shape[-1:], self.param_dtype
@@ -45,14 +45,14 @@ NORM_KINDS: Mapping[str, Callable[..., nn.Module]] = types.MappingProxyType(
     "layer_without_bias": layer_without_bias,
   }
 )
-"""`norm_kind` -> its module, made with `epsilon`, `dtype` and `param_dtype`.
+"""`norm_kind` -> its module, which takes `epsilon`, `dtype` and `param_dtype`.
 
   'layer'         (x − mean) / √(variance + ε) · γ + β
   'rms'           x / √(mean of x² + ε) · γ
   'rms_from_one'  x / √(mean of x² + ε) · (1 + γ)
 
-and 'layer_without_bias', which lacks β. Mean and variance are float32, or float64 like
-the input.
+and 'layer_without_bias', which has no β. Mean and variance are float32, or float64 if
+the input is.
 
 Papers: Layer normalization, arXiv:1607.06450; Root mean square layer normalization,
 arXiv:1910.07467; Gemma, arXiv:2403.08295.

@@ -15,7 +15,7 @@ def sinusoidal(
 ) -> Float[Array, "B T F"]:
   """Sines and cosines: PE(p, 2i) = sin(p·ω_i), PE(p, 2i+1) = cos(p·ω_i).
 
-  ω_i = 10000^(-2i/F). Any position has a value, none is stored.
+  ω_i = 10000^(-2i/F). Any position has an encoding; no table is stored.
 
   Args:
     positions: `[B, T]`.
@@ -36,4 +36,4 @@ def sinusoidal(
 ADDED: Mapping[str, Callable[..., Array]] = types.MappingProxyType(
   {"sinusoidal": sinusoidal}
 )
-"""`position` of a config -> `(positions [B, T], F) -> [B, T, F]`, which is added."""
+"""`position` of a config -> `(positions [B, T], F) -> [B, T, F]`, to be added."""

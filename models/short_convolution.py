@@ -6,23 +6,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 WIDTH = 4
-"""W."""
+"""W, the width of the kernel."""
 
 
 class ShortConvolution(nn.Module):
-  """y_t = SiLU(Σ_w k_w ⊙ x_{t−w} + b), each feature with W numbers of its own.
+  """y_t = SiLU(Σ_w k_w ⊙ x_{t−w} + b), a depthwise causal convolution of width W.
 
-  Decoding keeps the last W − 1 positions in 'cache'.
+  Decoding stores the last W − 1 positions in 'cache'.
 
   Attributes:
     features: F.
     dtype: of activations.
     param_dtype: of the kernel, drawn from N(0, 1/W).
-    use_bias: whether there is b, which starts at 0.
+    use_bias: whether there is a bias b, which is initialized to 0.
 
-  Cost: time W·B·T·F; the copies of x are never made.
+  Cost: time W·B·T·F; shifted copies of x are never materialized.
 
-  Papers: Mamba, arXiv:2312.00752; H3, arXiv:2212.14052, whose shift it is.
+  Papers: Mamba, arXiv:2312.00752; the shift of H3, arXiv:2212.14052.
   """
 
   features: int
@@ -31,7 +31,7 @@ class ShortConvolution(nn.Module):
   use_bias: bool = False
 
   def setup(self) -> None:
-    """Makes the kernel `[W, F]` and the bias."""
+    """Creates the kernel `[W, F]` and the bias."""
     normal, zeros = nn.initializers.normal(WIDTH**-0.5), nn.initializers.zeros
     shape, dtype = (self.features,), self.param_dtype
     self.kernel = self.param("kernel", normal, (WIDTH, *shape), dtype)
@@ -44,26 +44,26 @@ class ShortConvolution(nn.Module):
     mask: Bool[Array, "B 1 1 T"] | None = None,
     segment_ids: Int[Array, "B T"] | None = None,
   ) -> Float[Array, "B T F"]:
-    """Convolves positions with those before them.
+    """Convolves each position with those before it.
 
     Args:
       x: `[B, T, F]`.
-      mask: `[B, 1, 1, T]`; a hidden position is hidden from later ones as well.
-        Masks of other shapes are of the attention alone.
-      segment_ids: `[B, T]`; nothing crosses from one segment to the next.
+      mask: `[B, 1, 1, T]`; masked positions never affect later ones. Masks of other
+        shapes only apply to attention.
+      segment_ids: `[B, T]`; segments do not affect one another.
     """
     if mask is not None and mask.shape[1:3] == (1, 1):
       x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
     return self._sum(x, self._nothing(x.shape[0], x.dtype), segment_ids)
 
   def start(self, batch: int) -> None:
-    """Puts positions of zeros in 'cache'."""
+    """Stores positions of zeros in 'cache'."""
     self.put_variable("cache", "last", self._nothing(batch, self.dtype))
 
   def prefill(
     self, x: Float[Array, "B P F"], lengths: Int[Array, "B"]
   ) -> Float[Array, "B P F"]:
-    """A call on P positions, of which `lengths` are followed by `decode`."""
+    """Convolves P positions; the last of the first `lengths` enter 'cache'."""
     padded = jnp.pad(x, ((0, 0), (WIDTH - 1, 0), (0, 0)))
     places = lengths[:, None] + jnp.arange(WIDTH - 1)[None, :]
     last = jnp.take_along_axis(padded, places[..., None], axis=1)
@@ -71,7 +71,7 @@ class ShortConvolution(nn.Module):
     return self(x)
 
   def decode(self, x: Float[Array, "B 1 F"]) -> Float[Array, "B 1 F"]:
-    """The next position."""
+    """Convolves the next position with those in 'cache'."""
     before = self.get_variable("cache", "last")
     last = jnp.concatenate([before[:, 1:], x], axis=1)
     self.put_variable("cache", "last", last)

@@ -1,4 +1,4 @@
-"""The sizes of what reads ids, from those of a task."""
+"""Sizes of models that take ids, and checks of ids and lengths."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from models.mechanism_variables import check_mechanisms
 
 
 def check_length(name: str, length: int, limit: int) -> None:
-  """Raises ValueError where a sequence is longer than the model allows."""
+  """Raises ValueError if a sequence is longer than the model allows."""
   if length > limit:
     raise ValueError(
       f"{name}: {length} positions are more than the model's {limit}; shorten "
@@ -21,7 +21,7 @@ def check_length(name: str, length: int, limit: int) -> None:
 
 
 def is_traced(*arrays: Any) -> bool:
-  """Whether the numbers of an array cannot be read here."""
+  """Whether the values of an array are unknown here, as under `jax.jit`."""
   return any(
     isinstance(x, jax.core.Tracer)
     or not getattr(x, "is_fully_addressable", True)
@@ -30,7 +30,7 @@ def is_traced(*arrays: Any) -> bool:
 
 
 def check_ids(name: str, ids: Any) -> None:
-  """Raises ValueError for what is not integers [B, T], at least one of them."""
+  """Raises ValueError unless ids are integers `[B, T]`, at least one of them."""
   if not jnp.issubdtype(ids.dtype, jnp.integer):
     raise ValueError(f"{name}: expected integers, got {ids.dtype}")
   if len(ids.shape) != 2 or 0 in ids.shape:
@@ -48,21 +48,21 @@ def known_ids(
   hidden_id: int = 0,
   table: str = "vocabulary",
 ) -> Int[Array | np.ndarray, "B T"]:
-  """Ids that a table has at every position that is shown.
+  """Checks the ids of unmasked positions against the size of a table.
 
-  Where ids or `shown` are traced, one that the table has not becomes `size`,
-  whose embedding is NaN (a negative one would be counted from the end).
+  If ids or `shown` are traced, an id outside the table becomes `size`, whose embedding
+  is NaN (a negative one would be counted from the end).
 
   Args:
-    name: of the argument.
-    ids: of integers.
+    name: of the argument, for messages.
+    ids: `[B, T]`, integers.
     size: of the table.
-    shown: where an id matters; elsewhere any number may be.
-    hidden_id: what such a number becomes.
-    table: what the message calls it.
+    shown: unmasked positions; the ids of others may be any number.
+    hidden_id: replaces ids outside the table at masked positions.
+    table: name of the table, for messages.
 
   Raises:
-    ValueError: the first id that the table has not.
+    ValueError: an id is outside the table; the message has the first one.
   """
   traced = is_traced(ids, shown)
   ids, shown = (x if traced else np.asarray(x) for x in (ids, shown))
@@ -82,7 +82,7 @@ def known_ids(
 
 
 def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
-  """The sizes of a module that reads ids, as `Transformer` takes them.
+  """Returns the sizes of a model that takes ids, in the order of `Transformer`.
 
   Args:
     config: of a Transformer, or of a recurrent model.

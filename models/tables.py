@@ -1,10 +1,8 @@
-"""Tables of token embeddings: how they start, and the softmax over them."""
+"""Embedding tables of tokens, and logits over them."""
 
 from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-
-from models.rows import by_rows
 
 
 def token_table(
@@ -14,13 +12,13 @@ def token_table(
   param_dtype: str,
   name: str | None = None,
 ) -> nn.Embed:
-  """A table of `size` rows that starts with standard deviation 0.02 (GPT-2).
+  """Creates an embedding table, initialized with standard deviation 0.02 (GPT-2).
 
-  It is read times √F (Vaswani). Starting at 1/√F instead makes a tied softmax
-  predict its own input with a logit near √F: the first loss is 7.6 instead of
-  4.2 at vocabulary 65, and it is still behind after 300 steps. Ids are looked
-  up, not multiplied as one-hot rows: backward too, that is 15 times as fast on
-  CPU at vocabulary 100 and 500 times at 8,000.
+  Embeddings are multiplied by √F (Vaswani). With a standard deviation of 1/√F, a
+  tied softmax would predict its own input with a logit near √F: the first loss would
+  be 7.6 instead of 4.2 at vocabulary 65, and still be larger after 300 steps. Ids are
+  looked up, not multiplied as one-hot rows, which with gradients is 15 times as fast
+  on a CPU at vocabulary 100 and 500 times at 8,000.
   """
   return nn.Embed(
     size,
@@ -33,14 +31,11 @@ def token_table(
 
 
 def logits(x: Float[Array, "*A F"], table: nn.Embed) -> Float[Array, "*A V"]:
-  """Products of features with every row of a table, in float32 or float64."""
+  """Computes logits over the rows of a table, in float32 or float64."""
   rows = table.embedding.astype(x.dtype)
-  return by_rows(
-    lambda x: jnp.einsum(
-      "...F,VF->...V",
-      x,
-      rows,
-      preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
-    ),
+  return jnp.einsum(
+    "...F,VF->...V",
     x,
+    rows,
+    preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
   )

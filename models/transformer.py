@@ -1,6 +1,6 @@
-"""Encoder, decoder and encoder-decoder Transformers from one block."""
+"""Encoder, decoder and encoder-decoder Transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import math
 from typing import Any, ClassVar, cast
@@ -16,6 +16,7 @@ from models.block import Block, apply_layers
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.kind import Sizes
+from models.multi_head_attention import apply_mechanism
 from models.sizes import check_length, id_sizes
 
 OPTIONAL = (
@@ -24,19 +25,20 @@ OPTIONAL = (
   "inputs_mask",
   "global_indices",
 )
-"""Names of a batch that are options of `Transformer.__call__`."""
+"""Arrays of a batch that are keyword arguments of `Transformer.__call__`."""
 
 
 class Transformer(nn.Module):
-  """Ids to logits: encoder, decoder or both.
+  """A Transformer from ids to logits: an encoder, a decoder or both.
 
   Attributes:
     config: of the model.
-    source_vocab_size: of the encoder's ids; 0 without an encoder.
-    target_vocab_size: V, of the decoder's ids and of the logits.
-    max_source_length: the longest source; 0 without an encoder.
-    max_target_length: the longest target; 0 without a decoder.
-    shared_vocabulary: source and target ids mean the same.
+    source_vocab_size: size of the encoder's vocabulary; 0 without an encoder.
+    target_vocab_size: V, size of the vocabulary of the decoder and of the logits.
+    max_source_length: length of the longest source; 0 without an encoder.
+    max_target_length: length of the longest target; 0 without a decoder.
+    shared_vocabulary: whether source and target share a vocabulary.
+    attend: calls the mechanism of an attention module.
   """
 
   config: ModelConfig
@@ -45,6 +47,7 @@ class Transformer(nn.Module):
   max_source_length: int
   max_target_length: int
   shared_vocabulary: bool = False
+  attend: Callable[..., Array] = apply_mechanism
 
   optional: ClassVar[tuple[str, ...]] = OPTIONAL
 
@@ -52,7 +55,7 @@ class Transformer(nn.Module):
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array | None, ...], dict[str, Any]]:
-    """What a call reads of a batch: arguments, and options by name."""
+    """Returns the positional and keyword arguments of a call on a batch."""
     layout = self.config.layout
     ids = (
       None if layout == "decoder" else jnp.asarray(batch["source"]),
@@ -64,12 +67,12 @@ class Transformer(nn.Module):
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch of which `initialize` reads the shapes."""
+    """Returns a batch whose shapes `initialize` uses."""
     ids = np.ones((1, 1), np.int32)
     return {"source": ids, "inputs": ids}
 
   def setup(self) -> None:
-    """Makes the tables and the layers that the kind has."""
+    """Creates the tables and layers of the kind."""
     config = self.config
     table = functools.partial(
       tables.token_table,
@@ -99,7 +102,9 @@ class Transformer(nn.Module):
         setattr(self, f"{stack}_norm", config.make_norm())
     if has_encoder:
       self.encoder = [
-        Block(layer_config, mechanism, self.max_source_length)
+        Block(
+          layer_config, mechanism, self.max_source_length, attend=self.attend
+        )
         for layer_config, mechanism in zip(
           config.encoder_configs,
           config.layers("encoder_attention"),
@@ -119,6 +124,7 @@ class Transformer(nn.Module):
           cross_mechanism,
           self.max_source_length,
           is_decoder=True,
+          attend=self.attend,
         )
         for layer_config, mechanism, cross_mechanism in zip(
           config.decoder_configs, mechanisms, cross_mechanisms, strict=True
@@ -148,23 +154,23 @@ class Transformer(nn.Module):
     deterministic: bool = True,
     **embedded: Any,
   ) -> Float[Array, "B T V"]:
-    """Logits of every position, each from inputs up to its own.
+    """Computes the logits of every position; a decoder is causal.
 
     Args:
-      source: ids the encoder reads, for kinds with an encoder.
-      inputs: ids the decoder reads; for kinds with a decoder.
-      source_mask: which positions of the source hold a token; None is all that
-        are not `PAD_ID`.
-      source_types: the type of every token; None is 0. For `token_types`.
-      inputs_mask: which inputs hold a token; None is all.
-      global_indices: positions of the source that attend to all and that all
-        attend to, -1 for none; for mechanisms that have 'global'.
-      deterministic: no dropout; otherwise the rng 'dropout' is needed.
-      **embedded: what `embed_inputs` reads beside the inputs.
+      source: `[B, S]`, ids of the encoder.
+      inputs: `[B, T]`, ids of the decoder.
+      source_mask: `[B, S]`, the positions of the source that hold a token; None is
+        all that are not `PAD_ID`.
+      source_types: `[B, S]`, the type of each token, for `token_types`; None is 0.
+      inputs_mask: `[B, T]`, the inputs that hold a token; None is all.
+      global_indices: `[B, G]`, positions of the source that attend to all positions
+        and that all attend to, −1 for none; for mechanisms with 'global'.
+      deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
+      **embedded: further arguments of `embed_inputs`.
 
     Returns:
-      `[B, T, V]` float32, or float64 like the config; T = S for an encoder, 1
-      with head 'class'. With head 'hidden' features `[B, S, F]`.
+      `[B, T, V]` float32, or float64 if the config is; T = S for an encoder, 1
+      with head 'class'. With head 'hidden', features `[B, S, F]`.
 
     Raises:
       ValueError: a sequence is longer than the model allows.
@@ -199,12 +205,12 @@ class Transformer(nn.Module):
     max_length: int,
     source_mask: Bool[Array, "B S"] | None = None,
   ) -> None:
-    """Runs the encoder and makes caches: collections 'memory' and 'cache'.
+    """Runs the encoder and creates the collections 'memory' and 'cache'.
 
     Args:
-      source: ids the encoder reads, or None.
-      batch: sequences to decode: a multiple of the sources.
-      max_length: positions to decode.
+      source: ids of the encoder, or None.
+      batch: number of sequences to decode, a multiple of that of sources.
+      max_length: number of positions to decode.
       source_mask: as in a call.
     """
     memory = None
@@ -221,15 +227,15 @@ class Transformer(nn.Module):
     lengths: Int[Array, "B"],
     **embedded: Any,
   ) -> Float[Array, "B V"]:
-    """Reads the first `lengths` of P ids at once; writes 'cache'.
+    """Reads the first `lengths` of P ids at once into 'cache'.
 
     Args:
-      inputs: the ids.
-      lengths: how many of a row are read.
+      inputs: `[B, P]`, the ids.
+      lengths: `[B]`, the number of ids of each sequence.
       **embedded: as in a call.
 
     Returns:
-      The logits after the last id that is read of each sequence.
+      `[B, V]`, the logits after the last id of each sequence.
     """
     positions = np.arange(inputs.shape[1])[None, :]
     x = self._cached(inputs, positions, lengths, **embedded)
@@ -238,14 +244,14 @@ class Transformer(nn.Module):
     return self._logits(self._normed("decoder", last))[:, 0]
 
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
-    """Logits after one more id of each sequence; reads and writes 'cache'."""
+    """Computes the logits after one more id of each sequence; updates 'cache'."""
     index = self.get_variable("cache", "index")
     x = self._cached(inputs[:, None], index[:, None])
     self.put_variable("cache", "index", index + 1)
     return self._logits(self._normed("decoder", x))[:, 0]
 
   def _cached(self, inputs, positions, lengths=None, **embedded):
-    """Features of the inputs; every layer reads and writes 'cache'."""
+    """Features of the inputs; every layer updates 'cache'."""
     mask = self.get_variable("memory", "mask")
     x = self._read(inputs, positions, **embedded)
     tables = self._relative_tables("decoder")
@@ -255,13 +261,13 @@ class Transformer(nn.Module):
 
   @nn.nowrap
   def _side(self, stack: str) -> tuple[str, int]:
-    """The side of a batch that a stack reads, and how long it may be."""
+    """The side of a batch that a stack takes, and its longest sequence."""
     if stack == "encoder":
       return "source", self.max_source_length
     return "target", self.max_target_length
 
   def _relative_tables(self, stack: str) -> dict[str, Any]:
-    """What a stack's self-attentions add by distance: one table for all."""
+    """The bias by distance that all layers of a stack share."""
     config = self.config
     if config.position == "t5":
       distance, is_causal = config.slot.relative_distance, stack == "decoder"
@@ -280,7 +286,7 @@ class Transformer(nn.Module):
     global_indices=None,
     deterministic=True,
   ):
-    """Features of the source, and which of its positions may be seen."""
+    """Features of the source, and the mask of its tokens."""
     check_length("source", source.shape[1], self.max_source_length)
     if source_mask is None:
       source_mask = source != PAD_ID
@@ -302,21 +308,21 @@ class Transformer(nn.Module):
     return x, mask
 
   def _apply_stack(self, stack, x, *memory, **call):
-    """A stack on whole sequences, whose layers `remat` may not keep."""
+    """Applies a stack to whole sequences."""
     call |= self._relative_tables(stack)
     blocks, remat = getattr(self, stack), self.config.remat
     x = apply_layers(blocks, x, *memory, remat=remat, **call)
     return self._normed(stack, x)
 
   def _normed(self, stack, x):
-    """The norm at the end of a stack, which norm 'post' does not have."""
+    """Applies the norm at the end of a stack, which norm 'post' does not have."""
     return (
       x if self.config.norm == "post" else getattr(self, f"{stack}_norm")(x)
     )
 
   @property
   def _one_table(self):
-    """Whether the encoder reads the table of the target."""
+    """Whether encoder and target share one table."""
     config = self.config
     if config.layout == "encoder":
       tied = config.tie_embeddings and config.head == "tokens"
@@ -326,7 +332,7 @@ class Transformer(nn.Module):
     return self.shared_vocabulary and tied
 
   def _positions(self, source):
-    """What the encoder's table of positions is asked for."""
+    """Indices into the encoder's table of positions."""
     embedding = self.config.embedding
     first, padding = embedding.position_offset, embedding.position_padding
     if padding is None:
@@ -340,8 +346,8 @@ class Transformer(nn.Module):
     positions: Int[Array | np.ndarray, "B T"],
     deterministic: bool = True,
   ) -> Float[Array, "B T F"]:
-    """What the decoder reads: the embedding of each id, with its position."""
-    del deterministic  # For what a subclass draws.
+    """Computes the decoder's embeddings of ids and positions."""
+    del deterministic  # A subclass may draw random numbers.
     return self._embed(self.target_embedding, "target", inputs, positions)
 
   def _read(self, inputs, positions, deterministic=True, **embedded):
@@ -349,13 +355,13 @@ class Transformer(nn.Module):
     return self._finished("target", x, deterministic)
 
   def _finished(self, side, x, deterministic):
-    """The sum of embeddings, normed where the config says so."""
+    """Normalizes the sum of embeddings, if the config says so, with dropout."""
     if self.config.embedding.embedding_norm:
       x = getattr(self, f"{side}_embedding_norm")(x)
     return self.dropout(x, deterministic=deterministic)
 
   def _embed(self, table, side, ids, positions):
-    """Embeddings of ids and of positions."""
+    """Adds the embeddings of ids and positions."""
     config = self.config
     scale = config.embedding.embedding_scale
     scale = math.sqrt(config.features) if scale is None else scale
@@ -375,10 +381,10 @@ class Transformer(nn.Module):
 
 
 def create(config: ModelConfig, sizes: Sizes) -> Transformer:
-  """Makes a Transformer for a task's sizes; computes nothing.
+  """Creates a Transformer for a task's sizes; computes nothing.
 
   Raises:
-    ValueError: the task does not have ids alone; or as `id_sizes`.
+    ValueError: the task has inputs that are not ids; or as `id_sizes`.
   """
   if sizes.input_shapes:
     raise ValueError(

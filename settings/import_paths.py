@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from attention.suggest import one_of
+from attention.checks import one_of
 
 _PROJECTS = Path(__file__).parents[1] / "projects"
 

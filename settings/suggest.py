@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from attention.suggest import near
+from attention.checks import near
 
 
 def instead(got: object, known: Iterable[str]) -> str:

@@ -13,9 +13,9 @@ _SCRIPT = '''
 import json
 import types
 
-from attention import dense, plug, registry
-from attention.registry import ATTENTIONS
-from attention.signature import attention_factory
+from attention import dense
+from attention import mechanism as mechanisms
+from attention.mechanism import ATTENTIONS, attention_factory
 
 
 @attention_factory
@@ -29,7 +29,7 @@ def banded(width: int, *, sharpness: float = 1.0):
     supports=frozenset({"cross", "mask", "segments", "dropout"}),
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(
+    sizes=mechanisms.Sizes(
       short={"width": 4},
       long={"width": 32},
       timed=lambda length: {"width": min(256, length)},
@@ -39,7 +39,6 @@ def banded(width: int, *, sharpness: float = 1.0):
 
 import jax
 
-from attention import arguments
 from docs.capabilities import capability_table
 from benchmarks import bounds, programs
 from comparison.measurement import approximation; from comparison.analysis import frame; from comparison import plan; from comparison.report import style
@@ -56,10 +55,6 @@ found["long"] = attentions.one("banded", long=True)
 config = experiment_config.parse(copy.get_config("banded"))
 found["slots"] = models.slots(config.model)
 found["capabilities"] = capability_table()
-try:
-  plug.accepted_options("toy", lambda q, k, v: None, {"dropout_rate": 0.1})
-except ValueError as error:
-  found["refusal"] = str(error)
 
 found["programs"] = [
   [program.part, list(jax.eval_shape(program.function, *program.arguments).shape)]
@@ -120,8 +115,6 @@ def test_tables_and_messages_name_it(told):
     "| – |"
   )
   assert row in told["capabilities"].splitlines()
-  assert told["refusal"].startswith("dropout_rate: toy attention has no such")
-  assert told["refusal"].endswith("strided_2d, latent and banded have it")
   assert told["order"][0] == ["dense", "banded", "z"]
 
 

@@ -8,7 +8,7 @@ import types
 import jax
 import pytest
 
-from attention.plug import CAPABILITIES, example
+from attention.mechanism import CAPABILITIES, example
 from docs import results
 from docs.capabilities import capability_table
 from tests.attention.forms import OWN

@@ -8,7 +8,8 @@ import subprocess
 import pytest
 import yaml
 
-from attention import ATTENTIONS, plug
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 from training.devices import cluster, mesh
 
 _DOCS = pathlib.Path(__file__).parent.parent / "docs"
@@ -59,7 +60,7 @@ def test_commands_set_fields_that_exist():
 
 
 def test_the_page_names_what_can_be_sequence_sharded():
-  able = plug.supporting(ATTENTIONS, "sequence")
+  able = mechanisms.supporting(ATTENTIONS, "sequence")
   start = _TEXT.index("## Context parallelism")
   part = _TEXT[start : _TEXT.index("## Several processes")]
   table, rest = part.split("cannot be sequence-sharded yet")[0].rsplit(

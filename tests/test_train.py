@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from attention import ATTENTIONS, plug
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 from tests import commands
 
 
@@ -177,7 +178,7 @@ def test_a_mechanism_of_the_current_folder_is_found(tmp_path):
   assert code == 2
   assert error == (
     "config.model.decoder_attention: their_module:mine cannot be causal; one of "
-    f"{', '.join(plug.supporting(ATTENTIONS, 'causal'))} can\n"
+    f"{', '.join(mechanisms.supporting(ATTENTIONS, 'causal'))} can\n"
   )
 
 

@@ -33,7 +33,7 @@ def test_the_library_needs_what_it_imports():
     for name in imported(path)
   }
   others = found - set(sys.stdlib_module_names) - {"attention"}
-  # Extras: kernels of `implementation='tokamax'`, modules of `attention.modules`
+  # Extras: kernels of `implementation='tokamax'`, modules of `attention.flax`
   # and tests of `attention.testing`.
   optional = _PROJECT["project"]["optional-dependencies"]
   extras = {*names(optional["tokamax"] + optional["flax"] + optional["test"])}
@@ -43,7 +43,7 @@ def test_the_library_needs_what_it_imports():
 def test_flax_is_imported_by_its_modules_alone():
   paths = (_ROOT / "attention").rglob("*.py")
   found = [path.name for path in paths if "flax" in {*imported(path)}]
-  assert found == ["modules.py"]
+  assert found == ["flax.py"]
 
 
 def test_one_package_is_installed():

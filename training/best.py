@@ -1,12 +1,14 @@
 """The best evaluation of a run, and when there were enough that were not."""
 
 from collections.abc import Mapping
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+import models
 from settings.errors import ConfigError, RunError
 from training import step
 from training.config import TrainConfig
@@ -80,16 +82,14 @@ def check_metric(experiment: Any) -> None:
     ConfigError: they will not.
   """
   name, task = experiment.config.train.best_metric, experiment.task
-  functions, shapes = experiment.functions, experiment.shapes
-  variables = jax.eval_shape(lambda state: state.variables, shapes)
+  forward = functools.partial(models.forward, experiment.model)
+  variables = jax.eval_shape(lambda state: state.variables, experiment.shapes)
 
   @jax.jit
   def counts(batch):
-    logits = jax.eval_shape(functions.forward, variables, batch, None)
+    logits = jax.eval_shape(forward, variables, batch)
     zeros = jnp.zeros(logits.shape, logits.dtype)
-    sums = step.eval_step(
-      functions._replace(forward=lambda *_: zeros), variables, batch
-    )
+    sums = step.metric_sums(task, zeros, batch)
     return {metric: count for metric, (_, count) in sums.items()}
 
   totals: dict[str, float] = {}

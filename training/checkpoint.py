@@ -120,19 +120,19 @@ class Checkpoints:
 
   Args:
     workdir: of the run.
+    config: of the run; it says whether the best is kept, and by which metric.
     read_only: nothing is saved.
-    best_metric: the one that says which checkpoint is kept as the best; '' keeps
-      none.
   """
 
   def __init__(
-    self,
-    workdir: pathlib.Path,
-    read_only: bool = False,
-    best_metric: str = "",
+    self, workdir: pathlib.Path, config: TrainConfig, read_only: bool = False
   ):
-    self._best_metric = best_metric
-    kept = _keep_best(best_metric) if best_metric else {"max_to_keep": _KEEP}
+    self._config = config
+    keeps_best = config.checkpoint_keep == "best"
+    self._best_metric = config.best_metric if keeps_best else ""
+    kept = (
+      _keep_best(self._best_metric) if keeps_best else {"max_to_keep": _KEEP}
+    )
     self._manager = ocp.CheckpointManager(
       (workdir / "checkpoints").absolute(),
       options=ocp.CheckpointManagerOptions(
@@ -140,14 +140,6 @@ class Checkpoints:
       ),
       item_names=("state", "record"),
     )
-
-  @classmethod
-  def of(
-    cls, workdir: pathlib.Path, config: TrainConfig, read_only: bool = False
-  ) -> "Checkpoints":
-    """Those that a config asks for."""
-    is_best = config.checkpoint_keep == "best"
-    return cls(workdir, read_only, config.best_metric if is_best else "")
 
   def save(
     self,
@@ -245,15 +237,20 @@ class Checkpoints:
   def _restore_step(
     self, step: int, like: TrainState
   ) -> tuple[TrainState, Mapping[str, Any]]:
-    expected = _fields(jax.tree.map(_template, like))
     restored, fault = None, None
+    expected: Any = {}
+    entry: Any = {}
     try:
+      entry = self._manager.restore(
+        step, args=ocp.args.Composite(record=ocp.args.JsonRestore())
+      )["record"]
+      template = jax.tree.map(_template, like)
+      if ".seed" not in entry["digests"]:
+        template = _without_numbers(template)
+      expected = _fields(template)
       restored = self._manager.restore(
         step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardRestore(expected),
-          record=ocp.args.JsonRestore(),
-        ),
+        args=ocp.args.Composite(state=ocp.args.StandardRestore(expected)),
       )
     # Whatever one process cannot read, all go on to the step before.
     except Exception as error:
@@ -261,7 +258,7 @@ class Checkpoints:
     if cluster.any_of(restored is None):
       raise fault or ValueError("another process could not read it")
     assert restored is not None
-    fields, entry = dict(restored["state"]), restored["record"]
+    fields = dict(restored["state"])
     saved, restored_digests = entry["digests"], _named_digests(fields)
     for name in sorted(saved.keys() | restored_digests.keys()):
       if saved.get(name) != restored_digests.get(name):
@@ -274,11 +271,13 @@ class Checkpoints:
           f"{jax.tree_util.keystr(path)} has shape {leaf.shape}, expected "
           f"{other.shape}"
         )
-    number, params, opt_state = (
-      fields.pop(name) for name in ("step", "params", "opt_state")
+    names = ("step", "seed", "params", "opt_state", "ema")
+    number, seed, params, opt_state, ema = (
+      fields.pop(name, None) for name in names
     )
-    ema = fields.pop("ema", None)
-    state = TrainState(number, params, fields, opt_state, ema)
+    state = TrainState(number, seed, params, fields, opt_state, ema)
+    if seed is None:
+      state = _with_numbers(state, like, self._config)
     return state, entry["record"]
 
   @property
@@ -331,6 +330,21 @@ def _template(leaf: Any) -> Any:
   if cluster.are_several() and leaf.sharding is not None:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
   return np.zeros(leaf.shape, leaf.dtype)
+
+
+def _without_numbers(like: Any) -> Any:
+  """The state as older checkpoints have it, before seed and peak were part of it."""
+  return like._replace(seed=None, opt_state=like.opt_state.inner_state)
+
+
+def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
+  """A state of an older checkpoint, with seed and peak from the config of its run."""
+  opt_state = like.opt_state._replace(
+    count=state.step,
+    hyperparams={"peak": np.float32(config.optimizer.learning_rate)},
+    inner_state=state.opt_state,
+  )
+  return state._replace(seed=np.int32(config.seed), opt_state=opt_state)
 
 
 def _fields(state: TrainState) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Held-out data: metrics under teacher forcing, then decoding and its score."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
 import json
 import pathlib
 from typing import Any, NamedTuple, TypeVar
@@ -8,9 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+import models
 from settings.errors import RunError, one_line
 import tasks
-from training.devices.parallel import Parallel
+from training.devices import parallel
 from training.experiment import Experiment
 
 T = TypeVar("T")
@@ -28,9 +30,20 @@ class Sample(NamedTuple):
 
 
 def evaluate(
-  parallel: Parallel, variables: Mapping[str, Any], task: tasks.Task, split: str
+  eval_step: Any,
+  mesh: jax.sharding.Mesh,
+  variables: Mapping[str, Any],
+  task: tasks.Task,
+  split: str,
 ) -> dict[str, float]:
   """Metrics of one split: sums over all batches, divided once.
+
+  Args:
+    eval_step: from `step.make_eval_step`.
+    mesh: for which it was made.
+    variables: of the model.
+    task: of the run.
+    split: one of `task.eval_splits`.
 
   Returns:
     metric name → value; 'loss' is the cross-entropy in nats.
@@ -40,7 +53,7 @@ def evaluate(
   """
   # Fetched only after the last batch, so that devices never wait for us.
   pending = [
-    parallel.evaluate(variables, parallel.place_batch(batch))
+    eval_step(variables, parallel.place_batch(mesh, batch))
     for batch in _reading(task.eval_batches(split), split)
   ]
   totals: dict[str, np.ndarray] = {}
@@ -84,11 +97,7 @@ def generate(
       )
   values = {}
   if hasattr(task, "play"):
-    predict = jax.jit(
-      lambda variables, batch: experiment.functions.forward(
-        variables, batch, None
-      )
-    )
+    predict = jax.jit(functools.partial(models.forward, experiment.model))
     values = task.play(
       lambda batch: np.asarray(predict(variables, batch)), split
     )

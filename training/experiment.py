@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from attention import registry
+from attention import mechanism as mechanisms
 import models
 from models import attention_config
 from models.published import load
@@ -29,7 +30,6 @@ from training import workdir as workdir_lib
 from training.devices import cluster, memory, parallel
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState, is_schedule_free
-from training.step import Numbers, StepFunctions
 
 _SYMBOLS = ("vocab_size", "num_keys", "num_values", "num_fillers")
 """Leaves of tasks that hold so many symbols."""
@@ -42,10 +42,7 @@ class Experiment(NamedTuple):
     config: what it was made from.
     task: data, vocabulary and metric.
     model: the module.
-    functions: what a step is made of.
-    numbers: what it has of its own where several share a program.
-    init: `() -> TrainState`, from the seed alone, or from weights.
-    draw: `(seed) -> TrainState`, which `init` compiles; None where that reads weights.
+    draw: `(seed, peak) -> TrainState`, random, at the peak of the learning rate.
     shapes: that state's shapes and dtypes.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
@@ -53,12 +50,22 @@ class Experiment(NamedTuple):
   config: ExperimentConfig
   task: tasks.Task
   model: nn.Module
-  functions: StepFunctions
-  numbers: Numbers
-  init: Callable[[], TrainState]
-  draw: Callable[[int], TrainState] | None
+  draw: Callable[..., TrainState]
   shapes: TrainState
   generate: Callable[..., Any]
+
+  def init(self, mesh: jax.sharding.Mesh | None = None) -> TrainState:
+    """The state before the first step: random, or with published weights.
+
+    Args:
+      mesh: over which it is sharded; None is one device.
+    """
+    config = self.config
+    if config.weights:
+      state = _published_state(config, self.model)
+      return state if mesh is None else parallel.place_state(mesh, state)
+    where = None if mesh is None else parallel.shardings(mesh, self.shapes)
+    return jax.jit(self.draw, out_shardings=where)(*_seed_and_peak(config))
 
 
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
@@ -102,15 +109,6 @@ def _checked_data(workdir: Path, notes: Any) -> Any:
     raise ConfigError(str(error)) from error
 
 
-def sharing(run: Experiment, first: Experiment) -> Experiment:
-  """The same run with the program of `first`, which compiles once for both.
-
-  They differ in seed and learning rate alone.
-  """
-  draw = run.draw and first.draw
-  return run._replace(functions=first.functions, draw=draw)
-
-
 def create(
   config: ExperimentConfig,
   workdir: Path | None = None,
@@ -140,49 +138,29 @@ def create(
     memory.check(config, task.target_vocab_size, *lengths)
   if not restore:
     _check_generates(config, task)
-  schedule = train.optimizer, train.num_steps
-  optimizer = optimizer_lib.make_optimizer(*schedule)
-  has_ema = train.optimizer.ema_decay > 0
   with _refusals(config):
     model = models.create(config.model, **_sizes(config, task))
     variables = jax.eval_shape(
       functools.partial(_draw_variables, model), train.seed
     )
-  name = train.optimizer.name
-  shapes = _state_shapes(name, optimizer, variables, has_ema)
+  _check_optimizer(train, variables["params"])
+  draw = functools.partial(_draw_state, model, train)
+  shapes = jax.eval_shape(draw, *_seed_and_peak(config))
   if fits:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     memory.check(config, task.target_vocab_size, *lengths, held=held)
-  init = functools.partial(_init_state, model, optimizer, has_ema)
-  draw, start = init, functools.partial(jax.jit(init), train.seed)
-  if config.weights and not restore:
-    draw = None
-    start = functools.partial(
-      _published_state, config, model, optimizer, has_ema
-    )
-  constants = shapes.collections["constants"]
-  if train.redraw_every and not jax.tree.leaves(constants):
+  if train.redraw_every and not jax.tree.leaves(
+    shapes.collections["constants"]
+  ):
     raise ConfigError(
       "config.redraw_every: this model draws nothing that it does not train; "
       "expected 0"
     )
-  functions = StepFunctions(
-    forward=lambda variables, batch, rng: models.forward(
-      model, variables, batch, dropout_rng=rng
-    ),
-    metric_sums=task.metric_sums,
-    optimizer=functools.partial(optimizer_lib.make_optimizer, *schedule),
-    schedule=functools.partial(optimizer_lib.make_schedule, *schedule),
-    label_smoothing=train.optimizer.label_smoothing,
-    accumulate_steps=train.optimizer.accumulate_steps,
-    redraw_every=train.redraw_every,
-    ema_decay=train.optimizer.ema_decay,
-    # Compiled, this draws constants alone: nothing else is asked for.
-    draw_constants=lambda key: models.initialize(model, key, model.example())[
-      "constants"
-    ],
-    **_own_functions(config, task, model, shapes),
-  )
+  if hasattr(task, "loss") and train.optimizer.label_smoothing:
+    raise ConfigError(
+      f"config.optimizer.label_smoothing: the task {config.task_name!r} has a "
+      f"loss of its own; expected 0, got {train.optimizer.label_smoothing}"
+    )
 
   def generate(variables, inputs, **options):
     if "source" in inputs and task.pad_id != models.PAD_ID:
@@ -198,10 +176,7 @@ def create(
       **options,
     )
 
-  numbers = Numbers.of(train.seed, train.optimizer)
-  return Experiment(
-    config, task, model, functions, numbers, start, draw, shapes, generate
-  )
+  return Experiment(config, task, model, draw, shapes, generate)
 
 
 def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
@@ -260,7 +235,7 @@ def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
   typed = split(config_file.partition(":")[2])
   try:
     names = dict.fromkeys(mechanism(word)[0] for word in typed)
-    records = {name: registry.example(name) for name in names}
+    records = {name: mechanisms.example(name) for name in names}
   except ValueError:  # A file may have names of its own.
     return []
   lines = []
@@ -321,7 +296,7 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
       raise
     raise ConfigError(
       f"config.model: {', '.join(foreign)} raised "
-      f"{registry.where_it_failed(error, *foreign)}"
+      f"{mechanisms.where_it_failed(error, *foreign)}"
     ) from error
 
 
@@ -329,74 +304,50 @@ def _draw_variables(model, seed) -> Any:
   return models.initialize(model, jax.random.key(seed), model.example())
 
 
-def _init_state(model, optimizer, has_ema, seed) -> TrainState:
-  variables = _draw_variables(model, seed)
-  return TrainState.first(variables, optimizer, has_ema)
+def _draw_state(model, config, seed, peak) -> TrainState:
+  return _first_state(config, _draw_variables(model, seed), seed, peak)
 
 
-def _state_shapes(name, optimizer, variables, has_ema) -> TrainState:
-  """Shapes of the state of a run.
-
-  Raises:
-    ConfigError: the optimiser cannot update such parameters.
-  """
-  try:
-    optimizer_lib.check_update(name, optimizer, variables["params"])
-  except ValueError as error:
-    raise ConfigError(f"config.optimizer.{error}") from error
-  first = functools.partial(
-    TrainState.first, optimizer=optimizer, has_ema=has_ema
-  )
-  shapes = jax.eval_shape(first, variables)
-  dtypes = {leaf.dtype for leaf in jax.tree.leaves(shapes.params)}
-  narrow = [x.name for x in dtypes if jnp.finfo(x).bits < 32]
-  if narrow and is_schedule_free(shapes.opt_state):
-    raise ConfigError(
-      f"config.optimizer.name: {name} averages the parameters themselves, which "
-      "fewer than 32 bits do not resolve; expected config.model.param_dtype="
-      f"'float32', got {narrow[0]!r}"
-    )
-  return shapes
-
-
-def _published_state(config, model, optimizer, has_ema) -> TrainState:
+def _published_state(config, model) -> TrainState:
   """The state of a run that starts from published weights."""
   # The config has every mechanism, those of the folder among them.
   opened = load.open_folder(Path(config.weights), config.model.attentions)
   key = jax.random.key(config.train.seed)
   variables = load.read_variables(opened, model, key)
-  return TrainState.first(variables, optimizer, has_ema)
+  return _first_state(config.train, variables, *_seed_and_peak(config))
 
 
-def _own_functions(config, task, model, shapes) -> dict[str, Any]:
-  """What a model with state or losses, or a task with its own loss, changes."""
-  functions: dict[str, Any] = {}
-  replaced = [
-    shapes.collections.get(name) for name in getattr(model, "state", ())
-  ]
-  has_losses = any(
-    chosen.build().loss is not None
-    for slot in config.model.attentions.values()
-    for chosen in slot
+def _first_state(config, variables, seed, peak) -> TrainState:
+  optimizer = optimizer_lib.make_optimizer(
+    config.optimizer, config.num_steps, peak
   )
-  if jax.tree.leaves(replaced) or has_losses:
-    # One program for all devices sees the whole batch; one for each of them has
-    # to ask the others.
-    axis = parallel.AXIS if config.train.parallel == "pmap" else None
-    functions["forward_and_state"] = lambda variables, batch, rng: (
-      models.forward_and_state(
-        model, variables, batch, dropout_rng=rng, axis_name=axis
-      )
+  has_ema = config.optimizer.ema_decay > 0
+  return TrainState.first(variables, optimizer, seed, has_ema)
+
+
+def _seed_and_peak(config) -> tuple[np.ndarray, np.ndarray]:
+  """What runs of one program may differ in; in their state, not in the program."""
+  peak = config.train.optimizer.learning_rate
+  # `optax.inject_hyperparams` knows a NumPy array as a number, but no np.float32.
+  return np.asarray(config.train.seed, "int32"), np.asarray(peak, "float32")
+
+
+def _check_optimizer(config, params) -> None:
+  """Raises ConfigError if the optimiser cannot update parameters of these shapes."""
+  name = config.optimizer.name
+  optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps)
+  try:
+    optimizer_lib.check_update(name, optimizer, params)
+  except ValueError as error:
+    raise ConfigError(f"config.optimizer.{error}") from error
+  dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
+  narrow = [x.name for x in dtypes if jnp.finfo(x).bits < 32]
+  if narrow and is_schedule_free(jax.eval_shape(optimizer.init, params)):
+    raise ConfigError(
+      f"config.optimizer.name: {name} averages the parameters themselves, which "
+      "fewer than 32 bits do not resolve; expected config.model.param_dtype="
+      f"'float32', got {narrow[0]!r}"
     )
-  if hasattr(task, "loss"):
-    smoothing = config.train.optimizer.label_smoothing
-    if smoothing:
-      raise ConfigError(
-        f"config.optimizer.label_smoothing: the task {config.task_name!r} has a "
-        f"loss of its own; expected 0, got {smoothing}"
-      )
-    functions["loss"] = task.loss
-  return functions
 
 
 def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:

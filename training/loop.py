@@ -1,6 +1,5 @@
 """A run: restore, step, evaluate, checkpoint, report."""
 
-from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import functools
 import math
@@ -9,16 +8,13 @@ import signal
 from typing import Any
 
 import jax
-import numpy as np
 
 from settings.errors import ConfigError, RunError, one_line
 import tasks
 from training import evaluate, ownership
 from training.best import BestEvaluation
 from training.checkpoint import Checkpoints, newest_step
-from training.devices import cluster
-from training.devices import parallel as parallel_lib
-from training.devices.parallel import Parallel
+from training.devices import cluster, parallel
 from training.devices.profile import Profile
 from training.experiment import Experiment
 from training.loss_meter import LossMeter
@@ -27,6 +23,7 @@ from training.pictures import attention_maps
 from training.prefetch import prefetch
 from training.signals import Interrupted, Signals
 from training.state import TrainState
+from training.step import make_eval_step, make_step
 from training.workdir import STOPPED, final_metrics
 
 Results = dict[str, dict[str, Any]]
@@ -73,9 +70,9 @@ def run(
       raise KeyboardInterrupt
     return results
   config = experiment.config.train
-  parallel = parallel_lib.make(
-    experiment.functions, config.parallel, config.mesh
-  )
+  mesh = parallel.make_mesh(config)
+  built = experiment.model, experiment.task, config, mesh
+  step, eval_step = make_step(*built), make_eval_step(*built)
   with contextlib.ExitStack() as stack:
     if cluster.is_first():
       stack.enter_context(ownership.lock(workdir))
@@ -83,19 +80,24 @@ def run(
     finished = final_metrics(workdir, experiment.config)
     if cluster.any_of(finished is not None):
       return finished
-    checkpoints = Checkpoints.of(workdir, config)
+    checkpoints = Checkpoints(workdir, config)
     stack.callback(checkpoints.close)
-    shapes = parallel.placed_shapes(experiment.shapes)
+    shapes = parallel.with_shardings(
+      experiment.shapes, parallel.shardings(mesh, experiment.shapes)
+    )
     restored = checkpoints.restore(shapes)
     state, record = restored or (None, {})
     best = BestEvaluation(config, record.get("best", {}))
     if config.mesh.sequence > 1:
       # Whether a mechanism can serve parts of these lengths shows in the trace.
       try:
-        _lower_step(experiment, parallel, shapes, 0)
+        step.lower(shapes, _read(experiment, mesh, 0))
       except ValueError as error:
         raise ConfigError(f"config.mesh.sequence: {one_line(error)}") from error
-    state = _place_state(experiment, parallel, shapes, state)
+    if state is None:
+      state = experiment.init(mesh)
+    else:
+      state = parallel.place_state(mesh, state)
     first = int(state.step)
     writer = MetricsWriter(workdir, first, cluster.is_first(), config.log)
     stack.callback(writer.close)
@@ -114,7 +116,9 @@ def run(
     try:
       state = _train(
         experiment,
-        parallel,
+        step,
+        eval_step,
+        mesh,
         state,
         meter,
         best,
@@ -133,8 +137,8 @@ def run(
         del state  # There may be no room for two.
         restored = checkpoints.restore(shapes, best=True)
         assert restored is not None
-        state = parallel.place_state(restored[0])
-      results = _finish(experiment, parallel, state, meter, workdir)
+        state = parallel.place_state(mesh, restored[0])
+      results = _finish(experiment, eval_step, mesh, state, meter, workdir)
     except Interrupted:
       print(stopped_at(last))
       return None
@@ -162,50 +166,17 @@ def _which(step: int, best_step: int | None) -> str:
   return f"of step {step}; the best, of step {best_step}, is damaged"
 
 
-def _place_state(
-  experiment: Experiment,
-  parallel: Parallel,
-  shapes: TrainState,
-  restored: TrainState | None,
-) -> TrainState:
-  """The state to begin with, on the devices, of placed shapes.
-
-  Meanwhile the step is compiled on another thread: without that the first step ends
-  12 % later. What fails there, as data that cannot be read, fails again where the
-  step is taken, and is told there.
-  """
-  first = 0 if restored is None else int(restored.step)
-  with ThreadPoolExecutor(max_workers=1) as background:
-    if first < experiment.config.train.num_steps:
-      background.submit(
-        lambda: _lower_step(experiment, parallel, shapes, first).compile()
-      )
-    if restored is not None:
-      return parallel.place_state(restored)
-    if experiment.draw is None:
-      return parallel.place_state(experiment.init())
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
-    draw = jax.jit(experiment.draw, out_shardings=shardings)
-    return draw(experiment.config.train.seed)
-
-
-def _lower_step(
-  experiment: Experiment, parallel: Parallel, shapes: TrainState, step: int
-) -> jax.stages.Lowered:
-  """The traced update of a step, for a state of placed shapes."""
-  batch = _read(experiment, parallel, step)
-  return parallel.train.lower(experiment.numbers, shapes, batch, np.int32(0))
-
-
-def _read(experiment: Experiment, parallel: Parallel, step: int) -> Any:
+def _read(experiment: Experiment, mesh: jax.sharding.Mesh, step: int) -> Any:
   """The batch of a step on the devices; each process makes its rows alone."""
   make = functools.partial(experiment.task.train_batch, step)
-  return parallel.read_batch(make, experiment.config.train.batch_size)
+  return parallel.read_batch(mesh, make, experiment.config.train.batch_size)
 
 
 def _train(
   experiment: Experiment,
-  parallel: Parallel,
+  step: Any,
+  eval_step: Any,
+  mesh: jax.sharding.Mesh,
   state: TrainState,
   meter: LossMeter,
   best: BestEvaluation,
@@ -225,27 +196,25 @@ def _train(
     return None
   progress = Progress(first, last, shown=cluster.is_first())
 
-  def load(step):
+  def load(number):
     try:
-      return _read(experiment, parallel, step)
+      return _read(experiment, mesh, number)
     # Readers raise exceptions of any type.
     except Exception as error:
       raise RunError(
-        f"step {step + 1}: data cannot be read: {one_line(error)}"
+        f"step {number + 1}: data cannot be read: {one_line(error)}"
       ) from error
 
   with (
     contextlib.closing(progress),
     contextlib.closing(prefetch(load, first, last)) as batches,
   ):
-    for step, batch in enumerate(batches, first):
-      with profile.step(step, state):
-        state, metrics = parallel.train(
-          experiment.numbers, state, batch, np.int32(step)
-        )
+    for number, batch in enumerate(batches, first):
+      with profile.step(number, state):
+        state, metrics = step(state, batch)
       signals.abandon = ""
-      meter.add(step, metrics)
-      done = step + 1
+      meter.add(number, metrics)
+      done = number + 1
 
       log = done % config.log_every == 0 or done == last
       is_due = done % config.eval_every == 0
@@ -255,9 +224,9 @@ def _train(
       if cluster.are_several():
         # All have to stop at the same step.
         stop = (log or evaluation or save) and cluster.any_of(stop)
-      if log or evaluation or save or stop or step == first:
+      if log or evaluation or save or stop or number == first:
         meter.fetch()
-      if step == first:
+      if number == first:
         meter.forget_first()
         progress.restart_clock(done, meter.seconds)
       if log:
@@ -267,7 +236,7 @@ def _train(
       gain = None
       if evaluation or (done == last and config.asks_best):
         split = task.eval_splits[0]
-        values = _evaluate(task, parallel, state, meter, split)
+        values = _evaluate(task, eval_step, mesh, state, meter, split)
         if evaluation:  # Of the last step, the end of the run writes more.
           writer.write(done, {split: values}, meter.seconds)
           progress.say(f"step {done}  {split}  {format_values(values)}")
@@ -297,13 +266,14 @@ def _train(
 
 def _evaluate(
   task: tasks.Task,
-  parallel: Parallel,
+  eval_step: Any,
+  mesh: jax.sharding.Mesh,
   state: TrainState,
   meter: LossMeter,
   split: str,
 ) -> dict[str, Any]:
   """Metrics of a split; a loss of the first that cannot be stops the run."""
-  values = evaluate.evaluate(parallel, state.variables, task, split)
+  values = evaluate.evaluate(eval_step, mesh, state.variables, task, split)
   # Others may be of lengths that the model cannot do.
   if split == task.eval_splits[0]:
     # A task with a loss of its own has no uniform guess.
@@ -315,7 +285,8 @@ def _evaluate(
 
 def _finish(
   experiment: Experiment,
-  parallel: Parallel,
+  eval_step: Any,
+  mesh: jax.sharding.Mesh,
   state: TrainState,
   meter: LossMeter,
   workdir: pathlib.Path,
@@ -327,9 +298,9 @@ def _finish(
   task, results, samples = experiment.task, {}, []
   variables = state.variables
   if cluster.are_several():  # The first process generates and draws alone.
-    variables = parallel_lib.to_host(variables)
+    variables = parallel.to_host(variables)
   for split in task.eval_splits:
-    values = _evaluate(task, parallel, state, meter, split)
+    values = _evaluate(task, eval_step, mesh, state, meter, split)
     if cluster.is_first():
       decoded, scores = evaluate.generate(experiment, variables, split)
       samples = decoded or samples

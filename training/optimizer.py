@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 import inspect
-from typing import NamedTuple
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import optax.contrib
 
-from attention import registry
-from attention.suggest import near
+from attention.checks import near
+from attention.mechanism import named
 from settings.errors import one_line
 from training.config import OptimizerConfig
 from training.state import float32
@@ -33,29 +33,10 @@ _WEIGHT_DECAYS = {
 """Arguments of Optax -> those that choose the parameters which decay."""
 
 
-class LearningRate(NamedTuple):
-  """The numbers of a schedule that follow from the peak: arguments of a program.
-
-  Attributes:
-    peak: the highest rate.
-    start: of the warm-up, less the peak.
-  """
-
-  peak: Float[Array, ""] | np.float32
-  start: Float[Array, ""] | np.float32
-
-  @classmethod
-  def of(cls, config: OptimizerConfig) -> "LearningRate":
-    """Those of a config, rounded once."""
-    peak = config.learning_rate
-    start = peak / (config.warmup_steps + 1) - peak
-    return cls(np.float32(peak), np.float32(start))
-
-
 def make_schedule(
   config: OptimizerConfig,
   num_steps: int,
-  learning_rate: LearningRate | None = None,
+  peak: float | Float[Array, ""] | None = None,
 ) -> optax.Schedule:
   """Learning rate of each step: linear warm-up, then the named schedule.
 
@@ -65,30 +46,31 @@ def make_schedule(
   Args:
     config: schedule, warm-up and final fraction.
     num_steps: length of the run; where 'cosine' ends.
-    learning_rate: its numbers, which a program may take as arguments; default
-      those of the config.
+    peak: the highest rate, which a program may take as an argument; default that
+      of the config.
   """
   warmup = config.warmup_steps
-  peak, start = learning_rate or LearningRate.of(config)
+  rate = np.float32(config.learning_rate) if peak is None else peak
   match config.schedule:
     case "constant":
-      schedule = optax.constant_schedule(peak)
+      schedule = optax.constant_schedule(rate)
     case "cosine":
       schedule = optax.cosine_decay_schedule(
-        peak, max(num_steps - warmup, 1), alpha=config.final_fraction
+        rate, max(num_steps - warmup, 1), alpha=config.final_fraction
       )
     case "inverse_sqrt":
       # Vaswani et al. 2017: falls as 1/√step, and is the peak at `warmup`.
       shift = max(warmup, 1)
 
       def schedule(count):
-        return peak * jnp.sqrt(shift / jnp.maximum(shift + count, 1))
+        return rate * jnp.sqrt(shift / jnp.maximum(shift + count, 1))
 
   if not warmup:
     return schedule
 
   def ramp(count):
-    return start * (1 - jnp.clip(count, 0, warmup) / warmup) + peak
+    start = rate / (warmup + 1) - rate
+    return start * (1 - jnp.clip(count, 0, warmup) / warmup) + rate
 
   return optax.join_schedules([ramp, schedule], [warmup])
 
@@ -96,12 +78,18 @@ def make_schedule(
 def make_optimizer(
   config: OptimizerConfig,
   num_steps: int,
-  learning_rate: LearningRate | None = None,
+  peak: float | Float[Array, ""] | None = None,
 ) -> optax.GradientTransformation:
   """Clipping, then the named optimiser under the schedule of `make_schedule`.
 
+  The peak of the schedule is in the optimiser's state (`optax.inject_hyperparams`).
   The optimiser gets the arguments that the config sets, and no other. It computes
   in float32 and keeps its state there, even if parameters have fewer bits.
+
+  Args:
+    config: the optimiser and its schedule.
+    num_steps: length of the run.
+    peak: of the state that it begins with; default that of the config.
 
   Raises:
     ValueError: there is no such optimiser, or it refuses an option; the message
@@ -136,16 +124,28 @@ def make_optimizer(
         f"would decay too; expected 0, got {options[name]}; or pass a function of "
         "your own that takes a mask (docs/howto/optimiser.md)"
       )
-  schedule = make_schedule(config, num_steps, learning_rate)
-  try:
+
+  def scheduled(peak):
+    schedule = make_schedule(config, num_steps, peak)
     update = factory(learning_rate=schedule, **options)
+    if config.clip_norm is not None:
+      update = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+    return update
+
+  peak = config.learning_rate if peak is None else peak
+  try:
+    scheduled(peak)
   except (TypeError, ValueError) as error:
     raise ValueError(
       f"name: {config.name} refused its options: {error}"
     ) from error
-  if config.clip_norm is not None:
-    update = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
-  return _in_float32(update)
+  inject = optax.inject_hyperparams(scheduled, hyperparam_dtype=jnp.float32)
+  return _in_float32(inject(peak))
+
+
+def peak(opt_state: optax.OptState) -> Float[Array, ""]:
+  """The peak of the learning rate in the state of `make_optimizer`."""
+  return cast(Any, opt_state).hyperparams["peak"]
 
 
 def with_defaults(config: OptimizerConfig) -> OptimizerConfig:
@@ -211,7 +211,7 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
     and "learning_rate" in inspect.signature(factory).parameters
   }
   try:
-    factory = registry.named(name, known, "factory")
+    factory = named(name, known, "factory")
   except ValueError as error:
     raise ValueError(f"name: {error}") from error
   # Not every function of C has a signature, and what is no function has none.

@@ -17,6 +17,7 @@ class TrainState(NamedTuple):
 
   Attributes:
     step: number of updates done.
+    seed: dropout of step i follows from (seed, i) alone.
     params: trained variables.
     collections: what the model has beside 'params', by name, which no optimiser
       touches: 'constants', and what a step replaces, such as 'batch_stats'.
@@ -25,6 +26,7 @@ class TrainState(NamedTuple):
   """
 
   step: Int[Array, ""]
+  seed: Int[Array, ""]
   params: Mapping[str, Any]
   collections: Mapping[str, Any]
   opt_state: optax.OptState
@@ -35,15 +37,16 @@ class TrainState(NamedTuple):
     cls,
     variables: Mapping[str, Any],
     optimizer: optax.GradientTransformation,
+    seed: int | Int[Array, ""] = 0,
     has_ema: bool = False,
   ) -> "TrainState":
     """The state before the first step; a running mean begins at the parameters."""
     collections = {"constants": {}, **variables}
     params = collections.pop("params")
-    step = jnp.zeros((), "int32")
+    step, seed = jnp.zeros((), "int32"), jnp.asarray(seed, "int32")
     # Of its own memory, as a step is given both.
     ema = jax.tree.map(jnp.copy, float32(params)) if has_ema else None
-    return cls(step, params, collections, optimizer.init(params), ema)
+    return cls(step, seed, params, collections, optimizer.init(params), ema)
 
   @property
   def variables(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One step of training and one of evaluation, as pure functions.
+"""The training step and the evaluation step, compiled for a mesh.
 
 Every metric is a pair (sum, count), divided once after all rows of all
 micro-batches and devices are in. A mean of means would be wrong as soon as
@@ -6,16 +6,21 @@ padding is uneven.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+import functools
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
-import numpy as np
+from jaxtyping import Array, Float
 import optax
 
-from training.config import OptimizerConfig
-from training.optimizer import LearningRate
+import models
+from models.kind import Model
+from tasks.base import Task
+from training import optimizer as optimizer_lib
+from training.config import TrainConfig
+from training.devices import parallel
+from training.devices.parallel import AXIS
 from training.state import TrainState, evaluated, float32
 
 Batch = Mapping[str, Array]
@@ -47,65 +52,156 @@ def cross_entropy(
   return objective, nats, jnp.sum(weights)
 
 
-class Numbers(NamedTuple):
-  """What runs of one program differ in: arguments of their compiled step.
+def make_step(
+  model: Model, task: Task, config: TrainConfig, mesh: jax.sharding.Mesh
+) -> Any:
+  """Builds the training step, `(state, batch) -> (state, metrics)`.
 
-  Attributes:
-    seed: dropout of step i follows from (seed, i) alone.
-    learning_rate: of the optimiser's schedule.
+  The seed and the peak learning rate are in the state, so runs that differ in
+  these alone compile the same program. The step updates only if loss, gradient
+  and new parameters are finite; otherwise the state stays as it was, and
+  `metrics['updates']` does not grow.
+
+  Args:
+    model: from `models.create`.
+    task: its metrics, and its loss if it has one of its own.
+    config: the optimiser, micro-batches, running mean and redrawn constants.
+    mesh: from `parallel.make_mesh` of the same config.
+
+  Returns:
+    A compiled function that donates `state`, as `parallel.place_state` lays it
+    out, and reads `batch`, as `parallel.place_batch` does. Its metrics are
+    'loss' [2] (sum of nats, count), and the scalars 'grad_norm' (before
+    clipping), 'learning_rate', 'updates'.
   """
+  optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps)
+  is_pmap = config.parallel == "pmap"
+  objective = make_objective(model, task, config, mesh)
 
-  seed: Int[Array, ""] | np.int32
-  learning_rate: LearningRate
+  def step(state, batch):
+    key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+    collections = state.collections
+    if config.redraw_every:
+      collections = _redrawn(model, config.redraw_every, state, key)
+    if is_pmap:  # Each device draws the dropout of its own rows.
+      key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+    gradient, sums, collections = mean_gradient(
+      objective,
+      state.params,
+      collections,
+      batch,
+      key,
+      splits=config.optimizer.accumulate_steps,
+      axis_name=AXIS if is_pmap else None,
+    )
+    grad_norm = optax.tree.norm(gradient)
+    updates, opt_state = optimizer.update(
+      gradient, state.opt_state, state.params
+    )
+    params = cast(Any, optax.apply_updates(state.params, updates))
+    ema = state.ema
+    if ema is not None:
+      rate = 1 - config.optimizer.ema_decay
+      mean_of = float32(evaluated(params, opt_state))
+      ema = cast(Any, optax.incremental_update(mean_of, ema, rate))
+    updated = TrainState(
+      state.step + 1, state.seed, params, collections, opt_state, ema
+    )
+    finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
+    for leaf in jax.tree.leaves(updated.variables["params"]):
+      finite &= jnp.all(jnp.isfinite(leaf))
+    new_state = jax.tree.map(
+      lambda new, old: jnp.where(finite, new, old), updated, state
+    )
+    schedule = optimizer_lib.make_schedule(
+      config.optimizer, config.num_steps, optimizer_lib.peak(state.opt_state)
+    )
+    if not is_pmap:
+      new_state = jax.lax.with_sharding_constraint(
+        new_state, parallel.shardings(mesh, new_state)
+      )
+    return new_state, {
+      "loss": sums,
+      "grad_norm": grad_norm,
+      "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+      "updates": new_state.step,
+    }
 
-  @classmethod
-  def of(cls, seed: int, config: OptimizerConfig) -> "Numbers":
-    """Those of a run."""
-    return cls(np.int32(seed), LearningRate.of(config))
+  if is_pmap:
+    return jax.pmap(
+      step,
+      axis_name=AXIS,
+      in_axes=(None, 0),
+      out_axes=None,
+      donate_argnums=0,
+      devices=[*mesh.devices.flat],
+    )
+  everywhere = jax.NamedSharding(mesh, jax.P())
+  return jax.jit(step, donate_argnums=0, out_shardings=(None, everywhere))
 
 
-class StepFunctions(NamedTuple):
-  """What a step is made of, and nothing of where it runs.
+def make_objective(
+  model: Model, task: Task, config: TrainConfig, mesh: jax.sharding.Mesh
+) -> Callable[..., tuple[Array, Any]]:
+  """Builds what `mean_gradient` differentiates; the arguments of `make_step`."""
+  loss = getattr(task, "loss", cross_entropy)
+  axis_name = AXIS if config.parallel == "pmap" else None
+  forward = parallel.on_mesh(
+    mesh,
+    functools.partial(models.forward_and_state, axis_name=axis_name),
+    model,
+  )
 
-  Attributes:
-    forward: `(variables, batch, dropout_rng) -> logits [B, T, C]`;
-      `dropout_rng` None means deterministic.
-    metric_sums: `(logits, batch) -> Sums`, in addition to the loss.
-    optimizer: `LearningRate -> (init, update)`.
-    schedule: `LearningRate -> (step -> learning rate)`, for the record.
-    label_smoothing: in what is minimised, never in what is reported.
-    accumulate_steps: micro-batches of one step.
-    redraw_every: steps between new constants; 0 keeps the first.
-    ema_decay: of the running mean of parameters, in a state that has one.
-    draw_constants: `key -> constants`, needed where `redraw_every` > 0.
-    forward_and_state: `(variables, batch, dropout_rng) -> (logits, collections)`
-      of a model that replaces collections while it is trained, as with batch norm
-      the running statistics, or that has 'losses' of its own, which are added to
-      the mean objective; None for any other model.
-    loss: `(logits, batch, label_smoothing) -> (objective sum, sum of nats,
-      count)`, see `cross_entropy`.
-  """
+  def objective(params, collections, batch, key):
+    variables = {"params": params, **collections}
+    logits, new = forward(variables, batch, dropout_rng=key)
+    value, nats, count = loss(logits, batch, config.optimizer.label_smoothing)
+    for mean in jax.tree.leaves(new.get("losses", {})):
+      value += count * mean  # The sum is divided by the count later.
+    new = {name: x for name, x in new.items() if name != "losses"}
+    return value, (jnp.stack([nats, count]), {**collections, **new})
 
-  forward: Callable[..., Float[Array, "B T C"]]
-  metric_sums: Callable[..., Sums]
-  optimizer: Callable[[LearningRate], optax.GradientTransformation]
-  schedule: Callable[[LearningRate], optax.Schedule]
-  label_smoothing: float = 0.0
-  accumulate_steps: int = 1
-  redraw_every: int = 0
-  ema_decay: float = 0.0
-  draw_constants: Callable[[Array], Any] | None = None
-  forward_and_state: Callable[..., tuple[Array, Any]] | None = None
-  loss: Callable[..., tuple[Array, Array, Array]] = cross_entropy
+  return objective
+
+
+def make_eval_step(
+  model: Model, task: Task, config: TrainConfig, mesh: jax.sharding.Mesh
+) -> Any:
+  """Builds the evaluation step, `(variables, batch) -> sums`; see `metric_sums`."""
+  forward = parallel.on_mesh(mesh, models.forward, model)
+
+  def step(variables, batch):
+    return metric_sums(task, forward(variables, batch), batch)
+
+  if config.parallel == "pmap":
+    return jax.pmap(
+      lambda *arguments: jax.lax.psum(step(*arguments), AXIS),
+      axis_name=AXIS,
+      in_axes=(None, 0),
+      out_axes=None,
+      devices=[*mesh.devices.flat],
+    )
+  return jax.jit(step, out_shardings=jax.NamedSharding(mesh, jax.P()))
+
+
+def metric_sums(
+  task: Task, logits: Float[Array, "B T C"], batch: Batch
+) -> Sums:
+  """Sums of the loss (plain cross-entropy in nats) and the task's metrics."""
+  loss = getattr(task, "loss", cross_entropy)
+  _, nats, count = loss(logits, batch, 0.0)
+  return {"loss": jnp.stack([nats, count])} | task.metric_sums(logits, batch)
 
 
 def mean_gradient(
-  functions: StepFunctions,
+  objective: Callable[..., tuple[Array, Any]],
   params: Any,
   collections: Mapping[str, Any],
   batch: Batch,
-  key: Array | None = None,
-  reduce: Callable[[Any], Any] = lambda tree: tree,
+  key: Array,
+  *,
+  splits: int = 1,
+  axis_name: str | None = None,
 ) -> tuple[Any, Float[Array, "2"], Any]:
   """Gradient of the mean objective over all weighted targets.
 
@@ -114,48 +210,35 @@ def mean_gradient(
   batch, up to rounding.
 
   Args:
-    functions: see `StepFunctions`.
+    objective: `(params, collections, batch, key) -> (sum, (loss [2], collections))`,
+      with the loss as sum and count.
     params: differentiated.
     collections: what else the model has; every micro-batch replaces those that
       the model replaces.
-    batch: leaves `[B, …]`, B a multiple of `accumulate_steps`.
-    key: for dropout; None means deterministic.
-    reduce: sums a tree over devices where each holds only its own rows.
+    batch: leaves `[B, …]`, B a multiple of `splits`.
+    key: for dropout.
+    splits: number of micro-batches.
+    axis_name: of a `pmap` whose devices have the rows of one batch.
 
   Returns:
-    gradient (float32 if `params` have fewer bits), the cross-entropy as (sum,
-    count), and the collections afterwards.
+    gradient (float32 if `params` have fewer bits), the loss as (sum, count), and
+    the collections afterwards.
   """
 
-  def objective(params, rows, key, collections):
-    variables, losses = {"params": params, **collections}, {}
-    if functions.forward_and_state is None:
-      logits = functions.forward(variables, rows, key)
-    else:
-      logits, new = functions.forward_and_state(variables, rows, key)
-      losses = new.get("losses", {})
-      new = {name: x for name, x in new.items() if name != "losses"}
-      collections = {**collections, **new}
-    value, nats, count = functions.loss(logits, rows, functions.label_smoothing)
-    for mean in jax.tree.leaves(losses):
-      value += count * mean  # The sum is divided by the count later.
-    return value, (jnp.stack([nats, count]), collections)
-
-  def gradient_of(params, *arguments):
-    gradient, aux = jax.grad(objective, has_aux=True)(params, *arguments)
+  def gradient_of(*arguments):
+    gradient, aux = jax.grad(objective, has_aux=True)(*arguments)
     return float32(gradient), aux
 
-  splits = functions.accumulate_steps
   if splits == 1:
-    gradient, (sums, collections) = gradient_of(params, batch, key, collections)
+    gradient, (sums, collections) = gradient_of(params, collections, batch, key)
   else:
 
     def accumulate(carry, index_and_rows):
       totals, collections = carry
       index, rows = index_and_rows
-      rng = None if key is None else jax.random.fold_in(key, index)
+      rng = jax.random.fold_in(key, index)
       gradient, (sums, collections) = gradient_of(
-        params, rows, rng, collections
+        params, collections, rows, rng
       )
       totals = jax.tree.map(jnp.add, totals, (gradient, sums))
       return (totals, collections), None
@@ -166,104 +249,26 @@ def mean_gradient(
       (zeros, collections),
       (jnp.arange(splits), _micro_batches(batch, splits)),
     )
-  gradient, sums = reduce((gradient, sums))
+  if axis_name is not None:
+    gradient, sums = jax.lax.psum((gradient, sums), axis_name)
   # A batch without a single target has gradient 0, not 0/0.
   count = jnp.where(sums[1] > 0, sums[1], 1.0)
   return jax.tree.map(lambda g: g / count, gradient), sums, collections
 
 
-def train_step(
-  functions: StepFunctions,
-  numbers: Numbers,
-  state: TrainState,
-  batch: Batch,
-  step: Int[Array, ""],
-  *,
-  reduce: Callable[[Any], Any] = lambda tree: tree,
-  shard: Callable[[Array], Array] = lambda key: key,
-) -> tuple[TrainState, dict[str, Array]]:
-  """One update, done only if loss, gradient and new parameters are finite.
-
-  A bad step leaves the whole state as it was, and since an update also wants
-  `state.step == step`, so do all that follow. The host may therefore look
-  late: `metrics['updates']` then still is the index of the bad step.
-
-  Args:
-    functions: see `StepFunctions`.
-    numbers: see `Numbers`.
-    state: donated by the caller.
-    batch: the rows of this step.
-    step: its index, from 0.
-    reduce: as in `mean_gradient`.
-    shard: makes a dropout key of this device's own, where rows are split.
-
-  Returns:
-    new state and metrics: 'loss' [2] (sum of nats, count), and the scalars
-    'grad_norm' (before clipping), 'learning_rate', 'updates'.
-  """
-  seed, learning_rate = numbers
-  key = jax.random.fold_in(jax.random.key(seed), step)
-  collections = _redrawn(functions, state, step, key)
-  gradient, sums, collections = mean_gradient(
-    functions, state.params, collections, batch, shard(key), reduce
-  )
-  grad_norm = optax.tree.norm(gradient)
-  updates, opt_state = functions.optimizer(learning_rate).update(
-    gradient, state.opt_state, state.params
-  )
-  params = cast(Any, optax.apply_updates(state.params, updates))
-  ema = state.ema
-  if ema is not None:
-    rate = 1 - functions.ema_decay
-    mean_of = float32(evaluated(params, opt_state))
-    ema = cast(Any, optax.incremental_update(mean_of, ema, rate))
-  updated = TrainState(state.step + 1, params, collections, opt_state, ema)
-  finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
-  for leaf in jax.tree.leaves(updated.variables["params"]):
-    finite &= jnp.all(jnp.isfinite(leaf))
-  valid = finite & (state.step == step)
-  new_state = jax.tree.map(
-    lambda new, old: jnp.where(valid, new, old), updated, state
-  )
-  return new_state, {
-    "loss": sums,
-    "grad_norm": grad_norm,
-    "learning_rate": jnp.asarray(
-      functions.schedule(learning_rate)(step), jnp.float32
-    ),
-    "updates": new_state.step,
-  }
-
-
 def _redrawn(
-  functions: StepFunctions, state: TrainState, step: Int[Array, ""], key: Array
+  model: Model, redraw_every: int, state: TrainState, key: Array
 ) -> Mapping[str, Any]:
-  """The state's collections, or with new constants: the same on every device."""
-  draw, collections = functions.draw_constants, state.collections
-  if not functions.redraw_every or draw is None:
-    return collections
+  """The collections with new constants where due: the same on every device."""
   # Dropout folds small numbers into the same key.
   key = jax.random.fold_in(key, 2**31 - 1)
   constants = jax.lax.cond(
-    step % functions.redraw_every == 0,
-    lambda: draw(key),
-    lambda: collections["constants"],
+    state.step % redraw_every == 0,
+    # Compiled, this draws constants alone: nothing else is asked for.
+    lambda: models.initialize(model, key, model.example())["constants"],
+    lambda: state.collections["constants"],
   )
-  return {**collections, "constants": constants}
-
-
-def eval_step(
-  functions: StepFunctions,
-  variables: Mapping[str, Any],
-  batch: Batch,
-  *,
-  reduce: Callable[[Any], Any] = lambda tree: tree,
-) -> Sums:
-  """Sums of the loss (plain cross-entropy in nats) and the task's metrics."""
-  logits = functions.forward(variables, batch, None)
-  _, nats, count = functions.loss(logits, batch, 0.0)
-  sums = {"loss": jnp.stack([nats, count])}
-  return reduce(sums | functions.metric_sums(logits, batch))
+  return {**state.collections, "constants": constants}
 
 
 def _micro_batches(batch: Batch, splits: int) -> Batch:

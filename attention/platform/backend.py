@@ -8,7 +8,6 @@ These facts are kept here.
                   takes as many as the budget allows in one batched step,
                   because a long loop of small steps would leave it idle. The
                   number does not depend on T, so memory stays linear in T.
-  merges_rows     whether the projections of a model see one axis of rows.
 
 Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
 'bkqd,bkdh->bkqh' to its fast kernel and others to a slower one. Products of
@@ -58,18 +57,13 @@ class Profile(NamedTuple):
 
   Attributes:
     tile_bytes: scores that are worked on at once; 0 is one tile.
-    merges_rows: the gradient of a product `[B, T, F]` × `[F, V]` is faster as
-      one of `[B·T, F]`: with two axes of rows, XLA:CPU transposes or misses its
-      fast kernel. Elsewhere B and T stay two axes, so that an array sharded
-      along either needs no reshape.
   """
 
   tile_bytes: int
-  merges_rows: bool
 
 
-CPU = Profile(tile_bytes=0, merges_rows=True)
-ACCELERATOR = Profile(tile_bytes=2**29, merges_rows=False)
+CPU = Profile(tile_bytes=0)
+ACCELERATOR = Profile(tile_bytes=2**29)
 
 _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar(
   "platform", default=None

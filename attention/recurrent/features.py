@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments
+from attention import checks
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
@@ -254,7 +254,7 @@ def attend(
       positive int, or parts of a causal call have two lengths.
   """
   if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
+    checks.check_at_least("block_size", block_size, 1)
   keys = key, value, visible_keys(mask, query, key)
   is_part = lies_in_parts(axis_name)
   if not is_causal:
@@ -289,8 +289,8 @@ def _causal_step(count, phi, state, xs):
 
 
 def visible_keys(mask, query, key, *instead: str) -> Bool[Array, "B S"]:
-  """Which keys a key mask leaves; arguments are those of `arguments.key_mask`."""
-  keep = arguments.key_mask(mask, query, key, *instead)
+  """Which keys a key mask leaves; arguments are those of `checks.key_mask`."""
+  keep = checks.key_mask(mask, query, key, *instead)
   return jnp.ones(key.shape[:2], bool) if keep is None else keep
 
 
@@ -361,7 +361,7 @@ def root_scale(
   Raises:
     ValueError: it is not above 0.
   """
-  scale = arguments.softmax_scale(scale, head_dim)
+  scale = checks.softmax_scale(scale, head_dim)
   if not isinstance(scale, jax.Array) and scale <= 0.0:
     raise ValueError(
       f"scale: expected > 0, for its root scales query and key, got {scale}"

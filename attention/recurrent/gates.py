@@ -10,16 +10,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import (
+  Attention,
+  Cache,
+  Dims,
+  Variables,
+  accepted_options,
+)
+from attention.platform.programs import call_with_auto_axes, promoted
 from attention.recurrent.recurrence import recurrent_attention
-from attention.signature import call_with_auto_axes, promoted
 
 Params = Mapping[str, Array]
 Gate = Callable[[Params, Array], Array]
 """`(params, inputs [B, T, F]) -> [B, T, …]`."""
 
 
-def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
+def gates_from_keys(mechanism: Attention) -> Attention:
   """A mechanism whose gates are read from its keys.
 
   For callers that have queries, keys and values and nothing that they are
@@ -40,7 +47,7 @@ def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
 
     def call(variables, *args, **options):
       cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
-      arguments.check_qkv(query, key, key if value is None else value)
+      checks.check_qkv(query, key, key if value is None else value)
       given = call_with_auto_axes(read, key, (variables, key), {})
       key = None if makes_keys else key
       options = {**given, **options}
@@ -52,7 +59,6 @@ def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
     apply=reading(mechanism.apply),
     decode=reading(mechanism.decode, has_cache=True),
     prefill=reading(mechanism.prefill, has_cache=True),
-    apply_sharded=reading(mechanism.apply_sharded),
     gates=None,
   )
 
@@ -62,7 +68,7 @@ def kernel(key: Array, *shape: int) -> Float[Array, "..."]:
   return jax.random.normal(key, shape) / math.sqrt(shape[0])
 
 
-def _float32_params(variables: plug.Variables) -> Params:
+def _float32_params(variables: Variables) -> Params:
   """The parameters in float32, in which recurrences compute."""
   params = variables.get("params", {})
   return jax.tree.map(lambda x: x.astype(jnp.float32), params)
@@ -75,7 +81,7 @@ def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
 
 
 def step_params(
-  keys: Sequence[Array] | Array, dims: plug.Dims, rank: int | None = None
+  keys: Sequence[Array] | Array, dims: Dims, rank: int | None = None
 ) -> dict[str, Array]:
   """What `step_decay` reads, of three random keys, or of four with a rank.
 
@@ -153,7 +159,7 @@ def rate(max_rate: float) -> Gate:
 
 
 _ARRAYS = {
-  **arguments.ARRAYS,
+  **checks.ARRAYS,
   "query": Float[Array, "B T Q H"],
   "key": Float[Array, "B T K H"],
   "value": Float[Array, "B T U V"],
@@ -167,16 +173,16 @@ _ARRAYS = {
 
 def recurrent_mechanism(
   name: str,
-  recurrence: Callable[..., tuple[Array, plug.Cache]] = (
+  recurrence: Callable[..., tuple[Array, Cache]] = (
     lambda params, *qkv, **options: recurrent_attention(*qkv, **options)
   ),
   *,
   implementation: str | None = None,
-  init: Callable[[Array, plug.Dims], Params] | None = None,
+  init: Callable[[Array, Dims], Params] | None = None,
   gates: Mapping[str, Gate] = types.MappingProxyType({}),
   arrays: Mapping[str, Any] = types.MappingProxyType({}),
-  init_state: Callable[[int, plug.Dims], plug.Cache] | None = None,
-) -> plug.Attention:
+  init_state: Callable[[int, Dims], Cache] | None = None,
+) -> Attention:
   """The record of a recurrence, given its decays and rates.
 
   Args:
@@ -201,7 +207,7 @@ def recurrent_mechanism(
   def make(key, dims):
     if init is None:
       return {}
-    arguments.check_features(name, dims.features)
+    checks.check_features(name, dims.features)
     return {"params": init(key, dims)}
 
   def run(
@@ -209,12 +215,12 @@ def recurrent_mechanism(
   ):
     checked = {"query": query, "key": key, "value": value}
     given = {gate: call.pop(gate, None) for gate in gates}
-    call = plug.accepted_options(name, _attend, call)
+    call = accepted_options(name, _attend, call)
     checked |= {**given, **call}
     if init_state is None:
       checked["initial_state"] = state
     needed = ("query", "key", "value")
-    arguments.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
+    checks.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
     check_given(name, given, *gates)
     params, qkv = _float32_params(variables), promoted(query, key, value)
     out, state = call_with_auto_axes(
@@ -251,13 +257,12 @@ def recurrent_mechanism(
     inputs = inputs.astype(jnp.float32)
     return {gate: function(params, inputs) for gate, function in gates.items()}
 
-  return plug.Attention(
+  return Attention(
     init=make,
     apply=apply,
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply,
     supports=frozenset(
       {"causal", "mask", "segments", "value_heads", "decode", "sequence"}
     ),
@@ -293,7 +298,7 @@ def _attend(
   query, key, value = (
     jnp.repeat(x, num_heads // x.shape[2], axis=2) for x in (query, key, value)
   )
-  keep = arguments.key_mask(mask, query, key)
+  keep = checks.key_mask(mask, query, key)
   same = None
   if key_segment_ids is not None:
     same = query_segment_ids == key_segment_ids

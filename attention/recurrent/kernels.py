@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import arguments
+from attention import checks
 from attention.platform import backend
 from attention.recurrent.scan import lies_in_parts
 
@@ -107,7 +107,7 @@ def _output(
   """What the kernel of a kind gives for queries, keys, values, and its gates."""
   query, gates = arrays[0], arrays[3]
   qkv = [x.astype(dtype) for x in arrays[:3]]
-  scale = arguments.softmax_scale(scale, query.shape[-1])
+  scale = checks.softmax_scale(scale, query.shape[-1])
   gates = {n: x[..., 0] if x.shape[-1] == 1 else x for n, x in gates.items()}
   options |= {"initial_state": initial_state, "segment_ids": segment_ids}
   obstacle = "cannot take num_segments" if num_segments else ""

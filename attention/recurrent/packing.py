@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments
+from attention import checks
 from attention.platform import layout
 from attention.platform.blocks import padded
 from attention.recurrent.scan import CHUNK, Resets, chunk_size
@@ -134,7 +134,7 @@ def packing_of(
   options: dict[str, Any],
 ) -> Packing:
   """The layout of segments with states of their own, whose ids leave the options."""
-  keep = arguments.key_mask(options["mask"], query, query)
+  keep = checks.key_mask(options["mask"], query, query)
   return pack(options.pop("segment_ids"), keep, num_segments)
 
 

@@ -47,7 +47,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments
+from attention import checks
 from attention.platform import backend
 from attention.recurrent import kernels, packing
 from attention.recurrent.scan import (
@@ -172,7 +172,7 @@ def recurrent_attention(
     key *= beta
   if begins is not None and erases_before_decay:
     erase = jnp.where(begins, 0.0, erase)
-  scale = arguments.softmax_scale(scale, query.shape[3])
+  scale = checks.softmax_scale(scale, query.shape[3])
   scaled = query.astype(jnp.float32) * scale
   inputs = scaled, key, value, log_decay, erase, replacement
   if lies_in_parts(axis_name):
@@ -237,7 +237,7 @@ def by_head(
       f"log_decay: expected [B, T, N] = {heads}, or [B, T, N, H] = "
       f"{query.shape}, got {log_decay.shape}"
     )
-  keep = arguments.key_mask(mask, query, query)
+  keep = checks.key_mask(mask, query, query)
 
   def seen(x):
     x = x.astype(jnp.float32)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments
+from attention import checks
 from attention.platform import backend
 from attention.platform.blocks import chunk_map, split_blocks
 from attention.platform.layout import query_dot
@@ -80,7 +80,7 @@ def selected_blocks(
   count, kv_heads = key.shape[1:3]
   ends = jnp.arange(count) * stride + size - 1
   numbers = jnp.arange(total)[None, None, None]
-  scale = arguments.softmax_scale(scale, query.shape[3])
+  scale = checks.softmax_scale(scale, query.shape[3])
 
   def choose(chunk):
     query, places = chunk

@@ -1,13 +1,11 @@
 """A cache of keys and values for decoding, and the end of all caches that grow."""
 
-import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import plug
+from attention.mechanism import Dims
 from attention.platform import layout
 from attention.recurrent.triangular import decay_to_end
 from attention.softmax.logits import above_closed
@@ -32,53 +30,10 @@ class DenseCache(NamedTuple):
   grows = True
 
 
-def bounded(record: plug.Attention) -> plug.Attention:
-  """The record, of which `decode` and `prefill` end where a cache that grows is full.
-
-  They raise ValueError. Where the index is traced, `decode` gives NaN instead.
-  """
-  decode: Any = record.decode
-  prefill: Any = record.prefill
-
-  def size(cache):
-    return cache[0].shape[1] if getattr(cache, "grows", False) else None
-
-  def refuse(room, position):
-    raise ValueError(
-      f"cache: expected a position below its max_length {room}, got {position}; "
-      "make it with room for more: init_cache(variables, batch, max_length, …)"
-    )
-
-  @functools.wraps(decode)
-  def decode_within(variables, cache, *arrays, **call):
-    room = size(cache)
-    if room is None:
-      return decode(variables, cache, *arrays, **call)
-    is_traced = isinstance(cache.index, jax.core.Tracer)
-    if not is_traced and (position := int(jnp.max(cache.index))) >= room:
-      refuse(room, position)
-    out, after = decode(variables, cache, *arrays, **call)
-    if is_traced:
-      is_full = (cache.index >= room)[:, None, None, None]
-      out = jnp.where(is_full, jnp.nan, out)
-    return out, after
-
-  @functools.wraps(prefill)
-  def prefill_within(variables, cache, query, *arrays, **call):
-    room, length = size(cache), query.shape[1]
-    if room is not None and length > room:
-      refuse(room, length - 1)
-    return prefill(variables, cache, query, *arrays, **call)
-
-  return record._replace(
-    decode=decode and decode_within, prefill=prefill and prefill_within
-  )
-
-
 def init_cache(
   batch: int,
   max_length: int,
-  dims: plug.Dims,
+  dims: Dims,
   dtype: Any,
   *,
   forgets: bool = False,

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import Dims, attention_function
 from attention.platform import backend, layout
 from attention.platform.blocks import chunk_map
 from attention.positions import rotary
 from attention.recurrent import gates
-from attention.signature import attention_function
 from attention.softmax.rows import softmax_and_lse
 
 INSTEAD = "the indexer says which keys a query sees"
@@ -41,11 +41,9 @@ class Keys(NamedTuple):
   ids: Any
 
 
-def init(
-  key: Array, dims: plug.Dims, num_heads: int, dim: int
-) -> dict[str, Array]:
+def init(key: Array, dims: Dims, num_heads: int, dim: int) -> dict[str, Array]:
   """What the indexer reads its arrays with, of I = `num_heads` heads of width D."""
-  arguments.check_features("an indexer", dims.features)
+  checks.check_features("an indexer", dims.features)
   shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
   keys = jax.random.split(key, len(shapes))
   return {
@@ -128,7 +126,7 @@ def _nth_largest(
   return jax.lax.fori_loop(0, digits, reached, low)
 
 
-@attention_function()
+@attention_function
 def dsa_indexer_loss(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -166,8 +164,8 @@ def dsa_indexer_loss(
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.
   """
-  keep = arguments.key_mask(mask, query, key, INSTEAD)
-  scale = arguments.softmax_scale(scale, query.shape[-1])
+  keep = checks.key_mask(mask, query, key, INSTEAD)
+  scale = checks.softmax_scale(scale, query.shape[-1])
   query, key, scale = jax.lax.stop_gradient((query, key, scale))
   if keep is not None:
     key = jnp.where(keep[..., None, None], key, 0)

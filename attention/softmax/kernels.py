@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments
+from attention import checks
 from attention.platform import backend
 from attention.softmax.logits import Logits
 from attention.softmax.visible import Visible
@@ -173,7 +173,7 @@ def _mosaic_obstacle(query, key, value, mask, bias) -> str:
 def _call(kernel, query, key, value, visible, logits):
   """Calls cuDNN or tokamax for a call that it can serve."""
   mask, bias = _mask(visible), logits.bias
-  scale = arguments.softmax_scale(logits.scale, query.shape[-1])
+  scale = checks.softmax_scale(logits.scale, query.shape[-1])
   if isinstance(scale, jax.Array):
     query, scale = query * scale.astype(query.dtype), 1.0
   length, source = query.shape[1], key.shape[1]

@@ -20,17 +20,18 @@ arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
 
 from collections.abc import Callable
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments
+from attention import checks
 from attention.platform.layout import cut, dot, key_dot, query_dot
 from attention.softmax import mods as mods_lib
-from attention.softmax.mods import Mod, ScoreMod
-from attention.softmax.visible import Visible
+from attention.softmax.mods import MaskMod, Mod, ScoreMod
+from attention.softmax.visible import Visible, VisibleOptions
 
 _STATIC: Any = {"static": True}
 
@@ -90,7 +91,11 @@ class Logits:
       The queries, which a traced scale is multiplied into; the scores; `score_mod`
       with the arrays that have no gradient, or None.
     """
-    query, scale = arguments.scaled_query(query, self.scale)
+    scale = self.scale
+    if scale is None:
+      scale = 1.0 / math.sqrt(query.shape[3])
+    if isinstance(scale, jax.Array):
+      query, scale = query * scale.astype(query.dtype), 1.0
     keys, gates = self.relative_keys, self.log_forget
     if keys is not None and keys.ndim == 2:
       keys = keys[None]
@@ -107,7 +112,7 @@ class Logits:
         mod = mods_lib.traced_score(self.score_mod, shape, query)
         mod, fixed = mod.divided()
     scores = Scores(
-      scale=scale,
+      scale=float(scale),
       soft_cap=self.soft_cap,
       relative_bias=self.relative_bias,
       relative_keys=keys,
@@ -117,6 +122,32 @@ class Logits:
       key_gates=gates,
     )
     return query, scores, fixed
+
+
+PLAIN = Logits()
+"""Products of query and key, times 1/√H."""
+
+
+class WindowOptions(VisibleOptions, total=False):
+  """The keywords that say who sees whom, and how pairs are scored; see `dense`.
+
+  The decorator makes one `Visible` and one `Logits` of them.
+  """
+
+  scale: float | Float[Array, ""] | None
+  relative_bias: Float[Array, "N D"] | None
+  relative_keys: Float[Array, "... E H"] | None
+  sinks: Float[Array, "N"] | None
+  logits_soft_cap: float | None
+  log_forget: Float[Array, "B T N"] | None
+  score_mod: ScoreMod | None
+  mask_mod: MaskMod | None
+
+
+class SoftmaxOptions(WindowOptions, total=False):
+  """Those of functions that meet every pair, which may have a bias as well."""
+
+  bias: Float[Array, "..."] | None
 
 
 def logits_from_options(
@@ -129,7 +160,8 @@ def logits_from_options(
 ) -> Logits:
   """What the options of an attention function say of its logits.
 
-  `options` are fields of `Logits`, of which none may be given beside `logits`. The
+  `options` are keywords of `SoftmaxOptions`, none of which may be given beside
+  `logits`. The
   function's decorator has checked them, but not `logits`, and not gates of forgetting
   beside a `visible` option, which has to be causal.
 
@@ -138,7 +170,8 @@ def logits_from_options(
   """
   is_causal = visible.right is not None and visible.right <= 0
   if logits is None:
-    logits = Logits(**options)
+    soft_cap = options.pop("logits_soft_cap", None)
+    logits = Logits(soft_cap=soft_cap, **options)
     if is_causal or logits.log_forget is None:
       return logits
   elif not isinstance(logits, Logits):
@@ -149,12 +182,13 @@ def logits_from_options(
         raise ValueError(
           f"{name}: expected None beside logits, which has its own"
         )
-  arguments.check_call(
+  checks.check_call(
     {
       "query": query,
       "key": key,
       "is_causal": is_causal,
       "sinks": logits.sinks,
+      "scale": logits.scale,
       "logits_soft_cap": logits.soft_cap,
       "log_forget": logits.log_forget,
       "bias": logits.bias,
@@ -365,13 +399,13 @@ def tables_at(
 ) -> Float[Array, "B N 1 S"] | None:
   """What the tables add for one query an example, at any distances of keys."""
   tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
-  arguments.check_call({"query": query, **tables})
+  checks.check_call({"query": query, **tables})
   terms = []
   if relative_bias is not None:
     terms.append(relative_bias.astype(jnp.float32)[None])
   if relative_keys is not None:
     spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
-    factor = arguments.softmax_scale(scale, query.shape[-1])
+    factor = checks.softmax_scale(scale, query.shape[-1])
     terms.append(factor * dot(spec, query[:, 0], relative_keys))
   if not terms:
     return None

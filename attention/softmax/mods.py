@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments
+from attention import checks
 from attention.platform.derivative import vary, varying_axes
 
 ScoreMod = Callable[..., Any]
@@ -262,7 +262,7 @@ def make_block_mask(
     ("source_length", source_length),
     *(("block_size", size) for size in sizes),
   ):
-    arguments.check_at_least(name, size, 1)
+    checks.check_at_least(name, size, 1)
   rows, width = min(sizes[0], length), min(sizes[1], source_length)
   columns = -(-source_length // width)
   shape = (batch, num_heads, rows, source_length)

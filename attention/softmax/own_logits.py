@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import arguments, plug
+from attention import checks
+from attention.mechanism import Dims, Variables
 
 SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 """Options of a call that every exact mechanism takes."""
@@ -36,7 +37,7 @@ class OwnLogits(NamedTuple):
     """What a mechanism supports with them, from what it does without.
 
     Forget gates are for one sequence and need their order; none of the three has a
-    form for a sequence in parts.
+    form for a sequence in shards.
     """
     lost = set(self.given)
     if self.forget:
@@ -45,20 +46,20 @@ class OwnLogits(NamedTuple):
       lost.add("sequence")
     return (SUPPORTS | exact) - lost
 
-  def init(self, key: Array, dims: plug.Dims) -> plug.Variables:
+  def init(self, key: Array, dims: Dims) -> Variables:
     """Sinks of 0, and gates that are σ of a projection."""
     params = {}
     if self.sinks:
       params["sinks"] = jnp.zeros(dims.num_heads)
     if self.forget:
-      arguments.check_features("a forget gate", dims.features)
+      checks.check_features("a forget gate", dims.features)
       shape = (dims.features, dims.num_heads)
       kernel = jax.random.normal(key, shape) / math.sqrt(dims.features)
       params["forget_kernel"] = kernel
       params["forget_bias"] = jnp.zeros(dims.num_heads)
     return {"params": params} if params else {}
 
-  def options(self, variables: plug.Variables) -> dict[str, Any]:
+  def options(self, variables: Variables) -> dict[str, Any]:
     """What a call is given in addition."""
     values = {"logits_soft_cap": self.logits_soft_cap}
     if self.sinks:

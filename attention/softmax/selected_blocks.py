@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments
+from attention import checks
+from attention.mechanism import attention_function
 from attention.platform import backend, layout
 from attention.platform.blocks import block_map, chunk_map, split_blocks
 from attention.platform.derivative import with_backward
-from attention.signature import attention_function
 from attention.softmax.rows import block_attention, softmax_and_lse
 from attention.softmax.tiles import Output
 
@@ -51,7 +51,7 @@ class _Keys(NamedTuple):
     return seen if self.ids is None else seen & (self.ids[block] == ids)
 
 
-@attention_function()
+@attention_function
 def selected_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -111,7 +111,7 @@ def selected_attention(
       f"key heads or {num_heads} for query heads, and M of at least 1, got shape "
       f"{block_indices.shape}"
     )
-  keep = arguments.key_mask(mask, query, key, "name keys in block_indices")
+  keep = checks.key_mask(mask, query, key, "name keys in block_indices")
   if keep is None:
     keep = jnp.ones(key.shape[:2], jnp.bool_)
   else:
@@ -138,7 +138,7 @@ def selected_attention(
   )
   grouped = query.reshape(batch, length, *heads, head_dim)
   rows = _Rows(by_row(grouped), by_row(blocks), *facts)
-  scale = arguments.softmax_scale(scale, head_dim)
+  scale = checks.softmax_scale(scale, head_dim)
   options = {"is_causal": is_causal, "scale": scale}
   if block_size > _KEYS_PER_HEAD * heads[2]:
     tile_bytes = 4 * batch * _TILE_ROWS * block_size * num_heads // repeats

@@ -1,201 +1,182 @@
-"""Attention of a sequence in parts, one part a device, inside `jax.shard_map`.
+"""Attention of a sequence in shards, one per device, inside `jax.shard_map`.
 
-Exact attention sends keys and values round a ring of devices (`ring`), or exchanges
-heads for positions (`all_to_all`). Queries that all devices have, such as global
-tokens, need one sum over the devices (`replicated_query_attention`), and a window the
-positions that it reaches beyond a part (`with_halo`).
+Exact attention sends keys and values round a ring of devices, or exchanges heads for
+positions (`attend_to_shards`). Results of queries that all devices have, such as
+global tokens, are merged over the devices (`merged_over`), and a window needs the
+positions that it reaches beyond a shard (`with_halo`).
 
 Papers: Ring attention with blockwise transformers, arXiv:2310.01889; a balanced ring:
 Llama 3, section 3.3.2, arXiv:2407.21783; all_to_all: DeepSpeed-Ulysses,
 arXiv:2309.14509.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Shaped
 
-from attention import arguments
+from attention import checks
 from attention.platform.derivative import match_varying, with_backward
 from attention.softmax import tiles
 from attention.softmax.kernels import InParts
-from attention.softmax.logits import Logits
 from attention.softmax.tiles import Grid, attend, grid_of, merge
-from attention.softmax.visible import Visible, visible_from_options
+from attention.softmax.visible import Visible
 
 
-def attention_in_parts(
+def attend_to_shards(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
+  visible: Visible,
+  logits: Any,
   *,
   axis_name: str,
-  mask: Bool[Array, "#B 1 1 S"] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "... E H"] | None = None,
+  in_parts: InParts = "ring",
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
-  implementation: InParts = "ring",
-  **others: Any,
-) -> Float[Array, "B T N V"]:
-  """Exact attention of the whole, of which each device has a part.
+  block: tuple[int | None, int | None] | None = None,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """(out, lse) of exact attention to a sequence of which each device has a shard.
+
+  Queries follow those of the device before, and
+  so do keys and values. All that has the axis T or S is this device's shard; the rest
+  is the same on every device.
 
   Args:
-    query: this device's queries, which follow those of the device before. All that
-      has the axis T or S is this device's part; the rest is the same on every device.
+    query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
+    visible: key masks and segments, and whether the call is causal, with T = S.
+    logits: how pairs are scored: a scale and tables by distance.
     axis_name: of the devices, inside `jax.shard_map`.
-    mask: `[B, 1, 1, S]`.
-    is_causal: for parts of one length.
-    implementation: 'ring', or 'balanced', for an even T, in which all devices have
-      the same work in a causal call, or 'all_to_all': each device gets all positions
-      of N/D heads, and sends the results back; for D that divides K.
-    **others: options of the whole that have no form in parts.
-
-  Other options: as `dense_attention`, by the positions of the whole.
-
-  Returns:
-    `[B, T, N, V]`, this device's part of the result.
+    in_parts: 'ring', or 'balanced', for an even T, in which all devices have the same
+      work in a causal call, or 'all_to_all': each device gets all positions of N/D
+      heads, and sends the results back; for D that divides K.
+    dropout_rate: as in the whole.
+    dropout_rng: likewise.
+    block: of `tiles.attend`.
 
   Raises:
-    ValueError: a mask that varies along queries, or a bias; a causal
-      call with another length of keys; an implementation that cannot serve.
+    ValueError: something that has no form for shards, or an `in_parts` that cannot
+      serve.
 
   Cost: time T·(D·S)·N·(H+V) on each of D devices, in a causal call half of it,
-  but with 'ring' for the last device; memory of `flash_attention` on parts, with
-  'all_to_all' that of N/D heads of the whole. What crosses is D − 1 parts of keys
-  and values; balanced one part more of all arrays; with 'all_to_all' (D − 1)/D of this
-  device's queries, keys, values and results.
+  but with 'ring' for the last device; memory of `flash_attention` on shards, with
+  'all_to_all' that of N/D heads of the whole. What crosses is D − 1 shards of keys
+  and values; balanced one shard more of all arrays; with 'all_to_all' (D − 1)/D of
+  this device's queries, keys, values and results.
   """
-  options = {
-    "mask": mask,
-    "is_causal": is_causal,
-    "query_segment_ids": query_segment_ids,
-    "key_segment_ids": key_segment_ids,
-  }
-  check(query, key, value, **options, others=others)
-  tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
-  arguments.check_call({"query": query, **tables})
-  arguments.check_dropout(dropout_rate, dropout_rng)
-  logits = Logits(scale=scale, **tables)
-  if implementation == "all_to_all":
+  check_shards(query, key, visible, logits, window=visible.left)
+  options = {"axis_name": axis_name, "block": block}
+  if in_parts == "all_to_all":
     if dropout_rate:
       raise ValueError(
         "dropout_rate: expected 0.0 with 'all_to_all', whose devices draw for "
         f"some heads alone, got {dropout_rate}; use 'ring'"
       )
-    return _all_to_all(query, key, value, axis_name, logits, **options)
-  return ring(
+    return _all_to_all(query, key, value, visible, logits, **options)
+  return _ring(
     query,
     key,
     value,
-    axis_name=axis_name,
-    logits=logits,
+    visible,
+    logits,
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
-    is_balanced=implementation == "balanced",
+    is_balanced=in_parts == "balanced",
     **options,
-  )[0]
+  )
 
 
-def check(
+def check_shards(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  mask: Bool[Array, "..."] | None,
-  is_causal: bool,
-  query_segment_ids: Int[Array, "B T"] | None,
-  key_segment_ids: Int[Array, "B S"] | None,
-  others: Mapping[str, Any],
+  visible: Visible,
+  logits: Any,
+  **others: Any,
 ) -> None:
-  """Checks the arguments of attention to a sequence in parts.
+  """Raises ValueError for what has no form where a sequence lies in shards.
 
-  Raises:
-    ValueError: they do not fit together, the mask varies along queries, a causal
-      call has two lengths, or `others` has an option that has no form in parts.
+  That is a mask that varies along queries, a causal call with shards of two lengths,
+  most of `logits`, and what is not None in `others`.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    mask=mask,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-  )
-  arguments.key_mask(
-    mask, query, key, "a sequence in parts has no place for a T×S mask"
-  )
-  if is_causal and query.shape[1] != key.shape[1]:
+  for mask in visible.masks:
+    checks.key_mask(
+      mask, query, key, "a sequence in shards has no place for a T×S mask"
+    )
+  if visible.right is not None and query.shape[1] != key.shape[1]:
     raise ValueError(
-      "is_causal: expected parts of one length, got "
+      "is_causal: expected shards of one length, got "
       f"{query.shape[1]} queries and {key.shape[1]} keys on a device"
     )
-  for name, option in others.items():
-    # The rate says whether there is dropout.
-    is_off = name == "dropout_rng" or option is None or option is False
-    if not is_off and not (name == "dropout_rate" and option == 0.0):
+  refused = {
+    "mask_mod": visible.mods or None,
+    "visible": visible.bands or visible.positions or visible.query_start,
+    "block_mask": visible.block_mask,
+    "bias": logits.bias,
+    "score_mod": logits.score_mod,
+    "logits_soft_cap": logits.soft_cap,
+    "sinks": logits.sinks,
+    "log_forget": getattr(logits, "log_forget", None),
+    **others,
+  }
+  for name, option in refused.items():
+    if option is not None:
       raise ValueError(
-        f"{name}: expected none where a sequence lies in parts; attend to the "
+        f"{name}: expected none where a sequence lies in shards; attend to the "
         "whole, with one device for a sequence"
       )
 
 
-def ring(
+def _ring(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
+  visible: Visible,
+  logits: Any,
   *,
   axis_name: str,
-  logits: Any,
-  mask: Bool[Array, "#B 1 1 S"] | None = None,
-  is_causal: bool = False,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  dropout_rate: float = 0.0,
-  dropout_rng: Array | None = None,
-  is_balanced: bool = False,
-  block: tuple[int | None, int | None] | None = None,
+  dropout_rate: float,
+  dropout_rng: Array | None,
+  is_balanced: bool,
+  block: tuple[int | None, int | None] | None,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """`tiles.attend` to the keys of all D devices, which go round.
 
   Keys and values, with what hides them, go from device r to r + 1, D − 1 times, and
-  what each part gives, (out, lse), is merged. The backward sends them round again,
+  what each shard gives, (out, lse), is merged. The backward sends them round again,
   and their gradients with them: each device adds what its queries give, from the
-  log-sum-exp of all keys, so that it never has more than one part of the keys.
+  log-sum-exp of all keys, so that it never has more than one shard of the keys.
 
   In a causal call the last device works D times as long as the first. A balanced one
   cuts the whole into 2D chunks and gives device r the chunks r and 2D − 1 − r: late
   queries see every early key, and besides, early queries see early keys of devices
   before, and late queries late keys of devices behind.
 
-  Arguments are those of `attention_in_parts`, and `block` is that of `tiles.attend`.
-  `logits` have no score_mod and no forget gates.
-
   Returns:
-    Out and lse of this device's queries. What crosses: D − 1 parts of keys, values
-    and what hides them; backward also D parts of gradients in float32.
+    Out and lse of this device's queries. What crosses: D − 1 shards of keys, values
+    and what hides them; backward also D shards of gradients in float32.
 
   Raises:
     ValueError: a balanced call of an odd number of positions.
   """
+  is_causal = visible.right is not None
   is_balanced &= is_causal and jax.lax.axis_size(axis_name) > 1
   if is_balanced and query.shape[1] % 2:
     raise ValueError(
-      "implementation: 'balanced' needs an even number of positions on a "
-      f"device, got {query.shape[1]}; use 'ring'"
+      "in_parts: 'balanced' needs an even number of positions on a device, got "
+      f"{query.shape[1]}; use 'ring'"
     )
   query, scores, _ = logits.scores(query, Visible(), ())
-  keep = None if mask is None else mask[:, 0, 0]
-  queries: Any = query, query_segment_ids
-  keys: Any = key, value, keep, key_segment_ids
+  masks = [mask[:, 0, 0] for mask in visible.masks]
+  keep = functools.reduce(jnp.logical_and, masks) if masks else None
+  queries: Any = query, tuple(ids for ids, _ in visible.segments)
+  keys: Any = key, value, keep, tuple(ids for _, ids in visible.segments)
   if is_balanced:
     queries, keys = (_exchanged(x, axis_name) for x in (queries, keys))
   else:
@@ -267,7 +248,7 @@ class _Ring(NamedTuple):
       key_chunk = 2 * size - 1 - owner if b else owner
       visible = Visible(
         masks=() if keep is None else (keep[:, None, None],),
-        segments=() if key_ids is None else ((query_ids, key_ids),),
+        segments=tuple(zip(query_ids, key_ids, strict=True)),
         right=0 if self.is_causal else None,
         query_start=query_chunk * query.shape[1],
         key_start=key_chunk * key.shape[1],
@@ -380,54 +361,37 @@ def _sorted(pair, rank):
   return jnp.where(is_even, one, other), jnp.where(is_even, other, one)
 
 
-def _all_to_all(query, key, value, axis_name, logits, **options):
+def _all_to_all(query, key, value, visible, logits, *, axis_name, block):
   """All positions of some heads, instead of some positions of all heads."""
   size = jax.lax.axis_size(axis_name)
   num_heads, kv_heads = query.shape[2], key.shape[2]
   if kv_heads % size:
     raise ValueError(
-      f"implementation: 'all_to_all' gives each of {size} devices a share of "
-      f"the heads, got {num_heads} heads of queries and {kv_heads} of keys; use "
-      "'ring'"
+      f"in_parts: 'all_to_all' gives each of {size} devices a share of the heads, "
+      f"got {num_heads} heads of queries and {kv_heads} of keys; use 'ring'"
     )
   share = num_heads // size
   heads = jax.lax.axis_index(axis_name) * share + jnp.arange(share)
-  axes = {"mask": 3, "query_segment_ids": 1, "key_segment_ids": 1}
-  for name, axis in axes.items():
-    x = options[name]
-    if x is not None:
-      options[name] = jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+
+  def whole(x, axis):
+    return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+
+  visible = dataclasses.replace(
+    visible,
+    masks=tuple(whole(mask, 3) for mask in visible.masks),
+    segments=tuple((whole(x, 1), whole(y, 1)) for x, y in visible.segments),
+  )
   query, key, value = (
     jax.lax.all_to_all(x, axis_name, 2, 1, tiled=True)
     for x in (query, key, value)
   )
-  visible = visible_from_options(query, key, **options)
-  out, _ = attend(query, key, value, visible, logits.select_heads(heads))
-  return jax.lax.all_to_all(out, axis_name, 1, 2, tiled=True)
-
-
-def replicated_query_attention(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  *,
-  axis_name: str,
-  scale: float | Float[Array, ""] | None = None,
-  **options: Any,
-) -> Float[Array, "B T N V"]:
-  """Exact attention of queries that all devices have to keys in parts.
-
-  Landmarks, global tokens and global blocks are such queries.
-
-  Queries, their segment ids and the result are the same on every device; keys, values,
-  their mask and segment ids are this device's. `options` are those of
-  `visible_from_options`.
-
-  Cost: time T·S·N·(H+V) on each device; two sums of T·N·V numbers cross.
-  """
-  visible = visible_from_options(query, key, **options)
-  results = attend(query, key, value, visible, Logits(scale=scale))
-  return merged_over(axis_name, *results)[0]
+  results = attend(
+    query, key, value, visible, logits.select_heads(heads), block=block
+  )
+  out, lse = (
+    jax.lax.all_to_all(x, axis_name, 1, 2, tiled=True) for x in results
+  )
+  return out, lse
 
 
 def merged_over(

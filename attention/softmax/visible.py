@@ -12,14 +12,14 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import operator
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments
+from attention import checks
 from attention.platform.layout import cut
 from attention.softmax import mods as mods_lib
 from attention.softmax.mods import BlockMask, MaskMod, Mod
@@ -237,7 +237,7 @@ def window(left: int | None, right: int | None) -> Visible:
   Raises:
     ValueError: a side is neither None nor an int of at least 0.
   """
-  arguments.check_static("window", (left, right))
+  checks.check_static("window", (left, right))
   for side in (left, right):
     is_int = isinstance(side, int | np.integer) and not isinstance(side, bool)
     if side is not None and not (is_int and side >= 0):
@@ -337,6 +337,26 @@ def visible_in_tile(
   ).block(0, rows, 0, rows)
 
 
+EVERY_PAIR = Visible()
+"""Every query sees every key."""
+
+
+class VisibleOptions(TypedDict, total=False):
+  """The keywords of attention functions that say who sees whom.
+
+  The decorator makes one `Visible` of them, which the function gets.
+  """
+
+  mask: Bool[Array, "..."] | None
+  is_causal: bool
+  query_segment_ids: Int[Array, "B T"] | None
+  key_segment_ids: Int[Array, "B S"] | None
+
+
+SEEN = frozenset({*VisibleOptions.__annotations__, "mask_mod", "block_mask"})
+"""The keywords of attention functions that `visible_from_options` takes."""
+
+
 def visible_from_options(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -381,10 +401,10 @@ def visible_from_options(
   visible = visible.with_lengths_masked(length, key.shape[1])
   arrays = {"query": query, "key": key}
   for one in visible.masks:
-    arguments.check_call({**arrays, "mask": one})
+    checks.check_call({**arrays, "mask": one})
   for ids in visible.segments:
     names = ("query_segment_ids", "key_segment_ids")
-    arguments.check_call({**arrays, **dict(zip(names, ids, strict=True))})
+    checks.check_call({**arrays, **dict(zip(names, ids, strict=True))})
   if visible.block_mask is not None:
     _check_block_mask(visible.block_mask, visible.mods, shape)
   return visible & options

@@ -18,15 +18,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention import arguments
 from attention.platform import layout
 from attention.platform.blocks import split_blocks
 from attention.softmax import dropout, sharding
 from attention.softmax.logits import Logits
 from attention.softmax.tiles import attend, merge
-from attention.softmax.visible import Visible, key_mask, visible_from_options
-
-_GLOBAL = "global_indices", "global_qkv"
+from attention.softmax.visible import Visible, key_mask
 
 
 def attend_to_window(
@@ -124,8 +121,10 @@ def _by_dilation(
   )
 
 
-def _in_parts(query, key, value, visible, logits, rng, *, axis_name, **options):
-  """(out, lse) of a window over a sequence of which each device has a part.
+def _of_shards(
+  query, key, value, visible, logits, rng, *, axis_name, **options
+):
+  """(out, lse) of a window over a sequence of which each device has a shard.
 
   Every device gets the keys that its window reaches, and attends to the longer
   stretch.
@@ -133,7 +132,12 @@ def _in_parts(query, key, value, visible, logits, rng, *, axis_name, **options):
   length, farthest = query.shape[1], max(options["dilations"])
   # Farther devices there are none.
   elsewhere = (jax.lax.axis_size(axis_name) - 1) * length
-  left, right = (min(x * farthest, elsewhere) for x in options["sides"])
+  left, right = (
+    min(side * farthest, elsewhere, elsewhere if limit is None else limit)
+    for side, limit in zip(
+      options["sides"], (visible.left, visible.right), strict=True
+    )
+  )
 
   def haloed(x):
     return sharding.with_halo(x, left, right, axis_name)
@@ -147,6 +151,8 @@ def _in_parts(query, key, value, visible, logits, rng, *, axis_name, **options):
   stretch = Visible(
     masks=(haloed(keep)[:, None, None],),
     segments=tuple((padded(x), haloed(y)) for x, y in visible.segments),
+    left=visible.left,
+    right=visible.right,
   )
   arrays = padded(query), haloed(key), haloed(value)
   results = attend_to_window(*arrays, stretch, logits, rng, **options)
@@ -170,11 +176,11 @@ def attend_to_union(
   """(out, lse) of a window and global tokens.
 
   `global_qkv` is what the global queries are, and look at. `window` is what
-  `attend_to_window` takes. With `axis_name`, each device has a part of the sequence.
+  `attend_to_window` takes. With `axis_name`, each device has a shard of the sequence.
   """
   near: Any = attend_to_window
   if axis_name is not None:
-    near = partial(_in_parts, axis_name=axis_name)
+    near = partial(_of_shards, axis_name=axis_name)
   near = partial(near, logits=logits, dropout_rate=dropout_rate, **window)
   if global_indices is None or global_indices.shape[1] == 0:
     return near(query, key, value, visible, rng=dropout_rng)
@@ -234,50 +240,6 @@ def attend_to_union(
   if axis_name is not None:
     results = sharding.merged_over(axis_name, *results)
   return put(out, results[0], slots), put(lse, results[1], slots)
-
-
-def attention_in_parts(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
-  call: dict[str, Any],
-  *,
-  axis_name: str,
-  sides: tuple[int, int],
-  **window: Any,
-) -> Float[Array, "B T N V"]:
-  """`sliding_window_attention` of the whole, of which each device has a part.
-
-  `call` holds its options; indices of global tokens are those in the whole. `window` is
-  what `attend_to_window` takes.
-
-  Cost: that of the window on T + L + R positions, which it reaches before and
-  behind. What crosses is L + R positions of keys and values, from ⌈L/T⌉ and ⌈R/T⌉
-  devices, and of G global tokens queries, keys, values and results.
-  """
-
-  def given(*names):
-    return {name: call.pop(name, None) for name in names}
-
-  ids = "query_segment_ids", "key_segment_ids"
-  options, tokens = given("mask", "is_causal", *ids), given(*_GLOBAL)
-  tables = given("relative_bias", "relative_keys")
-  logits = Logits(**given("scale"), **tables)
-  sharding.check(query, key, value, **options, others=call)
-  length = query.shape[1]
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the positions of the queries, {length} on a device, got "
-      f"{key.shape[1]}; a window over a sequence in parts is of one sequence"
-    )
-  arguments.check_call({"query": query, **tables})
-  check_globals(**tokens, query=query, key=key, value=value, logits=logits)
-  if options["is_causal"]:
-    sides = sides[0], 0
-  visible = visible_from_options(query, key, **options)
-  arrays = query, key, value, visible, logits
-  window |= {"axis_name": axis_name, "sides": sides}
-  return attend_to_union(*arrays, **tokens, **window)[0]
 
 
 def check_globals(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention.plug import Dims
+from attention.mechanism import Dims
 
 
 class Case(NamedTuple):

@@ -7,7 +7,7 @@ import textwrap
 import traceback
 from typing import Any, Literal
 
-from attention import plug
+from attention.mechanism import Attention, required
 from attention.testing import (  # noqa: F401 - each adds its laws
   decoding,
   masking,
@@ -22,7 +22,7 @@ CHECKS: tuple[Check, ...] = tuple(LAWS)
 
 
 def check_mechanism(
-  factory: Callable[..., plug.Attention],
+  factory: Callable[..., Attention],
   definition: Callable[..., Any],
   *,
   options: Mapping[str, Any] | None = None,
@@ -77,7 +77,7 @@ def check_mechanism(
 
   Cost: it compiles about twenty-five small programs, half a minute on one core.
   """
-  is_function = callable(factory) and not isinstance(factory, plug.Attention)
+  is_function = callable(factory) and not isinstance(factory, Attention)
   takes = [*inspect.signature(factory).parameters] if is_function else []
   if not is_function or takes[:1] in (["query"], ["q"]):
     got = getattr(factory, "__name__", type(factory).__name__)
@@ -85,7 +85,7 @@ def check_mechanism(
       f"factory: expected a function that returns an attention.Attention, got {got}"
     )
   options = {} if options is None else dict(options)
-  missing = sorted(set(plug.required(factory)) - options.keys())
+  missing = sorted(set(required(factory)) - options.keys())
   if missing:
     raise ValueError(
       f"options: expected values for {', '.join(missing)}, which have no "

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import plug
+from attention.mechanism import Attention, Dims, Variables, directions
 from attention.recurrent.gates import gates_from_keys
 from attention.testing.calls import Case, require
 
@@ -21,7 +21,7 @@ class Mechanism:
   The arguments are those of `check_mechanism`, which describes them.
   """
 
-  factory: Callable[..., plug.Attention]
+  factory: Callable[..., Attention]
   definition: Callable[..., Any]
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   normalised: bool = True
@@ -41,7 +41,7 @@ class Mechanism:
     return getattr(self.factory, "__name__", str(self.factory))
 
   @functools.cached_property
-  def record(self) -> plug.Attention:
+  def record(self) -> Attention:
     """What the factory returns; its gates, if it has any, read its keys."""
     return gates_from_keys(self.factory(**self.options))
 
@@ -53,7 +53,7 @@ class Mechanism:
   @property
   def directions(self) -> tuple[bool, ...]:
     """The values of `is_causal` that it takes."""
-    return plug.directions(self.record)
+    return directions(self.record)
 
   @property
   def shares_query_and_key(self) -> bool:
@@ -67,7 +67,7 @@ class Mechanism:
     query, key, value, *_ = (*qkv, None)
     return query, key, value
 
-  def apply(self, variables: plug.Variables, qkv: Any, **call: Any) -> Any:
+  def apply(self, variables: Variables, qkv: Any, **call: Any) -> Any:
     """The call on arrays as `draw` gives them, causal where it has to be."""
     return self.record.apply(variables, *self.three(qkv), **self._call(call))
 
@@ -80,7 +80,7 @@ class Mechanism:
     require(function, f"`supports` names 'decode', but {name} is None")
     return function
 
-  def variables(self, dims: plug.Dims) -> plug.Variables:
+  def variables(self, dims: Dims) -> Variables:
     """The variables that `init` draws, once for each `dims`.
 
     A trained variable whose numbers are all equal, such as a bias of 0, gets others.
@@ -116,7 +116,7 @@ class Mechanism:
       call["mask"] = np.ones_like(call["mask"])
     return arrays, call
 
-  def define(self, variables: plug.Variables, qkv: Any, **call: Any) -> Any:
+  def define(self, variables: Variables, qkv: Any, **call: Any) -> Any:
     """The definition's result on arrays in float64, checked to be float64."""
     tree = in_float64((variables, list(qkv), self._call(call)))
     variables, qkv, call = tree
@@ -217,7 +217,7 @@ def backward(
   qkv: Any,
   call: dict[str, Any],
   cotangent: Any = None,
-  dims: plug.Dims | None = None,
+  dims: Dims | None = None,
 ) -> tuple[Any, list]:
   """The result and the gradients of `qkv`; the cotangent None is all ones.
 

@@ -9,25 +9,23 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 
-from attention import plug
-from attention.plug import CAPABILITIES
+from attention.mechanism import CAPABILITIES, can
 from attention.testing.calls import Case, require
 from attention.testing.mechanism import LAWS, Check, Mechanism, law
 
 
 @law()
 def record(mechanism: Mechanism) -> None:
-  """`supports` must hold names that attention.plug.Attention lists.
+  """`supports` must hold names that attention.mechanism.Attention lists.
 
-  And 'decode' exactly where init_cache and decode are given; where it is not named they
-  are None, or raise ValueError.
+  And 'decode' exactly where init_cache and decode are given, and not None.
   """
   supports = mechanism.supports
   unknown = ", ".join(sorted(supports - CAPABILITIES.keys()))
   require(not unknown, f"`supports` has unknown names: {unknown}")
   decodes = "decode" in supports
   for name in ("init_cache", "decode"):
-    given = _is_given(getattr(mechanism.record, name))
+    given = getattr(mechanism.record, name) is not None
     require(
       given == decodes,
       f"`supports` has {'' if decodes else 'no '}'decode', and {name} is "
@@ -37,17 +35,6 @@ def record(mechanism: Mechanism) -> None:
     "causal" in supports or not decodes,
     "`supports` has 'decode' without 'causal'",
   )
-
-
-def _is_given(function: Any) -> bool:
-  """Whether a function of a record is more than a refusal."""
-  try:
-    function()
-  except ValueError:
-    return False
-  except TypeError:  # None, or a function that has arguments.
-    return function is not None
-  return True
 
 
 def _error(mechanism: Mechanism, qkv: Any, call: Any) -> Exception | None:
@@ -93,8 +80,8 @@ def _refused(mechanism: Mechanism, feature: str) -> None:
   """No option may be accepted and ignored.
 
   What `supports` does not name must raise ValueError('argument: what was expected
-  and what came; what to do instead'). `attention.plug.accepted_options` does
-  that for options that a function's signature does not have, `arguments.key_mask`
+  and what came; what to do instead'). `attention.mechanism.accepted_options` does
+  that for options that a function's signature does not have, `checks.key_mask`
   for masks.
   """
   arguments, case, more = _REFUSED[feature]
@@ -110,7 +97,7 @@ def _refused(mechanism: Mechanism, feature: str) -> None:
 
 
 def _lacks(mechanism: Mechanism, feature: str) -> bool:
-  return not plug.can(mechanism.record, feature)
+  return not can(mechanism.record, feature)
 
 
 LAWS += [
@@ -144,7 +131,7 @@ def refuses_values_of_more_heads(mechanism: Mechanism) -> None:
 def refuses_an_unknown_option(mechanism: Mechanism) -> None:
   """An option that the mechanism does not have must raise, with any value.
 
-  Do not catch options with **kwargs; `attention.plug.accepted_options` reads
+  Do not catch options with **kwargs; `attention.mechanism.accepted_options` reads
   them from the function's signature.
   """
   qkv, _ = mechanism.draw(Case())
@@ -161,7 +148,7 @@ def refuses_an_unknown_option(mechanism: Mechanism) -> None:
 def refuses_wrong_arguments(mechanism: Mechanism) -> None:
   """What does not fit must raise ValueError that names the argument, when traced.
 
-  `attention.arguments` has the checks: check_qkv, check_mask, key_mask,
+  `attention.checks` has the checks: check_qkv, check_mask, key_mask,
   softmax_scale, or check_pairs for all.
   """
   qkv, _ = mechanism.draw(Case())

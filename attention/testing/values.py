@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.registry import ATTENTIONS
+from attention.mechanism import ATTENTIONS
 from attention.testing.calls import (
   LONG_CAUSAL,
   Case,

@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import Attention, dense_attention, lsh_attention, plug
+from attention import Attention, dense_attention, lsh_attention
+from attention import mechanism as mechanisms
 import models
 from models.kind import Model
 
-_OPTIONS = {*inspect.signature(dense_attention).parameters, *plug.CALL_OPTIONS}
+_OPTIONS = {
+  *inspect.signature(dense_attention).parameters,
+  *mechanisms.CALL_OPTIONS,
+}
 
 
 def error(

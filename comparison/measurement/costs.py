@@ -1,6 +1,7 @@
 """The costs of a training step, a forward pass and decoding."""
 
 from collections.abc import Mapping
+import dataclasses
 import functools
 import time
 from typing import Any, cast
@@ -9,11 +10,12 @@ import jax
 import numpy as np
 
 import models
-from training import step as step_lib
-from training.devices import flops
-from training.devices import parallel as parallel_lib
+from training.config import TrainConfig
+from training.devices import flops, parallel
+from training.devices.mesh import AXES, MeshConfig
 from training.experiment import Experiment
 from training.state import TrainState
+from training.step import make_step
 
 Batch = Mapping[str, Any]
 
@@ -23,25 +25,28 @@ _DECODED_ROWS = 16
 
 def step_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
   """Floating-point operations of one update, counted without compilation."""
-  step = functools.partial(step_lib.train_step, run.functions, run.numbers)
-  return flops.count(step, run.shapes, dict(batch), np.int32(0))
+  train = dataclasses.replace(
+    run.config.train, parallel="jit", mesh=MeshConfig()
+  )
+  # An abstract mesh: a process that plans runs leaves the devices to the runs.
+  mesh = jax.sharding.AbstractMesh(
+    (1,) * len(AXES), AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES)
+  )
+  step = make_step(run.model, run.task, train, cast(Any, mesh))
+  return flops.count(step, run.shapes, dict(batch))
 
 
 def forward_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
   """Floating-point operations of the logits of one batch."""
   return flops.count(
-    lambda variables, rows: run.functions.forward(variables, rows, None),
+    functools.partial(models.forward, cast(Any, run.model)),
     jax.eval_shape(lambda state: state.variables, run.shapes),
     dict(batch),
   )
 
 
 def step_cost(
-  functions: step_lib.StepFunctions,
-  numbers: step_lib.Numbers,
-  state: TrainState,
-  batch: Batch,
-  kind: str = "jit",
+  model: Any, task: Any, config: TrainConfig, state: TrainState, batch: Batch
 ) -> dict[str, Any]:
   """Time and memory of one update, as in the training loop.
 
@@ -53,12 +58,12 @@ def step_cost(
     'temp_bytes' that XLA reserves in addition to arguments and results, and
     'device_peak_bytes', which is None if the device does not report it.
   """
-  parallel = parallel_lib.make(functions, kind)
-  state = parallel.place_state(state)
-  rows = parallel.place_batch(dict(batch))
+  mesh = parallel.make_mesh(config)
+  step = make_step(model, task, config, mesh)
+  state = parallel.place_state(mesh, state)
+  rows = parallel.place_batch(mesh, dict(batch))
   start = time.perf_counter()
-  lowered = parallel.train.lower(numbers, state, rows, np.int32(0))
-  compiled = lowered.compile()
+  compiled = step.lower(state, rows).compile()
   compile_seconds = time.perf_counter() - start
   temp_bytes = compiled.memory_analysis().temp_size_in_bytes
   seconds = []
@@ -66,8 +71,7 @@ def step_cost(
     len(seconds) <= _TIMED_STEPS and sum(seconds) < _TIMED_SECONDS
   ):
     start = time.perf_counter()
-    step = np.int32(len(seconds))
-    state, metrics = compiled(numbers, state, rows, step)
+    state, metrics = compiled(state, rows)
     jax.block_until_ready((state, metrics))
     seconds.append(time.perf_counter() - start)
   statistics = jax.local_devices()[0].memory_stats() or {}

@@ -58,8 +58,10 @@ def trained(
 
 def step_cost(run: experiment.Experiment) -> dict[str, Any]:
   """Time and memory of one update of a run, as in `costs.step_cost`."""
-  batch, kind = run.task.train_batch(0), run.config.train.parallel
-  return costs.step_cost(run.functions, run.numbers, run.init(), batch, kind)
+  batch = run.task.train_batch(0)
+  return costs.step_cost(
+    run.model, run.task, run.config.train, run.init(), batch
+  )
 
 
 def _costs(

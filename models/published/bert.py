@@ -11,14 +11,14 @@ from models.published.keys import because
 
 
 def layer_rows(theirs: str, ours: str = "encoder_{i}") -> list[Row]:
-  """The rows of one layer, whose norms follow its sub-layers."""
-  attention, slot = f"{theirs}.attention", f"{ours}/self_attention"
+  """Returns the rows of one layer, whose norms follow its sub-layers."""
+  attention, module = f"{theirs}.attention", f"{ours}/self_attention"
   return [
-    *family.linear(f"{attention}.self.query", f"{slot}/query"),
-    *family.linear(f"{attention}.self.key", f"{slot}/key"),
-    *family.linear(f"{attention}.self.value", f"{slot}/value"),
-    *family.linear(f"{attention}.output.dense", f"{slot}/out"),
-    *family.norm(f"{attention}.output.LayerNorm", f"{slot}_norm"),
+    *family.linear(f"{attention}.self.query", f"{module}/query"),
+    *family.linear(f"{attention}.self.key", f"{module}/key"),
+    *family.linear(f"{attention}.self.value", f"{module}/value"),
+    *family.linear(f"{attention}.output.dense", f"{module}/out"),
+    *family.norm(f"{attention}.output.LayerNorm", f"{module}_norm"),
     *family.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/hidden"),
     *family.linear(f"{theirs}.output.dense", f"{ours}/mlp/out"),
     *family.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp_norm"),
@@ -26,7 +26,7 @@ def layer_rows(theirs: str, ours: str = "encoder_{i}") -> list[Row]:
 
 
 def embedding_rows(theirs: str) -> list[Row]:
-  """The rows of the embeddings."""
+  """Returns the rows of the embeddings."""
   return [
     # With logits of tokens, the softmax reads the same table.
     *family.table(f"{theirs}.word_embeddings", "target_embedding"),
@@ -38,7 +38,7 @@ def embedding_rows(theirs: str) -> list[Row]:
 
 
 def head_rows() -> list[Row]:
-  """The rows of the logits of tokens."""
+  """Returns the rows of the head for tokens."""
   return [
     *family.linear("cls.predictions.transform.dense", "head/transform"),
     *family.norm("cls.predictions.transform.LayerNorm", "head/norm"),
@@ -47,7 +47,7 @@ def head_rows() -> list[Row]:
 
 
 def copies(prefix: str) -> tuple[tuple[str, str], ...]:
-  """Tensors of the head that files may repeat."""
+  """Returns the tensors of the head that files may repeat."""
   words = f"{prefix}embeddings.word_embeddings.weight"
   return (
     ("cls.predictions.decoder.weight", words),
@@ -56,7 +56,7 @@ def copies(prefix: str) -> tuple[tuple[str, str], ...]:
 
 
 def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
-  """The choices of BERT and of those that follow it.
+  """Returns the config fields that BERT and its successors share.
 
   Args:
     theirs: `config.json`.
@@ -97,7 +97,7 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   # A base model may come with or without it; under masked tokens it is unread.
   pooler = head == "class" or (
     head == "hidden" and any("pooler." in name for name in names)
@@ -112,7 +112,7 @@ def describe(
 
 
 def to_json(described: Described) -> dict[str, Any]:
-  """As `Family.to_json`."""
+  """Implements `Family.to_json`."""
   config = described.config
   labels = range(described.outputs if config.head == "class" else 2)
   return {
@@ -126,7 +126,7 @@ def to_json(described: Described) -> dict[str, Any]:
 
 
 def sizes_json(config: ModelConfig) -> dict[str, Any]:
-  """What BERT's `config.json` and those after it say of every layer."""
+  """Returns the keys of `config.json` that BERT and its successors share."""
   return {
     "hidden_size": config.features,
     "num_hidden_layers": config.num_layers,
@@ -140,7 +140,7 @@ def sizes_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def num_labels(theirs: Mapping[str, Any]) -> int:
-  """Classes of a classifier: as many as it has names for, or 2."""
+  """Returns the number of classes: that of their names, or 2."""
   labels = theirs.get("id2label")
   if isinstance(labels, dict) and labels:
     family.only(theirs, num_labels=len(labels))
@@ -173,7 +173,7 @@ BERT = Family(
   copies=copies("bert."),
   unread=(
     r"bert\.embeddings\.position_ids",
-    # What BERT was trained with and masked tokens do not need.
+    # Parts of BERT's training that masked tokens do not need.
     r"bert\.pooler\.dense\.(weight|bias)",
     r"cls\.seq_relationship\.(weight|bias)",
   ),

@@ -1,4 +1,4 @@
-"""The published families, each imported where it is asked for."""
+"""The published families, which are imported on demand."""
 
 from collections.abc import Mapping
 import types
@@ -35,11 +35,11 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
 
 
 READERS = ImportPaths({"run": "training.inference.published:from_run"})
-"""What else `load_pretrained` opens: `folder -> Pretrained`."""
+"""Other folders that `load_pretrained` opens: `folder -> Pretrained`."""
 
 
 def find(model_type: str | None, architecture: str) -> Family | None:
-  """The family of a class of transformers; None where no family has it.
+  """Returns the family of a class of transformers, or None.
 
   Args:
     model_type: of `config.json`, whose family alone is imported if it has it.

@@ -1,8 +1,8 @@
-"""What a published family is made of, and its weights as a table.
+"""The interface of a published family, and the table that pairs its weights with ours.
 
-A family is one file here: how its `config.json` becomes choices of
-a config, and a table that pairs each of its tensors with variables of the
-Transformer. The table is read in both directions.
+Each family is one file: it converts its `config.json` to fields of a config, and has a
+table that pairs each of its tensors with variables of the Transformer. The table
+serves both directions.
 """
 
 from collections.abc import (
@@ -28,7 +28,7 @@ from settings.fields import STRICT, Count, fault
 
 
 class Layout(NamedTuple):
-  """How a tensor of theirs lies as variables of ours.
+  """How a tensor of the published model is laid out in our variables.
 
   Attributes:
     read: `(theirs, number of ours) -> ours`, arrays in the order of the row.
@@ -40,24 +40,24 @@ class Layout(NamedTuple):
 
 
 SAME = Layout(lambda x, n: [x] * n, lambda xs: xs[0])
-"""As it is."""
+"""The same layout."""
 
-TURNED = Layout(lambda x, n: [x.T], lambda xs: xs[0].T)
+TRANSPOSED = Layout(lambda x, n: [x.T], lambda xs: xs[0].T)
 """PyTorch's Linear is `[out, in]`; a kernel of Flax is `[in, out]`."""
 
-BESIDE = Layout(
+CONCATENATED = Layout(
   lambda x, n: np.split(x, n, axis=-1), lambda xs: np.concatenate(xs, axis=-1)
 )
-"""Several of ours side by side along the last axis."""
+"""Several of our variables, concatenated along the last axis."""
 
 
 class Row(NamedTuple):
-  """A tensor of theirs and what it is here.
+  """Pairs a tensor of the published model with our variables.
 
   Attributes:
-    theirs: its name; `{i}` is the number of a layer.
+    theirs: the name of the tensor; `{i}` is the number of a layer.
     ours: paths of variables, such as 'params/encoder_{i}/mlp/out/kernel'.
-    layout: how one becomes the other.
+    layout: how the tensor is laid out in the variables.
   """
 
   theirs: str
@@ -66,15 +66,15 @@ class Row(NamedTuple):
 
 
 def linear(theirs: str, ours: str) -> list[Row]:
-  """The rows of PyTorch's Linear and of our Dense, with bias or without."""
+  """Returns the rows of a Linear of PyTorch and our Dense, with or without bias."""
   return [
-    Row(f"{theirs}.weight", (f"params/{ours}/kernel",), TURNED),
+    Row(f"{theirs}.weight", (f"params/{ours}/kernel",), TRANSPOSED),
     Row(f"{theirs}.bias", (f"params/{ours}/bias",)),
   ]
 
 
 def norm(theirs: str, ours: str) -> list[Row]:
-  """The rows of a norm, with bias or without."""
+  """Returns the rows of a norm, with or without bias."""
   return [
     Row(f"{theirs}.weight", (f"params/{ours}/scale",)),
     Row(f"{theirs}.bias", (f"params/{ours}/bias",)),
@@ -82,7 +82,7 @@ def norm(theirs: str, ours: str) -> list[Row]:
 
 
 def batch_norm(theirs: str, ours: str) -> list[Row]:
-  """The rows of a batch norm and of its running statistics."""
+  """Returns the rows of a batch norm and of its running statistics."""
   return [
     *norm(theirs, ours),
     Row(f"{theirs}.running_mean", (f"batch_stats/{ours}/mean",)),
@@ -91,20 +91,19 @@ def batch_norm(theirs: str, ours: str) -> list[Row]:
 
 
 def table(theirs: str, ours: str) -> list[Row]:
-  """The row of a table of embeddings."""
+  """Returns the row of an embedding table."""
   return [Row(f"{theirs}.weight", (f"params/{ours}/embedding",))]
 
 
 class Described(NamedTuple):
-  """A model as `config.json` describes it.
+  """A model as described by `config.json`.
 
   Attributes:
-    config: its choices: a `ModelConfig`, or the config of a kind that is not a
-      Transformer's.
-    vocab_size: ids that it reads.
-    outputs: V of its logits: the vocabulary, or the classes.
-    max_length: the longest sequence.
-    input_shapes: what it reads in place of ids, such as 'image' -> a row's shape.
+    config: a `ModelConfig`, or the config of another kind.
+    vocab_size: size of the vocabulary of its inputs.
+    outputs: V of its logits: the size of the vocabulary, or the number of classes.
+    max_length: length of the longest sequence.
+    input_shapes: inputs that are not ids, such as 'image' -> the shape of an example.
   """
 
   config: Any
@@ -119,28 +118,28 @@ class Family(NamedTuple):
 
   Attributes:
     name: `model_type` in `config.json`.
-    architectures: class of transformers -> head here.
-    describe: `(theirs, names, head) -> Described`, of `config.json` and the
-      names of the tensors. Raises ValueError for what the model cannot be.
-    rows: `config -> table`; a row counts where the model has its variables.
-    prefix: what a file of the base model leaves out of names.
-    parts: first words of the names that it leaves it out of.
-    renamed: `(old, new)` endings of names in old files.
-    copies: `(name, of)`: a tensor that files may have, equal to another one.
-    unread: expressions for tensors that files may have and the model does not
-      need, such as buffers.
-    buffers: `config -> tensors` that follow from the config: they are written
-      for transformers, and not read.
-    to_json: `Described -> config.json`, as far as the family can say it; None
-      for a family that nothing trained here becomes.
-    inputs: what the models read in place of tokens, by its names in
-      transformers -> names in a batch, the one that is needed first.
-    config_type: of `Described.config`.
-    rotary: type of layer -> how files name its rotary positions; None has none.
-    without_effect: keys of `config.json` that change no logits -> why, beside
-      those of `keys.WITHOUT_EFFECT`. Any other key has to be read.
-    kept: `config.json -> {name: shape}` of tensors that files have and no
-      output depends on; `save_pretrained` writes them back.
+    architectures: class of transformers -> our head.
+    describe: `(theirs, names, head) -> Described`, from `config.json` and the names
+      of the tensors. Raises ValueError for a model that is not implemented.
+    rows: `config -> table`; rows without variables in the model are ignored.
+    prefix: prefix of names that files of the base model omit.
+    parts: first words of the names that omit it.
+    renamed: `(old, new)` suffixes of names in old files.
+    copies: `(name, original)` of tensors that files may have as well.
+    unread: regular expressions of tensors that the model does not need, such as
+      buffers.
+    buffers: `config -> tensors` that follow from the config, which are written for
+      transformers and never read.
+    to_json: `Described -> config.json`, as far as the family can express it; None if
+      no trained model can be converted to the family.
+    inputs: inputs that are not ids, by names in transformers -> names in a batch; the
+      first is required.
+    config_type: type of `Described.config`.
+    rotary: type of layer -> its keys of rotary positions; None is no such positions.
+    without_effect: keys of `config.json` that change no logits -> why, in addition to
+      `keys.WITHOUT_EFFECT`. Any other key must be read.
+    kept: `config.json -> {name: shape}` of tensors in files that affect no output;
+      `save_pretrained` writes them back.
   """
 
   name: str
@@ -164,14 +163,14 @@ class Family(NamedTuple):
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
-  """The rows of the variables that a model has, one for every layer.
+  """Returns the rows of the variables that a model has, one for every layer.
 
   Args:
     rows: of a family.
     paths: of all variables of a model.
 
   Yields:
-    Rows with names and paths filled in.
+    Rows with the number of the layer in names and paths.
   """
   for row in rows:
     if "{i}" not in row.theirs:
@@ -194,18 +193,19 @@ def _layer(path: str, i: int) -> str:
 def value(
   theirs: Mapping[str, Any], name: str, kind: Any, default: Any = None
 ) -> Any:
-  """A value of `config.json`, or its default; None as a default is none.
+  """Returns a value of `config.json`, or its default; with None it is required.
 
-  A null is no value: it is refused unless the family says what it means.
+  A null is refused unless the family gives it a meaning.
 
   Args:
     theirs: `config.json`.
     name: of the value.
-    kind: its type, as pydantic checks it.
-    default: where there is none.
+    kind: its type, which pydantic checks.
+    default: the value if the key is missing.
 
   Raises:
-    ValueError: it is missing, or not of its type. So do the functions below.
+    ValueError: the value is missing or has another type. The functions below raise it
+      as well.
   """
   given = theirs.get(name)
   if given is None:
@@ -226,21 +226,21 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def flag(theirs: Mapping[str, Any], name: str, default: bool) -> bool:
-  """True or false."""
+  """Returns a value that is true or false."""
   return value(theirs, name, bool, default)
 
 
 def size(
   theirs: Mapping[str, Any], name: str, default: int | None = None
 ) -> int:
-  """A whole number of at least 1."""
+  """Returns an integer of at least 1."""
   return value(theirs, name, Count, default)
 
 
 def optional_size(
   theirs: Mapping[str, Any], name: str, default: int | None = None
 ) -> int | None:
-  """Likewise, or null."""
+  """Returns an integer of at least 1, or None for null."""
   if name in theirs and theirs[name] is None:
     return None
   return size(theirs, name, default) if name in theirs else default
@@ -249,21 +249,21 @@ def optional_size(
 def sizes(
   theirs: Mapping[str, Any], name: str, default: Sequence[int], least: int = 1
 ) -> tuple[int, ...]:
-  """Whole numbers, one for each stage."""
+  """Returns a list of integers, one for each stage."""
   return tuple(value(theirs, name, list[Annotated[int, Ge(least)]], default))
 
 
 def number(
   theirs: Mapping[str, Any], name: str, default: float | None
 ) -> float:
-  """A number."""
+  """Returns a number."""
   return value(theirs, name, float, default)
 
 
 def choice(
   theirs: Mapping[str, Any], name: str, known: Collection[str], default: str
 ) -> Any:
-  """A word that is known."""
+  """Returns one of the known words."""
   word = value(theirs, name, str, default)
   if word not in known:
     # A file is no typing error: it has another function, and not one like it.
@@ -273,7 +273,7 @@ def choice(
 
 
 def only(theirs: Mapping[str, Any], **expected: Any) -> None:
-  """Refuses a model that differs from what is implemented.
+  """Raises ValueError if a key has a value that is not implemented.
 
   Args:
     theirs: `config.json`.
@@ -294,18 +294,18 @@ ACTIVATIONS: dict[str, Activation] = {
   "silu": "silu",
   "swish": "silu",
 }
-"""Their names of activations -> ours."""
+"""Names of activations in `config.json` -> ours."""
 
 
 def activation(
   theirs: Mapping[str, Any], name: str, default: str
 ) -> Activation:
-  """Our name of an activation that `config.json` names."""
+  """Returns our name of an activation in `config.json`."""
   return ACTIVATIONS[choice(theirs, name, ACTIVATIONS, default)]
 
 
 def their_activation(name: str) -> str:
-  """Their name of one of our activations, the first that means it."""
+  """Returns the first name in `config.json` of one of our activations."""
   for theirs, ours in ACTIVATIONS.items():
     if ours == name:
       return theirs

@@ -1,4 +1,4 @@
-"""Folders of weights as Hugging Face writes them; nothing is ever unpickled.
+"""Folders of weights in the format of Hugging Face; nothing is ever unpickled.
 
 A folder has `config.json` and its tensors in `model.safetensors`, or in several
 files that `model.safetensors.index.json` names.
@@ -41,23 +41,23 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class Tensor(NamedTuple):
-  """Numbers, and the file that they are in."""
+  """An array and the file that has it."""
 
   array: np.ndarray
   file: Path
 
 
 Tensors = Mapping[str, Tensor]
-"""Tensors by their names."""
+"""Name of a tensor -> the tensor."""
 
 
 def has_tensors(folder: Path) -> bool:
-  """Whether a folder has weights, and so is no run."""
+  """Whether a folder has weights, which a run does not have."""
   return any((folder / name).exists() for name in (TENSORS, INDEX))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-  """The content of `config.json`.
+  """Reads `config.json`.
 
   Raises:
     FileNotFoundError: the folder or the file does not exist.
@@ -69,7 +69,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-  """The content of `generation_config.json`; empty where there is none.
+  """Reads `generation_config.json`; empty if the folder has none.
 
   Raises:
     ValueError: the file does not hold a JSON object.
@@ -79,7 +79,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> Tensors:
-  """All tensors of a folder.
+  """Reads all tensors of a folder.
 
   Raises:
     FileNotFoundError: there is no file of tensors, or a shard is missing.
@@ -103,7 +103,7 @@ def read_tensors(folder: Path) -> Tensors:
 def write(
   folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
-  """Writes `config.json` and `model.safetensors`; the folder is made."""
+  """Writes `config.json` and `model.safetensors`, and creates the folder."""
   folder.mkdir(parents=True, exist_ok=True)
   content = save(
     # (`ascontiguousarray` would give a number an axis.)
@@ -162,7 +162,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _check_place(path: Path) -> None:
-  """Raises where there is no file, or a link that leads out of its folder.
+  """Raises if a file does not exist, or is a link that leads out of its folder.
 
   The hub's cache has its files in `blobs` beside its folder of folders.
   """

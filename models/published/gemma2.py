@@ -14,7 +14,7 @@ def describe(
   head: str,
   **others: Any,
 ) -> Described:
-  """As `Family.describe`; `others` are choices in which a family differs."""
+  """Implements `Family.describe`; `others` are the fields in which a family differs."""
   family.only(theirs, use_bidirectional_attention=False)
   scalar = family.number(theirs, "query_pre_attn_scalar", 256.0)
   if scalar <= 0.0:
@@ -50,7 +50,7 @@ def describe(
 def cap(
   theirs: Mapping[str, Any], name: str, default: float | None
 ) -> float | None:
-  """A soft cap, which null takes away."""
+  """Returns a soft cap, or None for null."""
   if theirs.get(name, default) is None:
     return None
   return family.number(theirs, name, default)
@@ -70,4 +70,4 @@ GEMMA2 = llama.LLAMA._replace(
   rows=lambda config: llama.rows(_NORMS),
   without_effect=because("is said by hidden_activation", "hidden_act"),
 )
-"""Windows in every other layer, soft caps, and norms of what layers add."""
+"""Windows in every other layer, soft caps, and norms of the outputs of sub-layers."""

@@ -1,4 +1,4 @@
-"""Gemma 3, its model of text: Gemma Team, arXiv:2503.19786."""
+"""The text model of Gemma 3: Gemma Team, arXiv:2503.19786."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _TYPES: rotary.LayerTypes = {
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`; layers with a window have wavelengths of their own."""
+  """Implements `Family.describe`; layers with a window have separate wavelengths."""
   # No layer reads the cap of attention, though Gemma 2's do.
   family.only(theirs, attn_logit_softcapping=None)
   every = {
@@ -34,7 +34,7 @@ def describe(
     query_key_norm="rms_from_one",
     logit_soft_cap=gemma2.cap(theirs, "final_logit_softcapping", None),
     decoder_attention=llama.windows(theirs, kinds),
-    decoder_around=rotary.arounds(theirs, _TYPES, kinds),
+    decoder_around=rotary.overrides(theirs, _TYPES, kinds),
   )
 
 
@@ -50,4 +50,4 @@ GEMMA3 = gemma2.GEMMA2._replace(
     ),
   },
 )
-"""Gemma 2 with norms of queries and keys, no caps, and five windows to one."""
+"""Gemma 2 with norms of queries and keys, no caps, and five windows in six layers."""

@@ -6,14 +6,14 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import BESIDE, Described, Family, Row
+from models.published.family import CONCATENATED, Described, Family, Row
 from models.published.keys import because
 
 
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   family.only(
     theirs,
@@ -45,7 +45,7 @@ def describe(
 
 
 def to_json(described: Described) -> dict[str, Any]:
-  """As `Family.to_json`."""
+  """Implements `Family.to_json`."""
   config = described.config
   return {
     "model_type": "gpt2",
@@ -69,10 +69,12 @@ _SLOT = "params/decoder_{i}/self_attention"
 
 
 def _conv1d(theirs: str, *ours: str) -> list[Row]:
-  """Their Conv1D is `[in, out]`, as a kernel here; ours side by side."""
+  """Pairs a Conv1D, `[in, out]` as in Flax, with our concatenated kernels."""
   return [
-    Row(f"{theirs}.weight", tuple(f"{one}/kernel" for one in ours), BESIDE),
-    Row(f"{theirs}.bias", tuple(f"{one}/bias" for one in ours), BESIDE),
+    Row(
+      f"{theirs}.weight", tuple(f"{one}/kernel" for one in ours), CONCATENATED
+    ),
+    Row(f"{theirs}.bias", tuple(f"{one}/bias" for one in ours), CONCATENATED),
   ]
 
 
@@ -110,4 +112,4 @@ GPT2 = Family(
     **because("is of half precision", "reorder_and_upcast_attn"),
   },
 )
-"""Pre-norm decoders with learned positions; 'gelu_new' is that by tanh."""
+"""Pre-norm decoders with learned positions; 'gelu_new' is the tanh approximation."""

@@ -14,7 +14,7 @@ from models.published.family import Described, Family, Layout, Row
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   vocab_size = family.size(theirs, "vocab_size")
   config = nested.make(
@@ -50,7 +50,7 @@ _ROTARY: rotary.LayerTypes = {
 
 
 def to_json(described: Described) -> dict[str, Any]:
-  """As `Family.to_json`."""
+  """Implements `Family.to_json`."""
   config = described.config
   scaling = config.slot.rotary_scaling
   return {
@@ -75,7 +75,7 @@ def to_json(described: Described) -> dict[str, Any]:
 
 
 def _interleaved(heads: int) -> Layout:
-  """Query, key and value of a head next to one another, head after head."""
+  """The layout that interleaves query, key and value by heads."""
 
   def read(x, n):
     parts = x.reshape(heads, n, -1, *x.shape[1:])
@@ -91,24 +91,24 @@ def _interleaved(heads: int) -> Layout:
 
 def _rows(config: ModelConfig) -> list[Row]:
   theirs, ours = "gpt_neox.layers.{i}", "decoder_{i}"
-  slot = f"{ours}/self_attention"
+  module = f"{ours}/self_attention"
   names = ("query", "key", "value")
   layout = _interleaved(config.num_heads)
   fused = f"{theirs}.attention.query_key_value"
   return [
     *family.table("gpt_neox.embed_in", "target_embedding"),
-    *family.norm(f"{theirs}.input_layernorm", f"{slot}_norm"),
+    *family.norm(f"{theirs}.input_layernorm", f"{module}_norm"),
     Row(
       f"{fused}.weight",
-      tuple(f"params/{slot}/{name}/kernel" for name in names),
+      tuple(f"params/{module}/{name}/kernel" for name in names),
       layout,
     ),
     Row(
       f"{fused}.bias",
-      tuple(f"params/{slot}/{name}/bias" for name in names),
+      tuple(f"params/{module}/{name}/bias" for name in names),
       layout,
     ),
-    *family.linear(f"{theirs}.attention.dense", f"{slot}/out"),
+    *family.linear(f"{theirs}.attention.dense", f"{module}/out"),
     *family.norm(f"{theirs}.post_attention_layernorm", f"{ours}/mlp_norm"),
     *family.linear(f"{theirs}.mlp.dense_h_to_4h", f"{ours}/mlp/hidden"),
     *family.linear(f"{theirs}.mlp.dense_4h_to_h", f"{ours}/mlp/out"),
@@ -129,4 +129,4 @@ GPT_NEOX = Family(
   rotary=_ROTARY,
   to_json=to_json,
 )
-"""Decoders with rotary positions for a part of each head."""
+"""Decoders with rotary positions for a fraction of each head."""

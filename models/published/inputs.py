@@ -1,4 +1,4 @@
-"""What transformers calls the inputs of a model, as a batch of ours."""
+"""The inputs of transformers' models as our batches."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -26,7 +26,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     },
   }
 )
-"""Layout of a model -> the inputs of transformers -> their names in a batch."""
+"""Layout of a model -> names of inputs in transformers -> names in a batch."""
 
 
 _MASKS = {
@@ -34,24 +34,23 @@ _MASKS = {
   "token_type_ids": "attention_mask",
   "decoder_input_ids": "decoder_attention_mask",
 }
-"""Inputs that are ids -> the mask that says which of them are shown."""
+"""Inputs that are ids -> the mask of their tokens."""
 
 
 def to_batch(
   model: Any, names: Mapping[str, str] | None, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The batch that `models.forward` reads.
+  """Converts inputs to a batch of `models.forward`.
 
   Args:
     model: from `models.create`.
-    names: of the inputs, if not those of texts -> names in a batch; the first
-      has to be given.
-    inputs: by the names of transformers.
+    names: names of inputs -> names in a batch, of which the first is required; None
+      is those of texts.
+    inputs: by their names in transformers.
 
   Raises:
-    ValueError: an input that this model does not read, one that is missing, of
-      another shape than the ids, ids that are none of the model, or a mask of other
-      numbers than 0 and 1.
+    ValueError: an input is unknown, missing, or differs from the ids in shape; an id
+      is outside the vocabulary; or a mask has values other than 0 and 1.
   """
   config = model.config
   if names is None:
@@ -93,7 +92,7 @@ def to_batch(
 
 
 def _array(name: str, value: Any) -> Any:
-  """The numbers of an input, where they can be read."""
+  """The values of an input, if they are known."""
   try:
     return value if is_traced(value) else np.asarray(value)
   except ValueError:
@@ -101,7 +100,7 @@ def _array(name: str, value: Any) -> Any:
 
 
 def _check_ids(given: Mapping[str, Any]) -> None:
-  """Raises ValueError for no ids, and for what has another shape beside them."""
+  """Raises ValueError if there are no ids or other inputs differ in shape."""
   for name in given:
     if name in _MASKS:
       check_ids(name, given[name])
@@ -110,7 +109,7 @@ def _check_ids(given: Mapping[str, Any]) -> None:
     if ids not in given:
       continue
     rows, length = given["input_ids"].shape[0], given[ids].shape[1]
-    # What is alike for all rows may be one row.
+    # An input that is the same for all rows may have one row.
     shapes = {(rows, length), (1, length)} if name != ids else {(rows, length)}
     if value.shape not in shapes:
       raise ValueError(
@@ -124,7 +123,7 @@ def _check_ids(given: Mapping[str, Any]) -> None:
 
 
 def _known(model: Any, name: str, given: Mapping[str, Any]) -> Any:
-  """Ids of the model, whatever they were where their mask hides them."""
+  """Checks ids; those at masked positions may be any number."""
   ids = given[name]
   shown = given.get(_MASKS[name], np.ones((1, 1))) != 0
   if name == "token_type_ids":
@@ -138,7 +137,7 @@ def _known(model: Any, name: str, given: Mapping[str, Any]) -> Any:
 
 
 def _indices(mask: Any) -> Array:
-  """The positions where a mask is not 0, -1 after them.
+  """The positions where a mask is not 0, padded with −1.
 
   As many as its row with the most; where it is traced, as many as positions.
   """

@@ -1,8 +1,8 @@
-"""Keys of `config.json`: one that nobody has read is a fault.
+"""The keys of `config.json`, each of which must be read or be known to have no effect.
 
-A family reads its `config.json` through `Keys`, which records what was asked for.
-What is left then is without effect here, and listed with the reason, or has no
-value; any other key is refused, as the model that it describes is not this one.
+A family reads its `config.json` through `Keys`, which records the keys that it reads. A
+key that is not read must be listed as having no effect, with the reason, or have no
+value. Any other key is refused, since the model that it describes may be another one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ _FILES = """
 
 
 def because(why: str, keys: str) -> dict[str, str]:
-  """Keys, one after another, and the reason why they are without effect."""
+  """Maps keys, separated by spaces, to the reason why they have no effect."""
   return dict.fromkeys(keys.split(), why)
 
 
@@ -54,19 +54,19 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     **because("is of where the files came from", _FILES),
   }
 )
-"""Keys of any family that change no logits -> why. A family may read them."""
+"""Keys that change no logits in any family -> why. A family may read them."""
 
 
 _FALSE = {"is_decoder", "is_encoder_decoder", "add_cross_attention"}
 _FALSE |= {"tie_encoder_decoder"}
-"""Keys that no family reads, and any file may say to be false."""
+"""Keys that no family reads, and that may be false in any file."""
 
 
 class Keys(Mapping[str, Any]):
   """The content of `config.json`, and which of its keys were read.
 
   Attributes:
-    read: the keys that were asked for.
+    read: the keys that were read.
   """
 
   def __init__(self, content: Mapping[str, Any]):
@@ -90,8 +90,8 @@ class Keys(Mapping[str, Any]):
     """Raises ValueError for the first key that was not read and is not listed.
 
     Args:
-      family: its name, for the message.
-      without_effect: keys that are of no effect in it -> why.
+      family: name of the family, for the message.
+      without_effect: keys that have no effect in it -> why.
     """
     known = self.read | {*without_effect, *WITHOUT_EFFECT}
     for key, value in self._content.items():

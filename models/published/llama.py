@@ -1,4 +1,4 @@
-"""Llama: Touvron et al., arXiv:2302.13971, and what follows its layout."""
+"""Llama: Touvron et al., arXiv:2302.13971, and families with its layout."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import reprlib
@@ -19,12 +19,12 @@ def describe(
   head: str,
   **others: Any,
 ) -> Described:
-  """As `Family.describe`; `others` are choices in which a family differs."""
+  """Implements `Family.describe`; `others` are the fields in which a family differs."""
   del names
   family.only(theirs, rope_interleaved=False)
   vocab_size = family.size(theirs, "vocab_size")
   heads = family.size(theirs, "num_attention_heads")
-  # What a family has of its own is not read: the key has no effect there.
+  # A key that the family replaces is not read: it has no effect there.
   read: dict[str, Callable[[], Any]] = {
     "head_dim": lambda: family.optional_size(theirs, "head_dim"),
     "num_kv_heads": lambda: (
@@ -61,10 +61,10 @@ def describe(
 
 
 NEAR = "sliding_attention"
-"""Type of a layer whose queries see a window, which counts the query itself."""
+"""Type of a layer whose queries see a window, which includes the query itself."""
 
 EXACT = "full_attention"
-"""Type of a layer whose queries see every key."""
+"""Type of a layer whose queries see all keys."""
 
 
 def windows(
@@ -72,7 +72,7 @@ def windows(
   kinds: Sequence[str],
   options: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[AttentionConfig, ...]:
-  """Mechanisms of layers of types `NEAR` and `EXACT`.
+  """Returns the mechanisms of layers of types `NEAR` and `EXACT`.
 
   Args:
     theirs: `config.json`.
@@ -92,7 +92,7 @@ def windows(
 def layer_types(
   theirs: Mapping[str, Any], other: str, default: Callable[[int], bool]
 ) -> Sequence[str]:
-  """Type of every layer, as the file says or where it does not, the family.
+  """Returns the type of every layer, from the file or else from the family.
 
   Args:
     theirs: `config.json`.
@@ -115,7 +115,7 @@ def layer_types(
 
 
 def last_of(every: int) -> Callable[[int], bool]:
-  """Whether a layer is the last of so many."""
+  """Whether a layer is the last of each group of layers."""
   return lambda i: (i + 1) % every == 0
 
 
@@ -128,7 +128,7 @@ _NORMS = MappingProxyType(
 
 
 def rows(norms: Mapping[str, str] = _NORMS) -> list[Row]:
-  """The table of a family whose layers have these norms: theirs -> ours."""
+  """Returns the table of a family whose layers have these norms: theirs -> ours."""
   theirs, ours = "model.layers.{i}", "decoder_{i}"
   projections = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
   parts = {
@@ -165,4 +165,4 @@ LLAMA = Family(
   copies=(("lm_head.weight", "model.embed_tokens.weight"),),
   rotary=rotary.ALL,
 )
-"""Decoders with rotary positions, grouped heads and gated layers."""
+"""Decoders with rotary positions, grouped queries and gated feed-forward layers."""

@@ -1,4 +1,4 @@
-"""A published model in memory: from its folder, and back into one."""
+"""Loads and saves published models."""
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
@@ -11,7 +11,7 @@ import jax
 from jaxtyping import Array, Float
 import numpy as np
 
-from attention import registry
+from attention import mechanism as mechanisms
 from models import nested
 from models.api import create, forward
 from models.attention_config import NEEDS, AttentionConfig, Layers
@@ -24,19 +24,19 @@ from models.published.rotary import both_versions
 from models.published.weights import MECHANISMS
 
 Attention = str | Mapping[str, Any] | Layers | Sequence[Any] | None
-"""A name, a name with options, or several of these, which layers take in turn."""
+"""A mechanism by name, with options, or several that layers take in turn."""
 
 
 class Pretrained(NamedTuple):
-  """A model with weights.
+  """A model with its weights.
 
   Attributes:
     family: `model_type` of transformers, such as 'bert'.
-    architecture: its class there, such as 'BertForMaskedLM'.
+    architecture: class of transformers, such as 'BertForMaskedLM'.
     model: from `models.create`.
     variables: `{'params': …, 'constants': …}`.
-    config: its `config.json`.
-    kept: tensors of its folder that no output depends on, see `Family.kept`.
+    config: the content of `config.json`.
+    kept: tensors of the folder that affect no output, see `Family.kept`.
   """
 
   family: str
@@ -49,31 +49,31 @@ class Pretrained(NamedTuple):
   def logits(
     self, variables: Mapping[str, Any], **inputs: Any
   ) -> Float[Array, "..."]:
-    """What the architecture returns; pure and traceable.
+    """Computes the output of the architecture; pure and traceable.
 
     Args:
-      variables: `self.variables`, or others like them.
+      variables: `self.variables`, or others of the same shapes.
       **inputs: named as in transformers: `input_ids [B, T]`, `attention_mask
         [B, T]` of 0 and 1, `token_type_ids [B, T]`, `global_attention_mask
         [B, T]`, `decoder_input_ids [B, T]`, `decoder_attention_mask [B, T]`,
         `pixel_values [B, H, W, C]`, `input_values [B, samples]`. A traced
-        `global_attention_mask` costs as if all tokens were global; close over an
-        array of numbers where few are. An id may be any number where its mask
-        is 0. Elsewhere a traced one cannot be compared with the vocabulary: out
-        of it, it makes NaN of what sees it.
+        `global_attention_mask` costs as if all tokens were global; close over a
+        concrete array if only a few are. Masked ids may be any number. A traced id
+        cannot be checked: outside the vocabulary, the outputs that depend on it are
+        NaN.
 
     Returns:
       Logits of tokens `[B, T, V]` or of classes `[B, V]`, or the last hidden
       state `[B, T, F]`.
 
     Raises:
-      ValueError: an input that the model does not read, one that is missing, of
-        another shape than the ids, or an id outside of the vocabulary.
+      ValueError: an input is unknown, missing, or differs from the ids in shape, or
+        an id is outside the vocabulary.
     """
     names = FAMILIES[self.family].inputs
     batch = to_batch(self.model, names, inputs)
     out = forward(self.model, variables, batch)
-    # Of DeiT's two heads, the mean.
+    # The mean of DeiT's two heads.
     return out.mean(1) if self.model.config.head == "class" else out
 
 
@@ -84,29 +84,29 @@ def load_pretrained(
   *,
   key: Array | None = None,
 ) -> Pretrained:
-  """Reads a published model.
+  """Loads a published model.
 
   Args:
-    folder: as Hugging Face writes it: `config.json` and `model.safetensors`, or
-      `model.safetensors.index.json` with its shards; or the workdir of a run. It
-      is data: an import path in it is refused, not imported.
-    attention: what replaces the mechanism of every self-attention: a name
-      ('performer'), a name with options ({'name': 'performer', 'num_features':
-      64}), or a list of these that layers take in turn; None keeps the model's.
-      An import path is allowed here.
+    folder: in the format of Hugging Face: `config.json` and `model.safetensors`, or
+      `model.safetensors.index.json` with its shards; or the workdir of a run. The
+      folder is data: an import path in it is refused, not imported.
+    attention: replaces the mechanism of every self-attention: a name ('performer'), a
+      name with options ({'name': 'performer', 'num_features': 64}), or a list of
+      these that layers take in turn; None keeps the model's. An import path is
+      allowed here.
     dtype: of activations and variables; 'float64' needs `jax_enable_x64`.
-    key: draws the variables that a mechanism has of its own where the folder
-      has none; None is `jax.random.key(0)`.
+    key: initializes a mechanism's own variables that the folder does not have; None
+      is `jax.random.key(0)`.
 
   Returns:
-    The model, its variables and `logits`. Dropout of attention weights, which
-    many mechanisms do not have, is left out.
+    The model, its variables and `logits`. There is no dropout of attention weights,
+    which many mechanisms do not have.
 
   Raises:
     FileNotFoundError: a file is missing.
-    ValueError: an unknown architecture, a tensor that is missing, unknown, of
-      another shape or of integers, a file that is broken, or a mechanism that
-      cannot serve; names the file and the key.
+    ValueError: an architecture is unknown; a tensor is missing, unknown, of another
+      shape, or of integers; a file is corrupt; or a mechanism lacks a capability. The
+      message names the file and the key.
   """
   folder = Path(folder)
   if dtype == "float64" and not jax.config.read("jax_enable_x64"):
@@ -128,17 +128,17 @@ def load_pretrained(
 
 
 class Opened(NamedTuple):
-  """A folder that was read and whose variables are not made yet.
+  """A folder that was read, before its variables are made.
 
   Attributes:
-    folder: where it is.
+    folder: its path.
     family: of the model.
     architecture: its class in transformers.
-    theirs: `config.json`.
+    theirs: the content of `config.json`.
     described: the model with its own mechanisms.
-    tensors: by the names in the family's table.
-    kept: those that no output depends on.
-    left_out: whether a mechanism of the folder is not in `described`.
+    tensors: by their names in the family's table.
+    kept: tensors that affect no output.
+    left_out: whether a mechanism of the folder is missing in `described`.
   """
 
   folder: Path
@@ -152,21 +152,21 @@ class Opened(NamedTuple):
 
 
 def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
-  """Reads a folder, or a run, and says what model is in it.
+  """Reads a folder, or a run, and describes its model.
 
-  The folder is data: nothing is imported that it names. `training.inference.published`,
+  The folder is data: nothing that it names is imported. `training.inference.published`,
   `lab.load_run` and `generate.py --workdir` open a run as a program.
 
   Args:
     folder: of weights, or the workdir of a run.
-    replaced: slots whose mechanisms the caller chooses; those of a folder of
-      weights are left out there if they are import paths, and else refused.
+    replaced: fields whose mechanisms the caller replaces, where import paths in a
+      folder of weights are ignored; in other fields they are refused.
 
   Raises:
     FileNotFoundError: a file is missing.
     ValueError: as `load_pretrained`.
   """
-  with registry.no_imports():
+  with mechanisms.no_imports():
     return _open_folder(folder, replaced)
 
 
@@ -209,13 +209,13 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
 def read_variables(
   opened: Opened, model: Any, key: Array | None = None
 ) -> dict[str, Any]:
-  """The variables of a model from a folder that may have other mechanisms.
+  """Makes the variables of a model from a folder that may have other mechanisms.
 
   Args:
     opened: the folder.
-    model: as described there, its mechanisms aside.
-    key: draws what a mechanism has of its own and the folder has not; None is
-      `jax.random.key(0)`.
+    model: the model of the folder, except for its mechanisms.
+    key: initializes a mechanism's own variables that the folder does not have; None
+      is `jax.random.key(0)`.
 
   Raises:
     ValueError: as `load_pretrained`.
@@ -238,13 +238,13 @@ def read_variables(
 def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
   """Writes a model as a folder that `load_pretrained` and transformers read.
 
-  A mechanism that is not the published one is named in `config.json`, and its
-  variables are tensors that begin with 'attention_lab/'; transformers reads the
-  folder then as the model with its own attention.
+  If a mechanism is not the published one, `config.json` names it and its variables are
+  tensors whose names begin with 'attention_lab/'; transformers then reads the folder as
+  the model with its own attention.
 
   Args:
-    folder: is made where it is not there.
-    p: the model; `p._replace(variables=…)` for others.
+    folder: is created if it does not exist.
+    p: the model; `p._replace(variables=…)` has other variables.
   """
   files.write(Path(folder), *_written(p))
 
@@ -265,14 +265,14 @@ def _written(p: Pretrained) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   published = family.describe(config, arrays, head).config
   if any(ours.layers(x) != published.layers(x) for x in ours.attentions):
     config[MECHANISMS] = {
-      slot: [{"name": one.name, **one.options} for one in mechanisms]
-      for slot, mechanisms in ours.attentions.items()
+      field: [{"name": one.name, **one.options} for one in mechanisms]
+      for field, mechanisms in ours.attentions.items()
     }
   return config, arrays
 
 
 def make_model(described: Described) -> Any:
-  """The module of a description, of any kind; computes nothing."""
+  """Creates the module of a description; computes nothing."""
   config, length = described.config, described.max_length
   has_ids = not described.input_shapes
   has_source = has_ids and config.layout != "decoder"
@@ -290,10 +290,10 @@ def make_model(described: Described) -> Any:
 def with_attention(
   described: Described, attention: Attention, dtype: str
 ) -> Described:
-  """The description with other mechanisms and another dtype.
+  """Replaces the mechanisms and the dtype of a description.
 
   Raises:
-    ValueError: an unknown mechanism, or one that cannot serve here.
+    ValueError: a mechanism is unknown, or lacks a capability.
   """
   config = dataclasses.replace(described.config, dtype=dtype, param_dtype=dtype)
   described = described._replace(config=config)
@@ -307,14 +307,14 @@ def with_attention(
 def with_layers(
   described: Described, chosen: Mapping[str, Layers]
 ) -> Described:
-  """The description with other mechanisms.
+  """Replaces the mechanisms of a description.
 
   Args:
     described: of a model.
     chosen: 'encoder_attention' or 'decoder_attention' -> mechanisms.
 
   Raises:
-    ValueError: one that cannot serve there.
+    ValueError: a mechanism lacks a capability.
   """
   config, changes = described.config, dict[str, Any](chosen)
   for layers in chosen.values():
@@ -341,9 +341,9 @@ def _chosen(attention: Any) -> Layers:
 def _with_mechanisms(
   described: Described, own: Any, replaced: Collection[str]
 ) -> tuple[Described, bool]:
-  """The description with what `save_pretrained` wrote of mechanisms.
+  """The description with the mechanisms that `save_pretrained` wrote.
 
-  Also whether one was left out, as the caller replaces it.
+  Also whether one was ignored because the caller replaces it.
   """
   if own is None:
     return described, False
@@ -361,13 +361,13 @@ def _with_mechanisms(
     config = dataclasses.replace(described.config, **chosen)
   except (AttributeError, TypeError) as error:
     raise ValueError(
-      f"{MECHANISMS}: expected mechanisms by slot, got {own!r}"
+      f"{MECHANISMS}: expected mechanisms by config field, got {own!r}"
     ) from error
   return described._replace(config=config), bool(foreign)
 
 
 def _import_path(layers: Any) -> str:
-  """The first mechanism of a slot that has an import path; empty without one."""
+  """The first mechanism with an import path; empty without one."""
   for one in layers if isinstance(layers, list) else [layers]:
     name = one.get("name") if isinstance(one, dict) else one
     if isinstance(name, str) and ":" in name:
@@ -407,7 +407,7 @@ def _architecture(
 
 
 def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
-  """The tensors by the names in the family's table."""
+  """The tensors by their names in the family's table."""
   tidied = {}
   for name, tensor in tensors.items():
     new = name

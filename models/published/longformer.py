@@ -14,7 +14,7 @@ from models.published.keys import because
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   family.only(
     theirs,
@@ -42,7 +42,7 @@ _Width = Annotated[int, Ge(2)]
 
 
 def _windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
-  """The mechanism of every layer: half of its window on each side."""
+  """The mechanism of every layer, with half of its window on each side."""
   kind = _Width | list[_Width]
   widths = family.value(theirs, "attention_window", kind)
   layers = family.size(theirs, "num_hidden_layers")
@@ -87,4 +87,4 @@ LONGFORMER = Family(
     r"longformer\.pooler\.dense\.(weight|bias)",
   ),
 )
-"""RoBERTa with windows, and projections of their own for global tokens."""
+"""RoBERTa with windows, and separate projections for global tokens."""

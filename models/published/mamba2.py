@@ -18,7 +18,7 @@ from models.short_convolution import WIDTH
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   family.only(
     theirs,
@@ -79,7 +79,7 @@ _LONGEST = 2**20
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """As `Family.rows`."""
+  """Implements `Family.rows`."""
   return [
     *family.table("backbone.embeddings", "target_embedding"),
     *(
@@ -93,7 +93,7 @@ def rows(config: ModelConfig) -> list[Row]:
 
 
 def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
-  """The rows of a layer; their names of value, key and query are x, B and C.
+  """The rows of a layer; value, key and query are x, B and C in its tensors.
 
   Args:
     config: of the model.
@@ -102,14 +102,14 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
       `in_proj` has for it, though perhaps variables of the same names.
   """
   theirs, ours = f"backbone.layers.{i}", f"decoder_{i}"
-  slot = f"params/{ours}/self_attention"
+  module = f"params/{ours}/self_attention"
   values = config.num_heads * (config.slot.value_dim or config.query_dim)
   shared = (config.slot.num_qk_heads or config.num_heads) * config.query_dim
   names = ("value", "key", "query")
-  convolved = tuple(f"{slot}/{name}_short_convolution" for name in names)
-  projected = tuple(f"{slot}/{name}/kernel" for name in ("gate", *names))
+  convolved = tuple(f"{module}/{name}_short_convolution" for name in names)
+  projected = tuple(f"{module}/{name}/kernel" for name in ("gate", *names))
   sizes = (values, shared, shared)
-  steps = (f"{slot}/attention/step_kernel",) if is_own else ()
+  steps = (f"{module}/attention/step_kernel",) if is_own else ()
   table = [
     *family.norm(f"{theirs}.norm", f"{ours}/self_attention_norm"),
     Row(
@@ -128,21 +128,23 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
       _segments(sizes),
     ),
     Row(
-      f"{theirs}.mixer.norm.weight", (f"{slot}/out_norm/scale",), _norm(config)
+      f"{theirs}.mixer.norm.weight",
+      (f"{module}/out_norm/scale",),
+      _norm(config),
     ),
     *family.linear(f"{theirs}.mixer.out_proj", f"{ours}/self_attention/out"),
   ]
   if is_own:
     table += [
-      Row(f"{theirs}.mixer.dt_bias", (f"{slot}/attention/step_bias",)),
-      Row(f"{theirs}.mixer.A_log", (f"{slot}/attention/log_rate",)),
-      Row(f"{theirs}.mixer.D", (f"{slot}/attention/skip",)),
+      Row(f"{theirs}.mixer.dt_bias", (f"{module}/attention/step_bias",)),
+      Row(f"{theirs}.mixer.A_log", (f"{module}/attention/log_rate",)),
+      Row(f"{theirs}.mixer.D", (f"{module}/attention/skip",)),
     ]
   return table
 
 
 def _segments(sizes: tuple[int, ...]) -> Layout:
-  """Several of ours, of these sizes, one after another along the first axis.
+  """The layout that concatenates variables of these sizes along the first axis.
 
   Where ours are fewer than the sizes, those at the end are read by nothing and
   written as zeros.
@@ -160,7 +162,7 @@ def _segments(sizes: tuple[int, ...]) -> Layout:
 
 
 def _linear_segments(sizes: tuple[int, ...]) -> Layout:
-  """Likewise, of a PyTorch Linear."""
+  """The same for a Linear of PyTorch."""
   one = _segments(sizes)
   return Layout(
     lambda x, n: [part.T for part in one.read(x, n)],
@@ -169,7 +171,7 @@ def _linear_segments(sizes: tuple[int, ...]) -> Layout:
 
 
 def _norm(config: ModelConfig) -> Layout:
-  """The scales of a norm of each group of heads."""
+  """The layout of the scales of a norm over each group of heads."""
   if config.slot.output_norm == "rms_joint":
     return family.SAME
   groups = config.slot.num_qk_heads or config.num_heads
@@ -179,7 +181,7 @@ def _norm(config: ModelConfig) -> Layout:
 
 
 def filters(sizes: tuple[int, ...]) -> Layout:
-  """Several of ours, of these sizes, from filters `[F, 1, W]` of a convolution.
+  """Returns the layout that concatenates filters `[F, 1, W]` of these sizes.
 
   Their last tap is the latest.
   """
@@ -208,4 +210,4 @@ MAMBA2 = Family(
     **because("no transformers reads it", "norm_before_gate"),
   },
 )
-"""State space layers alone, whose heads share queries and keys."""
+"""Decoders of state space layers whose heads share queries and keys."""

@@ -11,7 +11,7 @@ from models.published.family import Described
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`; its window counts the query itself."""
+  """Implements `Family.describe`; the window includes the query itself."""
   others: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
   window = family.optional_size(theirs, "sliding_window", 4096)
   if window and window <= family.size(theirs, "max_position_embeddings"):
@@ -26,4 +26,4 @@ MISTRAL = llama.LLAMA._replace(
   architectures={"MistralForCausalLM": "tokens"},
   describe=describe,
 )
-"""Llama whose queries see a window of the keys before them."""
+"""Llama whose queries see a window of preceding keys."""

@@ -7,11 +7,11 @@ import numpy as np
 
 from models import nested
 from models.attention_config import AttentionConfig
+from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import bert, family, llama, rotary
 from models.published.family import Described, Family, Layout, Row
 from models.published.keys import because
-from models.slot_config import AroundConfig
 
 _TYPES: rotary.LayerTypes = {
   llama.EXACT: rotary.Rotary(theta=("global_rope_theta",), default=160000.0),
@@ -22,7 +22,7 @@ _TYPES: rotary.LayerTypes = {
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   kinds = _kinds(theirs)
   has_bias = family.flag(theirs, "norm_bias", False)
@@ -33,7 +33,7 @@ def describe(
       {"window": family.size(theirs, "local_attention", 128) // 2},
     ),
   }
-  turned = {kind: rotary.choices(theirs, _TYPES, kind) for kind in _TYPES}
+  positions = {kind: rotary.choices(theirs, _TYPES, kind) for kind in _TYPES}
   config = nested.make(
     ModelConfig,
     kind="encoder",
@@ -54,7 +54,7 @@ def describe(
     encoder_attention=tuple(mechanisms[kind] for kind in kinds),
     encoder_around=tuple(
       # The norm of embeddings is that of the first layer's attention.
-      AroundConfig(input_norm=None if i else False, **turned[kind])
+      AroundConfig(input_norm=None if i else False, **positions[kind])
       for i, kind in enumerate(kinds)
     ),
     head=head,
@@ -70,7 +70,7 @@ def describe(
 
 
 def _kinds(theirs: Mapping[str, Any]) -> Sequence[str]:
-  """The type of every layer, which files of transformers 4 count."""
+  """The type of every layer; files of transformers 4 have its period."""
   counted = "global_attn_every_n_layers"
   every = family.size(theirs, counted, 3)
   kinds = llama.layer_types(theirs, llama.NEAR, lambda i: i % every == 0)
@@ -81,7 +81,7 @@ def _kinds(theirs: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _head(theirs: Mapping[str, Any], head: str) -> dict[str, Any]:
-  """The layer that all heads but 'hidden' have, and what follows it."""
+  """The rows of the head."""
   tied = family.flag(theirs, "tie_word_embeddings", True)
   if head == "hidden":
     return {}
@@ -103,7 +103,7 @@ _FUSED = Layout(
   lambda x, n: [part.T for part in np.split(x, n)],
   lambda xs: np.concatenate([x.T for x in xs]),
 )
-"""Several Dense in one of PyTorch's Linear, its weight or its bias."""
+"""The layout of several Dense layers in one Linear of PyTorch."""
 
 
 def _fused(theirs: str, *ours: str) -> list[Row]:
@@ -117,18 +117,21 @@ def _fused(theirs: str, *ours: str) -> list[Row]:
 
 def _rows() -> list[Row]:
   theirs, ours = "model.layers.{i}", "encoder_{i}"
-  slot = f"{ours}/self_attention"
+  module = f"{ours}/self_attention"
   words = "model.embeddings.tok_embeddings"
   return [
     # With logits of tokens, the softmax reads the same table where it is tied.
     *family.table(words, "target_embedding"),
     *family.table(words, "source_embedding"),
     *family.norm("model.embeddings.norm", "source_embedding_norm"),
-    *family.norm(f"{theirs}.attn_norm", f"{slot}_norm"),
+    *family.norm(f"{theirs}.attn_norm", f"{module}_norm"),
     *_fused(
-      f"{theirs}.attn.Wqkv", f"{slot}/query", f"{slot}/key", f"{slot}/value"
+      f"{theirs}.attn.Wqkv",
+      f"{module}/query",
+      f"{module}/key",
+      f"{module}/value",
     ),
-    *family.linear(f"{theirs}.attn.Wo", f"{slot}/out"),
+    *family.linear(f"{theirs}.attn.Wo", f"{module}/out"),
     *family.norm(f"{theirs}.mlp_norm", f"{ours}/mlp_norm"),
     *_fused(f"{theirs}.mlp.Wi", f"{ours}/mlp/gate", f"{ours}/mlp/hidden"),
     *family.linear(f"{theirs}.mlp.Wo", f"{ours}/mlp/out"),

@@ -23,7 +23,7 @@ _FILTERS = Layout(
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   landmarks = family.size(theirs, "num_landmarks")
   length = family.size(theirs, "segment_means_seq_len")
@@ -74,7 +74,7 @@ NYSTROMFORMER = Family(
   ),
   unread=(r"nystromformer\.embeddings\.(position_ids|token_type_ids)",),
 )
-"""BERT through landmarks, of sequences without padding.
+"""BERT with Nyström attention, for sequences without padding.
 
 Theirs takes padding into the means of landmarks, which `nystrom_attention`
 leaves out: logits of padded rows differ.

@@ -13,7 +13,7 @@ def describe(
   head: str,
   **others: Any,
 ) -> Described:
-  """As `Family.describe`; `others` are choices in which a family differs."""
+  """Implements `Family.describe`; `others` are the fields in which a family differs."""
   return llama.describe(
     theirs,
     names,
@@ -29,14 +29,14 @@ def describe(
 def describe_with_windows(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `describe`, for OLMo 3: three of four layers have a window."""
+  """Implements `Family.describe` for OLMo 3: three of four layers have a window."""
   kinds = llama.layer_types(theirs, llama.NEAR, llama.last_of(4))
   return describe(
     theirs,
     names,
     head,
     decoder_attention=llama.windows(theirs, kinds),
-    decoder_around=rotary.arounds(theirs, _TYPES, kinds),
+    decoder_around=rotary.overrides(theirs, _TYPES, kinds),
   )
 
 
@@ -59,7 +59,7 @@ OLMO2 = llama.LLAMA._replace(
   rows=lambda config: llama.rows(_NORMS),
   rotary={None: rotary.Rotary(type_key="type")},
 )
-"""Norms of what layers add, and of the queries and keys of all heads together."""
+"""Norms of sub-layer outputs, and of queries and keys over all heads together."""
 
 OLMO3 = OLMO2._replace(
   name="olmo3",
@@ -67,4 +67,4 @@ OLMO3 = OLMO2._replace(
   describe=describe_with_windows,
   rotary=_TYPES,
 )
-"""The same with a window in three of four layers."""
+"""OLMo 2 with a window in three of four layers."""

@@ -13,7 +13,7 @@ from settings.fields import Whole
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   family.only(theirs, use_mrope=False)
   return llama.describe(
     theirs,
@@ -28,7 +28,7 @@ def describe(
 
 
 def last_windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
-  """Mechanisms of layers of which the last may see a window."""
+  """Returns the mechanisms of layers, of which the last may have a window."""
   has_windows = family.flag(theirs, "use_sliding_window", False)
   first = family.value(theirs, "max_window_layers", Whole, 28)
   if has_windows:

@@ -10,7 +10,7 @@ from models.published.family import Described
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   return llama.describe(
     theirs,
     names,
@@ -27,4 +27,4 @@ QWEN3 = qwen2.QWEN2._replace(
   architectures={"Qwen3ForCausalLM": "tokens"},
   describe=describe,
 )
-"""Llama whose heads normalise their queries and keys, with windows like Qwen2."""
+"""Llama with norms of the queries and keys of each head, and windows as in Qwen2."""

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from models.attention_config import AttentionConfig
+from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, mamba2, rotary
 from models.published.family import Described, Layout, Row
 from models.published.keys import because
 from models.short_convolution import WIDTH
-from models.slot_config import AroundConfig
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.25)}
 _RECURRENT = "linear_attention"
@@ -27,7 +27,7 @@ _MECHANISMS = MappingProxyType(
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`; its config is that of a layer of exact attention."""
+  """Implements `Family.describe`; the config is that of a layer of exact attention."""
   # With another activation the two convolutions of transformers, with its fast
   # kernels and without, are not the same.
   family.only(theirs, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
@@ -39,7 +39,7 @@ def describe(
     )
   every = family.size(theirs, "full_attention_interval", 4)
   kinds = llama.layer_types(theirs, _RECURRENT, llama.last_of(every))
-  around = {llama.EXACT: AroundConfig(), _RECURRENT: _around(theirs)}
+  overrides = {llama.EXACT: AroundConfig(), _RECURRENT: _recurrent(theirs)}
   return llama.describe(
     theirs,
     names,
@@ -52,12 +52,12 @@ def describe(
     output_gate="sigmoid",
     **rotary.choices(theirs, _ROTARY),
     decoder_attention=tuple(_MECHANISMS[kind] for kind in kinds),
-    decoder_around=tuple(around[kind] for kind in kinds),
+    decoder_around=tuple(overrides[kind] for kind in kinds),
   )
 
 
-def _around(theirs: Mapping[str, Any]) -> AroundConfig:
-  """What is around a recurrent layer."""
+def _recurrent(theirs: Mapping[str, Any]) -> AroundConfig:
+  """The overrides of a recurrent layer."""
   heads = family.size(theirs, "linear_num_value_heads", 32)
   return AroundConfig(
     num_heads=heads,
@@ -75,47 +75,47 @@ def _around(theirs: Mapping[str, Any]) -> AroundConfig:
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """As `Family.rows`: Llama's, with other projections in every layer."""
+  """Implements `Family.rows`: Llama's, with other projections in every layer."""
   shared = [
     row for row in llama.LLAMA.rows(config) if "self_attn" not in row.theirs
   ]
   mechanisms = config.layers("decoder_attention")
   for i, layer in enumerate(config.decoder_configs):
-    theirs, slot = f"model.layers.{i}", f"decoder_{i}/self_attention"
+    theirs, module = f"model.layers.{i}", f"decoder_{i}/self_attention"
     # Only the recurrent layers have convolutions, whichever mechanism is in them.
     if not layer.slot.short_convolution:
-      shared += _exact_rows(f"{theirs}.self_attn", slot, layer)
+      shared += _exact_rows(f"{theirs}.self_attn", module, layer)
       continue
-    shared += _recurrent_rows(f"{theirs}.linear_attn", slot, layer)
+    shared += _recurrent_rows(f"{theirs}.linear_attn", module, layer)
     # Another mechanism may have variables of the same names.
     if mechanisms[i].name == _MECHANISMS[_RECURRENT].name:
-      shared += _gate_rows(f"{theirs}.linear_attn", slot, layer)
+      shared += _gate_rows(f"{theirs}.linear_attn", module, layer)
   return shared
 
 
-def _exact_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
+def _exact_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
   """The rows of exact attention; each head has its query and then its gate."""
   layout = _grouped(layer.num_heads, (layer.query_dim,) * 2)
   return [
     *(
       Row(
         f"{theirs}.q_proj.{their_name}",
-        (f"params/{slot}/query/{name}", f"params/{slot}/gate/{name}"),
+        (f"params/{module}/query/{name}", f"params/{module}/gate/{name}"),
         layout,
       )
       for their_name, name in (("weight", "kernel"), ("bias", "bias"))
     ),
-    *family.linear(f"{theirs}.k_proj", f"{slot}/key"),
-    *family.linear(f"{theirs}.v_proj", f"{slot}/value"),
-    *family.linear(f"{theirs}.o_proj", f"{slot}/out"),
-    *family.norm(f"{theirs}.q_norm", f"{slot}/query_norm"),
-    *family.norm(f"{theirs}.k_norm", f"{slot}/key_norm"),
+    *family.linear(f"{theirs}.k_proj", f"{module}/key"),
+    *family.linear(f"{theirs}.v_proj", f"{module}/value"),
+    *family.linear(f"{theirs}.o_proj", f"{module}/out"),
+    *family.norm(f"{theirs}.q_norm", f"{module}/query_norm"),
+    *family.norm(f"{theirs}.k_norm", f"{module}/key_norm"),
   ]
 
 
-def _recurrent_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
-  """The rows around a Gated DeltaNet, whose projections lie by heads of keys."""
-  slot = f"params/{slot}"
+def _recurrent_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
+  """The rows of the projections of a Gated DeltaNet, grouped by heads of keys."""
+  module = f"params/{module}"
   groups = layer.slot.num_qk_heads or layer.num_heads
   key_dim, value_dim = layer.query_dim, layer.slot.value_dim or layer.query_dim
   keys, values = groups * key_dim, layer.num_heads * value_dim
@@ -124,22 +124,24 @@ def _recurrent_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
   return [
     Row(
       f"{theirs}.in_proj_qkvz.weight",
-      tuple(f"{slot}/{name}/kernel" for name in (*names, "gate")),
+      tuple(f"{module}/{name}/kernel" for name in (*names, "gate")),
       _grouped(groups, (key_dim, key_dim, group_width, group_width)),
     ),
     Row(
       f"{theirs}.conv1d.weight",
-      tuple(f"{slot}/{name}_short_convolution/kernel" for name in names),
+      tuple(f"{module}/{name}_short_convolution/kernel" for name in names),
       mamba2.filters((keys, keys, values)),
     ),
-    Row(f"{theirs}.norm.weight", (f"{slot}/out_norm/scale",)),
-    Row(f"{theirs}.out_proj.weight", (f"{slot}/out/kernel",), family.TURNED),
+    Row(f"{theirs}.norm.weight", (f"{module}/out_norm/scale",)),
+    Row(
+      f"{theirs}.out_proj.weight", (f"{module}/out/kernel",), family.TRANSPOSED
+    ),
   ]
 
 
-def _gate_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
-  """The rows of what a Gated DeltaNet has of its own."""
-  own = f"params/{slot}/attention"
+def _gate_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
+  """The rows of the gates of a Gated DeltaNet."""
+  own = f"params/{module}/attention"
   groups = layer.slot.num_qk_heads or layer.num_heads
   return [
     Row(
@@ -153,7 +155,7 @@ def _gate_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
 
 
 def _grouped(groups: int, widths: tuple[int, ...]) -> Layout:
-  """Several of ours in a PyTorch Linear, of which each group has these widths.
+  """The layout of several kernels in one Linear whose groups have these widths.
 
   It serves weights and biases.
   """
@@ -188,4 +190,4 @@ QWEN3_NEXT = llama.LLAMA._replace(
   # Layers that predict several tokens at once, which transformers leaves out.
   unread=(*llama.LLAMA.unread, r"mtp\..*"),
 )
-"""Three layers of Gated DeltaNet to one of exact attention with a gate."""
+"""Three layers of Gated DeltaNet for each layer of exact attention with a gate."""

@@ -8,7 +8,7 @@ from models.published.family import Described, Family, Row
 
 
 def positions(theirs: Mapping[str, Any]) -> dict[str, int]:
-  """The choices of positions that count only what is not padding."""
+  """Returns the config fields of positions that do not count padding."""
   padding = int(family.number(theirs, "pad_token_id", 1))
   return {"position_offset": padding + 1, "position_padding": padding}
 
@@ -16,7 +16,7 @@ def positions(theirs: Mapping[str, Any]) -> dict[str, int]:
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   family.only(theirs, hidden_act="gelu")  # Its head has no other.
   counted = positions(theirs)
@@ -30,7 +30,7 @@ def describe(
 
 
 def head_rows() -> list[Row]:
-  """The rows of the logits of tokens."""
+  """Returns the rows of the head for tokens."""
   return [
     *family.linear("lm_head.dense", "head/transform"),
     *family.norm("lm_head.layer_norm", "head/norm"),
@@ -39,7 +39,7 @@ def head_rows() -> list[Row]:
 
 
 def copies(prefix: str) -> tuple[tuple[str, str], ...]:
-  """Tensors of the head that files may repeat."""
+  """Returns the tensors of the head that files may repeat."""
   return (
     ("lm_head.decoder.weight", f"{prefix}embeddings.word_embeddings.weight"),
     ("lm_head.decoder.bias", "lm_head.bias"),

@@ -1,4 +1,4 @@
-"""Rotary positions as `config.json` has them, of transformers 4 and 5.
+"""Rotary positions in `config.json` of transformers 4 and 5.
 
 Version 5 writes `rope_parameters`, one set for all layers or one for each type of
 layer; version 4 wrote `rope_theta` and `rope_scaling`. A file may have both where
@@ -9,21 +9,20 @@ from collections.abc import Mapping, Sequence
 import reprlib
 from typing import Any, NamedTuple
 
+from models.attention_module_config import AroundConfig, RotaryScaling
 from models.published import family
-from models.slot_config import AroundConfig, RotaryScaling
 
 
 class Rotary(NamedTuple):
-  """How the files of a family say what its rotary positions are.
+  """The keys by which files of a family describe rotary positions.
 
   Attributes:
-    theta: names of θ in files of version 4, which all say the same. The others
-      are copies of the first.
-    default: θ of files without one; None where they have to say it.
-    share: likewise, names of the share of each head that is turned.
-    whole: that share in files without one; None where it is always 1.
-    scaled: whether version 4's `rope_scaling` is of these layers.
-    type_key: what version 4 calls the type in it.
+    theta: names of θ in files of version 4; the others are copies of the first.
+    default: θ of files without it; None if it is required.
+    share: likewise, names of the fraction of each head that is rotated.
+    whole: that fraction in files without it; None if it is always 1.
+    scaled: whether version 4's `rope_scaling` applies to these layers.
+    type_key: name of the type in it, in version 4.
   """
 
   theta: tuple[str, ...] = ("rope_theta",)
@@ -35,7 +34,7 @@ class Rotary(NamedTuple):
 
 
 LayerTypes = Mapping[str | None, Rotary]
-"""Type of a layer -> its positions; the type None is of all layers."""
+"""Type of a layer -> its positions; the type None is all layers."""
 
 ALL: LayerTypes = {None: Rotary()}
 
@@ -43,7 +42,7 @@ ALL: LayerTypes = {None: Rotary()}
 def choices(
   theirs: Mapping[str, Any], types: LayerTypes = ALL, kind: str | None = None
 ) -> dict[str, Any]:
-  """What a file chooses for the layers of a type, as leaves of a config.
+  """Returns the config fields that a file chooses for the layers of a type.
 
   Args:
     theirs: `config.json`.
@@ -51,7 +50,7 @@ def choices(
     kind: the type of layer.
 
   Raises:
-    ValueError: values that contradict each other, or that are not known.
+    ValueError: values contradict each other, or are unknown.
   """
   options = _parameters(theirs, types, kind)
   rope_type, theta = options.pop("rope_type"), options.pop("rope_theta")
@@ -77,20 +76,20 @@ def choices(
   }
 
 
-def arounds(
+def overrides(
   theirs: Mapping[str, Any], types: LayerTypes, kinds: Sequence[str]
 ) -> tuple[AroundConfig, ...]:
-  """What layers of these types have, where each type has a set of its own."""
-  turned = {
+  """Returns the overrides of layers whose types have separate positions."""
+  by_type = {
     kind: AroundConfig(**choices(theirs, types, kind)) for kind in types
   }
-  return tuple(turned[kind] for kind in kinds)
+  return tuple(by_type[kind] for kind in kinds)
 
 
 def both_versions(
   theirs: Mapping[str, Any], types: LayerTypes
 ) -> dict[str, Any]:
-  """The keys of both versions of transformers that say what `theirs` says."""
+  """Returns the positions in `theirs` under the keys of both transformers versions."""
   sets: dict[Any, Any] = {}
   written: dict[str, Any] = {}
   for kind, rotary in types.items():

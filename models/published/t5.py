@@ -13,7 +13,7 @@ _ACTIVATIONS = {
   "gated-gelu": ("gelu_tanh", True),
   "gated-silu": ("silu", True),
 }
-"""`feed_forward_proj` -> activation, and whether it is gated."""
+"""`feed_forward_proj` -> the activation, and whether it is gated."""
 
 _LONGEST = 512
 
@@ -21,7 +21,7 @@ _LONGEST = 512
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`; the head is tied where the file has none of its own."""
+  """Implements `Family.describe`; the head is tied if the file has none."""
   feed_forward = family.choice(
     theirs, "feed_forward_proj", _ACTIVATIONS, "relu"
   )
@@ -83,7 +83,9 @@ def _attention_rows(theirs: str, ours: str) -> list[Row]:
   names = {"q": "query", "k": "key", "v": "value", "o": "out"}
   return [
     Row(
-      f"{theirs}.{old}.weight", (f"params/{ours}/{new}/kernel",), family.TURNED
+      f"{theirs}.{old}.weight",
+      (f"params/{ours}/{new}/kernel",),
+      family.TRANSPOSED,
     )
     for old, new in names.items()
   ]
@@ -139,4 +141,4 @@ T5 = Family(
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
   ),
 )
-"""Encoder-decoders with relative positions, logits that are not scaled."""
+"""Encoder-decoders with relative positions and unscaled logits."""

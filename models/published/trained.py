@@ -1,4 +1,4 @@
-"""A model that was trained here as one of a published family."""
+"""Converts a model that was trained here to a published family."""
 
 from collections.abc import Mapping
 import math
@@ -19,23 +19,23 @@ from settings.leaves import flatten
 
 
 def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
-  """The same function of ids, as a model that `save_pretrained` can write.
+  """Converts a trained model to an equal one that `save_pretrained` can write.
 
-  Published families do not scale embeddings by √F and have fewer choices than
-  `ModelConfig`. What they lack is folded into weights: the scale into the
-  tables (the softmax then has its own), sines into a table of positions, and a
-  bias that is not there becomes zeros. Logits are equal within rounding.
+  Published families do not scale embeddings by √F and have fewer options than
+  `ModelConfig`. The missing ones are folded into weights: the scale into the tables
+  (the softmax then has a separate one), sines into a table of positions, and missing
+  biases become zeros. Logits are equal within rounding.
 
   Args:
-    model: a Transformer, or one with `as_published`, which says how it is
-      described and its variables then.
-    variables: its variables.
+    model: a Transformer, or a model with `as_published`, which returns its
+      description and variables.
+    variables: of the model.
 
   Returns:
-    The model as the first family that can be it.
+    The model in the first family that can express it.
 
   Raises:
-    ValueError: no family can; says which choices stand in the way of each.
+    ValueError: no family can; the message has the fields that prevent each.
   """
   if hasattr(model, "as_published"):
     described, folded = model.as_published(variables)
@@ -78,7 +78,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
 
 
 def _differences(ours: Any, theirs: Any) -> list[str]:
-  """The choices in which two models differ, mechanisms and dtypes aside."""
+  """The fields in which two models differ, except mechanisms and dtypes."""
   free = {"dtype", "param_dtype", "attention_dropout_rate"}
   free |= {*ours.attentions, *theirs.attentions}
   own, published = (flatten(to_mapping(config)) for config in (ours, theirs))
@@ -128,14 +128,14 @@ def _folded(
 
 
 def with_biases(config: Any, arrays: dict[str, Any]) -> dict[str, Any]:
-  """Adds biases of zeros where a Transformer has none.
+  """Adds biases of zeros to a Transformer without them.
 
   Args:
     config: of the model.
-    arrays: its variables by their paths; biases are put there.
+    arrays: its variables by their paths, to which biases are added.
 
   Returns:
-    What changes in the config, with what follows from other fields left out.
+    The fields of the config that change, without those that follow from others.
   """
   for path, array in list(arrays.items()):
     module = path.removesuffix("/kernel")

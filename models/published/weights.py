@@ -1,4 +1,4 @@
-"""Variables of a model from tensors, and back, by the table of its family."""
+"""Converts tensors to the variables of a model and back, by the table of its family."""
 
 from collections.abc import Iterator, Mapping
 import dataclasses
@@ -18,16 +18,16 @@ from models.published import files
 from models.published.family import SAME, Family, Layout, Row, active
 
 MECHANISMS = "attention_lab"
-"""Begins the names of tensors that a mechanism has of its own.
+"""Prefix of the names of a mechanism's own tensors.
 
-In `config.json` it says which mechanisms are not the published ones.
+In `config.json` it is the key of the mechanisms that are not the published ones.
 """
 
 _UNREAD = (
   r"(.*\.)?rotary_emb(_local)?\.\w*(inv_freq|cos_cached|sin_cached)",
   r".*\.(position_ids|masked_bias)",
 )
-"""Expressions for buffers that follow from any config, and no model reads."""
+"""Regular expressions of buffers that no model needs."""
 
 
 def read(
@@ -38,19 +38,19 @@ def read(
   tensors: files.Tensors,
   key: Array,
 ) -> dict[str, Any]:
-  """The variables of a model, each from its tensor.
+  """Converts tensors to the variables of a model.
 
   Args:
-    folder: where the tensors are, for messages.
+    folder: of the tensors, for messages.
     family: of the model.
-    model: whose variables are read; its mechanisms may be others.
-    published: with the mechanisms that the tensors are for.
-    tensors: by the names in the family's table.
-    key: draws what a mechanism has of its own and the tensors have not.
+    model: the model, whose mechanisms may differ from those of the tensors.
+    published: the model with the mechanisms of the tensors.
+    tensors: by their names in the family's table.
+    key: initializes a mechanism's own variables that the tensors do not have.
 
   Raises:
-    ValueError: a tensor is missing, left over, or does not fit; a size of the model
-      is beyond 32 bits.
+    ValueError: a tensor is missing, unused, or does not fit; or a size of the model is
+      beyond 32 bits.
   """
   try:
     wanted, whole = _shapes(model), _with_keys(model)
@@ -58,7 +58,7 @@ def read(
     raise ValueError(
       f"{folder / files.CONFIG}: expected sizes below 2³¹, got a larger one"
     ) from None
-  # What a mechanism that was replaced had of its own is known and not wanted.
+  # Tensors of a mechanism that was replaced are known and not needed.
   known = {row.theirs for row in _rows(family, published)}
   known |= {*family.buffers(published.config)}
   arrays: dict[str, np.ndarray] = {}
@@ -88,21 +88,21 @@ def read(
     )
   missing = [path for path in wanted if path not in arrays]
   for path in missing:
-    # What a mechanism has of its own is drawn where it replaces another.
+    # A mechanism's own variables are initialized where it replaces another one.
     if "/attention/" not in path or model == published:
       raise ValueError(f"{folder}: no tensor fills {path}")
   if missing:
     drawn = _flat(initialize(model, key, model.example()))
     arrays |= {path: drawn[path] for path in missing}
   typed = {
-    path: jnp.asarray(arrays[path], leaf.dtype) for path, leaf in wanted.items()
+    path: jnp.asarray(arrays[path], x.dtype) for path, x in wanted.items()
   }
   tree = traverse_util.unflatten_dict(typed, sep="/")
   return {"params": {}, "constants": {}, **tree}
 
 
 def own(family: Family, tensors: files.Tensors) -> set[str]:
-  """The names of the tensors that are not copies of others."""
+  """Returns the tensors that are not copies of others."""
   return {*tensors} - {
     name
     for name, original in family.copies
@@ -114,7 +114,7 @@ def own(family: Family, tensors: files.Tensors) -> set[str]:
 def write(
   family: Family, model: Any, variables: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-  """The tensors of a model, by the names in the family's table."""
+  """Converts a model to tensors with the names of the family's table."""
   paths = {path: np.asarray(x) for path, x in _flat(variables).items()}
   shapes, whole = _shapes(model), _with_keys(model)
   arrays = {}
@@ -132,7 +132,7 @@ def write(
 
 
 def _rows(family: Family, model: Any) -> Iterator[Row]:
-  """The family's, and one for every variable by our own name."""
+  """The rows of the family, and one for every variable by our own name."""
   shapes = _shapes(model)
   yield from active(family.rows(model.config), shapes)
   for path, name in zip(shapes, own_names(model), strict=True):
@@ -140,7 +140,7 @@ def _rows(family: Family, model: Any) -> Iterator[Row]:
 
 
 def own_names(model: Any) -> list[str]:
-  """The names of tensors by our own paths, one for each variable of a model."""
+  """Returns our own name of the tensor of each variable of a model."""
   return [f"{MECHANISMS}/{path}" for path in _shapes(model)]
 
 
@@ -150,22 +150,22 @@ def _read(
   ours: Mapping[str, jax.ShapeDtypeStruct],
   layout: Layout,
 ) -> dict[str, np.ndarray]:
-  """Variables by their paths from one tensor."""
+  """The variables of one tensor by their paths."""
   array, file = tensor
   # A mechanism's constants may be integers, such as the key of random blocks.
-  integers = {leaf.dtype for leaf in ours.values()} == {array.dtype}
+  integers = {x.dtype for x in ours.values()} == {array.dtype}
   if not jnp.issubdtype(array.dtype, jnp.floating) and not integers:
     raise ValueError(
       f"{file}: {theirs}: expected floating point numbers, got {array.dtype}"
     )
   if not (integers or np.isfinite(array).all()):
     raise ValueError(f"{file}: {theirs}: a number in it is not finite")
-  count = sum(leaf.size for leaf in ours.values())
+  count = sum(x.size for x in ours.values())
   if count > 8 * max(array.size, 1):  # A config of another size.
     raise ValueError(
       f"{file}: {theirs}: expected {count:,} numbers, got shape {array.shape}"
     )
-  zeros = [np.zeros(leaf.shape, np.int8) for leaf in ours.values()]
+  zeros = [np.zeros(x.shape, np.int8) for x in ours.values()]
   expected = layout.write(zeros).shape
   if array.shape != expected:
     raise ValueError(
@@ -181,10 +181,10 @@ def _shapes(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _with_keys(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Likewise, and where a mechanism takes no keys or values, those of dense."""
+  """Likewise, with the keys and values of dense for mechanisms without them."""
   keyless = [
-    slot
-    for slot, layers in model.config.attentions.items()
+    module
+    for module, layers in model.config.attentions.items()
     if any({"shared_qk", "own_keys"} & one.build().supports for one in layers)
   ]
   if not keyless:

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from models.attention_config import (
   AttentionConfig,
-  AttentionSlots,
+  AttentionFields,
   Layers,
   names,
 )
@@ -29,7 +29,7 @@ class Widths(NamedTuple):
 
 
 @checked
-class PerceiverConfig(AttentionSlots):
+class PerceiverConfig(AttentionFields):
   """Latents that read inputs of any length, and output queries that read the latents.
 
   A width that is None follows from another one, which its line names.
@@ -75,7 +75,7 @@ class PerceiverConfig(AttentionSlots):
   """
 
   module: ClassVar[str] = "projects.perceiver.model:create"
-  slot_fields: ClassVar[tuple[str, ...]] = (
+  attention_fields: ClassVar[tuple[str, ...]] = (
     "encoder_attention",
     "cross_attention",
   )
@@ -114,7 +114,7 @@ class PerceiverConfig(AttentionSlots):
 
   def __post_init__(self):
     self._check_widths()
-    self.fill_slots()
+    self.fill_attention_fields()
     if len(self.attentions["cross_attention"]) > 2:
       raise ValueError(
         "cross_attention: expected at most 2 mechanisms, from latents to inputs "

@@ -1,6 +1,6 @@
 """Perceiver IO: latents that read inputs of any length and answer queries."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import math
 from typing import Any, cast
 
@@ -13,15 +13,15 @@ from attention import Dims
 from models import positions as position_encodings
 from models import tables
 from models.attention_config import AttentionConfig
+from models.attention_module_config import SlotConfig
 from models.block import Mlp
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.io_config import HeadConfig
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
-from models.multi_head_attention import MultiHeadAttention
+from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 from models.sizes import check_length
-from models.slot_config import SlotConfig
 from projects.perceiver.config import PerceiverConfig, Widths
 from projects.perceiver.maps import DrawnLatents
 from projects.perceiver.pixels import Pixels
@@ -49,6 +49,7 @@ class Layer(nn.Module):
     max_length: of the keys.
     out_scale: factor of the initial values of what is added to x.
     residual: whether x is added to what it reads.
+    attend: calls the mechanism of an attention module.
 
   Paper: Perceiver IO, section 3.1 and appendix E, arXiv:2107.14795.
   """
@@ -60,6 +61,7 @@ class Layer(nn.Module):
   max_length: int
   out_scale: float = 1.0
   residual: bool = True
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.compact
   def __call__(
@@ -87,6 +89,7 @@ class Layer(nn.Module):
       dtype=config.dtype,
       param_dtype=config.param_dtype,
       out_scale=self.out_scale,
+      attend=self.attend,
       name=slot,
     )(
       config.make_norm(name=f"{slot}_norm")(x),
@@ -119,6 +122,7 @@ class Perceiver(DrawnLatents, nn.Module):
     max_source_length: the longest input, in tokens or pixels.
     max_target_length: output queries.
     image_shape: height, width and channels of images, or None.
+    attend: calls the mechanism of an attention module.
 
   Cost: O(S M + L M² + T M) time and memory with dense attention, L layers.
 
@@ -131,6 +135,7 @@ class Perceiver(DrawnLatents, nn.Module):
   max_source_length: int
   max_target_length: int
   image_shape: tuple[int, int, int] | None = None
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.nowrap
   def arguments(
@@ -213,6 +218,7 @@ class Perceiver(DrawnLatents, nn.Module):
       config.inputs,
       self.max_source_length,
       residual=config.input_residual,
+      attend=self.attend,
       name="encoder",
     )(jnp.broadcast_to(z[None], (len(x), *z.shape)), x, mask=mask, **call)
     layers = [
@@ -223,6 +229,7 @@ class Perceiver(DrawnLatents, nn.Module):
         config.latents,
         config.num_latents,
         1.0 / math.sqrt(2 * depth),
+        attend=self.attend,
         name=f"encoder_{i}",
       )
       for i, mechanism in enumerate(config.layers("encoder_attention"))
@@ -245,6 +252,7 @@ class Perceiver(DrawnLatents, nn.Module):
       config.outputs,
       config.num_latents,
       residual=config.output_residual,
+      attend=self.attend,
       name="decoder",
     )(jnp.broadcast_to(queries[None], (len(z), *queries.shape)), z, **call)
     choices = _choices(config, config.output_width, config.outputs)

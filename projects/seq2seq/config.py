@@ -3,13 +3,13 @@
 from typing import ClassVar, Literal
 
 from attention import Dims
-from models.attention_config import AttentionConfig, AttentionSlots
+from models.attention_config import AttentionConfig, AttentionFields
 from models.config import Dtype
 from settings.fields import Count, Rate, checked
 
 
 @checked
-class Seq2SeqConfig(AttentionSlots):
+class Seq2SeqConfig(AttentionFields):
   """A recurrent encoder and decoder with attention between them.
 
   What only a Transformer needs (positions, norms, feed-forward layers,
@@ -38,7 +38,7 @@ class Seq2SeqConfig(AttentionSlots):
   """
 
   module: ClassVar[str] = "projects.seq2seq.model:create"
-  slot_fields: ClassVar[tuple[str, ...]] = ("cross_attention",)
+  attention_fields: ClassVar[tuple[str, ...]] = ("cross_attention",)
 
   kind: Literal["seq2seq"] = "seq2seq"
   cell: Literal["gru", "lstm"]
@@ -61,7 +61,7 @@ class Seq2SeqConfig(AttentionSlots):
         raise ValueError(
           f"features: {self.features} is not divisible by {what}"
         )
-    self.fill_slots()
+    self.fill_attention_fields()
 
   @property
   def layout(self) -> str:

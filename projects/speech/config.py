@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from attention import Dims
-from models.attention_config import AttentionSlots, Layers
+from models.attention_config import AttentionFields, Layers
+from models.attention_module_config import SlotConfig
 from models.config import Activation, Dtype, ModelConfig
-from models.slot_config import SlotConfig
 from settings.fields import Count, Rate, check, checked
 
 
@@ -43,7 +43,7 @@ class ExtractorConfig:
 
 
 @checked
-class ConformerConfig(AttentionSlots):
+class ConformerConfig(AttentionFields):
   """An encoder of speech: attention and convolution between two feed-forward layers.
 
   Attributes:
@@ -104,11 +104,11 @@ class ConformerConfig(AttentionSlots):
         "features: position 'transformer_xl' pairs sines and cosines and needs "
         f"an even width, got {self.features}"
       )
-    self.fill_slots()
+    self.fill_attention_fields()
     _ = self.block  # It checks what a Transformer's layer has as well.
     if self.position == "transformer_xl":
       relative = "carry relative positions (position 'transformer_xl')"
-      self.fill_slots({"encoder_attention": {"relative": relative}})
+      self.fill_attention_fields({"encoder_attention": {"relative": relative}})
 
   @property
   def block(self) -> ModelConfig:

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from models.config import ACTIVATIONS
-from models.rows import by_rows
 from projects.speech.config import ConformerConfig, ExtractorConfig
 
 REDUCTION = 4
@@ -56,7 +55,7 @@ class Subsampling(nn.Module):
       length = -(-x.shape[1] // 2)
       x = jnp.pad(x, ((0, 0), (1, _KERNEL_SIZE), (0, 0)))
       read = [x[:, j : j + 2 * length : 2] for j in range(_KERNEL_SIZE)]
-      x = jax.nn.relu(by_rows(dense, jnp.concatenate(read, axis=-1)))
+      x = jax.nn.relu(dense(jnp.concatenate(read, axis=-1)))
       mask = None if mask is None else mask[:, ::2]
     dense = nn.Dense(
       config.features,
@@ -64,7 +63,7 @@ class Subsampling(nn.Module):
       param_dtype=config.param_dtype,
       name="projection",
     )
-    return without_padding(by_rows(dense, x), mask), mask
+    return without_padding(dense(x), mask), mask
 
 
 class Extractor(nn.Module):

@@ -1,6 +1,6 @@
 """Encoders of speech that output logits of every symbol at every position."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import math
 from typing import Any, ClassVar
@@ -18,8 +18,7 @@ from models.config import ACTIVATIONS
 from models.depthwise import depthwise
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
-from models.multi_head_attention import kernel_init
-from models.rows import by_rows
+from models.multi_head_attention import apply_mechanism, kernel_init
 from models.sizes import check_length
 from projects.speech.config import ConformerConfig
 from projects.speech.features import (
@@ -74,7 +73,7 @@ class Convolution(nn.Module):
       config.features, kernel_init=kernel_init(self.out_scale), name="out"
     )
     mask = mask if config.mask_convolution else None
-    value, gate = jnp.split(by_rows(first, x), 2, axis=-1)
+    value, gate = jnp.split(first(x), 2, axis=-1)
     x = without_padding(value * jax.nn.sigmoid(gate), mask)
     kernel = self.param(
       "kernel",
@@ -86,7 +85,7 @@ class Convolution(nn.Module):
     x = BatchNorm(config.dtype, config.param_dtype, name="batch_norm")(
       x, mask, deterministic=deterministic, axis_name=axis_name
     )
-    return by_rows(last, ACTIVATIONS[config.activation](x))
+    return last(ACTIVATIONS[config.activation](x))
 
 
 class ConformerBlock(nn.Module):
@@ -98,6 +97,7 @@ class ConformerBlock(nn.Module):
     config: of the model.
     mechanism: attends within the sequence.
     max_length: of the sequence.
+    attend: calls the mechanism of an attention module.
 
   Paper: Conformer, section 2.4, arXiv:2005.08100.
   """
@@ -105,6 +105,7 @@ class ConformerBlock(nn.Module):
   config: ConformerConfig
   mechanism: AttentionConfig
   max_length: int
+  attend: Callable[..., Array] = apply_mechanism
 
   def setup(self) -> None:
     """Creates the sub-layers and their norms."""
@@ -126,6 +127,7 @@ class ConformerBlock(nn.Module):
       dtype=config.dtype,
       param_dtype=config.param_dtype,
       out_scale=out_scale,
+      attend=self.attend,
     )
     self.convolution_norm = block.make_norm()
     self.convolution = Convolution(config, out_scale)
@@ -174,6 +176,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
     max_length: positions of the longest input.
     frames_shape: frames and bands of the longest input; None where samples are
       read.
+    attend: calls the mechanism of an attention module.
 
   Paper: Conformer, arXiv:2005.08100; `docs.md` says what differs.
   """
@@ -184,6 +187,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
   vocab_size: int
   max_length: int
   frames_shape: tuple[int, int] | None = None
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.nowrap
   def arguments(
@@ -217,7 +221,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
     front = Extractor if self.frames_shape is None else Subsampling
     self.front = front(config)
     self.encoder = [
-      ConformerBlock(config, mechanism, self.max_length)
+      ConformerBlock(config, mechanism, self.max_length, attend=self.attend)
       for mechanism in config.layers("encoder_attention")
     ]
     self.encoder_norm = config.block.make_norm()
@@ -256,7 +260,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
     x = self.dropout(x, deterministic=deterministic)
     for block in self.encoder:
       x = block(x, mask, deterministic=deterministic, axis_name=axis_name)
-    logits = by_rows(self.symbols, self.encoder_norm(x))
+    logits = self.symbols(self.encoder_norm(x))
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 

@@ -42,15 +42,15 @@ class TransformerXlAttention(MultiHeadAttention):
       for name in ("key_bias", "position_bias")
     )
 
-  def make_query(
+  def prepare(
     self,
-    inputs: Float[Array, "B T F"],
+    query: Any,
+    key: Any,
     positions: Any,
-    convolve: Any = None,
-  ) -> Float[Array, "B T N H"]:
-    """q_t + u."""
-    query = super().make_query(inputs, positions, convolve)
-    return query + self.key_bias.astype(query.dtype)[None, None]
+  ) -> tuple[Any, Any]:
+    """Adds u to the queries."""
+    query, key = super().prepare(query, key, positions)
+    return query + self.key_bias.astype(query.dtype)[None, None], key
 
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]

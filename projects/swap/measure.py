@@ -1,7 +1,6 @@
 """Measures a model after a mechanism is swapped into its layers."""
 
 from collections.abc import Mapping, Sequence
-import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import Attention, registry
+from attention import Attention
+from attention.mechanism import where_it_failed
 from comparison.measurement import costs
 import models
 from models.published import load
@@ -24,10 +24,9 @@ from projects.swap.source import Source
 from projects.swap.substitution import Mechanisms
 from settings.errors import one_line
 from training import optimizer as optimizer_lib
-from training.config import OptimizerConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.pictures import attention_maps
 from training.state import TrainState
-from training.step import Numbers, StepFunctions
 
 
 def own(source: Source, settings: Settings) -> Record:
@@ -92,9 +91,7 @@ def mechanism(
     if not foreign and not isinstance(error, ValueError):
       raise
     reason = (
-      registry.where_it_failed(error, choice.config.name)
-      if foreign
-      else one_line(error)
+      where_it_failed(error, choice.config.name) if foreign else one_line(error)
     )
     return {**record, "status": CANNOT, "reason": reason}
   scores = scores_lib.make(source, attention)
@@ -248,15 +245,10 @@ def _step_cost(
   longest = max(length, described.max_length)
   model = load.make_model(described._replace(max_length=longest))
   optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)
-  update = optimizer_lib.make_optimizer(optimizer, 1)
-  functions = StepFunctions(
-    forward=lambda variables, batch, rng: models.forward(
-      model, variables, batch, dropout_rng=rng
-    ),
-    metric_sums=source.task.metric_sums,
-    optimizer=functools.partial(optimizer_lib.make_optimizer, optimizer, 1),
-    schedule=functools.partial(optimizer_lib.make_schedule, optimizer, 1),
+  config = TrainConfig(
+    num_steps=1, batch_size=settings.batch_size, optimizer=optimizer
   )
+  update = optimizer_lib.make_optimizer(optimizer, config.num_steps)
   variables = models.initialize(model, jax.random.key(0), rows)
   state = TrainState.first(variables, update)
-  return costs.step_cost(functions, Numbers.of(0, optimizer), state, rows)
+  return costs.step_cost(model, source.task, config, state, rows)

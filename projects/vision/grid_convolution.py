@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.attention_config import AttentionConfig
+from models.attention_module_config import SlotConfig
 from models.batch_norm import BatchNorm
 from models.block import Block
 from models.depthwise import Depthwise
 from models.multi_head_attention import MultiHeadAttention
-from models.slot_config import SlotConfig
 
 
 class GridConvolution(nn.Module):
@@ -77,7 +77,7 @@ class ConvolvedAttention(MultiHeadAttention):
   def setup(self) -> None:
     """Creates the attention module, and a convolution for each projection."""
     super().setup()
-    for name in self.projected:
+    for name in self.projections:
       convolution = GridConvolution(
         self.convolution, self.dtype, self.param_dtype
       )
@@ -98,7 +98,7 @@ class ConvolvedAttention(MultiHeadAttention):
     return {
       name: getattr(self, f"{name}_convolution")(x, grid, **options)
       for name, x in sources.items()
-      if name in self.projected
+      if name in self.projections
     }
 
 
@@ -112,17 +112,17 @@ class ConvolvedBlock(Block):
   convolution: int = 3
 
   @nn.nowrap
-  def make_slot(
+  def make_attention(
     self,
     mechanism: AttentionConfig,
     max_length: int,
     config: SlotConfig,
-    slot: type[MultiHeadAttention] | None = None,
+    module_type: type[MultiHeadAttention] | None = None,
     **options: Any,
   ) -> MultiHeadAttention:
-    """The attention module with convolutions."""
-    del slot
-    return super().make_slot(
+    """Creates the attention module with convolutions."""
+    del module_type
+    return super().make_attention(
       mechanism,
       max_length,
       config,

@@ -1,5 +1,6 @@
 """An encoder of images in stages, each with fewer and wider tokens."""
 
+from collections.abc import Callable
 import dataclasses
 import itertools
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from attention import Attention, Dims
 from models.block import Block
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
+from models.multi_head_attention import apply_mechanism
 from models.published.family import Described
 from projects.vision.grid_convolution import ConvolvedBlock
 from projects.vision.maps import ReadsImages
@@ -105,6 +107,7 @@ class Pyramid(ReadsImages, nn.Module):
     config: of the model.
     target_vocab_size: V, classes.
     image_shape: height, width and channels of the images.
+    attend: calls the mechanism of an attention module.
   """
 
   state: ClassVar[tuple[str, ...]] = ("batch_stats",)
@@ -112,6 +115,7 @@ class Pyramid(ReadsImages, nn.Module):
   config: PyramidConfig
   target_vocab_size: int
   image_shape: tuple[int, int, int]
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.nowrap
   def as_published(self, variables):
@@ -168,13 +172,14 @@ class Pyramid(ReadsImages, nn.Module):
         mechanism = config.mechanism(number, layer, (rows, columns))
         name = f"encoder_{next(layers)}"
         if config.convolution is None:
-          block = Block(stage, mechanism, tokens, name=name)
+          block = Block(stage, mechanism, tokens, attend=self.attend, name=name)
         else:
           block = ConvolvedBlock(
             stage,
             mechanism,
             tokens,
             convolution=config.convolution,
+            attend=self.attend,
             name=name,
           )
         x = block(

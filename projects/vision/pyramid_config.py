@@ -7,20 +7,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 from pydantic import Field
 
-from attention import registry
+from attention import mechanism as mechanisms
 from models.attention_config import (
   NEEDS,
   AttentionConfig,
-  AttentionSlots,
+  AttentionFields,
   Layers,
 )
+from models.attention_module_config import SlotConfig
 from models.config import Activation, Dtype, ModelConfig
-from models.slot_config import SlotConfig
 from settings.fields import Count, Rate, Whole, check, checked
 
 
 @checked
-class PyramidConfig(AttentionSlots):
+class PyramidConfig(AttentionFields):
   """An encoder whose grid of tokens gets coarser and wider, stage by stage.
 
   Every stage begins with patches. With one `patch_size` only the first does,
@@ -99,7 +99,7 @@ class PyramidConfig(AttentionSlots):
     needs = {"bidirectional": NEEDS["encoder_attention"]["bidirectional"]}
     if self.attention_dropout_rate:
       needs["dropout"] = "drop attention weights (attention_dropout_rate)"
-    self.fill_slots({"encoder_attention": needs})
+    self.fill_attention_fields({"encoder_attention": needs})
 
   @property
   def layout(self) -> str:
@@ -193,7 +193,7 @@ class PyramidConfig(AttentionSlots):
     """The mechanism of a layer of a stage, with the grid if it takes one."""
     chosen = self.attentions["encoder_attention"]
     one = chosen[layer % len(chosen)]
-    has_grid = "grid" in inspect.signature(registry.find(one.name)).parameters
+    has_grid = "grid" in inspect.signature(mechanisms.find(one.name)).parameters
     if not has_grid or one.options.get("grid") is not None:
       return one
     return AttentionConfig(one.name, {**one.options, "grid": grid})

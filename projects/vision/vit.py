@@ -1,5 +1,7 @@
 """An encoder of image patches: ViT, and DeiT with its second token."""
 
+from collections.abc import Callable
+
 from flax import linen as nn
 from flax import traverse_util
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from models.block import Block, apply_layers
 from models.head import Head
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
+from models.multi_head_attention import apply_mechanism
 from models.published.family import Described
 from models.published.trained import with_biases
 from projects.vision.maps import ReadsImages
@@ -48,11 +51,13 @@ class VisionTransformer(ReadsImages, nn.Module):
     config: of the model.
     target_vocab_size: V, classes.
     image_shape: height, width and channels of the images that positions are for.
+    attend: calls the mechanism of an attention module.
   """
 
   config: VitConfig
   target_vocab_size: int
   image_shape: tuple[int, int, int]
+  attend: Callable[..., Array] = apply_mechanism
 
   @nn.nowrap
   def as_published(self, variables):
@@ -78,7 +83,7 @@ class VisionTransformer(ReadsImages, nn.Module):
     tokens = config.num_tokens(self.image_shape)
     self.patches = Patches(config, self.image_shape)
     self.encoder = [
-      Block(config, mechanism, tokens)
+      Block(config, mechanism, tokens, attend=self.attend)
       for mechanism in config.layers("encoder_attention")
     ]
     if config.norm != "post":

@@ -3,7 +3,8 @@
 import pytest
 
 import attention
-from attention import ATTENTIONS, plug
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 
 OWN = {
   name: factory
@@ -24,7 +25,7 @@ _SMALL = {
   "additive": {"width": 8},
 }
 SIZES = {
-  name: _SMALL.get(name, dict(plug.example(factory).sizes.short))
+  name: _SMALL.get(name, dict(mechanisms.example(factory).sizes.short))
   for name, factory in OWN.items()
 }
 """Hyperparameters for tens of positions; by default the record's own."""
@@ -32,7 +33,7 @@ SIZES = {
 RECURRENT = [
   name
   for name, factory in OWN.items()
-  if plug.example(factory).apply.__module__ == "attention.recurrent.gates"
+  if mechanisms.example(factory).apply.__module__ == "attention.recurrent.gates"
 ]
 """Those with a state: they read gates, and have no block size."""
 
@@ -55,7 +56,7 @@ FUNCTIONS = {
 FORMS = [
   (name, is_causal)
   for name, factory in OWN.items()
-  for is_causal in plug.directions(factory())
+  for is_causal in mechanisms.directions(factory())
 ]
 
 KINDS = ("dense", "sliding_window", "performer", "linformer", "lsh")

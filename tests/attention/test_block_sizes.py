@@ -5,7 +5,8 @@ import functools
 import jax
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, plug
+from attention import ATTENTIONS, Dims, gates_from_keys
+from attention import mechanism as mechanisms
 from attention.testing import assert_close
 from tests.attention.calls import draw, random_mask
 from tests.attention.forms import KINDS, RECURRENT, SIZES
@@ -27,7 +28,7 @@ def record(name):
 
 def attend(name, **call):
   mechanism, variables = record(name)
-  call |= {"is_causal": plug.directions(mechanism)[0], "mask": MASK}
+  call |= {"is_causal": mechanisms.directions(mechanism)[0], "mask": MASK}
   return jax.jit(functools.partial(mechanism.apply, **call))(variables, *QKV)
 
 

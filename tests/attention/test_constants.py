@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import attention
-from attention import ATTENTIONS, Dims, plug
+from attention import ATTENTIONS, Dims
+from attention import mechanism as mechanisms
 from attention.performer import _RELU_EPSILON
 from attention.recurrent import features
 from attention.recurrent.recurrence import unit_length
@@ -20,7 +21,7 @@ from docs import draw_mechanisms
 _ROOT = pathlib.Path(__file__).parent.parent.parent
 _PAGE = (_ROOT / "docs" / "mechanisms.md").read_text()
 _DEFAULTS = {
-  name: plug.example(make).sizes for name, make in ATTENTIONS.items()
+  name: mechanisms.example(make).sizes for name, make in ATTENTIONS.items()
 }
 
 
@@ -63,7 +64,7 @@ def _default(function, option):
 
 
 def test_common_size_in_benchmarks():
-  size = _only(r"at a common size: (\d+) keys", plug.Sizes.__doc__)
+  size = _only(r"at a common size: (\d+) keys", mechanisms.Sizes.__doc__)
   timed = {name: s.timed(16_384) for name, s in _DEFAULTS.items()}
   # Its window is the side of a square of keys.
   assert timed.pop("window_2d")["window"] ** 2 == size

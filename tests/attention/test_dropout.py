@@ -16,7 +16,7 @@ from attention import (
   gates_from_keys,
   lsh_attention,
 )
-from attention.plug import supporting
+from attention.mechanism import supporting
 from attention.softmax import dropout
 from tests.attention.calls import draw
 

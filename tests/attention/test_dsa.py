@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention import definitions, dsa, dsa_attention, dsa_indexer_loss
-from attention.plug import Dims
+from attention.mechanism import Dims
 from attention.softmax import indexer
 from tests.attention.calls import normal
 from tests.attention.test_lse import check, of_pairs, weights_of

@@ -165,18 +165,15 @@ def test_what_is_typed_wrongly_is_named():
     attention.flash_atention  # noqa: B018
   with pytest.raises(ValueError, match=r"num_feature: performer has no .*mean"):
     attention.performer(num_feature=8)
-  with pytest.raises(
-    ValueError, match=r"rate: dense .*a call takes it: dense_"
-  ):
+  with pytest.raises(ValueError, match=r"^dropout_rate: dense has no such op"):
     attention.dense(dropout_rate=0.1)
   with pytest.raises(KeyError, match=r"unknown 'linfomer'; .* 'linformer'"):
     ATTENTIONS["linfomer"]
   assert "linfomer" not in ATTENTIONS
   assert ATTENTIONS.get("linfomer") is None
   record = attention.linformer(rank=4)
-  for field in ("init_cache", "decode"):
-    with pytest.raises(ValueError, match=f"{field}: linformer cannot decode"):
-      getattr(record, field)({}, 1, 4)
+  assert record.init_cache is None
+  assert record.decode is None
   arrays = [jnp.ones((1, 8, 1, 4))] * 3
   with pytest.raises(
     ValueError, match=r"variables: linformer needs .*'params'"

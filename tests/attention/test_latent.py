@@ -17,8 +17,8 @@ from attention import (
   latent,
   latent_attention,
 )
+from models.attention_module_config import SlotConfig
 from models.multi_head_attention import MultiHeadAttention
-from models.slot_config import SlotConfig
 from tests.attention.calls import assert_refused, in_float64
 
 BATCH, HEADS, OWN, SHARED, RANK, VALUE = 2, 3, 4, 2, 7, 5

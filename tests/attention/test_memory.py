@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, plug
+from attention import ATTENTIONS, Dims, gates_from_keys
+from attention import mechanism as mechanisms
 from tests.attention.forms import DERIVED, kinds_first
 
 LENGTHS = (2048, 8192)
@@ -43,7 +44,7 @@ def compiled(name, length, *, backward):
   mask = jax.ShapeDtypeStruct((1, 1, 1, length), bool)
 
   def forward(variables, qkv):
-    is_causal = plug.directions(mechanism)[0]
+    is_causal = mechanisms.directions(mechanism)[0]
     return mechanism.apply(variables, *qkv, is_causal=is_causal)
 
   def with_gradients(variables, qkv, mask, cotangent):

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, plug
+from attention import ATTENTIONS, Dims, gates_from_keys
+from attention import mechanism as mechanisms
 from attention.platform import backend, programs
 from attention.testing import assert_close
 from tests.attention.calls import draw, random_mask
@@ -113,7 +114,8 @@ def test_arrays_of_32_bits_stay_so_where_64_are_allowed(name, is_causal, where):
 
 
 @pytest.mark.parametrize(
-  "name", [x for x in OWN if plug.can(plug.example(OWN[x]), "decode")]
+  "name",
+  [x for x in OWN if mechanisms.can(mechanisms.example(OWN[x]), "decode")],
 )
 def test_a_cache_keeps_its_dtypes_where_64_bits_are_allowed(name):
   mechanism = gates_from_keys(ATTENTIONS[name](**SIZES.get(name, {})))

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, delta_rule_attention, gated_linear_attention
+from attention.mechanism import Dims
 from attention.platform import backend
-from attention.plug import Dims
 from attention.recurrent import kernels
 from attention.recurrent.gates import gates_from_keys
 from attention.testing import assert_close
@@ -237,7 +237,7 @@ def test_an_array_as_scale_and_a_sequence_in_parts_are_refused(monkeypatch):
   spec = jax.P(None, "x")
 
   def part(x):
-    return record.apply_sharded({}, x, x, x, is_causal=True, axis_name="x")
+    return record.apply({}, x, x, x, is_causal=True, axis_name="x")
 
   attend = jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec)
   with pytest.raises(

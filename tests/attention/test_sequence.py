@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attention
 from attention import ATTENTIONS, Dims
-from attention.plug import directions
+from attention.mechanism import directions
 from tests.attention.calls import normal
 from tests.attention.forms import RECURRENT
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
@@ -68,7 +69,7 @@ def by_position(name, array):
 
 
 def sharded(mechanism, devices, **call):
-  """`apply_sharded` of whole arrays, `(variables, query, key, value, options)`."""
+  """`apply` of shards of whole arrays, `(variables, query, key, value, options)`."""
   auto = (jax.sharding.AxisType.Auto,)
   mesh = jax.make_mesh(
     (devices,), (AXIS,), auto, devices=jax.devices()[:devices]
@@ -80,7 +81,7 @@ def sharded(mechanism, devices, **call):
   rows = jax.P(None, AXIS)
 
   def local(variables, query, key, value, parts):
-    return mechanism.record.apply_sharded(
+    return mechanism.record.apply(
       variables, query, key, value, axis_name=AXIS, **parts, **rest
     )
 
@@ -222,7 +223,7 @@ def test_dropout_drops_what_it_drops_in_the_whole(mechanism):
   call = {"mask": padding(24), "dropout_rate": 0.4, "dropout_rng": key}
   check(mechanism, 4, 24, is_causal=True, **call)
   if mechanism.name == "flash":
-    balanced = {"implementation": "balanced"}
+    balanced = {"in_parts": "balanced"}
     check(mechanism, 4, 24, in_parts=balanced, gradients=False, **call)
 
 
@@ -274,20 +275,57 @@ FLASH = next(m for m in MECHANISMS if m.name == "flash")
 def test_other_ways_of_exact_attention(
   implementation, devices, is_causal, options
 ):
-  in_parts = {"implementation": implementation}
+  in_parts = {"in_parts": implementation}
   options = {"in_parts": in_parts, "is_causal": is_causal, **options}
   check(FLASH, devices, 24, **options)
+
+
+@pytest.mark.parametrize(
+  ("name", "options"),
+  [
+    ("dense", {"is_causal": True}),
+    ("flash", {"in_parts": "balanced", "is_causal": True}),
+    ("flash", {"in_parts": "all_to_all"}),
+    ("sliding_window", {"window": 3}),
+    ("differential", {"weight": 0.3}),
+    ("linformer", {"key_projection": normal((24, 5))[0]}),
+    ("bigbird", {"block_size": 3, "random_blocks": np.zeros((HEADS, 6, 1), int)}),
+  ],
+)  # fmt: skip
+def test_functions_return_the_log_sum_exp_of_shards(name, options):
+  """Of all positions, also where one row of the batch has no keys."""
+  function = getattr(attention, f"{name}_attention")
+  mask = padding(24).at[0].set(False)
+  auto = (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh((2,), (AXIS,), auto, devices=jax.devices()[:2])
+  rows = jax.P(None, AXIS)
+
+  def local(query, key, value, mask):
+    call = {"axis_name": AXIS, "mask": mask, "return_lse": True, **options}
+    return function(query, key, value, **call)
+
+  attend = jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=(rows, rows, rows, jax.P(None, None, None, AXIS)),
+    out_specs=rows,
+  )
+  qkv = arrays_of(FLASH, 24)[1:]
+  whole = function(*qkv, mask=mask, return_lse=True, **options)
+  found = jax.jit(attend)(*qkv, mask)
+  for one, other in zip(*map(jax.tree.leaves, (found, whole)), strict=True):
+    np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
 
 
 def test_heads_cross_at_once_and_work_is_balanced():
   """Bytes of heads against positions, and half the operations of the ring."""
   length, devices = 64, 2
-  found = crossing(FLASH, devices, length, implementation="all_to_all")
+  found = crossing(FLASH, devices, length, in_parts="all_to_all")
   of_position = 2 * BATCH * (HEADS + KV_HEADS) * DIM
   most = 4 * length / devices * of_position * (devices - 1) / devices
   assert 0.5 * most < found <= 1.2 * most
   ring, balanced = (
-    crossing(FLASH, 4, length, is_causal=True, implementation=name)
+    crossing(FLASH, 4, length, is_causal=True, in_parts=name)
     for name in ("ring", "balanced")
   )
   # Halves of queries, keys, values and results go there and back.
@@ -309,7 +347,7 @@ def test_what_an_implementation_cannot_serve_is_told():
     ("all_to_all", 2, 24, dropout, "^dropout_rate: expected 0.0 with 'all"),
   ):
     with pytest.raises(ValueError, match=message):
-      trace(FLASH, devices, length, implementation=implementation, **call)
+      trace(FLASH, devices, length, in_parts=implementation, **call)
   with pytest.raises(ValueError, match=r"^in_parts: expected one of ring, bal"):
     ATTENTIONS["flash"](in_parts="ulysses")
 
@@ -333,13 +371,15 @@ def test_one_device_is_the_whole(mechanism):
   check(mechanism, 1, 7, is_causal=is_causal, gradients=False)
 
 
-def test_what_is_claimed_is_there():
-  for mechanism in MECHANISMS:
-    # With nothing to compute, one that works fails otherwise.
-    with pytest.raises((ValueError, TypeError)) as error:
-      mechanism.factory(**mechanism.options).apply_sharded()
-    refuses = "`supports` has 'sequence'" in str(error.value)
-    assert refuses == ("sequence" not in mechanism.supports)
+@pytest.mark.parametrize(
+  "mechanism", [m for m in ONE_EACH if m not in SEQUENCE], ids=str
+)
+def test_what_is_not_claimed_is_refused(mechanism):
+  variables, query, key, value = arrays_of(mechanism, 12)
+  key = None if "shared_qk" in mechanism.supports else key
+  call = {"is_causal": mechanism.record.causal_only, "axis_name": AXIS}
+  with pytest.raises(ValueError, match=r"^axis_name: .* has no such option; "):
+    mechanism.record.apply(variables, query, key, value, **call)
 
 
 def crossing(mechanism, devices, length, **call):

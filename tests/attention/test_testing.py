@@ -12,7 +12,7 @@ from attention import (
   dense,
   dense_attention,
 )
-from attention.plug import no_variables
+from attention.mechanism import no_variables
 from attention.testing import CHECKS, Mechanism, check_mechanism
 
 

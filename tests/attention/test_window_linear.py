@@ -10,11 +10,11 @@ import pytest
 from attention import (
   Dims,
   definitions,
-  plug,
   sliding_window,
   window_linear,
   window_linear_attention,
 )
+from attention import mechanism as mechanisms
 from attention.platform import backend
 from attention.testing import assert_close
 import models
@@ -234,9 +234,9 @@ def test_wrong_arguments_are_refused(unchecked):
 
 
 def test_an_encoder_refuses_what_is_causal_only():
-  assert plug.directions(window_linear()) == (True,)
-  assert plug.directions(sliding_window()) == (False, True)
-  assert not plug.can(window_linear(), "bidirectional")
+  assert mechanisms.directions(window_linear()) == (True,)
+  assert mechanisms.directions(sliding_window()) == (False, True)
+  assert not mechanisms.can(window_linear(), "bidirectional")
   one = models.AttentionConfig("window_linear", {"window": 3})
   with pytest.raises(
     ValueError, match=r"^encoder_attention: .* attend in both directions; "

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims, plug
+from attention import ATTENTIONS, Dims
+from attention import mechanism as mechanisms
 from benchmarks import bounds, programs, scaling_tables, timing
 from tests import commands
 from tests.attention.forms import kinds_first
@@ -103,7 +104,7 @@ def test_programs_compute_what_they_are_named(name):
     )
     arguments = program.arguments
   shape = (1, 32, 2, 8)
-  is_causal = plug.directions(ATTENTIONS[name]())[0]
+  is_causal = mechanisms.directions(ATTENTIONS[name]())[0]
   assert made[is_causal, "forward"].shape == shape
   *gradients, d_value = made[is_causal, "forward+backward"]
   assert d_value.shape == shape

@@ -54,7 +54,7 @@ class Trainer:
     worker.work(request, Signals(), say)
     return self.died
 
-  def begin(self, run, home, first):
+  def begin(self, run, home):
     """`worker.begin`; the run itself stands for all that is made of it."""
     steps = [line["step"] for line in worker.metrics.read(home)]
     return None if {run.steps, self.end(run)} & {*steps} else run

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, plug
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 from comparison.measurement import approximation
 import models
 from tests.models import tiny
@@ -55,7 +56,7 @@ def test_what_dense_attention_cannot_be_given_is_refused():
     if name in ("additive", "delta")
     else pytest.param(name, marks=pytest.mark.thorough)
     for name, factory in ATTENTIONS.items()
-    if plug.example(factory).approximates is None
+    if mechanisms.example(factory).approximates is None
   ],
 )
 def test_scores_of_their_own_are_near_to_nothing(name):

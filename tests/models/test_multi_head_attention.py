@@ -1,4 +1,4 @@
-"""The slot hosts any record that keeps the contract of the plug."""
+"""Attention modules work with any mechanism that keeps the contract."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attention import Attention, Dims, dense, dense_attention
+from models.attention_module_config import SlotConfig
 from models.multi_head_attention import MultiHeadAttention
-from models.slot_config import SlotConfig
 
 DIMS = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=6)
 RNG = np.random.default_rng(0)
@@ -16,13 +16,13 @@ Y = RNG.standard_normal((2, 5, 7), np.float32)
 
 
 def made(mechanism=None, dims=DIMS, features=10, config=None, arrays=(X,)):
-  """A slot, its variables, and its kernels by name."""
-  slot = MultiHeadAttention(
+  """A module, its variables, and its kernels by name."""
+  module = MultiHeadAttention(
     mechanism or dense(), dims, features, config or SlotConfig()
   )
-  variables = jax.jit(slot.init)(jax.random.key(1), *arrays)
+  variables = jax.jit(module.init)(jax.random.key(1), *arrays)
   params = variables["params"].items()
-  return slot, variables, {k: v["kernel"] for k, v in params if "kernel" in v}
+  return module, variables, {k: v["kernel"] for k, v in params if "kernel" in v}
 
 
 def by_hand(kernels, x, y, shapes, **call):
@@ -64,7 +64,7 @@ def scaled(call_log):
 
 def test_variables_go_to_their_collections():
   log = []
-  slot, variables, kernels = made(scaled(log), features=16)
+  module, variables, kernels = made(scaled(log), features=16)
   gain = variables["params"]["attention"]["gain"]
   # Both come from one call of `init`, so they belong together.
   np.testing.assert_array_equal(
@@ -73,32 +73,32 @@ def test_variables_go_to_their_collections():
   assert set(variables["params"]["key"]) == {"kernel"}
   assert kernels["key"].shape == (16, 16)
   assert kernels["query"].shape == (16, 32)
-  other = jax.jit(slot.init)(jax.random.key(2), X)["params"]["attention"]
+  other = jax.jit(module.init)(jax.random.key(2), X)["params"]["attention"]
   assert np.abs(gain - other["gain"]).max() > 0.1
   log.clear()
-  jax.eval_shape(lambda: slot.apply(variables, X, is_causal=True))
+  jax.eval_shape(lambda: module.apply(variables, X, is_causal=True))
   assert log == [{"is_causal": True}]
 
 
 def test_dropout_reaches_the_mechanism():
   log = []
-  slot, variables, _ = made(scaled(log))
-  slot, rngs = slot.clone(dropout_rate=0.5), {"dropout": jax.random.key(3)}
+  module, variables, _ = made(scaled(log))
+  module, rngs = module.clone(dropout_rate=0.5), {"dropout": jax.random.key(3)}
   log.clear()
   jax.eval_shape(
-    lambda: slot.apply(variables, X, deterministic=False, rngs=rngs)
+    lambda: module.apply(variables, X, deterministic=False, rngs=rngs)
   )
   assert log[0]["dropout_rate"] == 0.5
 
 
 def test_slot_is_the_formula():
-  slot, variables, kernels = made(features=16)
+  module, variables, kernels = made(features=16)
   y = X[::-1]
   ids = np.array([[0, 0, 0, 1, 1, 1]] * 2)
   segments = {"query_segment_ids": ids, "key_segment_ids": ids}
   expected = by_hand(kernels, X, y, ((4, 8), (2, 8), (2, 8)), **segments)
   got, state = jax.jit(
-    lambda variables: slot.apply(
+    lambda variables: module.apply(
       variables, X, y, mutable=["intermediates"], **segments
     )
   )(variables)
@@ -123,7 +123,7 @@ def test_slot_is_the_formula():
   ],
 )
 def test_sizes_of_their_own(dims, config, arrays, shapes):
-  slot, variables, kernels = made(
+  module, variables, kernels = made(
     dims=dims, config=SlotConfig(**config), arrays=arrays
   )
   widths = [np.prod(shape) for shape in shapes]
@@ -133,5 +133,5 @@ def test_sizes_of_their_own(dims, config, arrays, shapes):
   )
   assert kernels["out"].shape == (12, 10)
   expected = by_hand(kernels, arrays[0], arrays[-1], shapes)
-  got = jax.jit(slot.apply)(variables, *arrays)
+  got = jax.jit(module.apply)(variables, *arrays)
   np.testing.assert_allclose(got, expected, atol=1e-5)

@@ -14,7 +14,7 @@ from models.block import Block
 from tests.attention.forms import KINDS
 from tests.models import tiny
 
-# The contract is about each mechanism; this file is about the code around it.
+# The contract tests each mechanism; this file tests the models.
 CAUSAL = [name for name in KINDS if name in tiny.names("causal")]
 
 
@@ -305,9 +305,9 @@ def test_attention_maps_are_named_and_normalised():
   batch = tiny.batch()
   maps = tiny.attention_maps(model, tiny.initialized(model), batch)
   assert {name: matrix.shape for name, matrix in maps.items()} == {
-    f"{block}_{layer}/{slot}": (3, 2, *shape)
+    f"{block}_{layer}/{module}": (3, 2, *shape)
     for layer in range(2)
-    for block, slot, shape in (
+    for block, module, shape in (
       ("encoder", "self_attention", (6, 6)),
       ("decoder", "self_attention", (8, 8)),
       ("decoder", "cross_attention", (8, 6)),

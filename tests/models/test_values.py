@@ -8,11 +8,11 @@ import pytest
 
 from attention import Dims, dense
 import models
+from models.attention_module_variants import SHAW_DISTANCE, ShawAttention
 from models.config import ACTIVATIONS
 from models.multi_head_attention import MultiHeadAttention
 from models.norms import NORM_KINDS
 from models.published import family
-from models.slot_variants import SHAW_DISTANCE, ShawAttention
 from tests.models import tiny
 
 
@@ -79,14 +79,14 @@ def test_norms_are_their_formulas():
     np.testing.assert_allclose(got, expected, atol=1e-5, err_msg=name)
 
 
-def slot_outputs(kind, length, relative_keys=None, **choices):
-  """What a slot of exact attention returns, and the same by its formula.
+def module_outputs(kind, length, relative_keys=None, **choices):
+  """The result of an attention module with exact attention, and its formula.
 
   In the formula, queries and keys are `(x @ kernel)`, changed by `normed`.
   """
   normed = choices.pop("normed", lambda x: x)
   dims = Dims(num_heads=2, num_kv_heads=2, head_dim=4, max_length=length)
-  slot = kind(
+  module = kind(
     dense(),
     dims,
     features=8,
@@ -95,11 +95,11 @@ def slot_outputs(kind, length, relative_keys=None, **choices):
   )
   rng = np.random.default_rng(0)
   x = rng.normal(size=(1, length, 8)).astype(np.float32)
-  shapes = jax.eval_shape(lambda: slot.init(jax.random.key(0), x))
+  shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), x))
   params = jax.tree.map(
     lambda leaf: rng.normal(0, 0.7, leaf.shape).astype(leaf.dtype), shapes
   )
-  got = jax.jit(slot.apply)(params, x)
+  got = jax.jit(module.apply)(params, x)
   own = params["params"]
   query, key, value = (
     (x @ own[name]["kernel"]).reshape(length, 2, 4)
@@ -125,7 +125,7 @@ def test_keys_of_a_distance_are_shaws():
     clipped = np.clip(distance, -SHAW_DISTANCE, SHAW_DISTANCE)
     return table[clipped + SHAW_DISTANCE][:, :, None]
 
-  got, expected = slot_outputs(ShawAttention, length, relative_keys)
+  got, expected = module_outputs(ShawAttention, length, relative_keys)
   np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
@@ -133,7 +133,7 @@ def test_queries_and_keys_of_length_one():
   def unit(x):
     return x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)
 
-  got, expected = slot_outputs(
+  got, expected = module_outputs(
     MultiHeadAttention, 5, query_key_norm="l2", normed=unit
   )
   np.testing.assert_allclose(got, expected, atol=2e-5)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import ATTENTIONS, plug
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 import models
 from models import nested
 
@@ -27,7 +28,7 @@ _OPTIONS = {
   "additive": {"width": 6},
 }
 OPTIONS = {
-  name: _OPTIONS.get(name, dict(plug.example(factory).sizes.short))
+  name: _OPTIONS.get(name, dict(mechanisms.example(factory).sizes.short))
   for name, factory in ATTENTIONS.items()
 }
 """Hyperparameters for a few positions; by default the record's own."""
@@ -97,7 +98,7 @@ def names(*capabilities):
   return [
     name
     for name in ATTENTIONS
-    if all(plug.can(attention(name).build(), c) for c in capabilities)
+    if all(mechanisms.can(attention(name).build(), c) for c in capabilities)
   ]
 
 

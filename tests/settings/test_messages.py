@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention.suggest import near, one_of
+from attention.checks import near, one_of
 import models
 from models.published.catalog import FAMILIES
 import tasks
@@ -18,9 +18,8 @@ RATES = ["scale", "dropout_rate", "dropout_rng", "block_size"]
     ("Performer", ["linear", "performer"], "performer"),
     ("adamW", ["adam", "adamw"], "adamw"),
     ("rmsNorm", ["layerNorm", "RMSNorm"], "RMSNorm"),
-    # Of two that are about as like, the first.
+    # What begins with it comes first.
     ("dropout", RATES, "dropout_rate"),
-    ("dropout_p", RATES, "dropout_rate"),
     ("dropout_rn", RATES, "dropout_rng"),
     # A beginning, which is like nothing.
     ("temp", ["method", "temperature"], "temperature"),

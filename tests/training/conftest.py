@@ -6,9 +6,10 @@ import types
 import numpy as np
 import pytest
 
-from tests.training.tiny import make_functions, numbers
+from tests.training.tiny import make_parts
 from training import loop
 from training.config import TrainConfig
+from training.devices import parallel
 
 
 @pytest.fixture
@@ -23,6 +24,7 @@ def run(tmp_path, monkeypatch):
       **{
         "num_steps": 7,
         "batch_size": 16,
+        "seed": 1,
         "log_every": 2,
         "eval_every": 3,
         "checkpoint_every": 3,
@@ -35,15 +37,13 @@ def run(tmp_path, monkeypatch):
       if getattr(config.optimizer, field.name) != field.default
       and field.name != "options"
     }
-    functions, state = make_functions(dropout=True, **typed)
+    parts, state = make_parts(dropout=True, **typed)
+    state = state._replace(seed=np.int32(config.seed))
     run.experiment = types.SimpleNamespace(
-      config=types.SimpleNamespace(train=config),
+      config=types.SimpleNamespace(train=config, weights=None),
       task=task,
-      model=None,
-      functions=functions,
-      numbers=numbers(**typed),
-      init=lambda: state,
-      draw=None,
+      model=parts.model,
+      init=lambda mesh: parallel.place_state(mesh, state),
       shapes=state,
       generate=lambda variables, inputs, **unused: types.SimpleNamespace(
         tokens=np.ones((2, 3), np.int32)

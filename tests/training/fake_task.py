@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 
-from tests.training.tiny import CLASSES, make_batch, make_functions
+from tests.training.tiny import CLASSES, make_batch, make_parts, metric_sums
 from training import metrics
 from training.checkpoint import Checkpoints, digests
 
@@ -14,6 +14,7 @@ class FakeTask:
   """Batches that follow from the step, two splits, one decoded example."""
 
   eval_splits = ("validation", "test")
+  metric_sums = staticmethod(metric_sums)
 
   def __init__(self, **faults):
     self.faults = faults
@@ -55,8 +56,8 @@ class FakeTask:
 
 def newest(workdir, **options):
   """Step of the newest checkpoint, and the digests of its leaves."""
-  _, state = make_functions(dropout=True, **options)
-  checkpoints = Checkpoints(workdir, read_only=True)
+  parts, state = make_parts(dropout=True, **options)
+  checkpoints = Checkpoints(workdir, parts.config, read_only=True)
   state, _ = checkpoints.restore(state)
   checkpoints.close()
   return int(state.step), digests(state._asdict())

@@ -1,5 +1,6 @@
 """The best evaluation: kept, waited for, and counted across a restart."""
 
+import dataclasses
 import pathlib
 import shutil
 
@@ -11,7 +12,7 @@ from comparison import criterion
 from settings.errors import ConfigError, RunError
 from tests.training.corruption import flip_a_byte
 from tests.training.fake_task import FakeTask, emptied, newest, records
-from tests.training.tiny import config, make_functions
+from tests.training.tiny import config, make_parts
 from training import best as best_lib
 from training import checkpoint, experiment
 from training.checkpoint import Checkpoints
@@ -51,8 +52,11 @@ def kept(workdir):
 
 def best(workdir, metric):
   """Step of the checkpoint that is read by default."""
-  checkpoints = Checkpoints(workdir, read_only=True, best_metric=metric)
-  state, _ = checkpoints.restore(make_functions(dropout=True)[1], best=True)
+  parts, like = make_parts(dropout=True)
+  asked = {"checkpoint_keep": "best", "best_metric": metric, "eval_every": 1}
+  keeping = dataclasses.replace(parts.config, **(asked if metric else {}))
+  checkpoints = Checkpoints(workdir, keeping, read_only=True)
+  state, _ = checkpoints.restore(like, best=True)
   checkpoints.close()
   return int(state.step)
 

@@ -14,7 +14,7 @@ import pytest
 
 from settings.errors import ConfigError
 from tests.training.corruption import flip_a_byte
-from tests.training.tiny import make_functions
+from tests.training.tiny import make_batch, make_parts
 from training import checkpoint, metrics, workdir
 from training.checkpoint import Checkpoints, digests
 from training.config import TrainConfig
@@ -22,8 +22,8 @@ from training.inference import generation
 
 
 def save(workdir, *steps):
-  _, state = make_functions()
-  checkpoints = Checkpoints(workdir)
+  parts, state = make_parts()
+  checkpoints = Checkpoints(workdir, parts.config)
   for step in steps:
     params = jax.tree.map(lambda leaf, s=step: leaf + s, state.params)
     at = state._replace(step=jnp.int32(step), params=params)
@@ -33,7 +33,8 @@ def save(workdir, *steps):
 
 
 def restore(workdir, like, **options):
-  checkpoints = Checkpoints(workdir, **options)
+  config = make_parts()[0].config
+  checkpoints = Checkpoints(workdir, config, **options)
   try:
     return checkpoints.restore(like)
   finally:
@@ -41,7 +42,7 @@ def restore(workdir, like, **options):
 
 
 def test_round_trip(tmp_path):
-  assert restore(tmp_path, make_functions()[1]) is None
+  assert restore(tmp_path, make_parts()[1]) is None
   like = save(tmp_path, 1, 2)
   state, record = restore(tmp_path, jax.eval_shape(lambda: like))
   assert record == {"meter": [2, 0.1]}
@@ -80,11 +81,26 @@ def test_the_newest_three_are_kept(tmp_path):
   assert kept == ["3", "4", "5"]
 
 
+def test_an_older_checkpoint_gets_seed_and_peak_from_the_config(tmp_path):
+  parts, state = make_parts(learning_rate=3e-3, ema_decay=0.9)
+  state, _ = parts.on().update(state, make_batch())
+  checkpoints = Checkpoints(tmp_path, parts.config)
+  checkpoints.save(checkpoint._without_numbers(state), {})
+  checkpoints.close()
+  [saved] = (tmp_path / "checkpoints").iterdir()
+  assert not any("seed" in path.name for path in saved.rglob("*"))
+  checkpoints = Checkpoints(tmp_path, parts.config, read_only=True)
+  restored, _ = checkpoints.restore(jax.eval_shape(lambda: state))
+  checkpoints.close()
+  assert int(restored.seed) == parts.config.seed == 1
+  assert digests(restored._asdict()) == digests(state._asdict())
+
+
 def test_saving_survives_donation(tmp_path):
-  _, state = make_functions()
+  _, state = make_parts()
   state = jax.jit(lambda s: jax.tree.map(jnp.copy, s))(state)
   expected = digests(state)
-  checkpoints = Checkpoints(tmp_path)
+  checkpoints = Checkpoints(tmp_path, make_parts()[0].config)
   checkpoints.save(state, {})
   step = jax.jit(
     lambda s: jax.tree.map(lambda leaf: leaf + 1, s), donate_argnums=0
@@ -93,7 +109,7 @@ def test_saving_survives_donation(tmp_path):
     state = step(state)
   jax.block_until_ready(state)
   checkpoints.close()
-  assert digests(restore(tmp_path, make_functions()[1])[0]) == expected
+  assert digests(restore(tmp_path, make_parts()[1])[0]) == expected
 
 
 def test_a_flipped_byte_is_reported_and_the_one_before_used(tmp_path, capfd):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests.training.fake_task import FakeTask, newest
-from tests.training.tiny import config, make_batch, make_functions, numbers
-from training import evaluate, experiment, step
+from tests.training.tiny import Parts, config, make_batch, make_parts
+from training import evaluate, experiment, optimizer
 from training.checkpoint import digests
 from training.config import OptimizerConfig
 from training.devices import mesh, parallel
@@ -17,12 +17,10 @@ DECAY = 0.75
 
 def after(count, **options):
   """The states after each of some steps."""
-  functions, state = make_functions(**options)
-  states = [state]
+  parts, state = make_parts(**options)
+  states, programs = [state], parts.on()
   for number in range(count):
-    state, _ = step.train_step(
-      functions, numbers(), state, make_batch(number), np.int32(number)
-    )
+    state, _ = programs.update(state, make_batch(number))
     states.append(state)
   return states
 
@@ -44,15 +42,23 @@ def test_the_mean_is_that_of_the_parameters_so_far():
 
 
 def test_evaluation_reads_the_mean():
-  functions, _ = make_functions(ema_decay=DECAY)
+  parts, _ = make_parts(ema_decay=DECAY)
   state = after(2, ema_decay=DECAY)[-1]
-  run = parallel.make(functions, "jit")
+  run = parts.on()
   losses = [
-    evaluate.evaluate(run, {**state.variables, "params": x}, FakeTask(), "test")
+    evaluate.evaluate(
+      run.eval_step,
+      run.mesh,
+      {**state.variables, "params": x},
+      FakeTask(),
+      "test",
+    )
     for x in (state.ema, state.params)
   ]
   assert losses[0]["loss"] != losses[1]["loss"]
-  found = evaluate.evaluate(run, state.variables, FakeTask(), "test")
+  found = evaluate.evaluate(
+    run.eval_step, run.mesh, state.variables, FakeTask(), "test"
+  )
   assert found == losses[0]
 
 
@@ -76,9 +82,9 @@ def test_the_mean_lies_as_the_parameters_do():
       "decoder", {"name": "recall"}, optimizer={"ema_decay": DECAY}, num_steps=1
     )
   )
-  laid = parallel.make(
-    run.functions, "jit", mesh.MeshConfig(data=2, fsdp=2, tensor=2)
-  ).shardings(run.shapes)
+  sizes = mesh.MeshConfig(data=2, fsdp=2, tensor=2)
+  devices = Parts.of(run, mesh=sizes).on(8).mesh
+  laid = parallel.shardings(devices, run.shapes)
   specs = [
     [leaf.spec for leaf in jax.tree.leaves(tree)]
     for tree in (laid.ema, laid.params)
@@ -89,18 +95,17 @@ def test_the_mean_lies_as_the_parameters_do():
 
 def test_the_mean_of_bfloat16_parameters_is_float32():
   """It moves by less than a bfloat16 does; the model is given its own dtype."""
-  functions, state = make_functions(ema_decay=0.999)
+  parts, state = make_parts(ema_decay=0.999)
   params = jax.tree.map(lambda x: x.astype("bfloat16"), state.params)
-  optimizer = functions.optimizer(numbers().learning_rate)
   state = TrainState.first(
-    {"params": params, **state.collections}, optimizer, has_ema=True
+    {"params": params, **state.collections},
+    optimizer.make_optimizer(parts.config.optimizer, 10),
+    has_ema=True,
   )
   mean = np.asarray(state.params["kernel"], np.float64)
-  update = jax.jit(step.train_step, static_argnums=0)
+  programs = parts.on()
   for number in range(3):
-    state, _ = update(
-      functions, numbers(), state, make_batch(number), np.int32(number)
-    )
+    state, _ = programs.update(state, make_batch(number))
     new = np.asarray(state.params["kernel"], np.float64)
     mean = 0.999 * mean + 0.001 * new
   assert state.ema["kernel"].dtype == "float32"

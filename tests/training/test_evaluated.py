@@ -10,11 +10,11 @@ import pytest
 
 from settings.errors import ConfigError
 from tests.training.fake_task import FakeTask, newest, records
-from tests.training.tiny import config, make_batch, make_functions, numbers
-from training import evaluate, experiment, loop, step
+from tests.training.tiny import Parts, config, make_batch, make_parts
+from training import evaluate, experiment, loop
+from training import optimizer as optimizer_lib
 from training.checkpoint import Checkpoints
 from training.config import OptimizerConfig
-from training.devices import parallel
 from training.inference import generation
 from training.state import TrainState
 
@@ -26,8 +26,7 @@ def test_the_parameters_of_a_quadratic_are_those_of_the_paper():
   """Equations 3 to 5 of arXiv:2405.15682 in float64, β = 0.9, c = 1/t."""
   target, rate = np.array([1.0, -2.0, 0.5]), 0.3
   z = x = np.array([0.5, 1.0, 3.0])
-  functions, _ = make_functions(clip_norm=None, **SGD)
-  optimizer = functions.optimizer(numbers(**SGD).learning_rate)
+  optimizer = optimizer_lib.make_optimizer(OptimizerConfig(**SGD), 10)
   state = TrainState.first({"params": {"w": jnp.asarray(x, "f4")}}, optimizer)
   for t in range(1, 8):
     y = 0.1 * z + 0.9 * x
@@ -46,12 +45,10 @@ def test_the_parameters_of_a_quadratic_are_those_of_the_paper():
 
 def after(count, **options):
   """The state after some steps, and optax's own average, called by hand."""
-  functions, state = make_functions(**options)
-  update = jax.jit(step.train_step, static_argnums=0)
+  parts, state = make_parts(**options)
+  programs = parts.on()
   for number in range(count):
-    state, _ = update(
-      functions, numbers(**options), state, make_batch(number), np.int32(number)
-    )
+    state, _ = programs.update(state, make_batch(number))
   return state
 
 
@@ -142,16 +139,22 @@ def test_a_run_evaluates_draws_and_generates_from_the_average(
   asked = {"optimizer": OptimizerConfig(**SGD), "parallel": kind}
   results = run(FakeTask(), **asked)
   # The state of its last checkpoint, as optax says to evaluate it.
-  checkpoints = Checkpoints(tmp_path, read_only=True)
+  config = run.experiment.config.train
+  checkpoints = Checkpoints(tmp_path, config, read_only=True)
   state, _ = checkpoints.restore(run.experiment.shapes)
   checkpoints.close()
   expected = {**state.variables, "params": average(state)}
-  programs = parallel.make(run.experiment.functions, kind)
-  loss = evaluate.evaluate(programs, expected, FakeTask(), "test")["loss"]
+  parts = Parts(run.experiment.model, FakeTask(), config)
+  programs = parts.on(len(jax.devices()))
+
+  def evaluated(variables):
+    steps = programs.eval_step, programs.mesh
+    return evaluate.evaluate(*steps, variables, FakeTask(), "test")["loss"]
+
+  loss = evaluated(expected)
   assert results["test"]["loss"] == pytest.approx(loss, rel=1e-6)
   last = {**expected, "params": state.params}
-  other = evaluate.evaluate(programs, last, FakeTask(), "test")["loss"]
-  assert abs(other - loss) > 1e-3
+  assert abs(evaluated(last) - loss) > 1e-3
   # Two splits and a picture, and what generate.py and an export read.
   seen.append(generation.restore_variables(run.experiment, tmp_path))
   assert len(seen) == 4

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, plug, registry
+from attention import ATTENTIONS
+from attention import mechanism as mechanisms
 from settings.errors import ConfigError
 from settings.leaves import put
 from tests.attention.forms import KINDS
 from tests.here import here, is_here
-from tests.training.tiny import drawn
+from tests.training.tiny import Parts, drawn
 from training import experiment, experiment_config, workdir
-from training.devices import parallel
 
 _GENERATED = ("recall", "induction", "selective_copy", "needle", "listops")
 PAPER = (*_GENERATED, "duplicate")
@@ -40,13 +40,13 @@ def load(name, attention="dense", **leaves):
 
 def _obstacle(attention, model):
   """Why a mechanism cannot be the only one of a model; None if it can."""
-  record = registry.example(attention)
-  if model.kind == "decoder" and not plug.can(record, "causal"):
+  record = mechanisms.example(attention)
+  if model.kind == "decoder" and not mechanisms.can(record, "causal"):
     return "be causal"
   both_ways = model.kind in ("encoder", "perceiver")
-  if both_ways and not plug.can(record, "bidirectional"):
+  if both_ways and not mechanisms.can(record, "bidirectional"):
     return "attend in both directions"
-  if model.get("position") == "t5" and not plug.can(record, "relative"):
+  if model.get("position") == "t5" and not mechanisms.can(record, "relative"):
     return "carry relative positions"
   return None
 
@@ -225,7 +225,7 @@ def test_what_the_task_cannot_serve_is_told():
 )
 def test_every_mechanism_trains(attention, tmp_path):
   """A few steps from its own config, smaller: the loss falls."""
-  is_causal = plug.can(registry.example(attention), "causal")
+  is_causal = mechanisms.can(mechanisms.example(attention), "causal")
   config = load(
     "duplicate" if is_causal else "listops",
     attention,
@@ -240,12 +240,10 @@ def test_every_mechanism_trains(attention, tmp_path):
     },
   )
   run = experiment.create(experiment_config.parse(config), tmp_path)
-  functions = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
-  state = functions.place_state(drawn(run))
-  batch = functions.place_batch(run.task.train_batch(0))
-  losses = []
-  for step in range(10):
-    state, metrics = functions.train(run.numbers, state, batch, step)
+  programs = Parts.of(run).on()
+  state, batch, losses = programs.place(drawn(run)), run.task.train_batch(0), []
+  for _ in range(10):
+    state, metrics = programs.train(state, batch)
     total, count = metrics["loss"]
     losses.append(float(total / count))
   assert np.isfinite(losses).all()
@@ -263,12 +261,14 @@ def test_redrawing_draws_the_mechanism_anew(tmp_path):
   config = load("recall", "performer", redraw_every=1, **small)
   config = experiment_config.parse(config)
   run = experiment.create(config, tmp_path)
-  draw = jax.jit(run.functions.draw_constants)
-  first, second = (draw(jax.random.key(seed)) for seed in (1, 2))
-  assert jax.tree.map(jax.typeof, first) == jax.tree.map(
-    lambda leaf: jax.typeof(jax.numpy.zeros(leaf.shape, leaf.dtype)),
-    run.shapes.collections["constants"],
-  )
+  state, seen = run.init(), []
+  for seed in (1, 2):
+    at = state._replace(seed=np.int32(seed))
+    new, _ = Parts.of(run).on().update(at, run.task.train_batch(0))
+    seen.append(new.collections["constants"])
+  first, second = seen
+  shapes = run.shapes.collections["constants"]
+  assert jax.tree.map(np.shape, first) == jax.tree.map(np.shape, shapes)
   for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
     assert (x != y).any()
 

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, plug
+from attention import ATTENTIONS, Dims, gates_from_keys
+from attention import mechanism as mechanisms
 from tests.attention.forms import kinds_first
 from training.devices import flops
 
@@ -251,7 +252,7 @@ def test_xla_still_counts_a_loop_once():
 @pytest.mark.parametrize("name", kinds_first(ATTENTIONS, "delta"))
 def test_every_mechanism(name):
   """Causal, where it can be."""
-  is_causal = plug.directions(ATTENTIONS[name]())[-1]
+  is_causal = mechanisms.directions(ATTENTIONS[name]())[-1]
   call, qkv = attend(name, 512, is_causal=is_causal)
   # The forward that a gradient has: alone, recurrences go position by position.
   once = flops.count(lambda *qkv: jax.vjp(call, *qkv)[0], *qkv)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.here import here
+from tests.training.tiny import Parts
 from training import evaluate, experiment, experiment_config
-from training.devices import parallel
 
 METRICS = {
   "recall": {"loss", "accuracy", "sequence_accuracy"},
@@ -42,10 +42,12 @@ def test_every_split_is_evaluated(name):
   config.model.num_layers = config.model.num_heads = 1
   config.model.features = config.model.mlp_features = 16
   run = experiment.create(experiment_config.parse(config))
-  functions = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
+  programs = Parts.of(run).on()
   # Of a model whose numbers are all alike.
   variables = jax.tree.map(lambda x: np.full(x.shape, 0.1, x.dtype), run.shapes)
   for split in run.task.eval_splits:
-    values = evaluate.evaluate(functions, variables.variables, run.task, split)
+    values = evaluate.evaluate(
+      programs.eval_step, programs.mesh, variables.variables, run.task, split
+    )
     assert values.keys() == METRICS[name]
     assert np.isfinite(values["loss"])

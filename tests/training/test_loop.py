@@ -13,7 +13,7 @@ import pytest
 
 from settings.errors import RunError
 from tests.training.fake_task import FakeTask, emptied, newest, records
-from tests.training.tiny import CLASSES, make_batch, make_functions
+from tests.training.tiny import CLASSES, make_batch, make_parts
 from training import evaluate, loop, loss_meter, metrics, step
 from training.config import OptimizerConfig
 from training.loss_meter import LossMeter
@@ -86,12 +86,13 @@ def test_every_number_of_a_line_is_that_of_its_steps(run, tmp_path):
   assert sorted(lines) == [2, 4, 6, 7]
   # Quarters of the peak, and from step 3 on √(3 / step) of it.
   rates = [0.125, 0.25, 0.375, *(0.5 * (3 / i) ** 0.5 for i in (3, 4, 5, 6))]
-  functions, state = make_functions(dropout=True, **typed)
+  parts, state = make_parts(dropout=True, **typed)
+  objective = step.make_objective(*parts, parts.on().mesh)
   pairs = []
   for index, rate in enumerate(rates):
     key = jax.random.fold_in(jax.random.key(1), index)
     gradient, pair, _ = step.mean_gradient(
-      functions, state.params, state.collections, make_batch(index), key
+      objective, state.params, state.collections, make_batch(index), key
     )
     norm = np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in gradient.values()))
     scale = rate * min(1.0, 0.01 / norm)
@@ -311,8 +312,7 @@ def test_a_model_that_overfits_goes_on(tmp_path):
 class OfItsOwnLoss(FakeTask):
   """In nats of something else than a class."""
 
-  def loss(self, logits, batch, label_smoothing):
-    raise NotImplementedError
+  loss = staticmethod(step.cross_entropy)
 
 
 @pytest.mark.parametrize(
@@ -345,8 +345,7 @@ def test_unreadable_data_stop_the_run_with_its_checkpoint(run, tmp_path):
 def test_the_host_never_runs_far_ahead(run):
   task = FakeTask()
   run(task, num_steps=3)
-  # The first is asked for once more, as the step is compiled for its shapes.
-  assert task.asked == [0, 0, 1, 2]
+  assert task.asked == [0, 1, 2]
 
 
 def test_more_steps_continue_a_finished_run(run, tmp_path):

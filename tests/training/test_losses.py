@@ -8,8 +8,8 @@ import pytest
 
 import models
 from tests.models import tiny
+from tests.training.tiny import Model, Parts
 from training import experiment, experiment_config
-from training.step import mean_gradient, train_step
 
 ROWS = 8
 OPTIONS = {"top_k": 3, "num_index_heads": 2, "index_dim": 4}
@@ -66,17 +66,21 @@ def test_the_loss_is_sown_in_training_alone():
 @pytest.mark.parametrize("splits", [1, 2])
 def test_the_indexer_learns_from_its_loss_and_nothing_else_does(splits):
   run = make()
-  functions = run.functions._replace(accumulate_steps=splits)
+  parts = Parts.of(run).with_optimizer(accumulate_steps=splits)
   state, batch = run.init(), run.task.train_batch(0)
-  gradient = jax.jit(
-    lambda functions, params: mean_gradient(
-      functions, params, state.collections, batch, jax.random.key(0)
-    )[0],
-    static_argnums=0,
+  own, others = indexers(
+    parts.gradient(state.params, state.collections, batch)[0]
   )
-  own, others = indexers(gradient(functions, state.params))
-  plain = functions._replace(forward_and_state=None)
-  zeros, expected = indexers(gradient(plain, state.params))
+  plain = parts._replace(
+    model=Model(
+      lambda variables, batch, rng: models.forward(
+        run.model, variables, batch, dropout_rng=rng
+      )
+    )
+  )
+  zeros, expected = indexers(
+    plain.gradient(state.params, state.collections, batch)[0]
+  )
   assert all(np.any(x) for x in own)
   assert not any(np.any(x) for x in zeros)
   for x, y in zip(others, expected, strict=True):
@@ -85,18 +89,19 @@ def test_the_indexer_learns_from_its_loss_and_nothing_else_does(splits):
 
 def test_training_lowers_the_loss():
   run = make()
-  assert make("dense").functions.forward_and_state is None
-  step = jax.jit(functools.partial(train_step, run.functions, run.numbers))
+  programs = Parts.of(run).on()
   state, batch = run.init(), run.task.train_batch(0)
   first = state
 
   @jax.jit
   def loss(variables):
-    _, new = run.functions.forward_and_state(variables, batch, None)
+    _, new = models.forward_and_state(
+      run.model, variables, batch, dropout_rng=None
+    )
     return sum(jax.tree.leaves(new["losses"]))
 
-  for i in range(30):
-    state, _ = step(state, batch, np.int32(i))
+  for _ in range(30):
+    state, _ = programs.update(state, batch)
 
   def untrained(path, before, after):
     return before if "index_" in jax.tree_util.keystr(path) else after

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims, registry
+from attention import ATTENTIONS, Dims
+from attention import mechanism as mechanisms
 from configs import copy
 import models
 from models.mechanism_variables import variable_shapes
@@ -18,7 +19,7 @@ from settings.errors import ConfigError
 from tests import commands
 from tests.attention.forms import thorough
 from tests.models import tiny
-from tests.training.tiny import drawn
+from tests.training.tiny import Parts, drawn
 from training import experiment, experiment_config, loop
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
@@ -67,18 +68,16 @@ def made(attention="dense", kind="encoder_decoder", around=()):
 
 @functools.cache
 def compiled(mesh_name, *run):
-  """The functions of a run on a mesh; each is compiled once for all tests."""
-  devices = tuple(jax.devices()[: 1 if mesh_name == "one" else 8])
-  functions = made(*run).functions
-  return parallel.make(functions, "jit", MESHES[mesh_name], devices)
+  """The steps of a run on a mesh; each is compiled once for all tests."""
+  parts = Parts.of(made(*run), mesh=MESHES[mesh_name])
+  return parts.on(1 if mesh_name == "one" else 8)
 
 
-def take(functions, run, state, numbers):
+def take(programs, run, state, numbers):
   """Losses and gradient norms of some steps, and the state after them."""
   found = []
   for step in numbers:
-    batch = functions.place_batch(run.task.train_batch(step))
-    state, metrics = functions.train(run.numbers, state, batch, np.int32(step))
+    state, metrics = programs.train(state, run.task.train_batch(step))
     total, counted = metrics["loss"]
     found.append((float(total / counted), float(metrics["grad_norm"])))
   return np.array(found), state
@@ -87,8 +86,8 @@ def take(functions, run, state, numbers):
 @functools.cache
 def steps(mesh_name, *run, count=2):
   """The same of the first steps of a run."""
-  functions, run = compiled(mesh_name, *run), made(*run)
-  return take(functions, run, functions.place_state(drawn(run)), range(count))
+  programs, run = compiled(mesh_name, *run), made(*run)
+  return take(programs, run, programs.place(drawn(run)), range(count))
 
 
 def assert_as_on_one(mesh_name, *run, rtol):
@@ -159,11 +158,15 @@ def test_a_length_that_a_mechanism_cannot_split_is_told_first(tmp_path):
 
 def lowered(*run):
   """A compiled step, as text."""
-  functions, run = compiled(*run), made(*run[1:])
-  batch = functions.place_batch(run.task.train_batch(0))
-  shapes = functions.placed_shapes(run.shapes)
-  step = functions.train.lower(run.numbers, shapes, batch, np.int32(0))
-  return step.compile().as_text()
+  programs, run = compiled(*run), made(*run[1:])
+  batch = parallel.place_batch(programs.mesh, run.task.train_batch(0))
+  shapes = laid_out(programs.mesh, run.shapes)
+  return programs.step.lower(shapes, batch).compile().as_text()
+
+
+def laid_out(mesh, shapes):
+  """Shapes with their shardings on a mesh."""
+  return parallel.with_shardings(shapes, parallel.shardings(mesh, shapes))
 
 
 def test_attention_is_computed_in_parts():
@@ -187,7 +190,7 @@ def test_a_device_holds_its_part(sizes, least):
   """Of parameters and of both moments; nothing is copied that can be split."""
   run = made()
   whole = sum(x.size for x in jax.tree.leaves(run.shapes.params))
-  state = parallel.make(run.functions, "jit", sizes).placed_shapes(run.shapes)
+  state = laid_out(Parts.of(run, mesh=sizes).on(8).mesh, run.shapes)
   shapes = jax.tree.structure(state.params)
 
   def like(x):
@@ -206,15 +209,15 @@ def test_a_device_holds_its_part(sizes, least):
 
 
 def test_a_state_lies_where_it_is_placed_and_stays_there():
-  functions = compiled(ALL)
+  programs = compiled(ALL)
   run = made()
-  for state in (functions.place_state(drawn(run)), steps(ALL)[1]):
+  for state in (programs.place(drawn(run)), steps(ALL)[1]):
     same = jax.tree.map(
       lambda leaf, placed: leaf.sharding.is_equivalent_to(
         placed.sharding, leaf.ndim
       ),
       state,
-      functions.placed_shapes(run.shapes),
+      laid_out(programs.mesh, run.shapes),
     )
     assert all(jax.tree.leaves(same))
 
@@ -243,12 +246,12 @@ def test_nothing_is_gathered_but_parameters_along_fsdp():
 def test_a_run_moves_to_another_mesh(tmp_path):
   """From a checkpoint it goes on as it would have where it began."""
   run = made()
-  checkpoints = Checkpoints(tmp_path)
+  checkpoints = Checkpoints(tmp_path, run.config.train)
   checkpoints.save(steps(ALL)[1], {})
   restored, _ = checkpoints.restore(run.shapes)
   checkpoints.close()
   other = compiled("data 2, fsdp 4")
-  found, _ = take(other, run, other.place_state(restored), [2])
+  found, _ = take(other, run, other.place(restored), [2])
   expected, _ = steps("one", count=3)
   np.testing.assert_allclose(found[0], expected[2], rtol=2e-5)
 
@@ -308,7 +311,7 @@ def test_what_a_mechanism_makes_for_each_head_lies_with_it(name):
 
   def variables(num_heads):
     dims = Dims(num_heads, num_heads, 64, 2048, 1024, 64)
-    shapes = variable_shapes(registry.example(name), dims)
+    shapes = variable_shapes(mechanisms.example(name), dims)
     leaves = jax.tree_util.tree_leaves_with_path(shapes.get("params", {}))
     return {
       jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape

@@ -9,31 +9,24 @@ import pytest
 
 import models
 from settings.errors import ConfigError
-from tests.training.tiny import make_batch, make_functions, numbers
+from tests.training.tiny import make_batch, make_parts
 from training.config import OptimizerConfig, TrainConfig
 from training.devices import parallel
-from training.step import mean_gradient
 
 MODEL = models.ModelConfig(
   kind="decoder", num_layers=1, num_heads=4, features=16, mlp_features=32
 )
 
-NUMBERS, STEP = numbers(), np.int32(0)
-
 
 @functools.cache
 def on_one(splits):
   """The gradient's norm and the sums of a whole batch; the state after a step."""
-  functions, state = make_functions(accumulate_steps=splits, clip_norm=1.0)
+  parts, state = make_parts(accumulate_steps=splits, clip_norm=1.0)
   batch = make_batch()
-  whole = functions._replace(accumulate_steps=1)
-  gradient, sums, _ = jax.jit(mean_gradient, static_argnums=0)(
-    whole, state.params, state.collections, batch
-  )
+  whole = parts.with_optimizer(accumulate_steps=1)
+  gradient, sums, _ = whole.gradient(state.params, state.collections, batch)
   norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
-  single = parallel.make(functions, "jit", devices=(jax.devices()[0],))
-  placed = single.place_state(state)
-  after, _ = single.train(NUMBERS, placed, single.place_batch(batch), STEP)
+  after, _ = parts.on().update(state, batch)
   return norm, sums, after
 
 
@@ -43,12 +36,10 @@ def on_one(splits):
   [("jit", 8, 2), ("jit", 4, 1), ("pmap", 8, 1), ("pmap", 4, 2)],
 )
 def test_gradient_and_loss_of_an_uneven_batch_agree(kind, count, splits):
-  functions, state = make_functions(accumulate_steps=splits, clip_norm=1.0)
+  parts, state = make_parts(kind=kind, accumulate_steps=splits, clip_norm=1.0)
   batch = make_batch()
   norm, sums, expected = on_one(splits)
-  run = parallel.make(functions, kind, devices=tuple(jax.devices()[:count]))
-  placed = run.place_state(state)
-  new, metrics = run.train(NUMBERS, placed, run.place_batch(batch), STEP)
+  new, metrics = parts.on(count).update(state, batch)
   np.testing.assert_allclose(metrics["loss"], sums, rtol=1e-6)
   # Before clipping and Adam, which would hide a wrong factor.
   np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
@@ -62,41 +53,26 @@ def test_gradient_and_loss_of_an_uneven_batch_agree(kind, count, splits):
 
 @pytest.mark.parametrize("kind", ["jit", "pmap"])
 def test_evaluation_agrees(kind):
-  functions, state = make_functions()
+  parts, state = make_parts(kind=kind)
   batch = make_batch()
   totals = {}
   for count in (1, 8):
-    run = parallel.make(functions, kind, devices=tuple(jax.devices()[:count]))
-    variables = run.place_state(state).variables
-    totals[count] = run.evaluate(variables, run.place_batch(batch))
+    run = parts.on(count)
+    totals[count] = run.evaluate(run.place(state).variables, batch)
   for name, sums in totals[1].items():
     np.testing.assert_allclose(totals[8][name], sums, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["jit", "pmap"])
 def test_a_second_step_neither_compiles_nor_loses_the_original(kind):
-  functions, state = make_functions()
-  run = parallel.make(functions, kind)
-  placed = run.place_state(state)
-  batch = run.place_batch(make_batch())
-  placed, _ = run.train(NUMBERS, placed, batch, STEP)
+  parts, state = make_parts(kind=kind)
+  run = parts.on(8)
+  placed, batch = run.place(state), make_batch()
+  placed, _ = run.train(placed, batch)
   with jax.log_compiles(False), _no_compilation():
-    placed, _ = run.train(NUMBERS, placed, batch, np.int32(1))
+    placed, _ = run.train(placed, batch)
   assert int(placed.step) == 2
   assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
-@pytest.mark.parametrize("kind", ["jit", "pmap"])
-def test_a_step_that_was_lowered_is_not_compiled_again(kind):
-  functions, state = make_functions(num_steps=11)  # No other test's.
-  run = parallel.make(functions, kind)
-  shapes = run.placed_shapes(jax.eval_shape(lambda: state))
-  batch = run.place_batch(make_batch())
-  run.train.lower(NUMBERS, shapes, batch, STEP).compile()
-  placed = run.place_state(state)
-  with jax.log_compiles(False), _no_compilation():
-    placed, _ = run.train(NUMBERS, placed, batch, STEP)
-  assert int(placed.step) == 1
 
 
 def test_a_batch_that_does_not_split_is_refused():

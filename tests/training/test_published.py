@@ -141,7 +141,7 @@ def test_a_run_is_weights_too(config, tmp_path):
   run = experiment.create(parsed)
   workdir.write_config(folder, parsed)
   run.task.save(folder)
-  checkpoints = Checkpoints(folder)
+  checkpoints = Checkpoints(folder, parsed.train)
   checkpoints.save(run.init(), {})
   checkpoints.close()
   p = published.from_run(folder)

@@ -1,13 +1,18 @@
 """Losses, gradients and the guard of one step."""
 
-import chex
+import dataclasses
+import functools
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.training.tiny import CLASSES, make_batch, make_functions, numbers
-from training.step import cross_entropy, eval_step, mean_gradient, train_step
+from tests.training import tiny
+from tests.training.tiny import CLASSES, Model, make_batch, make_parts
+from training import experiment
+from training.step import cross_entropy, make_objective, mean_gradient
 
 
 def test_loss_is_the_cross_entropy_and_smoothing_stays_out_of_it():
@@ -30,44 +35,41 @@ def test_loss_is_the_cross_entropy_and_smoothing_stays_out_of_it():
   assert count == 3
 
 
-gradient_of = jax.jit(mean_gradient, static_argnums=0)
-update = jax.jit(train_step, static_argnums=0)
-evaluate = jax.jit(eval_step, static_argnums=0)
-
-
-def step(functions, state, batch, index, **options):
-  """`train_step` with the numbers of an optimiser of these options."""
-  return update(functions, numbers(**options), state, batch, index)
-
-
 @pytest.mark.parametrize("splits", [2, 16])
 def test_micro_batches_give_the_gradient_of_the_batch(splits):
   batch = make_batch()
-  whole, state = make_functions(label_smoothing=0.1)
-  expected, sums, _ = gradient_of(whole, state.params, state.collections, batch)
-  split = whole._replace(accumulate_steps=splits)
-  got, split_sums, _ = gradient_of(
-    split, state.params, state.collections, batch
-  )
+  whole, state = make_parts(label_smoothing=0.1)
+  arguments = state.params, state.collections, batch
+  expected, sums, _ = whole.gradient(*arguments)
+  split = whole.with_optimizer(accumulate_steps=splits)
+  got, split_sums, _ = split.gradient(*arguments)
   np.testing.assert_allclose(split_sums, sums, rtol=1e-6)
-  chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-7)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7),
+    got,
+    expected,
+  )
 
 
 @pytest.mark.parametrize("splits", [1, 16])
 def test_gradients_of_bfloat16_parameters_are_summed_in_float32(splits):
   """256 + 1 is 256 in bfloat16: over micro-batches, and over devices."""
-  functions, _ = make_functions()
-  functions = functions._replace(
-    forward=lambda variables, batch, _: (
-      variables["params"]["w"] * batch["inputs"].astype("bfloat16")
+  parts, _ = make_parts()
+  parts = parts._replace(
+    model=Model(
+      lambda variables, batch, _: (
+        variables["params"]["w"] * batch["inputs"].astype("bfloat16")
+      )
     ),
-    loss=lambda logits, batch, _: (
-      jnp.sum(logits),
-      jnp.sum(logits),
-      jnp.sum(batch["weights"]),
+    task=types.SimpleNamespace(
+      loss=lambda logits, batch, _: (
+        jnp.sum(logits),
+        jnp.sum(logits),
+        jnp.sum(batch["weights"]),
+      )
     ),
-    accumulate_steps=splits,
   )
+  objective = make_objective(*parts, parts.on().mesh)
   batch = {
     "inputs": np.array([[256.0]] + [[1.0]] * 15),
     "weights": np.ones((16, 1)),
@@ -76,12 +78,17 @@ def test_gradients_of_bfloat16_parameters_are_summed_in_float32(splits):
     batch = {name: rows[:1] for name, rows in batch.items()}
   params = {"w": jnp.ones((), "bfloat16")}
 
-  def reduce(tree):  # A second device, whose gradient is 1.
-    return jax.tree.map(lambda x: x + jnp.ones_like(x), tree)
-
-  gradient, (_, count), _ = mean_gradient(
-    functions, params, {}, batch, reduce=reduce
-  )
+  # A second device, whose gradient is 1.
+  other = {name: np.zeros_like(rows) for name, rows in batch.items()}
+  other["inputs"][0] = other["weights"][0] = 1
+  key = jax.random.key(0)
+  gradient, (_, count), _ = jax.pmap(
+    lambda batch: mean_gradient(
+      objective, params, {}, batch, key, splits=splits, axis_name="data"
+    ),
+    axis_name="data",
+    out_axes=None,
+  )(jax.tree.map(lambda *rows: np.stack(rows), batch, other))
   assert gradient["w"].dtype == "float32"
   total = 257 if splits == 1 else 256 + 15 + 1
   assert gradient["w"] == pytest.approx(total / float(count))
@@ -94,20 +101,21 @@ def test_losses_of_a_model_are_added_to_the_mean_of_the_task(
   splits, label_smoothing
 ):
   """d/dw of w³/3 + 5w is w² + 5, whatever the number of targets and splits is."""
-  plain, state = make_functions(
+  plain, state = make_parts(
     label_smoothing=label_smoothing, accumulate_steps=splits
   )
 
-  def forward_and_state(variables, batch, rng):
+  def new(variables):
     kernel = variables["params"]["kernel"]
-    losses = {"a": jnp.sum(kernel**3) / 3, "b": (5 * jnp.sum(kernel),)}
-    return plain.forward(variables, batch, rng), {"losses": losses}
+    return {
+      "losses": {"a": jnp.sum(kernel**3) / 3, "b": (5 * jnp.sum(kernel),)}
+    }
 
-  functions = plain._replace(forward_and_state=forward_and_state)
+  parts = plain._replace(model=Model(new=new))
   batch = make_batch()
   arguments = state.params, state.collections, batch
-  expected, sums, _ = gradient_of(plain, *arguments)
-  got, same_sums, collections = gradient_of(functions, *arguments)
+  expected, sums, _ = plain.gradient(*arguments)
+  got, same_sums, collections = parts.gradient(*arguments)
   kernel = np.asarray(state.params["kernel"])
   np.testing.assert_allclose(
     got["kernel"], expected["kernel"] + kernel**2 + 5, rtol=1e-5
@@ -121,46 +129,47 @@ def test_losses_of_a_model_are_added_to_the_mean_of_the_task(
 
 
 def test_a_batch_without_targets_changes_nothing_but_the_step():
-  functions, state = make_functions(weight_decay=0.0)
+  parts, state = make_parts(weight_decay=0.0)
   batch = make_batch()
   batch["weights"] = np.zeros_like(batch["weights"])
-  new, metrics = step(functions, state, batch, np.int32(0))
+  new, metrics = parts.on().update(state, batch)
   assert new.step == 1
   assert metrics["grad_norm"] == 0
-  chex.assert_trees_all_equal(new.params, state.params)
+  jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
 
 
-def test_a_bad_step_freezes_the_state_and_keeps_its_number():
-  functions, state = make_functions()
+def test_a_bad_step_leaves_the_state_as_it_was_and_keeps_its_number():
+  parts, state = make_parts()
+  programs = parts.on()
   good, bad = make_batch(), make_batch()
   bad["weights"] = bad["weights"] * np.float32(np.nan)
-  state, metrics = step(functions, state, good, np.int32(0))
+  state, metrics = programs.update(state, good)
   assert metrics["updates"] == 1
   before = jax.device_get(state)
-  for index, batch in ((1, bad), (2, good), (3, good)):
-    state, metrics = step(functions, state, batch, np.int32(index))
+  for _ in range(2):
+    state, metrics = programs.update(state, bad)
     assert metrics["updates"] == 1
-  chex.assert_trees_all_equal(state, before)
+    jax.tree.map(np.testing.assert_array_equal, state, before)
 
 
 @pytest.mark.parametrize("name", ["adamw", "sign_sgd"])
 def test_a_gradient_that_is_not_finite_changes_nothing(name):
   """Not with an optimiser that makes a finite update of it, either."""
-  functions, state = make_functions(name=name)
+  parts, state = make_parts(name=name)
 
   def forward(variables, batch, rng):
     # Zero, and its derivative is infinite.
     kernel = variables["params"]["kernel"][0, 0]
     zero = jnp.sqrt(kernel - jax.lax.stop_gradient(kernel))
-    logits = functions.forward(variables, batch, rng)
+    logits = tiny.forward(variables, batch, rng)
     return logits.at[..., 0].add(zero)
 
-  bad = functions._replace(forward=forward)
-  new, metrics = step(bad, state, make_batch(), np.int32(0), name=name)
+  bad = parts._replace(model=Model(forward))
+  new, metrics = bad.on().update(state, make_batch())
   assert np.isfinite(metrics["loss"]).all()
   assert not np.isfinite(metrics["grad_norm"])
   assert metrics["updates"] == 0
-  chex.assert_trees_all_equal(new, state)
+  jax.tree.map(np.testing.assert_array_equal, new, state)
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
@@ -178,7 +187,7 @@ def test_an_update_that_is_not_finite_changes_nothing(
   options, has_targets, ema_decay
 ):
   options = {**options, "ema_decay": ema_decay}
-  functions, state = make_functions(**options)
+  parts, state = make_parts(**options)
   batch = make_batch()
   batch["weights"] *= has_targets
 
@@ -186,72 +195,109 @@ def test_an_update_that_is_not_finite_changes_nothing(
     objective, nats, count = cross_entropy(logits, batch, smoothing)
     return 100 * objective, nats, count
 
-  functions = functions._replace(loss=loss)
-  new, metrics = step(functions, state, batch, np.int32(0), **options)
+  task = types.SimpleNamespace(loss=loss, metric_sums=tiny.metric_sums)
+  new, metrics = parts._replace(task=task).on().update(state, batch)
   assert np.isfinite(metrics["loss"]).all()
   assert np.isfinite(metrics["grad_norm"])
   assert metrics["updates"] == 0
-  chex.assert_trees_all_equal(new, state)
+  jax.tree.map(np.testing.assert_array_equal, new, state)
 
 
-def test_dropout_follows_from_the_step_alone():
-  functions, state = make_functions(dropout=True)
+def test_dropout_follows_from_seed_and_step_alone():
+  parts, state = make_parts(dropout=True)
+  programs = parts.on()
 
-  def loss(index):
-    at = state._replace(step=jnp.int32(index))
-    _, metrics = step(functions, at, make_batch(), np.int32(index))
+  def loss(index, seed=1):
+    at = state._replace(step=jnp.int32(index), seed=jnp.int32(seed))
+    _, metrics = programs.update(at, make_batch())
     return float(metrics["loss"][0])
 
   assert loss(0) == loss(0)
   assert loss(0) != loss(1)
+  assert loss(0) != loss(0, seed=2)
 
 
 def test_evaluation_adds_the_loss_to_the_metrics():
-  functions, state = make_functions()
+  parts, state = make_parts()
   batch = make_batch()
-  sums = evaluate(functions, state.variables, batch)
+  sums = parts.on().evaluate(state.variables, batch)
   assert sums.keys() == {"loss", "accuracy"}
   assert sums["loss"][1] == batch["weights"].sum() == sums["accuracy"][1]
 
 
-def test_loss_falls():
-  functions, state = make_functions(learning_rate=0.05, num_steps=100)
-  losses = []
-  for index in range(60):
-    state, metrics = step(
-      functions, state, make_batch(), np.int32(index), learning_rate=0.05
+def test_runs_of_another_seed_and_rate_lower_to_the_same_programs():
+  """Their first states differ, and their steps, as both numbers are in the state."""
+
+  def run(seed, rate, warmup_steps=2):
+    task = {"name": "recall", "vocab_size": 16, "length": 8, "num_pairs": 2}
+    return experiment.create(
+      tiny.config(
+        "decoder",
+        task | {"eval_size": 8},
+        {"dropout_rate": 0.2},
+        seed=seed,
+        num_steps=6,
+        optimizer={"learning_rate": rate, "warmup_steps": warmup_steps},
+      )
     )
+
+  def lowered(run):
+    step = tiny.Parts.of(run).on().step
+    draw = jax.jit(run.draw).lower(np.int32(0), np.float32(0))
+    batch = run.task.train_batch(0)
+    return draw.as_text(), step.lower(run.shapes, batch).as_text()
+
+  first, second = run(0, 1e-2), run(1, 3e-3)
+  assert lowered(first) == lowered(second)
+  assert lowered(first) != lowered(run(0, 1e-2, warmup_steps=3))
+  states = [
+    tiny.Parts.of(x).on().update(x.init(), first.task.train_batch(0))
+    for x in (first, second)
+  ]
+  assert states[0][1]["loss"][0] != states[1][1]["loss"][0]
+  assert states[0][1]["learning_rate"] == pytest.approx(1e-2 / 3)
+  assert states[1][1]["learning_rate"] == pytest.approx(1e-3)
+
+
+def test_loss_falls():
+  parts, state = make_parts(learning_rate=0.05, num_steps=100)
+  losses, programs = [], parts.on()
+  for _ in range(60):
+    state, metrics = programs.update(state, make_batch())
     losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
   assert losses[-1] < 0.7 * losses[0]
 
 
 def test_constants_are_redrawn_on_time_and_by_the_step_alone():
-  functions, state = make_functions()
-  functions = functions._replace(
-    redraw_every=2,
-    draw_constants=lambda key: {"mix": jax.random.normal(key, (4, 4))},
-  )
+  parts, state = make_parts()
+  programs = parts._replace(
+    model=Model(draw=lambda key: {"mix": jax.random.normal(key, (4, 4))}),
+    config=dataclasses.replace(parts.config, redraw_every=2),
+  ).on()
   batch = make_batch()
   seen = []
   states = [state]
-  for index in range(4):
-    states.append(step(functions, states[-1], batch, np.int32(index))[0])
+  for _ in range(4):
+    states.append(programs.update(states[-1], batch)[0])
     seen.append(np.asarray(states[-1].collections["constants"]["mix"]))
   assert (seen[0] != state.collections["constants"]["mix"]).any()
   np.testing.assert_array_equal(seen[0], seen[1])
   assert (seen[2] != seen[1]).any()
   np.testing.assert_array_equal(seen[2], seen[3])
   # A restart at step 2 draws what the run drew.
-  again, _ = step(functions, states[2], batch, np.int32(2))
+  again, _ = programs.update(states[2], batch)
   np.testing.assert_array_equal(again.collections["constants"]["mix"], seen[2])
 
 
 def test_the_loss_is_that_of_the_new_constants():
-  functions, state = make_functions()
+  parts, state = make_parts()
   batch = make_batch()
   new = {"mix": np.random.default_rng(7).normal(size=(4, 4)).astype("f4")}
-  redrawn = functions._replace(redraw_every=1, draw_constants=lambda _: new)
+  redrawn = parts._replace(
+    model=Model(draw=lambda _: new),
+    config=dataclasses.replace(parts.config, redraw_every=1),
+  )
   at = state._replace(collections={"constants": new})
-  _, got = step(redrawn, state, batch, np.int32(0))
-  _, expected = step(functions, at, batch, np.int32(0))
+  _, got = redrawn.on().update(state, batch)
+  _, expected = parts.on().update(at, batch)
   np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-6)

@@ -1,6 +1,5 @@
 """Each kind of model is trained on a text, restored, and generates."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -9,7 +8,6 @@ from tests import commands
 from tests.tasks.text_cases import TEXT
 from tests.training import tiny
 from training import evaluate, experiment
-from training.devices import parallel
 from training.inference import generation
 
 KINDS = {
@@ -31,14 +29,15 @@ def config(path, kind, task, **model):
 
 def trained(run, steps=20):
   """Variables after some steps, and the loss of the first and of the last."""
-  functions = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
-  state = functions.place_state(tiny.drawn(run))
+  programs = tiny.Parts.of(run).on()
+  state = programs.place(tiny.drawn(run))
   losses = []
   for step in range(steps):
-    batch = functions.place_batch(run.task.train_batch(step))
-    state, metrics = functions.train(run.numbers, state, batch, step)
+    state, metrics = programs.train(state, run.task.train_batch(step))
     losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
-  values = evaluate.evaluate(functions, state.variables, run.task, "validation")
+  values = evaluate.evaluate(
+    programs.eval_step, programs.mesh, state.variables, run.task, "validation"
+  )
   return state.variables, losses, values
 
 

@@ -1,6 +1,9 @@
 """A tiny model and its batches, which any training code must work with."""
 
+import dataclasses
 import functools
+import types
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +12,10 @@ import numpy as np
 import tasks
 from training import experiment_config
 from training import optimizer as optimizer_lib
-from training.config import OptimizerConfig
+from training import step as step_lib
+from training.config import OptimizerConfig, TrainConfig
+from training.devices import parallel
 from training.state import TrainState
-from training.step import Numbers, StepFunctions
 
 CLASSES, LENGTH, ROWS = 7, 5, 16
 RECALL = tasks.TASKS["recall"]
@@ -31,6 +35,8 @@ def config(kind, task, model=None, **leaves):
 def drawn(run):
   """A state to begin with, drawn by NumPy: to compile `run.init` takes a second."""
   zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.shapes)
+  peak = np.float32(run.config.train.optimizer.learning_rate)
+  opt_state = zeros.opt_state._replace(hyperparams={"peak": peak})
   if jax.tree.leaves(zeros.collections):
     return run.init()
   rng = np.random.default_rng(0)
@@ -41,7 +47,8 @@ def drawn(run):
     return rng.normal(0.0, leaf.shape[0] ** -0.5, leaf.shape).astype(leaf.dtype)
 
   return zeros._replace(
-    params=jax.tree_util.tree_map_with_path(draw, zeros.params)
+    opt_state=opt_state,
+    params=jax.tree_util.tree_map_with_path(draw, zeros.params),
   )
 
 
@@ -74,15 +81,105 @@ def make_batch(seed=0, rows=ROWS):
   }
 
 
-def numbers(**options):
-  """What a program of `make_functions` is called with."""
-  return Numbers.of(1, OptimizerConfig(**options))
+class Model:
+  """A function of variables, batch and key, as `models.forward` calls a module."""
+
+  def __init__(self, forward=forward, new=lambda variables: {}, draw=None):
+    self._forward, self._new, self._draw = forward, new, draw
+
+  def arguments(self, batch):
+    """What `apply` takes of a batch."""
+    return (batch,), {}
+
+  def apply(self, variables, batch, *, deterministic, rngs=None, mutable=()):
+    """Logits, and with mutable collections these as well."""
+    rng = None if deterministic or rngs is None else rngs["dropout"]
+    logits = self._forward(variables, batch, rng)
+    return (logits, self._new(variables)) if mutable else logits
+
+  def example(self):
+    """Nothing, as `init` reads nothing."""
+    return {}
+
+  def init(self, key, batch):
+    """New constants."""
+    return {"constants": self._draw(key)}
+
+
+class Programs(NamedTuple):
+  """Both steps on a mesh, of batches from anywhere."""
+
+  mesh: jax.sharding.Mesh
+  step: Any
+  eval_step: Any
+
+  def place(self, state):
+    """A copy of a state, to be donated."""
+    return parallel.place_state(self.mesh, state)
+
+  def train(self, state, batch):
+    """A step, which deletes the state."""
+    return self.step(state, parallel.place_batch(self.mesh, batch))
+
+  def update(self, state, batch):
+    """A step of a copy of the state."""
+    return self.train(self.place(state), batch)
+
+  def evaluate(self, variables, batch):
+    """Sums of a batch."""
+    return self.eval_step(variables, parallel.place_batch(self.mesh, batch))
+
+
+class Parts(NamedTuple):
+  """What a step is made of."""
+
+  model: Any
+  task: Any
+  config: TrainConfig
+
+  @classmethod
+  def of(cls, run, **leaves):
+    """Those of a run, with other leaves of its config."""
+    config = dataclasses.replace(run.config.train, **leaves)
+    return cls(run.model, run.task, config)
+
+  def on(self, count=1):
+    """Both steps on the first devices."""
+    mesh = parallel.make_mesh(self.config, jax.devices()[:count])
+    return Programs(
+      mesh,
+      step_lib.make_step(*self, mesh),
+      step_lib.make_eval_step(*self, mesh),
+    )
+
+  def gradient(self, params, collections, batch):
+    """The mean gradient, compiled."""
+    gradient = functools.partial(
+      step_lib.mean_gradient,
+      step_lib.make_objective(*self, self.on().mesh),
+      splits=self.config.optimizer.accumulate_steps,
+    )
+    return jax.jit(gradient)(params, collections, batch, jax.random.key(0))
+
+  def with_optimizer(self, **options):
+    """The same with other options of the optimiser."""
+    config = dataclasses.replace(self.config.optimizer, **options)
+    return self._replace(
+      config=dataclasses.replace(self.config, optimizer=config)
+    )
 
 
 @functools.cache
-def make_functions(dropout=False, num_steps=10, **options):
-  """Functions of a step, and the state it starts from: the same for all tests."""
-  config = OptimizerConfig(**options)
+def make_parts(dropout=False, num_steps=10, kind="jit", **options):
+  """What a step is made of, and the state it starts from: for all tests the same."""
+  optimizer = OptimizerConfig(**options)
+  config = TrainConfig(
+    num_steps=num_steps,
+    batch_size=ROWS,
+    seed=1,
+    parallel=kind,
+    optimizer=optimizer,
+  )
   width = 5 if dropout else 4
   rng = np.random.default_rng(3)
   embedding, kernel, mix = (
@@ -90,18 +187,12 @@ def make_functions(dropout=False, num_steps=10, **options):
     for shape in ((CLASSES, width), (width, CLASSES), (width, width))
   )
   params = {"embedding": embedding, "kernel": kernel}
-  optimizer = optimizer_lib.make_optimizer(config, num_steps)
-  functions = StepFunctions(
-    forward=forward,
-    metric_sums=metric_sums,
-    optimizer=functools.partial(
-      optimizer_lib.make_optimizer, config, num_steps
-    ),
-    schedule=functools.partial(optimizer_lib.make_schedule, config, num_steps),
-    label_smoothing=config.label_smoothing,
-    accumulate_steps=config.accumulate_steps,
-    ema_decay=config.ema_decay,
-  )
   variables = {"params": params, "constants": {"mix": mix}}
-  state = TrainState.first(variables, optimizer, config.ema_decay > 0)
-  return functions, state
+  state = TrainState.first(
+    variables,
+    optimizer_lib.make_optimizer(optimizer, num_steps),
+    config.seed,
+    optimizer.ema_decay > 0,
+  )
+  task = types.SimpleNamespace(metric_sums=metric_sums)
+  return Parts(Model(), task, config), state

@@ -12,7 +12,7 @@ import textwrap
 import typing
 from typing import Any
 
-from attention import registry
+from attention import mechanism as mechanisms
 import models
 import tasks
 from training import experiment_config
@@ -106,7 +106,7 @@ def _typed(kind: Any) -> str:
 def _shown(value: Any) -> str:
   if hasattr(value, "build"):
     # All options that the command line can set, also those left at their default.
-    parameters = inspect.signature(registry.find(value.name)).parameters
+    parameters = inspect.signature(mechanisms.find(value.name)).parameters
     options = {
       name: parameter.default
       for name, parameter in parameters.items()

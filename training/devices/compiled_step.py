@@ -7,7 +7,6 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from settings.errors import ConfigError
 from training import experiment
@@ -15,6 +14,7 @@ from training.devices import hlo, parallel
 from training.devices import target as target_lib
 from training.devices.target import Target
 from training.experiment_config import ExperimentConfig
+from training.step import make_step
 
 
 class Step(NamedTuple):
@@ -67,12 +67,18 @@ def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
       f"--target: expected config.parallel=jit, got {train.parallel!r}"
     )
   devices = target.devices if target else tuple(jax.devices())
-  mesh = parallel.check_mesh(train, config.model, len(devices))
+  sizes = parallel.check_mesh(train, config.model, len(devices)).named
+  mesh = parallel.make_mesh(train, devices)
   run = experiment.create(config, here=target is None)
-  made = parallel.make(run.functions, train.parallel, mesh, devices=devices)
-  rows = run.task.train_batch(0)
-  batch = made.batch_shapes(rows) if target else made.place_batch(rows)
-  state = made.placed_shapes(run.shapes)
+  step = make_step(run.model, run.task, train, mesh)
+  batch: Any = run.task.train_batch(0)
+  if target:
+    where = parallel.batch_shardings(mesh, batch)
+    batch = parallel.with_shardings(dict(batch), where)
+  else:
+    batch = parallel.place_batch(mesh, batch)
+  where = parallel.shardings(mesh, run.shapes)
+  state = parallel.with_shardings(run.shapes, where)
   parts = {
     "parameters": state.params,
     "optimiser's state": state.opt_state,
@@ -85,26 +91,25 @@ def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
     for name, tree in parts.items()
     if _bytes(tree)
   }
-  step = Step(run, mesh.named, held)
-  arguments = run.numbers, state, batch, np.int32(0)
+  found = Step(run, sizes, held)
   start = time.perf_counter()
   try:
     if target:
-      program = target_lib.compiled(made.train, target, *arguments)
+      program = target_lib.compiled(step, target, state, batch)
     else:
-      program = made.train.lower(*arguments).compile()
+      program = step.lower(state, batch).compile()
   except jax.errors.JaxRuntimeError as error:
     refused = refusal(str(error))
     if target is None or not refused:
       raise
-    return step._replace(refusal=refused)
+    return found._replace(refusal=refused)
   memory, text = program.memory_analysis(), program.as_text()
-  padding = memory.argument_size_in_bytes - step.kept if target else 0
-  return step._replace(
+  padding = memory.argument_size_in_bytes - found.kept if target else 0
+  return found._replace(
     padding=max(0, padding),
     temporaries=memory.temp_size_in_bytes,
     code=memory.generated_code_size_in_bytes if target else 0,
-    sent=hlo.sent_along(text, mesh.named),
+    sent=hlo.sent_along(text, sizes),
     longest_loop=max(hlo.trips(text), default=0),
     seconds=time.perf_counter() - start,
   )

@@ -1,12 +1,10 @@
-"""Devices: the one file that knows how many there are and drives them all.
+"""The mesh of a run, and its state and batches on the devices of that mesh.
 
 `jit` over a mesh is the default; `pmap` splits rows alone and gives the same
-numbers. A device sums numerators and counts of its own rows, these are added
-over devices, and the division comes last. What lies where is in `training.devices.mesh`.
+numbers. How each variable is sharded is in `training.devices.mesh`.
 """
 
-from collections.abc import Callable, Mapping
-import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any
 
@@ -16,7 +14,6 @@ import numpy as np
 
 import models
 from settings.errors import ConfigError
-from training import step as step_lib
 from training.config import TrainConfig
 from training.devices import cluster
 from training.devices import mesh as mesh_lib
@@ -25,66 +22,6 @@ from training.state import TrainState
 
 AXIS = mesh_lib.DATA
 """Name of the axis that 'pmap' splits rows of a batch along."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Parallel:
-  """The programs of a run, and where its arrays lie.
-
-  Attributes:
-    mesh: of the devices.
-    train: `(numbers, state, batch, step) -> (state, metrics)`, compiled at the first
-      call or by `lower`; `state` is donated.
-    evaluate: `(variables, batch) -> sums`, likewise.
-    shardings: `tree -> where each of its leaves lies`, of a state or shapes of it.
-    batch_shardings: `batch -> where each of its arrays lies`; None of 'pmap'.
-    place_batch: puts all rows of a batch, or with `batch_size` a process' own rows of
-      so many, where `train` and `evaluate` want them.
-  """
-
-  mesh: jax.sharding.Mesh
-  train: Any
-  evaluate: Any
-  shardings: Callable[[Any], Any]
-  batch_shardings: Callable[[Any], Any] | None
-  place_batch: Callable[..., Mapping[str, Any]]
-
-  def placed_shapes(self, shapes: TrainState) -> TrainState:
-    """Shapes that say where they will lie; a call finds only such a program."""
-    return _placed_shapes(shapes, self.shardings(shapes))
-
-  def batch_shapes(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Likewise of a batch, of 'jit'."""
-    assert self.batch_shardings is not None
-    return _placed_shapes(dict(batch), self.batch_shardings(batch))
-
-  def place_state(self, state: TrainState) -> TrainState:
-    """A copy of a state, each device its part."""
-    if cluster.are_several():
-      # A restored state lies there already.
-      return _put(state, self.shardings(state))
-    # Donating what device_put made would delete the array it was made from.
-    copy = functools.partial(jax.tree.map, jax.numpy.copy)
-    return jax.jit(copy, out_shardings=self.shardings(state))(state)
-
-  def read_batch(
-    self, make: Callable[..., Mapping[str, Any]], batch_size: int
-  ) -> Mapping[str, Any]:
-    """A batch of `make`, placed; of several processes each makes its rows alone.
-
-    Args:
-      make: without arguments all rows, or those of some numbers.
-      batch_size: of all rows.
-    """
-    # 'pmap' splits rows that every process has.
-    if not cluster.are_several() or self.mesh.axis_names == (AXIS,):
-      return self.place_batch(make())
-    rows = jax.NamedSharding(self.mesh, jax.P(mesh_lib.ROWS))
-    parts = rows.addressable_devices_indices_map((batch_size,)).values()
-    numbers = [np.arange(batch_size)[part] for part in parts if part]
-    return self.place_batch(
-      make(np.unique(np.concatenate(numbers))), batch_size
-    )
 
 
 def check_mesh(
@@ -123,104 +60,58 @@ def check_mesh(
   return mesh
 
 
-# Two, as a comparison measures another program between two runs of one.
-@functools.lru_cache(maxsize=2)
-def make(
-  functions: step_lib.StepFunctions,
-  kind: str,
-  mesh: MeshConfig = MeshConfig(),  # noqa: B008
-  devices: tuple[Any, ...] | None = None,
-) -> Parallel:
-  """The programs on all devices; equal arguments have the same ones.
-
-  Numbers are the same on any mesh, within rounding. With dropout this holds for
-  'jit', whose masks follow from the place in the batch; 'pmap' draws others, of
-  the same distribution.
+def make_mesh(
+  config: TrainConfig, devices: Sequence[Any] = ()
+) -> jax.sharding.Mesh:
+  """The devices of a run along the axes of its config; of 'pmap', along `AXIS`.
 
   Args:
-    functions: see `StepFunctions`.
-    kind: 'jit' or 'pmap'.
-    mesh: how devices lie.
-    devices: None is those of JAX; 'jit' compiles for others (`training.devices.target`).
+    config: of the run.
+    devices: none is those of JAX.
   """
-  chosen = devices or tuple(jax.devices())
-  sizes = mesh_lib.resolve(mesh, len(chosen)).named
-  axes = (AXIS,) if kind == "pmap" else mesh_lib.AXES
-  laid = jax.make_mesh(
+  devices = devices or jax.devices()
+  sizes = mesh_lib.resolve(config.mesh, len(devices)).named
+  axes = (AXIS,) if config.parallel == "pmap" else mesh_lib.AXES
+  return jax.make_mesh(
     tuple(sizes[axis] for axis in axes),
     axes,
     # Explicit axes, the default, do not go with Linen's Embed.
     axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
-    devices=chosen,
-  )
-  return (_pmap if kind == "pmap" else _jit)(functions, laid)
-
-
-def _jit(functions, mesh) -> Parallel:
-  """One program for all devices (GSPMD)."""
-  sizes = mesh.shape
-  shardings = functools.partial(mesh_lib.shardings, mesh)
-  everywhere = jax.NamedSharding(mesh, jax.P())
-  rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
-  # Ids, weights and masks [B, T], where 'sequence' divides T.
-  stretches = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS, mesh_lib.SEQUENCE))
-
-  def sharded(forward):
-    """A forward pass on parts of sequences, its variables whole along 'fsdp'.
-
-    Without the second, XLA may split what a layer computes along its features
-    instead of gathering the layer's parameters. When each is gathered is left to
-    XLA's scheduler; on a CPU it is at the beginning of a step.
-    """
-
-    def call(variables, *arguments):
-      if sizes[mesh_lib.FSDP] > 1:
-        variables = jax.tree.map(
-          _gathered,
-          variables,
-          shardings(variables, mesh_lib.gathered),
-          shardings(variables),
-        )
-      if sizes[mesh_lib.SEQUENCE] == 1:
-        return forward(variables, *arguments)
-      with models.attention_in_parts(mesh, mesh_lib.SEQUENCE):
-        return forward(variables, *arguments)
-
-    return call
-
-  stateful = functions.forward_and_state
-  functions = functions._replace(
-    forward=sharded(functions.forward),
-    forward_and_state=stateful and sharded(stateful),
+    devices=devices,
   )
 
-  @functools.partial(jax.jit, donate_argnums=1)
-  def train(numbers, state, batch, step):
-    state, metrics = step_lib.train_step(functions, numbers, state, batch, step)
-    return (
-      jax.lax.with_sharding_constraint(state, shardings(state)),
-      jax.lax.with_sharding_constraint(metrics, everywhere),
-    )
 
-  @jax.jit
-  def evaluate(variables, batch):
-    sums = step_lib.eval_step(functions, variables, batch)
-    return jax.lax.with_sharding_constraint(sums, everywhere)
+def on_mesh(
+  mesh: jax.sharding.Mesh, forward: Callable[..., Any], model: Any
+) -> Callable[..., Any]:
+  """A forward pass on sequence shards, its variables gathered along 'fsdp'.
 
-  def sharding_of(array):
-    positions = array.shape[1] if array.ndim == 2 else 0
-    splits = positions and positions % sizes[mesh_lib.SEQUENCE] == 0
-    return stretches if splits else rows
+  Without the second, XLA may split what a layer computes along its features
+  instead of gathering the layer's parameters. When each is gathered is left to
+  XLA's scheduler; on a CPU it is at the beginning of a step.
 
-  def batch_shardings(batch):
-    return jax.tree.map(sharding_of, dict(batch))
+  Args:
+    mesh: from `make_mesh`.
+    forward: `(model, variables, …) -> …`.
+    model: its first argument.
 
-  def place_batch(batch, batch_size=None):
-    return _put(dict(batch), batch_shardings(batch), batch_size)
+  Returns:
+    `(variables, …) -> …`.
+  """
+  if mesh.shape.get(mesh_lib.SEQUENCE, 1) > 1:
+    model = models.sequence_sharded(model, mesh, mesh_lib.SEQUENCE)
 
-  return Parallel(
-    mesh, train, evaluate, shardings, batch_shardings, place_batch
-  )
+  def call(variables, *arguments, **options):
+    if mesh.shape.get(mesh_lib.FSDP, 1) > 1:
+      variables = jax.tree.map(
+        _gathered,
+        variables,
+        mesh_lib.shardings(mesh, variables, mesh_lib.gathered),
+        mesh_lib.shardings(mesh, variables),
+      )
+    return forward(model, variables, *arguments, **options)
+
+  return call
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -241,43 +132,30 @@ _gathered.defvjp(
 )
 
 
-def _pmap(functions, mesh) -> Parallel:
-  """A program on each device, which has rows of its own and all parameters."""
-  rows = jax.NamedSharding(mesh, jax.P(AXIS))
-  reduce = functools.partial(jax.lax.psum, axis_name=AXIS)
-  compiled = functools.partial(
-    jax.pmap, axis_name=AXIS, out_axes=None, devices=[*mesh.devices.flat]
-  )
-
-  def train(*arguments):
-    return step_lib.train_step(
-      functions,
-      *arguments,
-      reduce=reduce,
-      shard=lambda key: jax.random.fold_in(key, jax.lax.axis_index(AXIS)),
-    )
-
-  def evaluate(variables, batch):
-    return step_lib.eval_step(functions, variables, batch, reduce=reduce)
-
-  def split(array):  # [B, …] to [devices, B/devices, …]
-    return array.reshape(mesh.size, -1, *array.shape[1:])
-
-  def place_batch(batch):
-    return jax.device_put(jax.tree.map(split, dict(batch)), rows)
-
-  return Parallel(
-    mesh,
-    compiled(train, in_axes=(None, None, 0, None), donate_argnums=1),
-    compiled(evaluate, in_axes=(None, 0)),
-    # It returns P() of what lies whole; a call with another spec compiles anew.
-    functools.partial(mesh_lib.shardings, mesh, change=lambda spec: jax.P()),
-    None,
-    place_batch,
-  )
+def shardings(mesh: jax.sharding.Mesh, tree: Any) -> Any:
+  """The sharding of each leaf of a state, or of shapes of it."""
+  if mesh.axis_names == (AXIS,):
+    # `pmap` returns P() for what is whole; a call with another spec compiles anew.
+    return mesh_lib.shardings(mesh, tree, change=lambda spec: jax.P())
+  return mesh_lib.shardings(mesh, tree)
 
 
-def _placed_shapes(shapes: Any, shardings: Any) -> Any:
+def batch_shardings(mesh: jax.sharding.Mesh, batch: Mapping[str, Any]) -> Any:
+  """The sharding of each array of a batch, for 'jit'."""
+  rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
+  # Ids, weights and masks [B, T], where 'sequence' divides T.
+  sequences = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS, mesh_lib.SEQUENCE))
+
+  def sharding(array):
+    positions = array.shape[1] if array.ndim == 2 else 0
+    divides = positions and positions % mesh.shape[mesh_lib.SEQUENCE] == 0
+    return sequences if divides else rows
+
+  return jax.tree.map(sharding, dict(batch))
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+  """Shapes with shardings, from which a step compiles without any array."""
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=sharding
@@ -285,6 +163,59 @@ def _placed_shapes(shapes: Any, shardings: Any) -> Any:
     shapes,
     shardings,
   )
+
+
+def place_state(mesh: jax.sharding.Mesh, state: TrainState) -> TrainState:
+  """A copy of a state, sharded over the mesh."""
+  if cluster.are_several():
+    # A restored state lies there already.
+    return _put(state, shardings(mesh, state))
+  # Donating what device_put made would delete the array it was made from.
+  copy = functools.partial(jax.tree.map, jax.numpy.copy)
+  return jax.jit(copy, out_shardings=shardings(mesh, state))(state)
+
+
+def place_batch(
+  mesh: jax.sharding.Mesh,
+  batch: Mapping[str, Any],
+  batch_size: int | None = None,
+) -> Mapping[str, Any]:
+  """A batch, sharded over the mesh as the steps read it.
+
+  Args:
+    mesh: from `make_mesh`.
+    batch: all rows, or with `batch_size` those of this process.
+    batch_size: number of all rows.
+  """
+  if mesh.axis_names != (AXIS,):
+    return _put(dict(batch), batch_shardings(mesh, batch), batch_size)
+
+  def split(array):  # [B, …] to [devices, B/devices, …]
+    return array.reshape(mesh.size, -1, *array.shape[1:])
+
+  rows = jax.NamedSharding(mesh, jax.P(AXIS))
+  return jax.device_put(jax.tree.map(split, dict(batch)), rows)
+
+
+def read_batch(
+  mesh: jax.sharding.Mesh,
+  make: Callable[..., Mapping[str, Any]],
+  batch_size: int,
+) -> Mapping[str, Any]:
+  """A batch of `make`, placed; of several processes each makes its rows alone.
+
+  Args:
+    mesh: from `make_mesh`.
+    make: without arguments all rows, or those of some numbers.
+    batch_size: of all rows.
+  """
+  # 'pmap' splits rows that every process has.
+  if not cluster.are_several() or mesh.axis_names == (AXIS,):
+    return place_batch(mesh, make())
+  rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
+  parts = rows.addressable_devices_indices_map((batch_size,)).values()
+  numbers = [np.arange(batch_size)[part] for part in parts if part]
+  return place_batch(mesh, make(np.unique(np.concatenate(numbers))), batch_size)
 
 
 def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:

@@ -33,7 +33,7 @@ def restore_variables(
   """
   train, restored = experiment.config.train, None
   if (workdir / "checkpoints").is_dir():
-    checkpoints = Checkpoints.of(workdir, train, read_only=True)
+    checkpoints = Checkpoints(workdir, train, read_only=True)
     try:
       restored = checkpoints.restore(experiment.shapes, step, best=True)
     finally:

@@ -3,7 +3,6 @@
 import dataclasses
 
 import chex
-import jax
 import numpy as np
 import PIL.Image
 import pytest
@@ -17,8 +16,8 @@ from tests import commands
 from tests.models import tiny
 from tests.models.published.test_equality import FOLDERS, compute
 from tests.refusals import assert_refused
+from tests.training.tiny import Parts
 from training import experiment, experiment_config
-from training.devices import parallel
 from training.inference import generation
 from training.pictures import attention_maps
 
@@ -89,11 +88,9 @@ def test_a_run_learns_and_draws(run, tmp_path):
 def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
   config = experiment_config.parse(of_bytes(text, "performer"))
   began = experiment.create(config, tmp_path)
-  functions = parallel.make(began.functions, "jit", devices=(jax.devices()[0],))
-  state, losses = functions.place_state(began.init()), []
+  programs, state, losses = Parts.of(began).on(), began.init(), []
   for step in range(20):
-    batch = functions.place_batch(began.task.train_batch(step))
-    state, metrics = functions.train(began.numbers, state, batch, step)
+    state, metrics = programs.train(state, began.task.train_batch(step))
     losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
   assert losses[-1] < 0.8 * losses[0], losses
   batch = began.task.train_batch(0)
@@ -221,7 +218,7 @@ def test_a_run_starts_from_published_weights(text):
   p = models.load_pretrained(weights)
   chex.assert_trees_all_equal(state.params, p.variables["params"])
   batch = began.task.train_batch(0)
-  logits = jax.jit(began.functions.forward)(state.variables, batch, None)
+  logits = models.forward(began.model, state.variables, batch)
   assert logits.shape == (8, 31, 61)
   np.testing.assert_allclose(
     logits, compute(p, {"input_ids": batch["source"]})[:, :31], atol=1e-5

@@ -13,8 +13,8 @@ from settings.errors import ConfigError
 from tests import commands
 from tests.models.published.test_equality import FOLDERS
 from tests.refusals import assert_refused
+from tests.training.tiny import Parts
 from training import experiment, experiment_config, metrics
-from training.devices import parallel
 
 TINY = {
   "num_layers": 1,
@@ -46,22 +46,17 @@ def steps():
 
 def _train(run, kind, count):
   """The losses of two steps, the state, and the sums of an evaluation."""
-  functions = run.functions
-  if kind == "pmap":
-    functions = create({"parallel": "pmap"}).functions
-  made = parallel.make(functions, kind, devices=tuple(jax.devices()[:count]))
-  state = made.place_state(run.init())
+  programs = Parts.of(run, parallel=kind).on(count)
+  state = programs.place(run.init())
   losses = []
   for step in range(2):
     batch = run.task.train_batch(step)
     # Uneven: the rows of the first device are nearly all padding.
     batch["source_mask"][:2, 9:] = False
-    state, metrics = made.train(
-      run.numbers, state, made.place_batch(batch), np.int32(step)
-    )
+    state, metrics = programs.train(state, batch)
     losses.append(np.asarray(metrics["loss"]))
   held_out = next(run.task.eval_batches("validation"))
-  sums = made.evaluate(state.variables, made.place_batch(held_out))
+  sums = programs.evaluate(state.variables, held_out)
   return np.array(losses), jax.device_get(state), jax.device_get(sums)
 
 
@@ -89,11 +84,8 @@ def test_devices_agree(steps, kind, count):
 def test_micro_batches_move_running_statistics_in_turn(steps):
   optimizer = config_of()["optimizer"] | {"accumulate_steps": 2}
   run = create({"optimizer": optimizer})
-  made = parallel.make(run.functions, "jit", devices=(jax.devices()[0],))
-  state, batch = made.place_state(run.init()), run.task.train_batch(0)
-  state, _ = made.train(
-    run.numbers, state, made.place_batch(batch), np.int32(0)
-  )
+  state, batch = run.init(), run.task.train_batch(0)
+  state, _ = Parts.of(run).on().train(state, batch)
   found, whole = (
     jax.tree.leaves(jax.device_get(x.collections["batch_stats"]))
     for x in (state, steps[2])

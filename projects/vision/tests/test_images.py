@@ -1,7 +1,6 @@
 """Models of images are trained, taken up again, exported, and teach others."""
 
 import chex
-import jax
 import numpy as np
 import PIL.Image
 import pytest
@@ -114,7 +113,7 @@ def test_a_run_starts_from_weights_of_another_image_size(run):
   p = published.from_run(folder)
   chex.assert_trees_all_equal(state.params, p.variables["params"])
   batch = began.task.train_batch(0)
-  logits = jax.jit(began.functions.forward)(state.variables, batch, None)
+  logits = models.forward(began.model, state.variables, batch)
   assert logits.shape == (8, 1, 10)
   with pytest.raises(ConfigError, match="expected the 1 channels of the task"):
     experiment.create(

@@ -218,17 +218,17 @@ MUTANTS = (
     "ALiBi's slopes of heads beyond a power of two",
   ),
   Mutant(
-    "attention/adapters.py",
+    "attention/flax.py",
     'call["mask"] = _fold("mask", mask != 0, lead)',
     'call["mask"] = _fold("mask", mask == mask, lead)',
-    files("tests/attention", "adapters"),
+    files("tests/attention", "flax"),
     "the mask of a Flax module is ignored",
   ),
   Mutant(
-    "attention/adapters.py",
+    "attention/flax.py",
     "if broadcast_dropout:",
     "if broadcast_dropout is None:",
-    files("tests/attention", "adapters"),
+    files("tests/attention", "flax"),
     "broadcast_dropout is accepted and ignored",
   ),
 )

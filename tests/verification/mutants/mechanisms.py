@@ -127,8 +127,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/latent.py",
-    "scale=arguments.softmax_scale(scale, head_dim),",
-    "scale=arguments.softmax_scale(scale, query.shape[3]),",
+    "scale=checks.softmax_scale(scale, head_dim),",
+    "scale=checks.softmax_scale(scale, query.shape[3]),",
     "latent",
     "the absorbed form has the scale of its own width",
   ),

@@ -117,8 +117,8 @@ MUTANTS = (
   ),
   Mutant(
     "models/multi_head_attention.py",
-    'key = self._shared(self._turned(self._normed("key", key), positions))',
-    'key = self._shared(self._normed("key", self._turned(key, positions)))',
+    'key = self._rotate(self._normalize("key", key), positions)',
+    'key = self._normalize("key", self._rotate(key, positions))',
     _PUBLISHED,
     "keys are normed after they are turned",
   ),
@@ -138,8 +138,8 @@ MUTANTS = (
   ),
   Mutant(
     "models/published/t5.py",
-    '(f"params/{ours}/{new}/kernel",), family.TURNED',
-    '(f"params/{ours}/{new}/kernel",), family.SAME',
+    "family.TRANSPOSED",
+    "family.SAME",
     _PUBLISHED,
     "square matrices are not transposed",
   ),

@@ -1,23 +1,41 @@
-"""Any attention here as the `attention_fn` of Flax's multi-head modules."""
+"""Attention inside of Flax's own multi-head modules, linen and nnx.
 
-from collections.abc import Callable
+    fn = as_attention_fn(sliding_window_attention, window=64, is_causal=True)
+    linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)
+    nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=rngs)
+
+Modules train what a mechanism has of its own, `params`, and keep its `constants`:
+
+    own = LinenAttention(linformer(rank=64), Dims(8, 8, 64, max_length=1000))
+    linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=own)
+
+    own = NNXAttention(linformer(rank=64), dims, rngs=rngs)
+    nnx.MultiHeadAttention(8, 512, attention_fn=own, decode=False, rngs=rngs)
+
+It needs Flax, which the rest of the library does without.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 import inspect
 import math
 from typing import Any
 
+from flax import linen, nnx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import plug
+from attention.dense import dense_attention
+from attention.mechanism import Attention, Dims, Variables, accepted_options
 from attention.softmax import dropout
 from attention.weights import attention_weights
 
 
 def as_attention_fn(
-  attention: plug.Attention | Callable[..., Any],
-  variables: plug.Variables | None = None,
+  attention: Attention | Callable[..., Any],
+  variables: Variables | None = None,
   **options: Any,
 ) -> Callable[..., Array]:
   """An `attention_fn` for Flax's linen and nnx multi-head attention.
@@ -49,7 +67,7 @@ def as_attention_fn(
     variables: the variables of an `Attention`; None where it has none. The result
       keeps them as they are: no module sees them, so an optimiser that takes its
       parameters from one trains none of them (Linformer's projections stay where
-      they were drawn). `attention.modules` has modules that train them.
+      they were drawn). `LinenAttention` and `NNXAttention` train them.
     **options: passed to `attention` in every call, such as `is_causal`, `scale`
       or `window`; not the mask and dropout, which the module passes.
 
@@ -59,8 +77,8 @@ def as_attention_fn(
 
   Raises:
     ValueError: `options` has an argument that the module passes or that
-      `attention` does not take, `attention` is the factory of a mechanism, or
-      `variables` are given for a function or missing for an `Attention`.
+      `attention` does not take, `attention` is no function, or `variables` are
+      given for a function or missing for an `Attention`.
 
   Cost: that of `attention`; sowing the weights costs `attention_weights`.
   """
@@ -70,7 +88,7 @@ def as_attention_fn(
         f"{name}: expected no such option, got one; give it to the Flax module"
       )
   name = _name(attention)
-  if isinstance(attention, plug.Attention):
+  if isinstance(attention, Attention):
     if attention.gates is not None:
       raise ValueError(
         "attention: its gates read what queries are projected from, which Flax "
@@ -81,10 +99,10 @@ def as_attention_fn(
       _check_has_none(attention)
     positions_matter = "rowwise" not in attention.supports
     apply = functools.partial(attention.apply, variables or {})
-  elif not callable(attention) or plug.is_factory(attention):
+  elif not callable(attention):
     raise ValueError(
       "attention: expected an Attention or a function of query, key and value, "
-      f"got {_described(attention, name)}"
+      f"got {type(attention).__name__}"
     )
   elif variables is not None:
     raise ValueError(
@@ -92,13 +110,11 @@ def as_attention_fn(
       "arrays as options, or an Attention"
     )
   else:
-    mechanism = name.removesuffix("_attention")
-    plug.accepted_options(mechanism, attention, options)
+    accepted_options(name, attention, options)
     positions_matter = True
 
     def apply(*qkv, **call):
-      taken = plug.accepted_options(mechanism, attention, call)
-      return attention(*qkv, **taken)
+      return attention(*qkv, **accepted_options(name, attention, call))
 
   def attention_fn(
     query: Array,
@@ -183,22 +199,10 @@ def _name(attention: Any) -> str:
   return getattr(attention, "__name__", type(attention).__name__)
 
 
-def _described(attention: Any, name: str) -> str:
-  """What came in place of an attention; of a factory, how to call it."""
-  if not callable(attention):
-    return type(attention).__name__
-  first = next(iter(inspect.signature(attention).parameters), "")
-  made = f"{name}({first and first + '=…'})"
-  return (
-    f"the factory {name}; call it, and make its variables if it has any: "
-    f"as_attention_fn({made}, variables)"
-  )
-
-
-def _check_has_none(attention: plug.Attention) -> None:
+def _check_has_none(attention: Attention) -> None:
   """Raises where an `Attention` makes variables and so cannot do without."""
   # Which it makes depends on no size.
-  dims = plug.Dims(
+  dims = Dims(
     num_heads=1, num_kv_heads=1, head_dim=4, max_length=2**16, features=4
   )
   try:
@@ -236,3 +240,87 @@ def _fold(name: str, array: Array, lead: tuple[int, ...]) -> Array:
   if math.prod(batch) == 1:
     return array.reshape(1, *rest)
   return jnp.broadcast_to(array, (*lead, *rest)).reshape(-1, *rest)
+
+
+def _named(call: Callable[..., Array]) -> Callable[..., Array]:
+  """Names every parameter of an `attention_fn`: Linen passes no others."""
+  own = inspect.signature(as_attention_fn(dense_attention)).parameters.values()
+  this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  setattr(call, "__signature__", inspect.Signature([this, *own]))  # noqa: B010
+  return call
+
+
+class LinenAttention(linen.Module):
+  """An `attention_fn` of `linen.MultiHeadDotProductAttention`, trained with it.
+
+  Attributes:
+    attention: the mechanism.
+    dims: heads and lengths that its variables are made for.
+    options: of every call, as those of `as_attention_fn`.
+  """
+
+  attention: Attention
+  dims: Dims
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @linen.compact
+  @_named
+  def __call__(
+    self, query: Array, key: Array, value: Array, **call: Any
+  ) -> Array:
+    """`[..., T, N, H]`, `[..., S, K, H]`, `[..., S, K, V]` to `[..., T, N, V]`."""
+
+    def init(key):
+      return self.attention.init(key, self.dims)
+
+    draw = functools.cache(lambda: init(self.make_rng("params")))
+    variables = {
+      kind: {
+        name: self.variable(
+          kind, name, lambda kind, name: draw()[kind][name], kind, name
+        ).value
+        for name in arrays
+      }
+      for kind, arrays in jax.eval_shape(init, jax.random.key(0)).items()
+    }
+    fn = as_attention_fn(self.attention, variables, **self.options)
+    return fn(query, key, value, **call)
+
+
+class NNXAttention(nnx.Module):
+  """An `attention_fn` of `nnx.MultiHeadAttention`, trained with it."""
+
+  def __init__(
+    self,
+    attention: Attention,
+    dims: Dims,
+    *,
+    rngs: nnx.Rngs,
+    **options: Any,
+  ):
+    """Makes the variables.
+
+    Args:
+      attention: the mechanism.
+      dims: heads and lengths that its variables are made for.
+      rngs: `rngs.params` draws them.
+      **options: of every call, as those of `as_attention_fn`.
+    """
+    self.attention = nnx.static(attention)
+    self.options = nnx.static(options)
+    made = dict(attention.init(rngs.params(), dims))
+    params = made.pop("params", {})
+    self.params = nnx.data(jax.tree.map(nnx.Param, params))
+    self.constants = nnx.data(jax.tree.map(nnx.Variable, made))
+
+  def __call__(
+    self, query: Array, key: Array, value: Array, **call: Any
+  ) -> Array:
+    """`[..., T, N, H]`, `[..., S, K, H]`, `[..., S, K, V]` to `[..., T, N, V]`."""
+    variables = jax.tree.map(
+      lambda variable: variable[...],
+      {"params": self.params, **self.constants},
+      is_leaf=lambda x: isinstance(x, nnx.Variable),
+    )
+    fn = as_attention_fn(self.attention, variables, **self.options)
+    return fn(query, key, value, **call)

@@ -1,4 +1,4 @@
-"""Short convolutions, norms and gates around attention, and layers that differ."""
+"""Short convolutions, norms and gates of attention modules, and overrides of layers."""
 
 import dataclasses
 
@@ -215,10 +215,10 @@ def test_a_depthwise_convolution_is_its_sum(shape, taps):
   ("norm", "gate", "exclusive"),
   [("rms", "sigmoid", False), ("group", "sigmoid_head", True)],
 )
-def test_what_is_around_is_what_it_is_called(norm, gate, exclusive):
-  """The slot by hand, from what its mechanism returns."""
+def test_norms_and_gates_are_their_formulas(norm, gate, exclusive):
+  """The module written out, from the result of its mechanism."""
   dims = Dims(num_heads=2, num_kv_heads=2, head_dim=4, max_length=6)
-  slot = MultiHeadAttention(
+  module = MultiHeadAttention(
     dense(),
     dims,
     features=8,
@@ -228,12 +228,12 @@ def test_what_is_around_is_what_it_is_called(norm, gate, exclusive):
     dtype="float32",
   )
   x = np.random.default_rng(0).normal(size=(1, 6, 8)).astype(np.float32)
-  params = jax.jit(slot.init)(jax.random.key(0), x)["params"]
+  params = jax.jit(module.init)(jax.random.key(0), x)["params"]
   names = jax.tree.map(np.asarray, params)
   names["out_norm"] = {
     name: value + 0.3 for name, value in names["out_norm"].items()
   }
-  got = jax.jit(slot.apply)({"params": names}, x)
+  got = jax.jit(module.apply)({"params": names}, x)
   query, key, value = (
     (x @ names[name]["kernel"]).reshape(1, 6, 2, 4)
     for name in ("query", "key", "value")
@@ -257,20 +257,20 @@ def test_what_is_around_is_what_it_is_called(norm, gate, exclusive):
   np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
-def test_what_is_around_is_taken_in_turn():
-  """Other mechanisms leave what is around the layers as it is."""
-  around = WIDE, models.AroundConfig()
+def test_layers_take_overrides_in_turn():
+  """Other mechanisms keep the overrides of layers."""
+  overrides = WIDE, models.AroundConfig()
   model, variables, _ = create(
-    ("gated_delta", "flash", "flash", "flash"), decoder_around=around
+    ("gated_delta", "flash", "flash", "flash"), decoder_around=overrides
   )
 
   def widths(variables):
-    slots = [
+    modules = [
       variables["params"][f"decoder_{i}"]["self_attention"] for i in range(4)
     ]
     return [
-      {name: slot[name]["kernel"].shape for name in ("query", "value", "out")}
-      for slot in slots
+      {name: module[name]["kernel"].shape for name in ("query", "value", "out")}
+      for module in modules
     ]
 
   wide = {"query": (16, 15), "value": (16, 18), "out": (18, 16)}
@@ -278,8 +278,8 @@ def test_what_is_around_is_taken_in_turn():
   assert widths(variables) == [wide, own, wide, own]
   flash = models.AttentionConfig("flash")
   config = dataclasses.replace(model.config, decoder_attention=flash)
-  _, swapped, _ = create(["flash"] * 4, decoder_around=around)
-  assert config.decoder_around == around
+  _, swapped, _ = create(["flash"] * 4, decoder_around=overrides)
+  assert config.decoder_around == overrides
   assert widths(swapped) == widths(variables)
   assert models.slots(config) == "flash"
   assert models.slots(model.config) == "gated_delta + flash + flash + flash"

@@ -8,9 +8,9 @@ import optax
 import pytest
 
 from attention import as_attention_fn, dense, linear, linformer, performer
-from attention.modules import LinenAttention, NNXAttention
+from attention.flax import LinenAttention, NNXAttention
 from attention.testing import assert_close
-from tests.attention.test_adapters import (
+from tests.attention.test_flax import (
   DIMS,
   HEADS,
   INPUTS,

@@ -239,7 +239,9 @@ def test_dropout(run):
     assert np.abs(alike - other).max() > 1e-3
   sums = as_attention_fn(linear())
   call(sums, deterministic=True)
-  with pytest.raises(ValueError, match=r"^dropout_r.*dense"):
+  with pytest.raises(
+    ValueError, match=r"^dropout_r.*: linear_attention has no"
+  ):
     call(sums, deterministic=False)
 
 
@@ -273,7 +275,6 @@ def test_what_flax_may_ask_and_ours_has_not():
     (run_linen, DENSE, precise, "^precision: expected None"),
     (run_nnx, DENSE, precise, "^precision: expected None"),
     (run_linen, DENSE, hooks, "^qk_attn_weights_einsum: "),
-    (run_nnx, dense_attention, {}, r"as_attention_fn\(dense_attention\)"),
   ):
     with pytest.raises(ValueError, match=message):
       run(fn, settings=settings)
@@ -402,7 +403,9 @@ def test_an_unknown_option_raises(run):
   for attention in (dense(), dense_attention):
     with pytest.raises(ValueError, match=r"^widnow: "):
       run(as_attention_fn(attention, widnow=3))
-  with pytest.raises(ValueError, match=r"^window: dense .*; .*sliding_window"):
+  with pytest.raises(
+    ValueError, match=r"^window: dense_attention has no such op"
+  ):
     as_attention_fn(dense_attention, window=3)
 
 
@@ -412,7 +415,9 @@ def test_a_function_of_ones_own_is_asked_for_what_it_has():
 
   fn = as_attention_fn(plain)
   assert_close(run_linen(fn, mask=MASK), run_linen(None, mask=MASK), 1e-6)
-  with pytest.raises(ValueError, match=r"^bias: plain attention has no such"):
+  with pytest.raises(
+    ValueError, match=r"^bias: plain has no such option; it has"
+  ):
     fn(INPUTS, INPUTS, INPUTS, bias=jnp.zeros(()))
 
 
@@ -421,7 +426,7 @@ def test_a_partial_is_its_function(run):
   partial = functools.partial(performer_attention, projection=PROJECTION)
   expected = run(as_attention_fn(performer_attention, projection=PROJECTION))
   assert_close(run(as_attention_fn(partial)), expected, 1e-6)
-  with pytest.raises(ValueError, match=r"^widnow: performer attention has no"):
+  with pytest.raises(ValueError, match=r"^widnow: performer_attention has no"):
     as_attention_fn(partial, widnow=3)
   with pytest.raises(ValueError, match=r"expected None for the function perf"):
     as_attention_fn(partial, {})
@@ -431,11 +436,13 @@ def unannotated(num_features=8):
   return performer(num_features)
 
 
-@pytest.mark.parametrize("factory", [*ATTENTIONS.values(), unannotated])
+@pytest.mark.parametrize("factory", [performer, linear])
 def test_a_factory_is_no_attention(factory):
-  name = factory.__name__
-  with pytest.raises(ValueError, match=rf"got the factory {name}; .*{name}\("):
-    as_attention_fn(factory)
+  fn = as_attention_fn(factory)
+  with pytest.raises(
+    ValueError, match=rf"got an array; call {factory.__name__}"
+  ):
+    fn(INPUTS, INPUTS, INPUTS)
 
 
 def test_something_else_is_no_attention(unchecked):

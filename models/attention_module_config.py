@@ -1,4 +1,4 @@
-"""What is around the attention of a layer."""
+"""Configs of attention modules, and overrides for single layers."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -21,15 +21,15 @@ Fraction = Annotated[float, Interval(gt=0, le=1)]
 
 @dataclasses.dataclass(frozen=True)
 class RotaryScaling:
-  """Rotary wavelengths for longer sequences, as `config.json` has them.
+  """Scaling of rotary wavelengths for longer sequences, as in `config.json`.
 
   Attributes:
     rope_type: 'default', 'linear', 'dynamic', 'llama3' or 'yarn'.
-    options: its own, such as `factor`; see `attention.rotary_frequencies`.
+    options: options of the type, such as `factor`; see
+      `attention.rotary_frequencies`.
 
   Raises:
-    ValueError: an unknown type or option, a missing one, or a value that is
-      refused.
+    ValueError: an unknown type or option, a missing option, or an invalid value.
   """
 
   rope_type: str
@@ -47,22 +47,22 @@ class RotaryScaling:
 
   @property
   def scaling(self) -> dict[str, Any]:
-    """As `attention.rotary` takes it."""
+    """The argument `scaling` of `attention.rotary`."""
     return {"rope_type": self.rope_type, **self.options}
 
 
 @checked
 class AroundConfig:
-  """What one layer has around its self-attention that its model has not.
+  """Overrides of the self-attention of one layer.
 
   Attributes:
     num_heads: N.
-    num_kv_heads: K; as many as `num_heads` shares none.
+    num_kv_heads: K; equal to `num_heads`, none are shared.
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
 
-  These are as in `ModelConfig`, the others as in `SlotConfig`; None is as in the
-  model.
+  These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
+  value of the model.
   """
 
   num_heads: Count | None = None
@@ -85,58 +85,58 @@ class AroundConfig:
 
   @property
   def changes(self) -> dict[str, Any]:
-    """The fields that differ, and their values."""
+    """The fields that are not None, and their values."""
     changes = {
       name: value for name, value in vars(self).items() if value is not None
     }
-    # Nothing is left of the model's where nothing is turned.
+    # The model's scaling does not apply to a layer without rotary positions.
     none = {"rotary_scaling": None} if self.position == "none" else {}
     return changes | none
 
 
 @checked
 class SlotConfig:
-  """Projections, norms, gates and positions of a slot; by default Vaswani's.
+  """Config of attention modules: projections, norms, gates and positions.
 
   Attributes:
-    num_qk_heads: heads of queries and keys, each shared by neighbouring heads of
-      values ("multi-value attention", Mamba-2); None shares none.
+    num_qk_heads: heads of queries and keys, each shared by adjacent heads of values
+      ("multi-value attention", Mamba-2); None shares none.
     value_dim: V, width of the values of each head; None is H.
     attention_bias: whether the projections have biases.
-    out_bias: whether the last of them has one, if not as the others (Qwen2).
+    out_bias: whether the output projection has a bias; None is `attention_bias`
+      (Qwen2 differs).
     attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
-    query_key_norm: of the query and key of each head, before rotary positions:
-      'rms', by their root mean square (Qwen3), 'rms_from_one', likewise with scales
-      that are stored as what they have beyond 1 (Qwen3-Next), 'rms_joint', by that
-      of all heads together (OLMo 2), 'l2', to length 1, or 'none'.
-    short_convolution: queries, keys and values of a decoder's self-attention are
-      convolved with the three positions before, then SiLU (Mamba, DeltaNet). Of a
-      mechanism that makes its own keys ('own_keys') only queries are.
-    short_convolution_bias: these have biases.
-    output_norm: of the result of each head of self-attention: 'rms' (GLA,
+    query_key_norm: norm of the query and key of each head, before rotary positions:
+      'rms' (Qwen3), 'rms_from_one', which stores its scales minus 1 (Qwen3-Next),
+      'rms_joint', over all heads together (OLMo 2), 'l2', to length 1, or 'none'.
+    short_convolution: whether queries, keys and values of a decoder's self-attention
+      are convolved with the three positions before, then SiLU (Mamba, DeltaNet).
+      With a mechanism that makes its own keys ('own_keys') only queries are.
+    short_convolution_bias: whether these convolutions have biases.
+    output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
       DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or, after the
-      gate, 'rms_joint', of all heads together, or 'rms_grouped', of those that
-      share a query and key (Mamba-2).
+      gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
+      that share a query and key (Mamba-2).
     output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
-      projection of the inputs, which multiplies that result; 'sigmoid_head', of one
-      number for each head (gated attention, arXiv:2505.06708); or 'none'.
-    exclusive: of the result of each head of self-attention, what lies along the
-      position's own value is taken away (exclusive self-attention,
+      projection of the inputs, which multiplies that result; 'sigmoid_head', with
+      one number for each head (gated attention, arXiv:2505.06708); or 'none'.
+    exclusive: whether the component along the position's own value is removed from
+      the result of each head of self-attention (exclusive self-attention,
       arXiv:2603.09078): y − (y·v)v / |v|².
-    global_projections: tokens of `global_indices` have projections of their own
-      (Longformer).
-    input_norm: whether what self-attention reads is normed, of norm 'pre'.
-    encoder_around: what the layers of kind 'encoder' have that differs from this,
-      in turn (ModernBERT); None has them alike.
+    global_projections: whether the tokens of `global_indices` have separate
+      projections (Longformer).
+    input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
+    encoder_around: overrides for the layers of kind 'encoder', which take them in
+      turn (ModernBERT); None is no overrides.
     rotary_theta: base of the rotary wavelengths.
-    rotary_fraction: share of the head dimension that rotary positions turn.
-    rotary_scaling: of the rotary wavelengths, for sequences longer than trained
-      on: {'rope_type': 'yarn', 'factor': 4.0, …}; None has none.
-    relative_buckets: buckets of distance of position 't5'.
-    relative_distance: distance at which its last bucket begins.
+    rotary_fraction: fraction of the head dimension that is rotated.
+    rotary_scaling: scaling of the rotary wavelengths, for sequences longer than in
+      training: {'rope_type': 'yarn', 'factor': 4.0, …}; None is no scaling.
+    relative_buckets: number of distance buckets of position 't5'.
+    relative_distance: distance at which the last bucket begins.
 
   Raises:
-    ValueError: values that cannot work together.
+    ValueError: two values do not fit each other.
   """
 
   num_qk_heads: Count | None = None
@@ -174,14 +174,14 @@ class SlotConfig:
 
   @functools.cached_property
   def encoder(self) -> "SlotConfig":
-    """As the self-attention of an encoder has it: nothing that is causal."""
+    """The config of an encoder's self-attention, without causal convolutions."""
     return dataclasses.replace(
       self, short_convolution=False, short_convolution_bias=False
     )
 
   @functools.cached_property
   def cross(self) -> "SlotConfig":
-    """As attention across has it: nothing of the results either."""
+    """The config of cross-attention, which has no output norm or gate either."""
     return dataclasses.replace(
       self.encoder, output_norm="none", output_gate="none", exclusive=False
     )

@@ -1,63 +1,53 @@
-"""Attention of sequences whose positions lie on several devices."""
+"""Attention over sequences whose positions are sharded (context parallelism)."""
 
-from collections.abc import Iterator
-import contextlib
+from collections.abc import Mapping
+import functools
 from typing import Any
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import Attention
-from models.mechanism_variables import gate_names
-from models.rows import positions_apart
+from models.kind import Model
+from models.multi_head_attention import MultiHeadAttention
 
 
-@contextlib.contextmanager
-def attention_in_parts(
-  mesh: jax.sharding.Mesh, axis_name: str
-) -> Iterator[None]:
-  """Within it, attention is computed on the device that has its positions.
+def sequence_sharded(
+  model: Model, mesh: jax.sharding.Mesh, axis_name: str
+) -> Model:
+  """The model with attention computed on the devices that hold the positions.
 
-  Every call of a mechanism becomes one of `apply_sharded` inside
-  `jax.shard_map` along one axis; the mesh's other axes are left to the compiler.
-  Where the axis does not divide a length, positions are added at its end that
-  nobody sees.
+  Each call of a mechanism has `axis_name`, inside `jax.shard_map` along one axis; the
+  mesh's other axes are left to the compiler. If the axis does not divide a length,
+  masked positions are added at its end.
 
   Args:
+    model: from `create`. A model without a field `attend` is returned as it is.
     mesh: has the axis.
-    axis_name: along which positions lie.
+    axis_name: the axis along which positions are sharded.
   """
-
-  def intercept(following, args, kwargs, context):
-    if context.method_name != "attend":
-      return following(*args, **kwargs)
-    module = context.module
-    return _in_parts(
-      module.attention, mesh, axis_name, module.mechanism, *args, **kwargs
-    )
-
-  with positions_apart(), nn.intercept_methods(intercept):
-    yield
+  if not hasattr(model, "attend"):
+    return model
+  return model.clone(attend=functools.partial(_attend, mesh, axis_name))
 
 
-def _in_parts(
-  attention: Attention,
+def _attend(
   mesh: jax.sharding.Mesh,
   axis_name: str,
-  variables: Any,
+  module: MultiHeadAttention,
   query: Array,
   key: Array | None,
   value: Array | None,
   *,
   inputs: Array,
+  gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """`apply` on whole arrays, by `apply_sharded` on their parts."""
-  apply = attention.apply_sharded
-  if apply is None:
-    raise ValueError("attention: the mechanism has no form for parts")
+  """`apply_mechanism` on whole arrays, by `apply` on their shards."""
+  del inputs
+  attention, variables = module.attention, module.mechanism
+  if "sequence" not in attention.supports:
+    raise ValueError("attention: the mechanism has no form for shards")
   size = mesh.shape[axis_name]
   # A mechanism that makes its own keys and values reads one sequence.
   length = query.shape[1]
@@ -80,9 +70,9 @@ def _in_parts(
   if missing["key"] and call.get("mask") is None:
     call["mask"] = jnp.ones((1, 1, 1, source_length), bool)
   axes = {"mask": 3, "query_segment_ids": 1, "key_segment_ids": 1}
-  axes |= dict.fromkeys(gate_names(attention, variables, inputs), 1)
+  axes |= dict.fromkeys(gates, 1)
   parts, specs, rest = {}, {}, {}
-  for name, option in call.items():
+  for name, option in {**call, **gates}.items():
     if name in axes and option is not None:
       axis = axes[name]
       side = "query" if name.startswith("query") else "key"
@@ -99,7 +89,7 @@ def _in_parts(
   rows = jax.P(None, axis_name)
 
   def local(variables, query, key, value, parts):
-    return apply(
+    return attention.apply(
       variables, query, key, value, axis_name=axis_name, **parts, **rest
     )
 

@@ -1,0 +1,539 @@
+"""What a call of an attention function may have: one table of checks, and messages.
+
+A check reads shapes, dtypes and Python numbers alone, so it costs nothing in a
+compiled program and raises while the program is traced. Every message names the
+argument, what was expected and what came.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import difflib
+import inspect
+import math
+from numbers import Real
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import AbstractArray, Array, Bool, Float, Int
+import numpy as np
+
+FromZero = Annotated[int, "at least 0"]
+"""An int that may be 0; others are at least 1."""
+
+ARRAYS: Mapping[str, Any] = {
+  "query": Float[Array, "B T N H"],
+  "key": Float[Array, "B S K H"],
+  "value": Float[Array, "B S K V"],
+  "mask": Bool[Array, "..."],
+  "query_segment_ids": Int[Array, "B T"],
+  "key_segment_ids": Int[Array, "B S"],
+  "bias": Float[Array, "..."],
+  "sinks": Float[Array, "N"],
+  "log_forget": Float[Array, "B T N"],
+}
+"""The arrays that are the same in every function."""
+
+_QKV = ("query", "key", "value")
+
+_KINDS: Mapping[Any, tuple[Any, str]] = {
+  Float: (jnp.floating, "a float dtype"),
+  Int: (jnp.integer, "integers"),
+  Bool: (
+    jnp.bool_,
+    "bool (True = attend; additive biases are the option `bias`)",
+  ),
+}
+"""jaxtyping's kind -> its dtypes, in code and in words."""
+
+
+def check_call(
+  given: Mapping[str, Any],
+  arrays: Mapping[str, Any] | None = None,
+  checks: Mapping[str, "Check"] | None = None,
+  needed: Collection[str] = (),
+) -> None:
+  """Checks the arrays of a call, and then its options by their names.
+
+  Args:
+    given: argument -> value.
+    arrays: argument -> annotation, such as `Float[Array, "B S K H"]`. A letter is
+      one size in all of them, a number that size; of "..." the dtype is checked. None
+      is `ARRAYS`.
+    checks: argument -> check. None is `CHECKS`.
+    needed: arguments that may not be None.
+
+  Raises:
+    ValueError: a value is no array, has another dtype, rank or size than its
+      annotation, is a float of 8 bits or fewer, is empty, or is refused by its check;
+      N is no multiple of K.
+  """
+  arrays = ARRAYS if arrays is None else arrays
+  checks = CHECKS if checks is None else checks
+  given = {n: x for n, x in given.items() if x is not None or n in needed}
+  for name in arrays:
+    if name in given and not hasattr(given[name], "dtype"):
+      raise ValueError(_no_array(name, given[name]))
+  sizes: dict[str, int] = {}
+  for name, annotation in arrays.items():
+    if name not in given or not issubclass(annotation, AbstractArray):
+      continue
+    kind, words = _KINDS[annotation.dtype]
+    if not jnp.issubdtype(given[name].dtype, kind):
+      raise ValueError(f"{name}: expected {words}, got {given[name].dtype}")
+    if kind is jnp.floating and jnp.finfo(given[name].dtype).bits < 16:
+      raise ValueError(
+        f"{name}: expected a float dtype of at least 16 bits, got "
+        f"{given[name].dtype}, which needs a scale of its own; give "
+        f"{name}.astype(jnp.bfloat16) times that scale"
+      )
+    letters = annotation.dim_str.split()
+    if not any(letter.startswith(("...", "*")) for letter in letters):
+      _check_sizes(name, given[name].shape, letters, sizes)
+    if "U" in sizes:
+      _check_heads(sizes)
+    elif sizes.get("N", 0) % sizes.get("K", 1):
+      raise ValueError(
+        f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
+        "key/value heads"
+      )
+  for name, value in given.items():
+    if name in checks:
+      checks[name](name, value, sizes, given)
+
+
+_NO_BATCH = "; as_attention_fn(function) takes arrays without a batch, also under jax.vmap"
+
+
+def _check_sizes(
+  name: str, shape: tuple[int, ...], letters: list[str], sizes: dict[str, int]
+) -> None:
+  """Checks a shape, and adds its letters to those whose size is known."""
+  if len(shape) != len(letters):
+    raise ValueError(
+      f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got shape "
+      f"{shape}" + _NO_BATCH * (name in _QKV and len(shape) == 3)
+    )
+  known = dict(sizes)
+  for letter, size in zip(letters, shape, strict=True):
+    if letter != "B" and jax.export.is_symbolic_dim(size):
+      raise ValueError(
+        f"{name}: expected a number for {letter}, got {size}; only the batch may be "
+        "a symbol, so export a program for each length"
+      )
+    wanted_size = int(letter) if letter.isdigit() else size
+    if sizes.setdefault(letter, wanted_size) != size:
+      wanted = ", ".join(str(known.get(x, x)) for x in letters)
+      # A key "B T K H" is one of the sequence that the queries are of.
+      across = name in _QKV and "T" in letters
+      raise ValueError(
+        f"{name}: expected [{wanted}] for [{', '.join(letters)}], got shape "
+        f"{shape}" + "; dense attention reads another sequence" * across
+      )
+    if not size and letter in "BTSNQKUHVI":
+      raise ValueError(
+        f"{name}: expected at least one of everything, got shape {shape}"
+      )
+
+
+_HEADS = {"Q": "query", "K": "key", "U": "value"}
+"""Letter of heads of a recurrence -> what has them."""
+
+
+def _check_heads(sizes: dict[str, int]) -> None:
+  """In a recurrence, N is the largest of the head counts; the others divide it."""
+  most = max(_HEADS, key=lambda letter: sizes[letter])
+  sizes.setdefault("N", sizes[most])
+  for letter, name in _HEADS.items():
+    if sizes[most] % sizes[letter]:
+      raise ValueError(
+        f"{_HEADS[most]}: its {sizes[most]} heads are not a multiple of the "
+        f"{sizes[letter]} heads of {name}"
+      )
+
+
+def _no_array(name: str, value: Any) -> str:
+  """What is wrong with a value without shape and dtype, such as a list."""
+  hint = ""
+  if isinstance(value, (list, tuple)):
+    hint = f"; jnp.asarray({name}) makes one"
+  elif name.endswith("_rng"):
+    hint = "; jax.random.key(0) makes one"
+  return f"{name}: expected an array, got {type(value).__name__}{hint}"
+
+
+def check_qkv(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+) -> None:
+  """Raises ValueError where query, key and value do not fit together."""
+  check_call({"query": query, "key": key, "value": value}, needed=_QKV)
+
+
+def check_pairs(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  mask: Bool[Array, "..."] | None = None,
+  bias: Float[Array, "..."] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+) -> None:
+  """Raises ValueError where what a function reads of pairs does not fit."""
+  check_call(locals(), needed=_QKV)
+
+
+def check_features(name: str, features: int) -> None:
+  """Raises ValueError where there are no inputs that a mechanism could read."""
+  if features < 1:
+    raise ValueError(
+      f"features: {name} reads inputs of Dims.features numbers; expected at least "
+      f"1, got {features}"
+    )
+
+
+def check_mask(
+  mask: Bool[Array, "..."] | None, shape: tuple[int, int, int, int]
+) -> None:
+  """Raises ValueError for a mask that is not bool of `shape` `[B, N, T, S]` or 1."""
+  if mask is None:
+    return
+  if mask.dtype != jnp.bool_:
+    raise ValueError(f"mask: expected {_KINDS[Bool][1]}, got {mask.dtype}")
+  check_broadcast("mask", mask, shape)
+
+
+_INDICES = {
+  "TS": "None, None",
+  "BS": ":, None, None, :",
+  "BTS": ":, None",
+  "NTS": "None",
+}
+"""Axes that an array has -> how it gets four of them."""
+
+
+def check_broadcast(
+  name: str, array: Array, shape: tuple[int, int, int, int]
+) -> None:
+  """Raises ValueError for an array of other axes than those of `shape` or 1."""
+  if array.ndim != 4 or any(
+    got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
+  ):
+    fitting = [
+      f"{name}[{index}] for [{', '.join(axes)}]"
+      for axes, index in _INDICES.items()
+      if array.shape == tuple(shape["BNTS".index(x)] for x in axes)
+    ]
+    raise ValueError(
+      f"{name}: expected rank 4, broadcastable to [B, N, T, S] = "
+      f"{list(shape)}, got shape {array.shape}"
+      + (f"; give {' or '.join(fitting)}" if fitting else "")
+    )
+
+
+def key_mask(
+  mask: Bool[Array, "..."] | None,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  instead: str = "dense attention takes masks that vary",
+) -> Bool[Array, "B S"] | None:
+  """Reads a mask that may vary along keys only: `[B, 1, 1, S]` as `[B, S]`.
+
+  Raises:
+    ValueError: it varies along queries or heads, or does not fit; `instead` says
+      what to use for such a mask.
+  """
+  if mask is None:
+    return None
+  batch, length, num_heads, _ = query.shape
+  check_mask(mask, (batch, num_heads, length, key.shape[1]))
+  if mask.shape[1] != 1 or mask.shape[2] != 1:
+    causal = "; a causal mask is is_causal=True" * (mask.shape[2] > 1)
+    raise ValueError(
+      "mask: expected a key mask key_mask[:, None, None, :] of shape "
+      "[B, 1, 1, S], the same for every query and head, got shape "
+      f"{mask.shape}{causal}; {instead}"
+    )
+  return jnp.broadcast_to(mask[:, 0, 0, :], (batch, key.shape[1]))
+
+
+def _check_segments(name, ids, sizes, given) -> None:
+  del name, ids, sizes
+  for missing in ("query_segment_ids", "key_segment_ids"):
+    if missing not in given:
+      raise ValueError(
+        f"{missing}: expected both or neither of query_segment_ids and "
+        "key_segment_ids, got one"
+      )
+
+
+def _check_log_forget(name, log_forget, sizes, given) -> None:
+  del log_forget
+  # Whether a `visible` is causal is asked where it is read.
+  if not given.get("is_causal") and "visible" not in given:
+    raise ValueError(
+      f"{name}: expected is_causal=True with it, got False; what is forgotten "
+      "lies between a query and an earlier key"
+    )
+  length, source_length = sizes["T"], sizes.get("S", sizes["T"])
+  if source_length != length:
+    raise ValueError(
+      f"{name}: expected query and key of one length, got {length} and "
+      f"{source_length}"
+    )
+
+
+TABLES = {"relative_bias": "N D", "relative_keys": "... E H"}
+"""Tables by distance -> their annotations."""
+
+
+def _check_table(name, table, sizes, given) -> None:
+  """A table by distance fits heads and features, and has an odd number of entries."""
+  del given
+  heads, width, shape = sizes["N"], sizes["H"], table.shape
+  if name == "relative_bias":
+    expected = f"[{heads}, 2L+1]"
+    fits = len(shape) == 2 and shape[0] == heads and shape[1] % 2 == 1
+  else:
+    expected = f"[2L+1, {width}] or [{heads}, 2L+1, {width}]"
+    fits = len(shape) > 1 and shape[-2] % 2 == 1
+    fits &= shape[:-2] in ((), (heads,)) and shape[-1:] == (width,)
+  if not fits:
+    raise ValueError(
+      f"{name}: expected {expected}, one entry for each distance -L … L of "
+      f"key from query, got shape {shape}"
+    )
+
+
+def check_dropout(rate: float, rng: Array | None) -> None:
+  """Raises ValueError for a rate outside [0, 1), or a positive one without rng."""
+  if not 0.0 <= rate < 1.0:
+    raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
+  if rate == 0.0:
+    return
+  if rng is None:
+    raise ValueError(
+      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
+    )
+  if np.ndim(rng) > 1 and rng.shape != (1, 1):
+    raise ValueError(
+      "dropout_rng: expected one key, or keys [1, 1] that all examples and heads "
+      f"share, got shape {rng.shape}"
+    )
+
+
+def check_soft_cap(cap: float) -> None:
+  """Raises ValueError for c of c · tanh(x / c) that is not finite and above 0."""
+  is_number = isinstance(cap, int | float) and not isinstance(cap, bool)
+  if not is_number or not 0.0 < cap < math.inf:
+    raise ValueError(
+      f"logits_soft_cap: expected a finite number above 0, got {cap!r}"
+    )
+
+
+def softmax_scale(
+  scale: float | Float[Array, ""] | None, head_dim: int
+) -> float | Float[Array, ""]:
+  """Returns `scale`, or 1/√H where it is None.
+
+  Raises:
+    ValueError: `scale` is neither a scalar array nor a finite number.
+  """
+  if scale is None:
+    return 1.0 / math.sqrt(head_dim)
+  if np.ndim(scale):
+    raise ValueError(
+      f"scale: expected one number, got shape {np.shape(scale)}; multiply query "
+      "by factors that differ, and give scale=1.0"
+    )
+  if isinstance(scale, jax.Array):
+    return scale
+  if not isinstance(scale, int | float | np.number | np.ndarray):
+    raise ValueError(f"scale: expected a number or None, got {scale!r}")
+  if not math.isfinite(scale):
+    raise ValueError(f"scale: expected a finite number, got {scale}")
+  return scale
+
+
+def check_static(name: str, value: Any) -> None:
+  """Raises ValueError for a traced value of an option that makes the program."""
+  for x in jax.tree.leaves(value):
+    if isinstance(x, jax.core.Tracer):
+      raise ValueError(
+        f"{name}: expected a Python value, got a traced {x.dtype}; such an option "
+        f"makes the program, so give jax.jit static_argnames={name!r}, or bind it "
+        f"ahead with functools.partial(function, {name}=…)"
+      )
+
+
+def check_at_least(name: str, value: int, low: int) -> None:
+  """Raises ValueError for a count that is not an int of at least `low`."""
+  check_static(name, value)
+  is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+  if not is_int or value < low:
+    raise ValueError(
+      f"{name}: expected an int of at least {low}, got {value!r}"
+    )
+
+
+def check_number(name: str, value: float) -> None:
+  """Raises ValueError for what is no finite number."""
+  is_number = isinstance(value, Real) and not isinstance(value, bool)
+  if not is_number or not math.isfinite(value):
+    raise ValueError(f"{name}: expected a finite number, got {value!r}")
+
+
+def check_flag(name: str, value: bool) -> None:
+  """Raises ValueError for text such as 'False', which would count as true."""
+  check_static(name, value)
+  if not isinstance(value, bool | np.bool_):
+    raise ValueError(f"{name}: expected True or False, got {value!r}")
+
+
+def check_choice(
+  name: str, value: Any, known: Sequence[str], may_be_none: bool
+) -> None:
+  """Raises ValueError for none of some words."""
+  if value not in known and not (value is None and may_be_none):
+    raise ValueError(
+      f"{name}: expected {'None or ' * may_be_none}one of {', '.join(known)}, "
+      f"got {value!r}"
+    )
+
+
+def block_sizes(
+  block_size: int | tuple[int, int] | None,
+) -> tuple[int, int] | None:
+  """(queries, keys) of a block; None is the platform's choice.
+
+  Raises:
+    ValueError: `block_size` is neither a positive int nor a pair of them.
+  """
+  if block_size is None:
+    return None
+  sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
+  if len(sizes) != 2 or any(
+    not isinstance(size, int) or isinstance(size, bool) or size < 1
+    for size in sizes
+  ):
+    raise ValueError(
+      "block_size: expected a positive int or a pair (queries, keys), got "
+      f"{block_size!r}"
+    )
+  return sizes[0], sizes[1]
+
+
+Check = Callable[[str, Any, Mapping[str, int], Mapping[str, Any]], Any]
+"""`(name, value, letter -> size, argument -> value)`; raises ValueError."""
+
+
+def _pairs(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
+  """B, N, T, S; there is no S where query and key are one sequence."""
+  length = sizes["T"]
+  return sizes["B"], sizes["N"], length, sizes.get("S", length)
+
+
+CHECKS: Mapping[str, Check] = {
+  "is_causal": lambda name, flag, *_: check_flag(name, flag),
+  "mask": lambda _, mask, sizes, __: check_mask(mask, _pairs(sizes)),
+  "scale": lambda _, scale, *__: softmax_scale(scale, 1),
+  "query_segment_ids": _check_segments,
+  "key_segment_ids": _check_segments,
+  "bias": lambda name, x, sizes, _: check_broadcast(name, x, _pairs(sizes)),
+  "logits_soft_cap": lambda _, cap, *__: check_soft_cap(cap),
+  "log_forget": _check_log_forget,
+  "relative_bias": _check_table,
+  "relative_keys": _check_table,
+  "dropout_rate": lambda _, rate, __, given: check_dropout(
+    rate, given.get("dropout_rng")
+  ),
+}
+"""Option -> what is asked of it in every function that takes it."""
+
+
+TYPES: Mapping[tuple[Any, ...], Check] = {
+  (bool,): lambda name, flag, *_: check_flag(name, flag),
+  (float,): lambda name, number, *_: check_number(name, number),
+  (int,): lambda name, count, *_: check_at_least(name, count, 1),
+  (FromZero,): lambda name, count, *_: check_at_least(name, count, 0),
+  (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
+}
+"""Types of an annotation but None -> what is asked of such an option."""
+
+_ARRAY = (AbstractArray, jax.Array)
+
+
+def by_annotation(
+  parameters: Mapping[str, inspect.Parameter],
+) -> tuple[dict[str, Any], dict[str, Check]]:
+  """The annotations of arrays, and the checks of all else, by name or type."""
+  arrays, checks = {}, dict(CHECKS)
+  for option, parameter in parameters.items():
+    allowed = _union_members(parameter.annotation)
+    if allowed in TYPES:
+      checks.setdefault(option, TYPES[allowed])
+    elif get_origin(allowed[0]) is Literal:
+      checks[option] = _among(allowed[0], parameter.annotation)
+    elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
+      (arrays[option],) = allowed
+      letters = TABLES.get(option)
+      if letters and arrays[option].dim_str != letters:
+        del checks[option]  # Of another form.
+  return arrays, checks
+
+
+def _union_members(annotation: Any) -> tuple[Any, ...]:
+  """The types of a union, without None."""
+  if get_origin(annotation) not in (UnionType, Union):
+    return (annotation,)
+  return tuple(x for x in get_args(annotation) if x is not type(None))
+
+
+def is_static(annotation: Any) -> bool:
+  """Whether an option is made of Python values alone, which make the program."""
+  members = _union_members(annotation)
+  if get_origin(annotation) in (tuple, Sequence):
+    members = get_args(annotation)
+  if members == (annotation,):
+    is_word = get_origin(annotation) is Literal
+    return is_word or annotation in (bool, int, float, str, FromZero)
+  return all(map(is_static, members))
+
+
+def _among(literal: Any, annotation: Any) -> Check:
+  """The check of a `Literal`, or of `Literal[…] | None`."""
+  words, may_be_none = get_args(literal), literal is not annotation
+  return lambda name, value, *_: check_choice(name, value, words, may_be_none)
+
+
+def near(got: str, known: Iterable[str]) -> str:
+  """The text "; did you mean 'b'?", or nothing where no name is like it.
+
+  Case does not count. A name that begins with `got` comes before one that is like it.
+  """
+  got, names = got.casefold(), {name.casefold(): name for name in known}
+  longer = [x for x in names if x.startswith(got)] if len(got) > 2 else []
+  for name in longer[:1] or difflib.get_close_matches(got, names, n=1):
+    return f"; did you mean {names[name]!r}?"
+  return ""
+
+
+def one_of(got: object, known: Iterable[str]) -> str:
+  """The text "unknown 'c'; did you mean 'b'?", or all names where none is like it."""
+  known = list(known)
+  hint = near(str(got), known)
+  if hint:
+    return f"unknown {got!r}{hint}"
+  return f"expected one of {', '.join(known)}, got {got!r}"
+
+
+def unknown_option(option: str, name: str, known: Collection[str]) -> str:
+  """What is told of an option that a function or a factory does not have."""
+  names = ", ".join(known) or "none"
+  return (
+    f"{option}: {name} has no such option; it has {names}{near(option, known)}"
+  )

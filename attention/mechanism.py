@@ -1,0 +1,831 @@
+"""What a mechanism is: a record of pure functions, its decorators, and its name.
+
+`Attention` is to attention what the pair `(init, update)` is to Optax. The decorator
+of a factory enters a mechanism into `ATTENTIONS`, and its record says everything else
+about it. A mechanism of another project needs no entry: its name is its import path.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from types import MappingProxyType, UnionType
+from typing import (
+  Any,
+  Literal,
+  NamedTuple,
+  ParamSpec,
+  TypeVar,
+  Union,
+  cast,
+  get_args,
+  get_origin,
+)
+import warnings
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attention import checks
+from attention.checks import near, one_of
+from attention.platform import programs
+from attention.softmax.logits import logits_from_options
+from attention.softmax.visible import SEEN, visible_from_options
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Variables = Mapping[str, Any]
+"""`{}`, `{'params': …}`, which are trained, or `{'constants': …}`."""
+
+Cache = Any
+"""A pytree of arrays, each with leading axis B."""
+
+
+class Dims(NamedTuple):
+  """Sizes that a mechanism needs to make its variables and caches.
+
+  Attributes:
+    num_heads: N, query heads.
+    num_kv_heads: K, key/value heads; N is a multiple of K.
+    head_dim: H.
+    max_length: the longest key sequence (Linformer's S).
+    features: F, width of what queries are projected from, for mechanisms that have
+      `gates`; 0 where nobody knows it.
+    value_dim: V, of caches; None is H.
+  """
+
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  max_length: int
+  features: int = 0
+  value_dim: int | None = None
+
+  @property
+  def values(self) -> int:
+    """V."""
+    return self.head_dim if self.value_dim is None else self.value_dim
+
+
+Options = Mapping[str, Any]
+"""Hyperparameters: keyword arguments of a mechanism's factory."""
+
+
+# Compared and hashed by identity: models are hashed with their records, and a
+# mapping has no hash.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sizes:
+  """Hyperparameters for sequences of different lengths; others keep the default.
+
+  Attributes:
+    short: for tens of positions, as in `configs/`.
+    long: for hundreds or thousands, as in `configs/paper/`.
+    timed: `length -> hyperparameters` for `benchmarks/`, so that mechanisms are
+      timed at a common size: 256 keys, features or rows, or as many as fit.
+  """
+
+  short: Options = dataclasses.field(default_factory=dict)
+  long: Options = dataclasses.field(default_factory=dict)
+  timed: Callable[[int], Options] = lambda length: {}
+
+
+class Attention(NamedTuple):
+  """One attention mechanism as a record of pure functions.
+
+  Attributes:
+    init: `(key, dims) -> variables`.
+    apply: `(variables, query, key, value, **call) -> out`; `call` holds
+      `mask`, `is_causal`, `scale`, …; an option that the mechanism cannot
+      honour raises ValueError.
+    init_cache: `(variables, batch, max_length, dims, dtype) -> cache`; None where
+      the mechanism cannot decode token by token.
+    decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
+      one position, `query [B, 1, N, H]`; equals the causal call on the whole
+      sequence. `call` may hold `scale` and what 'relative' and 'mods' name. Where a
+      cache that grows is full, it raises ValueError; with a traced index, as under
+      `jax.jit`, the result is NaN. As `init_cache` where it cannot.
+    supports: the names of what works; what is not named raises ValueError.
+
+      - 'causal': is_causal=True
+      - 'cross': query and key of different lengths
+      - 'rowwise': a query's output depends neither on other queries nor on its
+        own position, so a decoder may cross-attend token by token
+      - 'mask': a key mask [B, 1, 1, S]
+      - 'full_mask': a mask that varies along T and N
+      - 'segments': query_segment_ids and key_segment_ids
+      - 'value_heads': values of more heads than query and key have, each of which
+        serves neighbouring heads of values; N is that of the values
+      - 'bias': an additive bias [B, N, T, S]
+      - 'relative': relative_bias [N, 2L+1] and relative_keys [2L+1, H] or
+        [N, 2L+1, H], in `apply` and in `decode`
+      - 'sinks': sinks [N]
+      - 'logits_soft_cap': a number
+      - 'log_forget': log_forget [B, T, N], in causal calls
+      - 'mods': score_mod and mask_mod, functions of indices
+      - 'dropout': dropout_rate with dropout_rng
+      - 'decode': init_cache and decode
+      - 'global': global_indices
+      - 'shared_qk': query and key are one array: `apply` and `decode` expect
+        None as the key
+      - 'own_keys': keys and values are made of what `gates` give: all functions
+        expect None as the key, and None as the value, or in `apply` values to
+        take instead
+      - 'sequence': axis_name, of the devices of a sequence in shards, inside
+        `jax.shard_map`. Each of the D devices has T/D neighbouring positions of the
+        query, S/D of key and value, in order, and of what a call holds by position: a
+        key mask [B, 1, 1, S/D], segment ids. Variables and tables by distance are
+        whole on every device. Results and gradients are those of the whole
+
+    approximates: what the error of its outputs is measured against, on the same
+      query, key and value: 'dense' attention, to which an exact mechanism is equal
+      and which linear attention replaces, or 'shared_qk', dense attention in which
+      the query is the key and no position sees itself. None where its scores are
+      its own.
+    cost: how time and temporaries grow with the length. 'linear' is a promise
+      that `benchmarks.bounds` checks; 'quadratic' promises nothing.
+    sizes: hyperparameters for short and long sequences and for benchmarks.
+    causal_only: whether a call without is_causal=True raises ValueError. Such a
+      mechanism cannot serve an encoder.
+    prefill: `(variables, cache, query, key, value, lengths, **call) -> cache`:
+      the cache after the first `lengths [B]` of P positions, `query [B, P, N,
+      H]`, from an empty one, as `decode` of one after another makes it; `call` may
+      hold `scale`. None where only `decode` makes a cache.
+    ignores_padding: whether positions at the end that a key mask hides change
+      nothing for the others. False where it matters how long a sequence is, as
+      in BigBird, whose last block is global.
+    gates: `(variables, inputs) -> {option: array}`: what `apply`, `decode`
+      and `prefill` take by position besides query, key and value, such as
+      `log_decay [B, T, N]`, read from what these are projected from,
+      `inputs [B, T, F]`. None where there is nothing of the kind.
+    loss: `(variables, query, key, **call) -> scalar`, with the gates and options of
+      a call of `apply`: what the mechanism adds to the mean loss of a model that is
+      trained, such as that of an indexer. None adds nothing.
+  """
+
+  init: Callable[[Array, Dims], Variables]
+  apply: Callable[..., Array]
+  init_cache: Callable[..., Cache] | None
+  decode: Callable[..., tuple[Array, Cache]] | None
+  supports: frozenset[str]
+  approximates: Literal["dense", "shared_qk"] | None = None
+  cost: Literal["linear", "quadratic"] = "quadratic"
+  sizes: Sizes = Sizes()
+  causal_only: bool = False
+  prefill: Callable[..., Cache] | None = None
+  ignores_padding: bool = True
+  gates: Callable[[Variables, Array], dict[str, Array]] | None = None
+  loss: Callable[..., Array] | None = None
+
+  def __call__(self, *args: Any, **options: Any) -> Array:
+    """Raises TypeError: a mechanism is a record of functions."""
+    raise TypeError(
+      "an Attention is a record of functions; call mechanism.apply(variables, "
+      "query, key, value, …) with variables = mechanism.init(rng, dims), or {} "
+      "for a mechanism without any; the attention functions, such as "
+      "sliding_window_attention, take query, key and value themselves"
+    )
+
+  @property
+  def apply_sharded(self) -> Callable[..., Array]:
+    """Former name of `apply`, whose calls have `axis_name`, until 1.0."""
+    told = "apply_sharded is apply now, which takes axis_name"
+    warnings.warn(told, DeprecationWarning, stacklevel=2)
+    return self.apply
+
+
+CALL_OPTIONS: Mapping[str, str] = MappingProxyType(
+  {
+    "query_segment_ids": "segments",
+    "key_segment_ids": "segments",
+    "bias": "bias",
+    "relative_bias": "relative",
+    "relative_keys": "relative",
+    "sinks": "sinks",
+    "logits_soft_cap": "logits_soft_cap",
+    "log_forget": "log_forget",
+    "score_mod": "mods",
+    "mask_mod": "mods",
+    "dropout_rate": "dropout",
+    "dropout_rng": "dropout",
+    "global_indices": "global",
+    "global_qkv": "global",
+    "axis_name": "sequence",
+  }
+)
+"""Option that not every mechanism takes -> capability in `supports`."""
+
+
+CAPABILITIES: Mapping[str, str] = {
+  "causal": "causal",
+  "cross": "T≠S",
+  "rowwise": "stepwise",
+  "mask": "mask",
+  "full_mask": "any",
+  "segments": "packed",
+  "value_heads": "v heads",
+  "bias": "bias",
+  "relative": "rel.",
+  "sinks": "logits",
+  "logits_soft_cap": "logits",
+  "log_forget": "logits",
+  "mods": "logits",
+  "dropout": "drop",
+  "decode": "decode",
+  "global": "global",
+  "shared_qk": "q=k",
+  "own_keys": "kv",
+  "sequence": "parts",
+}
+"""Name in `supports` -> heading of its column in docs/library.md, in that order.
+
+A column of several names has ✓ where all of them are supported.
+"""
+
+
+def required(factory: Callable[..., Attention]) -> list[str]:
+  """Names of the hyperparameters that have no default."""
+  return [
+    name
+    for name, p in inspect.signature(factory).parameters.items()
+    if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+  ]
+
+
+def directions(mechanism: Attention) -> tuple[bool, ...]:
+  """The values of `is_causal` that a mechanism takes, False first."""
+  if mechanism.causal_only:
+    return (True,)
+  return (False, True) if "causal" in mechanism.supports else (False,)
+
+
+def can(mechanism: Attention, capability: str) -> bool:
+  """Whether a mechanism has a capability of `supports`, or is 'bidirectional'.
+
+  Bidirectional is every mechanism that works without is_causal=True.
+  """
+  if capability == "bidirectional":
+    return not mechanism.causal_only
+  return capability in mechanism.supports
+
+
+def supporting(
+  mechanisms: Mapping[str, Callable[..., Attention]], capability: str
+) -> list[str]:
+  """Names of the mechanisms that have a capability, in the order given."""
+  return [
+    name
+    for name, factory in mechanisms.items()
+    if can(example(factory), capability)
+  ]
+
+
+def no_variables(key: Array, dims: Dims) -> Variables:
+  """The `init` of a mechanism without variables."""
+  del key, dims
+  return {}
+
+
+class _Named(dict[str, Callable[..., Attention]]):
+  def __missing__(self, name: object) -> Any:
+    raise KeyError(one_of(name, self))
+
+
+_FACTORIES: dict[str, Callable[..., Attention]] = _Named()
+
+ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
+  _FACTORIES
+)
+"""name -> typed factory, in the order of imports;
+`ATTENTIONS['performer'](num_features=64)`."""
+
+
+def attention_function(function: Callable[P, R]) -> Callable[P, R]:
+  """Decorates a public attention function, and checks all its calls.
+
+  A call is refused that has an option the function does not take, lacks one that
+  it needs, gives an option by position, or has a value that does not fit: an array
+  by its annotation, an option by its name (`checks.CHECKS`) or its type
+  (`checks.TYPES`). An eager call runs as one program (`programs.compiled_once`).
+
+  The keywords of `**pairs: Unpack[…]` are those of the function, and a function with
+  the options `visible` and `logits` gets in these two what they say of a call. Other
+  annotations and the docstring stay as they are.
+  """
+  name = getattr(function, "__name__", "attention")
+  signature = inspect.signature(function)
+  parameters, shared = _written_out(signature.parameters)
+  seen, scored = [], []
+  if shared and "visible" in signature.parameters:
+    seen = ["visible", *(n for n in parameters if n in shared & SEEN)]
+  if shared and "logits" in signature.parameters:
+    scored = ["logits", *(n for n in parameters if n in shared - SEEN)]
+  positional = [
+    n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
+  ]
+  needed = {n for n, p in parameters.items() if p.default is p.empty}
+  defaults = {n: p.default for n, p in parameters.items() if n not in needed}
+  arrays, tests = checks.by_annotation(parameters)
+  static = {n for n, p in parameters.items() if checks.is_static(p.annotation)}
+
+  def run(**given: Any) -> Any:
+    qkv = [given.pop(n) for n in positional]
+    dtype = qkv[0].dtype
+    is_mixed = any(x.dtype != dtype for x in qkv)
+    if is_mixed:
+      qkv = programs.promoted(*qkv)
+    if seen:
+      pairs = {n: given.pop(n) for n in seen if n in given}
+      given["visible"] = visible_from_options(qkv[0], qkv[1], **pairs)
+    if scored:
+      pairs = {n: given.pop(n) for n in scored if n in given}
+      visible = given["visible"]
+      logits = logits_from_options(qkv[0], qkv[1], visible, **pairs)
+      given["logits"] = logits
+    results = cast(Any, function)(*qkv, **given)
+    if not is_mixed:
+      return results
+    # The result has the dtype of the query.
+    if not isinstance(results, tuple):
+      return results.astype(dtype)
+    return results[0].astype(dtype), *results[1:]
+
+  program = programs.compiled_once(run)
+
+  @functools.wraps(function)
+  def checked(*args: P.args, **options: P.kwargs) -> R:
+    if len(args) > len(positional):
+      raise ValueError(
+        f"{name}: expected {', '.join(positional)} by position and options "
+        f"by name, got {len(args)} values by position"
+      )
+    given: dict[str, Any] = dict(zip(positional, args, strict=False))
+    given |= options
+    for option in given:
+      if option not in parameters:
+        raise ValueError(checks.unknown_option(option, name, parameters))
+      if option in static:
+        checks.check_static(option, given[option])
+    for option in parameters:
+      if option in needed and option not in given:
+        raise ValueError(f"{option}: {name} needs it, got nothing")
+    asked = {n: tests[n] for n in given if n in tests}
+    checks.check_call({**defaults, **given}, arrays, asked, needed)
+    query = given[positional[0]]
+    if jax.typeof(query).sharding.mesh.explicit_axes:
+      return programs.call_with_auto_axes(run, query, (), given)
+    return program(**given)
+
+  # As it is written, where `help` would show jaxtyping's classes.
+  written = [
+    p.replace(annotation=_written(p.annotation)) for p in parameters.values()
+  ]
+  shown = signature.replace(
+    parameters=written,
+    return_annotation=_written(signature.return_annotation),
+  )
+  setattr(checked, "__signature__", shown)  # noqa: B010
+  return checked
+
+
+def _written_out(
+  parameters: Mapping[str, inspect.Parameter],
+) -> tuple[Mapping[str, inspect.Parameter], AbstractSet[str]]:
+  """All parameters, with the keywords of `**pairs: Unpack[…]`; and these."""
+  *own, last = parameters.values()
+  if last.kind is not last.VAR_KEYWORD:
+    return parameters, frozenset()
+  (options,) = get_args(last.annotation)
+  shared = [
+    last.replace(
+      name=name,
+      kind=last.KEYWORD_ONLY,
+      default=False if kind is bool else None,
+      annotation=kind,
+    )
+    for name, kind in options.__annotations__.items()
+  ]
+  qkv = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+  others = [
+    # The function gets one in any case.
+    p.replace(default=None, annotation=p.annotation | None)
+    if p.name in ("visible", "logits")
+    else p
+    for p in own[len(qkv) :]
+  ]
+  names = frozenset(options.__annotations__)
+  return {p.name: p for p in [*qkv, *shared, *others]}, names
+
+
+class _Written(str):
+  """An annotation that shows as its text."""
+
+  __repr__ = str.__str__
+
+
+def _written(annotation: Any) -> _Written:
+  """An annotation without the names of modules: Float[Array, 'B T N H']."""
+  text = inspect.formatannotation(annotation)
+  return _Written(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
+
+
+def attention_factory(
+  factory: Callable[P, Attention],
+) -> Callable[P, Attention]:
+  """Decorates a mechanism's factory: registers it, and checks its hyperparameters.
+
+  Each is checked by its name (`checks.CHECKS`) or its type (`checks.TYPES`), and
+  arrays are refused: they are for the attention function. Equal hyperparameters give
+  the same record, whose eager calls are compiled once.
+  """
+  name = getattr(factory, "__name__", "factory")
+  parameters = inspect.signature(factory).parameters
+  _, tests = checks.by_annotation(parameters)
+
+  def refuse_array(option):
+    raise ValueError(
+      f"{option}: {name} makes a mechanism from hyperparameters, got an array; "
+      f"call {name}(…).apply(variables, query, key, value, …)"
+    )
+
+  @functools.wraps(factory)
+  def checked(*args: P.args, **options: P.kwargs) -> Attention:
+    given = dict(zip(parameters, args, strict=False)) | options
+    for option, value in given.items():
+      if option in ("query", "key", "value") or getattr(value, "ndim", 0):
+        refuse_array(option)
+      if option not in parameters:
+        raise ValueError(checks.unknown_option(option, name, parameters))
+      checks.check_static(option, value)
+      may_be_none = type(None) in get_args(parameters[option].annotation)
+      if option in tests and not (value is None and may_be_none):
+        tests[option](option, value, {}, given)
+    try:
+      hash((args, tuple(options.values())))
+    except TypeError:
+      return made.__wrapped__(*args, **options)
+    return made(*args, **options)
+
+  # Programs are kept by function, so equal hyperparameters have one record.
+  @functools.lru_cache(maxsize=programs.MOST, typed=True)
+  def made(*args: Any, **options: Any) -> Attention:
+    record: Attention = cast(Any, factory)(*args, **options)
+    if any(map(callable, [*args, *options.values()])):
+      return _bounded(record)
+    fields = "apply", "decode", "prefill", "loss"
+    functions = {x: getattr(record, x) for x in fields if getattr(record, x)}
+    compiled = {x: programs.compiled_once(f) for x, f in functions.items()}
+    return _bounded(cast(Any, record)._replace(**compiled))
+
+  _FACTORIES[name] = checked
+  return checked
+
+
+def _bounded(record: Attention) -> Attention:
+  """The record, of which `decode` and `prefill` end where a cache that grows is full.
+
+  They raise ValueError. Where the index is traced, `decode` gives NaN instead.
+  """
+  decode: Any = record.decode
+  prefill: Any = record.prefill
+
+  def size(cache):
+    return cache[0].shape[1] if getattr(cache, "grows", False) else None
+
+  def refuse(room, position):
+    raise ValueError(
+      f"cache: expected a position below its max_length {room}, got {position}; "
+      "make it with room for more: init_cache(variables, batch, max_length, …)"
+    )
+
+  @functools.wraps(decode)
+  def decode_within(variables, cache, *arrays, **call):
+    room = size(cache)
+    if room is None:
+      return decode(variables, cache, *arrays, **call)
+    is_traced = isinstance(cache.index, jax.core.Tracer)
+    if not is_traced and (position := int(jnp.max(cache.index))) >= room:
+      refuse(room, position)
+    out, after = decode(variables, cache, *arrays, **call)
+    if is_traced:
+      is_full = (cache.index >= room)[:, None, None, None]
+      out = jnp.where(is_full, jnp.nan, out)
+    return out, after
+
+  @functools.wraps(prefill)
+  def prefill_within(variables, cache, query, *arrays, **call):
+    room, length = size(cache), query.shape[1]
+    if room is not None and length > room:
+      refuse(room, length - 1)
+    return prefill(variables, cache, query, *arrays, **call)
+
+  return record._replace(
+    decode=decode and decode_within, prefill=prefill and prefill_within
+  )
+
+
+def applied(
+  name: str,
+  function: Callable[..., Any],
+  own: Callable[[Variables], Mapping[str, Any]] = lambda variables: {},
+) -> Callable[..., Any]:
+  """The `apply` of a record whose function takes query, key and value.
+
+  Args:
+    name: the mechanism, for messages.
+    function: the attention function, which checks its calls.
+    own: variables -> the options of `function` that the record gives it, and a
+      call may therefore not have.
+  """
+
+  def apply(variables, query, key, value, **call):
+    try:
+      given = own(variables)
+    except KeyError as error:
+      raise ValueError(
+        f"variables: {name} needs what its init makes; {error} is missing"
+      ) from error
+    for option in sorted(given.keys() & call.keys()):
+      raise ValueError(_has_its_own(option, name))
+    return function(query, key, value, **given, **call)
+
+  return apply
+
+
+def accepted_options(
+  name: str,
+  function: Callable[..., Any],
+  options: Mapping[str, Any],
+  own: Collection[str] = (),
+) -> dict[str, Any]:
+  """Returns the options of a call, all of which `function` takes, or raises.
+
+  Args:
+    name: the mechanism, for the message.
+    function: an attention function with keyword-only options.
+    options: what the caller passed.
+    own: options of `function` that the mechanism's record gives it.
+
+  Raises:
+    ValueError: `function` does not take an option, or the record gives it already.
+  """
+  known = {
+    name: parameter
+    for name, parameter in inspect.signature(function).parameters.items()
+    if parameter.kind is not parameter.POSITIONAL_ONLY
+  }
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+  for option in options:
+    if option in own:
+      raise ValueError(_has_its_own(option, name))
+    if option not in known and not takes_any:
+      raise ValueError(checks.unknown_option(option, name, known))
+  return dict(options)
+
+
+def _has_its_own(option: str, name: str) -> str:
+  return f"{option}: the record of {name} has its own, expected none in a call"
+
+
+_NO_IMPORTS = contextvars.ContextVar("no_imports", default=False)
+
+
+@contextlib.contextmanager
+def no_imports() -> Iterator[None]:
+  """Within it an import path is refused: what is read is data and not a program."""
+  token = _NO_IMPORTS.set(True)
+  try:
+    yield
+  finally:
+    _NO_IMPORTS.reset(token)
+
+
+def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
+  """What a name stands for: an entry of `known`, or an import path.
+
+  Args:
+    name: a key of `known`, or 'package.module:attribute', which is imported.
+    known: name -> what it stands for.
+    kind: what the attribute is, for messages: 'factory'.
+
+  Raises:
+    ValueError: there is none, or nothing may be imported here; says on one line
+      why, and what to do.
+  """
+  if name in known:
+    return known[name]
+  path, colon, attribute = name.partition(":")
+  if not colon:
+    paths = [*known, f"package.module:{kind}"]
+    raise ValueError(one_of(name, paths))
+  if not all(part.isidentifier() for part in [*path.split("."), attribute]):
+    raise ValueError(
+      f"expected package.module:{kind}, with dots between folders and without "
+      f".py, got {name!r}"
+    )
+  check_imports(name)
+  if path.partition(".")[0] in sys.stdlib_module_names:
+    raise ValueError(
+      f"{path!r} is a module of Python itself, which has no {kind} of a config"
+    )
+  module = _module(path)
+  if not hasattr(module, attribute):
+    raise ValueError(
+      f"module {path!r} has no {attribute!r}{near(attribute, vars(module))}"
+    )
+  return getattr(module, attribute)
+
+
+def check_imports(name: str) -> None:
+  """Raises ValueError for an import path where nothing may be imported."""
+  if _NO_IMPORTS.get() and ":" in name:
+    raise ValueError(
+      f"{name!r} is an import path, and a folder of weights imports nothing; "
+      "lab.load_run and generate.py --workdir open a folder as a run"
+    )
+
+
+def find(name: str) -> Callable[..., Attention]:
+  """The factory of a mechanism, wherever it is.
+
+  Args:
+    name: key of `ATTENTIONS`, or 'package.module:factory', which is imported.
+
+  Raises:
+    ValueError: there is none, or it is not annotated `-> Attention`; says on one
+      line why, and what to do.
+  """
+  factory = named(name, ATTENTIONS, "factory")
+  if name in ATTENTIONS:
+    return factory
+  expected = "expected a function that returns an attention.Attention"
+  try:
+    if isinstance(factory, Attention):
+      raise TypeError
+    signature = inspect.signature(factory)
+  except (TypeError, ValueError):  # No function, or one that is written in C.
+    raise ValueError(
+      f"{expected}, but {name} is of type {type(factory).__name__}"
+    ) from None
+  if next(iter(signature.parameters), None) in ("query", "q"):
+    raise ValueError(
+      f"{expected}, but {name} takes a query, as an attention function does; "
+      "name the function that makes its record"
+    )
+  # A name may come from a file, so nothing else is called.
+  returned = signature.return_annotation
+  text = returned if isinstance(returned, str) else ""
+  if returned is not Attention and text.rpartition(".")[2] != "Attention":
+    raise ValueError(
+      f"{name} is not annotated `-> Attention`, and nothing else is called by its "
+      "import path; annotate the factory"
+    )
+  return factory
+
+
+def build(name: str, options: Mapping[str, Any]) -> Attention:
+  """Makes a mechanism and checks what was made.
+
+  Args:
+    name: as `find` takes it.
+    options: hyperparameters; keyword arguments of the factory.
+
+  Raises:
+    ValueError: the message starts with the option that is unknown, missing or
+      refused by the factory, and with 'name' for every other fault.
+  """
+  factory = _factory(name)
+  parameters = inspect.signature(factory).parameters
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+  for option in options:
+    if option not in parameters and not takes_any:
+      raise ValueError(checks.unknown_option(option, name, parameters))
+    # Our own factories say more of a value.
+    allowed = name not in ATTENTIONS and _plain_types(parameters.get(option))
+    if allowed and not isinstance(options[option], allowed):
+      names = " or ".join(kind.__name__ for kind in allowed)
+      names = names.replace("NoneType", "None")
+      raise ValueError(f"{option}: expected {names}, got {options[option]!r}")
+  for option in required(factory):
+    if option not in options:
+      raise ValueError(f"{option}: {name} needs it, got nothing")
+  try:
+    record = factory(**options)
+  except Exception as error:
+    # A factory should raise ValueError; someone else's may raise any exception.
+    option = str(error).partition(":")[0]
+    if isinstance(error, ValueError) and option in parameters:
+      raise
+    raise ValueError(
+      f"name: {name} raised {where_it_failed(error, name)}"
+    ) from None
+  if not isinstance(record, Attention):
+    raise ValueError(
+      f"name: {name} returned a {type(record).__name__}; expected an "
+      "attention.Attention"
+    )
+  if not isinstance(record.supports, AbstractSet):
+    raise ValueError(
+      f"name: the `supports` of {name} is a {type(record.supports).__name__}; "
+      "expected a frozenset of names"
+    )
+  for capability in record.supports:
+    if capability not in CAPABILITIES:
+      raise ValueError(
+        f"name: the `supports` of {name}: {one_of(capability, CAPABILITIES)}"
+      )
+  if "decode" in record.supports and None in (record.init_cache, record.decode):
+    raise ValueError(
+      f"name: {name} supports 'decode', but its init_cache or decode is None"
+    )
+  return record
+
+
+_PLAIN = {
+  bool: (bool,),
+  int: (int,),
+  float: (float, int),
+  str: (str,),
+  type(None): (type(None),),
+}
+
+
+def _plain_types(parameter: inspect.Parameter | None) -> tuple[type, ...]:
+  """What an option may be by its annotation; empty where that is not plain."""
+  if parameter is None:
+    return ()
+  members = [parameter.annotation]
+  if get_origin(parameter.annotation) in (UnionType, Union):
+    members = get_args(parameter.annotation)
+  if not all(x in _PLAIN for x in members):
+    return ()
+  return tuple(dict.fromkeys(kind for x in members for kind in _PLAIN[x]))
+
+
+def example(mechanism: Callable[..., Attention] | str) -> Attention:
+  """A record of a mechanism from which its facts can be read.
+
+  Hyperparameters have their defaults, or 1 where there is none, because a size
+  does not change what is supported, approximated or promised.
+
+  Args:
+    mechanism: a factory, or its name as `find` takes it.
+
+  Raises:
+    ValueError: of a name, as `build`.
+  """
+  if isinstance(mechanism, str):
+    return build(mechanism, dict.fromkeys(required(_factory(mechanism)), 1))
+  return mechanism(**dict.fromkeys(required(mechanism), 1))
+
+
+def where_it_failed(error: Exception, *names: str) -> str:
+  """An exception in other people's code, and the innermost line of that code.
+
+  Args:
+    error: what was raised.
+    *names: 'package.module:factory' of the code; without any, or where no line of
+      them took part, the line that raised it.
+  """
+  text = " ".join(f"{type(error).__name__}: {error}".split())
+  lines = traceback.extract_tb(error.__traceback__)
+  # A syntax error says itself where it is.
+  if not lines or isinstance(error, SyntaxError):
+    return text
+  modules = (sys.modules.get(name.partition(":")[0]) for name in names)
+  files = [getattr(module, "__file__", None) for module in modules]
+  own = [line for line in lines if line.filename in files]
+  line = (own or lines)[-1]
+  return f"{text} ({line.filename}:{line.lineno})"
+
+
+def _factory(name: str) -> Callable[..., Attention]:
+  """`find`, whose fault is one of the field 'name' of a config."""
+  try:
+    return find(name)
+  except ValueError as error:
+    raise ValueError(f"name: {error}") from None
+
+
+def _module(path: str) -> Any:
+  try:
+    return importlib.import_module(path)
+  except Exception as error:
+    missing = isinstance(error, ModuleNotFoundError) and error.name
+    # Not where the module is there and one that it imports is not.
+    if missing and f"{path}.".startswith(f"{missing}."):
+      raise ValueError(
+        f"no module {missing!r} is found; start from the folder that holds it, "
+        "or add that folder to PYTHONPATH"
+      ) from None
+    raise ValueError(
+      f"importing {path} raised {where_it_failed(error)}"
+    ) from None
