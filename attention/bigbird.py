@@ -11,7 +11,6 @@ from attention import checks
 from attention.mechanism import (
   Attention,
   Sizes,
-  accepted_options,
   attention_factory,
   attention_function,
 )
@@ -423,7 +422,6 @@ def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
 
   def apply(variables, query, key, value, **call) -> Any:
     checks.check_qkv(query, key, value)
-    call = accepted_options("bigbird", function, call)
     if call.get("random_blocks") is None:
       axis_name = call.get("axis_name")
       devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)

@@ -16,7 +16,6 @@ from attention.mechanism import (
   Attention,
   Dims,
   Variables,
-  accepted_options,
   attention_factory,
   attention_function,
 )
@@ -136,8 +135,7 @@ def multiplicative(general: bool = True) -> Attention:
     return variables["params"]["kernel"] if general else None
 
   def apply(variables, query, key, value, **call) -> Any:
-    call = accepted_options("multiplicative", multiplicative_attention, call)
-    call.setdefault("kernel", kernel_of(variables))
+    call: dict[str, Any] = {"kernel": kernel_of(variables), **call}
     return multiplicative_attention(query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, scale=None, **tables):
