@@ -1,7 +1,7 @@
 """Additive attention (Bahdanau et al., 2015).
 
-Queries and keys are projected, and a tile has scores of its own. Everything else is
-the loop of all softmaxes, `attention.softmax.tiles`.
+This module projects queries and keys and scores the pairs of a tile. The loop over
+tiles is that of all softmax attention, `attention.softmax.tiles`.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def additive_attention(
   return_lse: bool = False,
   **pairs: Unpack[VisibleOptions],
 ) -> Output:
-  """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
+  """Scores each pair with one hidden layer: softmax(v·tanh(W q + U k)) V.
 
     out = additive_attention(q, k, v, query_kernel=w, key_kernel=u, score_kernel=s)
 
@@ -132,7 +132,7 @@ def _scores(
   scale: float | Float[Array, ""] | None,
   bias: Float[Array, "..."] | None = None,
 ) -> "_Scores":
-  """Scores of a kernel that `scale` is multiplied into."""
+  """The scores, with `scale` multiplied into the kernel."""
   kernel = score_kernel.astype(jnp.float32)
   if scale is not None:
     kernel *= checks.softmax_scale(scale, 1)
@@ -187,7 +187,7 @@ class _Scores(Scores):
 def _projected(
   x: Float[Array, "B S K H"], kernel: Float[Array, "N H A"]
 ) -> Float[Array, "B S N A"]:
-  """Projects, for every query head, the key head that it reads; float32."""
+  """Projects the key head of every query head, in float32."""
   batch, length, num_kv_heads, head_dim = x.shape
   num_heads, _, width = kernel.shape
   grouped = kernel.reshape(num_kv_heads, -1, head_dim, width).astype(x.dtype)

@@ -42,7 +42,7 @@ def bigbird_attention(
   axis_name: str | None = None,
   return_lse: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
-  """Every block of queries attends to near, global and random blocks of keys.
+  """Each block of queries attends to neighbouring, global and random blocks of keys.
 
     out = bigbird_attention(q, k, v, block_size=64, random_blocks=blocks)
 
@@ -161,7 +161,7 @@ def bigbird_attention(
 def _blocks_seen(
   random_blocks: Int[Array, "N M R"], count: int
 ) -> Int[Array, "N M W"]:
-  """The W = 5 + R blocks of each block between the globals, in order.
+  """The W = 5 + R key blocks of each query block that is not global, in order.
 
   They are the first, the last, the block itself, its neighbours, and the random
   ones. `count`, which names no block, stands for what is listed twice or names none.
@@ -257,7 +257,7 @@ def _attend_to_shards(
   block_size: int,
   scale: float | Float[Array, ""] | None,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """(out, lse) of `bigbird_attention`, of which each of D devices has a shard.
+  """(out, lse) of `bigbird_attention` where each of D devices has a shard.
 
   Which blocks a device needs is known only while the program runs, so all keys go
   round the ring, and every device keeps what its queries ask for. Time and memory
@@ -284,7 +284,7 @@ def _attend_to_shards(
   )
 
   def ends(x):
-    """The first and the last block of the whole, on every device."""
+    """The first and the last block of the whole sequence, on every device."""
     first = jnp.where(rank == 0, x[:, :block_size], 0)
     last = jnp.where(rank == size - 1, x[:, -block_size:], 0)
     return jax.lax.psum(jnp.concatenate([first, last], axis=1), axis_name)
@@ -311,7 +311,7 @@ def _collected(
   block_size: int,
   axis_name: str,
 ) -> Shaped[Array, "B S *F"]:
-  """The M·W blocks of the whole that are asked for, S = M·W·C, out of the ring."""
+  """Collects from the ring the M·W blocks that this device needs, S = M·W·C."""
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   x = split_blocks(x, block_size)
   owner, number = jnp.divmod(blocks.reshape(-1), x.shape[1])
@@ -334,7 +334,7 @@ def _collected(
 def bigbird_random_blocks(
   key: Array, *, num_heads: int, num_blocks: int, num_random: int
 ) -> Int[Array, "N M R"]:
-  """Draws the random blocks of every head and query block.
+  """Draws the random key blocks of each head and query block.
 
   Each of the M = max(blocks - 2, 0) query blocks i between the first and the
   last gets R blocks, drawn uniformly and without replacement from all blocks
@@ -386,7 +386,7 @@ def bigbird_random_blocks(
 
 
 def _check_call(query: Array, key: Array, is_causal: bool) -> None:
-  """Refuses causal calls and keys of another sequence."""
+  """Raises ValueError for causal calls and for cross-attention."""
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, but every query sees the last "

@@ -1,4 +1,4 @@
-"""DeltaProduct: several corrections of a state at each position."""
+"""DeltaProduct: several delta-rule updates of a state at each position."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def delta_product_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
-  """Each position decays the state once and corrects it for R keys in turn.
+  """Each position decays the state once, then applies the delta rule to R keys.
 
     out = delta_product_attention(
       q, k, v, beta=beta, log_decay=log_decay, normalize_keys=True
@@ -119,7 +119,7 @@ def delta_product(
   max_rate: float = 2.0,
   implementation: Implementation | None = None,
 ) -> Attention:
-  """Gated DeltaProduct: `gated_delta` with R corrections a position.
+  """Gated DeltaProduct: `gated_delta` with R updates per position.
 
     k_t,r = SiLU(x_t · W_r)        v_t,r = SiLU(x_t · U_r)        r < R
     β_t,r = max_rate · sigmoid(x_t · W_β,r)

@@ -1,4 +1,4 @@
-"""The delta rule: a state that replaces what it has for a key.
+"""The delta rule: each position replaces the value that a state stores for its key.
 
 Its arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
@@ -37,7 +37,7 @@ def delta_rule_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
-  """Each position moves what the state has for its key towards its value.
+  """Each position moves the value stored for its key towards its own value.
 
     out = delta_rule_attention(
       q, k, v, beta=beta, log_decay=log_decay, normalize_keys=True
@@ -96,7 +96,7 @@ def delta_rule_attention(
 def delta(
   max_rate: float = 1.0, implementation: Implementation | None = None
 ) -> Attention:
-  """DeltaNet: the delta rule with keys of length 1 and a rate from the inputs.
+  """DeltaNet: the delta rule with unit keys and a β computed from the inputs.
 
     k_t, q_t ← k_t / |k_t|, q_t / |q_t|        β_t = max_rate · sigmoid(x_t · W_β)
 
@@ -128,7 +128,7 @@ def delta(
 def gated_delta(
   max_rate: float = 1.0, implementation: Implementation | None = None
 ) -> Attention:
-  """Gated DeltaNet: `delta`, and a decay of each head as in Mamba-2.
+  """Gated DeltaNet: `delta` with one decay per head, as in Mamba-2.
 
     g_t = −e^A softplus(x_t · W_a + b)
 
@@ -159,7 +159,7 @@ def kimi_delta(
   max_rate: float = 1.0,
   implementation: Implementation | None = None,
 ) -> Attention:
-  """Kimi Delta Attention (KDA): `delta`, and a decay of each channel.
+  """Kimi Delta Attention (KDA): `delta` with one decay per channel.
 
     g_t = −e^A softplus(x_t · W₁ · W₂ + b)
 
@@ -195,7 +195,7 @@ def kimi_delta(
 
 @attention_factory
 def comba(max_rate: float = 1.0, correction: float = 0.02) -> Attention:
-  """Comba: `gated_delta` with a weaker erasure, which reads the state before its decay.
+  """Comba: `gated_delta` that erases less, and from the state before its decay.
 
     S_t = e^g_t S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ p_t)ᵀ        p_t = sigmoid(a) k_t
     out_t = scale · S_tᵀ (q_t − d k_t)
@@ -252,7 +252,7 @@ def gated_delta_2(
   max_rate: float = 1.0,
   implementation: Implementation | None = None,
 ) -> Attention:
-  """Gated DeltaNet-2: `kimi_delta` with one gate that erases and one that writes.
+  """Gated DeltaNet-2: `kimi_delta` with separate erase and write gates.
 
     S_t = S' + k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ
     b_t = max_rate · sigmoid(x_t · W_b)        w_t = sigmoid(x_t · W_w)
@@ -319,7 +319,7 @@ def gated_delta_2(
 
 
 def _delta_rule(name, max_rate, init, implementation, log_decay=None):
-  """The record of a delta rule with queries and keys of length 1."""
+  """The mechanism of a delta rule with queries and keys of length 1."""
 
   def recurrence(params, *qkv, **options):
     del params

@@ -189,7 +189,7 @@ def _by_rows(
   source_length: int,
   rows: int | None,
 ) -> Any:
-  """`attend` of all rows, in blocks that are made again in the backward.
+  """Applies `attend` to blocks of rows, which the backward pass recomputes.
 
   On a CPU a block stays in cache from one product to the next. The whole matrix
   would go through memory at every step of the softmax.
@@ -249,7 +249,7 @@ def decode(
   log_forget: Float[Array, "B 1 N"] | None = None,
   **options: Any,
 ) -> tuple[Float[Array, "B 1 N V"], DenseCache]:
-  """One position of the causal call; time S·N·H at every position.
+  """Decodes one position of the causal call in time S·N·H.
 
   `options` are those of `dense_attention` that say how pairs are scored, and
   `mask_mod`.
@@ -288,7 +288,7 @@ def attend_to_slots(
   mask_mod: MaskMod | None = None,
   **options: Any,
 ) -> Any:
-  """One query of each example attends to the slots of a cache that are `seen`.
+  """One query of each example attends to the cache slots that `seen` selects.
 
   `distance` of each slot from the query is that of the tables, `positions` those of
   the query and of each slot, and `forgotten` Σ log f since it. Options are those of

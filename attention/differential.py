@@ -46,7 +46,7 @@ def differential_attention(
   return_lse: bool = False,
   **pairs: Unpack[VisibleOptions],
 ) -> Output | tuple[Array, tuple[Array, Array]]:
-  """What one half of each head attends to, less λ times what the other does.
+  """Subtracts λ times the attention of one half of each head from that of the other.
 
     out = differential_attention(q, k, v, weight=0.8, is_causal=True)
 
@@ -98,7 +98,7 @@ def differential_attention(
 
 
 def _of_halves(visible: Visible, num_heads: int) -> Visible:
-  """The same for the heads of both halves."""
+  """`visible` for the heads of both halves."""
 
   def twice(mod):
     return mask_mod(lambda b, n, t, s: mod(b, n % num_heads, t, s)).mods[0]
@@ -116,7 +116,7 @@ def _of_halves(visible: Visible, num_heads: int) -> Visible:
 def _halves(
   query: Array, key: Array, value: Array
 ) -> tuple[Array, Array, Array]:
-  """Both halves as heads: `[B, T, 2N, H/2]`, values twice."""
+  """Splits each head into two: `[B, T, 2N, H/2]`, with the values repeated."""
   query, key = (
     jnp.concatenate(jnp.split(x, 2, axis=3), axis=2) for x in (query, key)
   )

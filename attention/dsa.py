@@ -1,4 +1,4 @@
-"""DeepSeek's sparse attention: an indexer selects keys (DeepSeek-V3.2, 2025)."""
+"""DeepSeek sparse attention: an indexer selects keys (DeepSeek-V3.2, 2025)."""
 
 from functools import partial
 from typing import NamedTuple
@@ -150,7 +150,7 @@ class DsaCache(NamedTuple):
 def dsa(
   top_k: int = 256, num_index_heads: int = 4, index_dim: int = 32
 ) -> Attention:
-  """The mechanism of `dsa_attention`, with an indexer that reads the inputs x.
+  """The mechanism of `dsa_attention`, with an indexer of the layer's inputs x.
 
     index_query = R_t (x_t · W_q)    index_key = R_t (x_t · W_k)
     index_weight = x_t · W_w / √(I·D)

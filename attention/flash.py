@@ -1,7 +1,7 @@
 """Exact attention in blocks, linear in memory (Dao et al., 2022).
 
-`visible` and `logits` are what a call says of pairs, `tiles` computes it, and
-`softmax.kernels` says when a kernel of cuDNN or tokamax takes a call.
+`visible` and `logits` say which pairs count and how they are scored, `tiles` computes
+the attention, and `softmax.kernels` decides whether cuDNN or tokamax serves a call.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from attention.softmax.visible import EVERY_PAIR, Visible
 
 
 class FlashOptions(SoftmaxOptions, total=False):
-  """Those of `dense_attention`, and a table of blocks."""
+  """The options of `dense_attention`, and a block mask."""
 
   block_mask: BlockMask | None
 

@@ -1,4 +1,4 @@
-"""Gated linear attention, and four mechanisms that differ in their decays.
+"""Gated linear attention, and mechanisms that differ from it in their decays.
 
 Their arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
@@ -36,7 +36,7 @@ def gated_linear_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
-  """Each query reads a state to which every position adds, and which decays.
+  """Each query reads a decaying state, to which every position adds k vᵀ.
 
     out = gated_linear_attention(q, k, v, log_decay=log_decay)
 
@@ -92,7 +92,7 @@ def gated_linear_attention(
 
 @attention_factory
 def retention(implementation: Implementation | None = None) -> Attention:
-  """Retention (RetNet): head n forgets the share 2^(−5−n) of its state a position.
+  """Retention (RetNet): the state of head n decays by 1 − 2^(−5−n) per position.
 
     S_t = γ_n S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H        γ_n = 1 − 2^(−5−n)
 
@@ -120,7 +120,7 @@ def retention(implementation: Implementation | None = None) -> Attention:
 def lightning(
   depth: float = 0.0, implementation: Implementation | None = None
 ) -> Attention:
-  """Lightning attention (MiniMax-01): decays by head, and slower in later layers.
+  """Lightning attention (MiniMax-01): a fixed decay per head, slower in later layers.
 
     S_t = e^(−r_n) S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H
     r_n = 2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)
@@ -155,7 +155,7 @@ def lightning(
 
 
 def _fixed_decay(name, log_decay, implementation):
-  """The record of a recurrence whose decays are `log_decay(N)` `[N]`."""
+  """The mechanism of a recurrence whose decays are `log_decay(N)` `[N]`."""
 
   def recurrence(params, query, *kv, **options):
     del params
@@ -174,7 +174,7 @@ def gated_linear(
   temperature: float = 16.0,
   implementation: Implementation | None = None,
 ) -> Attention:
-  """Gated linear attention (GLA): a decay for each channel, read from the inputs.
+  """Gated linear attention (GLA): one decay per channel, computed from the inputs.
 
     g_t = log sigmoid(x_t · W₁ · W₂ + b) / τ
 
@@ -221,7 +221,7 @@ def gated_linear(
 
 @attention_factory
 def mamba2(implementation: Implementation | None = None) -> Attention:
-  """Mamba-2's mixer: steps Δ from the inputs say how much is kept and written.
+  """Mamba-2's mixer: a step Δ, computed from the inputs, sets the decay and the write.
 
     Δ_t = softplus(x_t · W_Δ + b_Δ)
     S_t = e^(−Δ_t e^A) S_{t−1} + Δ_t k_t v_tᵀ        out_t = S_tᵀ q_t + D v_t
@@ -256,7 +256,7 @@ def mamba2(implementation: Implementation | None = None) -> Attention:
 
 
 def with_steps(recurrence: Callable[..., Any]) -> Callable[..., Any]:
-  """A recurrence of Mamba-2: values times Δ, which is `beta`, and D v_t beside it."""
+  """Turns a recurrence into Mamba-2's: values times Δ, which is `beta`, plus D v_t."""
 
   def run(params, query, key, value, *, beta, scale, **options):
     steps = (value * beta[..., None]).astype(value.dtype)

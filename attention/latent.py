@@ -1,4 +1,4 @@
-"""Latent attention: keys and values that are read from few numbers (DeepSeek-V2)."""
+"""Latent attention: keys and values from a low-rank latent vector (DeepSeek-V2)."""
 
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ def latent_attention(
   Float[Array, "B T N U"]
   | tuple[Float[Array, "B T N U"], Float[Array, "B T N"]]
 ):
-  """Exact attention whose keys and values are made of R numbers a position.
+  """Exact attention whose keys and values come from R numbers per position.
 
     out = latent_attention(q, c, key_kernel=w, value_kernel=u, is_causal=True)
 
@@ -139,7 +139,7 @@ def latent_attention(
 def _readable(
   latent: Array, shared_key: Array, *masks: Array | None
 ) -> tuple[Array, ...]:
-  """Both, zero where masks hide them: kernels' gradients are products with them."""
+  """Zeros both at masked positions, as the kernels' gradients are products with them."""
   visible = Visible(masks=tuple(x for x in masks if x is not None))
   arrays = (x[:, :, None] for x in (latent, shared_key))
   return tuple(visible.readable(x)[:, :, 0] for x in arrays)
@@ -153,7 +153,7 @@ def _expanded(
   value: Array | None,
   dtype: Any,
 ) -> tuple[Array, Array]:
-  """Keys `[B, S, N, H]` and values `[B, S, N, V]`, which may be given by key head."""
+  """Keys `[B, S, N, H]` and values `[B, S, N, V]`; a call may give its own values."""
   own = jnp.einsum(
     "bsr,rnd->bsnd", latent, key_kernel, preferred_element_type=dtype
   )
@@ -169,7 +169,7 @@ def _expanded(
 
 
 class LatentCache(NamedTuple):
-  """What keys and values of the positions so far are made of.
+  """The latent vectors and shared keys of the positions seen so far.
 
   Attributes:
     latent: `[B, S, R]`, S = max_length; rows from `index` on are unset.

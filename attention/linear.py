@@ -1,6 +1,6 @@
 """Linear attention with any feature map (Katharopoulos et al., 2020).
 
-This module makes the feature map. How keys are summed and read is in `features`.
+This module computes the features. `features` sums them over the keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ from attention.recurrent.features import (
 )
 
 Function = Callable[[Array], Array]
-"""Maps `[..., H]` to `[..., M]`, row by row, with no number below 0."""
+"""Maps `[..., H]` to `[..., M]`, row by row; no feature is below 0."""
 
 
 def elu_plus_one(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
@@ -50,7 +50,7 @@ def relu(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
 
 
 def hedgehog_features(x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
-  """[softmax(x), softmax(−x)] of vectors that W was multiplied into; M = 2H.
+  """[softmax(x), softmax(−x)] of vectors already multiplied by W; M = 2H.
 
   Paper: The hedgehog & the porcupine, arXiv:2402.04347.
   """
@@ -81,7 +81,7 @@ def linear_attention(
   block_size: int | None = None,
   axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Attention whose kernel is a product of features, linear in length.
+  """Replaces softmax's kernel with a product of features; linear in length.
 
     out = linear_attention(q, k, v, is_causal=True)
 
@@ -132,7 +132,7 @@ def linear_attention(
 
 
 def _feature_map(scale, head_dim, *, feature_map) -> FeatureMap:
-  """φ(√scale · x) with the arrays that it closes over, which have gradients.
+  """φ(√scale · x), with gradients to the arrays that φ closes over.
 
   Raises:
     ValueError: the function does not map [..., H] to [..., M], or scale ≤ 0.
@@ -173,7 +173,7 @@ def project_heads(
   x: Float[Array, "B T N H"],
   keep: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
-  """Every head of `x` times its matrix W, features of `x` first, in float32.
+  """Multiplies each head of `x` by its matrix W, features of `x` first, in float32.
 
   Rows that are not kept count as zero, also for the gradient of W.
   """
@@ -184,7 +184,7 @@ def project_heads(
 
 
 def identity_kernels(dims: Dims) -> dict[str, Array]:
-  """Hedgehog's W of queries and keys before training."""
+  """The initial W of Hedgehog, for queries and for keys."""
   eye = jnp.eye(dims.head_dim)
   return {
     "query_kernel": jnp.tile(eye, (dims.num_heads, 1, 1)),
@@ -202,7 +202,7 @@ def feature_mechanism(
   projected: Callable[..., tuple[Array, Array]] | None = None,
   sizes: Sizes | None = None,
 ) -> Attention:
-  """The record of a mechanism whose cache is a state.
+  """Builds a linear-attention mechanism, whose cache is a state.
 
   Args:
     name: of the mechanism.

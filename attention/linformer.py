@@ -32,7 +32,7 @@ def linformer_attention(
   axis_name: str | None = None,
   return_lse: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
-  """Softmax over R learned mixtures of the keys: softmax(Q (EᵀK)ᵀ) (FᵀV).
+  """Attends to R learned mixtures of the keys and values: softmax(Q (EᵀK)ᵀ) (FᵀV).
 
     out = linformer_attention(q, k, v, key_projection=e, value_projection=f)
 
@@ -133,7 +133,7 @@ def _mixtures(
   x: Float[Array, "B S K F"],
   keep: Bool[Array, "B S"] | None,
 ) -> Float[Array, "B R K F"]:
-  """Σ_s E[s, r] x_s in float32, over the positions that `keep` leaves."""
+  """Σ_s E[s, r] x_s in float32, over the positions that `keep` selects."""
   if keep is not None:
     x = jnp.where(keep[..., None, None], x, 0)
 

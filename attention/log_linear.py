@@ -33,7 +33,7 @@ from attention.recurrent.triangular import decay_to_end, pair_decays
 
 
 class LevelState(NamedTuple):
-  """S of the levels 1, 2, … in float32, and how many positions they are of."""
+  """The states of levels 1, 2, … in float32, and the number of positions so far."""
 
   sums: Float[Array, "B N L-1 H V"]
   count: Int[Array, "B"]
@@ -55,7 +55,7 @@ def log_linear_attention(
   num_segments: int | None = None,
   return_state: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], LevelState]:
-  """Linear attention whose past is split into levels with weights of their own.
+  """Gated linear attention that weights the past by level, with one state per level.
 
     out = log_linear_attention(q, k, v, log_decay=g, level_scales=scales)
 
@@ -101,7 +101,7 @@ def _recurrence(
   num_segments=None,
   **options,
 ):
-  """`log_linear_attention`, also of a part of the sequence on each device."""
+  """`log_linear_attention`, also where each device has a shard of the sequence."""
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
   batch, length, num_heads, head_dim = query.shape
@@ -169,7 +169,7 @@ def visible_positions(
   count: Int[Array, "B"],
   axis_name: str | None = None,
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-  """How many positions of its segment are kept before each, and up to it.
+  """Counts the unmasked positions of its segment before each position, and up to it.
 
   The first segment goes on from `count` positions; `begins` is that of `by_head`.
   """
@@ -194,7 +194,7 @@ def visible_positions(
 
 
 def _with_levels(sums, missing):
-  """Sums with so many empty levels more."""
+  """Appends `missing` empty levels to the sums."""
   axis = sums.ndim - 3
   return jnp.pad(
     sums, [(0, missing if i == axis else 0) for i in range(sums.ndim)]
@@ -225,7 +225,7 @@ def _in_segments(packed, keep, inputs, sums, count, segment_ids):
 def _attend(
   positions, ends, inputs, sums, *, is_empty=False, resets=None, size=None
 ):
-  """The scan over chunks; `inputs` are float32, 0 where hidden."""
+  """The scan over chunks; `inputs` are float32, 0 at masked positions."""
   query, _, value, _, scales = inputs
   length, width = query.shape[1], scales.shape[3] * query.shape[3]
   size = size or chunk_size(length)
@@ -318,7 +318,7 @@ def _joined(earlier, later):
 
 @attention_factory
 def log_linear(num_levels: int = 16) -> Attention:
-  """Log-linear Mamba-2: `mamba2`, and scales of levels from the inputs.
+  """Log-linear Mamba-2: `mamba2` with level scales computed from the inputs.
 
     scales_t = softplus(a ∘ (x_t · W))
 

@@ -1,4 +1,4 @@
-"""LSH attention: tokens of one hash bucket attend to each other (Reformer).
+"""LSH attention: tokens in the same hash bucket attend to each other (Reformer).
 
 Each round sorts the tokens of a head by (segment, bucket, position) and cuts them
 into chunks of C; a chunk attends to itself and to the chunk before it. The rounds
@@ -50,7 +50,7 @@ def lsh_attention(
   dropout_rng: Array | None = None,
   return_lse: bool = False,
 ) -> tiles.Output:
-  r"""Every token attends to near tokens of its own bucket, in several rounds.
+  r"""Each token attends to nearby tokens of its hash bucket, in several rounds.
 
     out = lsh_attention(q, v, rotations=rotations, chunk_size=64)
 
@@ -167,7 +167,7 @@ def _attend_round(
   dropout_options: tuple[float, Array | None],
   round_: tuple[Int[Array, ""], Int[Array, "B N T"], Int[Array, "B N T"]],
 ) -> tuple[Float[Array, "B N T V"], Float[Array, "B N T"]]:
-  """Out and lse of the pairs that a round shows, and none before it.
+  """(out, lse) of the pairs that this round is the first to include.
 
   Args:
     tokens: queries, factors of keys, values and codes of all rounds.
@@ -272,7 +272,7 @@ def _sorted(
 def _by_position(
   x: Int[Array, "rounds B N T"], order: Int[Array, "rounds B N T"]
 ) -> Int[Array, "rounds B N T"]:
-  """Brings numbers in sorted order to the order of positions."""
+  """Reorders numbers from sorted order to position order."""
 
   def put(x, order):
     return jnp.zeros_like(x).at[order].set(x, unique_indices=True)
@@ -293,7 +293,7 @@ def _key_factors(
 def _buckets(
   x: Float[Array, "B T N H"], rotations: Float[Array, "rounds H half"]
 ) -> Int[Array, "rounds B N T"]:
-  """The largest of [xR; -xR] in every round, some tokens at a time."""
+  """The argmax of [xR; -xR] in every round, some tokens at a time."""
   batch, length, num_heads, _ = x.shape
   num_rounds, _, half = rotations.shape
   if half == 0:
@@ -346,7 +346,7 @@ def _check_buckets(num_buckets: int) -> None:
 
 
 class LshCache(NamedTuple):
-  """The tokens seen so far; S = max_length, rows from `index` on are unset.
+  """The tokens seen so far; S = max_length. Rows from `index` on are unset.
 
   Attributes:
     vector: `[B, S, N, H]`, queries and keys.
@@ -368,7 +368,7 @@ class LshCache(NamedTuple):
 def lsh(
   num_rounds: int = 4, num_buckets: int | None = None, chunk_size: int = 64
 ) -> Attention:
-  """The mechanism of `lsh_attention`; query and key are one array, given as query.
+  """The mechanism of `lsh_attention`; the query array is also the key array.
 
   Args:
     num_rounds: the number of hash rounds.

@@ -1,4 +1,4 @@
-"""Mamba-3: a state that is written by the trapezoidal rule and turned by angles."""
+"""Mamba-3: a recurrence with trapezoidal writes and rotated keys and queries."""
 
 from typing import NamedTuple
 
@@ -15,12 +15,12 @@ from attention.softmax import sharding
 
 
 class Mamba3State(NamedTuple):
-  """What a call goes on from; also the decode cache.
+  """The state from which a call continues; also the decode cache.
 
   Attributes:
     state: S.
-    angle: the sum of all turns, modulo 2π.
-    key: of the last position, turned.
+    angle: the cumulative rotation angle, modulo 2π.
+    key: of the last position, rotated.
     value: of the last position.
   """
 
@@ -193,7 +193,7 @@ def _recurrence(
 
 @jax.custom_jvp
 def _cumulative_turns(turn: Float[Array, "B T N P"]) -> Float[Array, "B T N P"]:
-  """Cumulative sums modulo 2π, which keep their digits at any length.
+  """Cumulative sums modulo 2π, without loss of precision at any length.
 
   Integers wrap around at a whole turn, 2³² of their steps.
   """
@@ -216,7 +216,7 @@ def _turned_on(one, other):
 def _turn(
   x: Float[Array, "B T N H"], angle: Float[Array, "B T N P"]
 ) -> Float[Array, "B T N H"]:
-  """`x` with its first P pairs of neighbours turned."""
+  """Rotates the first P pairs of neighbouring features of `x`."""
   size = 2 * angle.shape[-1]
   pairs = x[..., :size].reshape(*angle.shape, 2)
   cos, sin = jnp.cos(angle), jnp.sin(angle)
@@ -227,7 +227,7 @@ def _turn(
 
 
 def _previous(rows, last, mask, segment_ids, axis_name):
-  """The rows at the last position before each that is kept, and the last of all.
+  """The rows at the last unmasked position before each position, and the final row.
 
   Args:
     rows: arrays `[B, T, N, D]`.
@@ -270,7 +270,7 @@ def _previous(rows, last, mask, segment_ids, axis_name):
 
 
 def _later(earlier, later):
-  """What was last of two stretches; first whether the stretch itself says it."""
+  """The last row of two joined stretches; a flag says whether a stretch has one."""
   has = later[0]
   one = jax.tree.map(
     lambda x, y: jnp.where(has[:, None, None], y, x), earlier[1], later[1]

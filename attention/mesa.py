@@ -47,7 +47,7 @@ def mesa_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H X"]]
 ):
-  """Each query reads the linear map that fits all values to their keys best.
+  """Each query applies the linear map that best predicts past values from their keys.
 
     out = mesa_attention(q, k, v, log_decay=g, beta=b, regularizer=r)
 
@@ -98,7 +98,7 @@ def _recurrence(
   normalize_keys=False,
   **options,
 ) -> Any:
-  """`mesa_attention`, also of a part of the sequence on each device."""
+  """`mesa_attention`, also where each device has a shard of the sequence."""
   batch, length, num_heads, head_dim = query.shape
   names = "num_iterations", "regularizer", "scale"
   num_iterations, regularizer, scale = (options.pop(name) for name in names)
@@ -155,7 +155,7 @@ def _recurrence(
 
 
 def _step(count, num_iterations, regularizer, state, inputs):
-  """`count` chunks `[B, N, count, C, ·]`, of which each begins as the last ends."""
+  """`count` chunks `[B, N, count, C, ·]`; each begins with the state of the one before."""
   *arrays, resets = inputs
   query, key, value, log_decay = recurrence.chunks(arrays, count)
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
@@ -171,7 +171,7 @@ def _step(count, num_iterations, regularizer, state, inputs):
   head_dim = query.shape[-1]
 
   def times(x):
-    """(S_kk + diag(λ)) x, of each row of x."""
+    """(S_kk + diag(λ)) x for each row of x."""
     scores = decays * _product("...cj,...sj->...cs", x, value[..., :head_dim])
     out = _product("...cs,...si->...ci", scores, key)
     if before is not None:
@@ -196,7 +196,7 @@ _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def _conjugate_gradients(num_iterations, times, target):
-  """The x with times(x) = target. A row that is solved stays as it is."""
+  """Solves times(x) = target for x. Rows that have converged no longer change."""
 
   def square(x):
     return jnp.sum(x * x, axis=-1, keepdims=True)
@@ -224,7 +224,7 @@ def _conjugate_gradients(num_iterations, times, target):
 
 @attention_factory
 def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
-  """MesaNet's mixer: `mesa_attention` with decays and rates from the inputs.
+  """MesaNet's mixer: `mesa_attention` with decays and β computed from the inputs.
 
     k_t, q_t ← k_t / |k_t|, q_t / |q_t|        λ = λ₀ + softplus(w)
     g_t = log sigmoid(x_t · W_g + b_g)         β_t = sigmoid(x_t · W_β + b_β)

@@ -1,4 +1,4 @@
-"""Mixture of block attention: the blocks of keys whose mean a query likes best."""
+"""Mixture of block attention: each query selects key blocks by their mean key."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def moba_attention(
   scale: float | Float[Array, ""] | None = None,
   return_lse: bool = False,
 ) -> Output:
-  """Each query attends to its own block and to the past ones with the best means.
+  """Each query attends to its own block and to the past blocks whose means score best.
 
     out = moba_attention(q, k, v, block_size=64, top_k=4)
 

@@ -1,4 +1,4 @@
-"""Multiplicative attention (Luong et al., 2015): scores dot and general.
+"""Multiplicative attention (Luong et al., 2015): the scores dot and general.
 
 The kernel is multiplied into the queries; the rest is `flash_attention`.
 """
@@ -43,7 +43,7 @@ def multiplicative_attention(
   return_lse: bool = False,
   **pairs: Unpack[VisibleOptions],
 ) -> Output:
-  """Scores are products with a trained matrix in between: softmax(Q W Kᵀ) V.
+  """Scores each pair through a trained matrix: softmax(Q W Kᵀ) V.
 
     out = multiplicative_attention(q, k, v, kernel=w)
 

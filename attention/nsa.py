@@ -48,7 +48,7 @@ def nsa_attention(
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Three attentions, of which the first says what the second reads.
+  """Adds attention to compressed keys, to selected blocks and to a window.
 
     out = nsa_attention(q, k, v, branch_gates=g, key_weights=w, value_weights=u)
 
@@ -128,7 +128,7 @@ def _check_sizes(num_blocks, stride, **multiples):
 def _attend(
   qkv, keep, places, branch_gates, weights, sizes, *, past, windowed, **options
 ):
-  """The three attentions of queries at `places`, and their sum.
+  """The gated sum of the three branches, for queries at `places`.
 
   Args:
     qkv: query, key and value.
@@ -181,7 +181,7 @@ def _compressed(key, value, keep, weights, stride):
   length = (count - 1) * stride + size
 
   def mixed(x, weights):
-    """Σ_j w_j x_{i·d+j}, some strides of a block after the others."""
+    """Σ_j w_j x_{i·d+j}, some strides of a block at a time."""
     x = padded(x[:, :length], max(length - x.shape[1], 0)).astype(jnp.float32)
     units = x.reshape(x.shape[0], -1, stride, *x.shape[2:])
     parts = weights.reshape(weights.shape[0], -1, stride)

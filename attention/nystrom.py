@@ -1,4 +1,4 @@
-"""Nyström attention: softmax attention through L landmarks (Xiong 2021)."""
+"""Nyström attention: softmax attention through L landmarks (Xiong et al., 2021)."""
 
 from functools import partial
 
@@ -38,7 +38,7 @@ def nystrom_attention(
   block_size: int | None = None,
   axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Queries meet keys through landmarks: F · A⁺ · (B V).
+  """Approximates softmax attention through L landmarks: F · A⁺ · (B V).
 
     out = nystrom_attention(q, k, v, num_landmarks=64)
 
@@ -144,7 +144,7 @@ def nystrom_attention(
     both = exists[:, None, :, None] & exists[:, None, None]
 
   def means(x):
-    """Means in float32 over the tokens of each run; zeros for one without."""
+    """Means over the tokens of each run, in float32; zeros for an empty run."""
     if keep is None and axis_name is None and length % count == 0:
       x = x.reshape(x.shape[0], count, -1, *x.shape[2:])
       return jnp.mean(x, axis=2, dtype=jnp.float32)
@@ -190,7 +190,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 def _summed(x: Array, axis_name: str | None) -> Array:
-  """The sum over the devices, where there are several."""
+  """The sum over the devices of `axis_name`; None is one device."""
   return x if axis_name is None else jax.lax.psum(x, axis_name)
 
 

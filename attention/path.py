@@ -38,7 +38,7 @@ from attention.softmax.tiles import Output, merge
 from attention.softmax.visible import visible_in_tile
 
 BLOCK = 128
-"""C on a CPU, unless a call says so."""
+"""The default of C on a CPU."""
 
 
 @attention_function
@@ -58,7 +58,7 @@ def path_attention(
   block_size: int | None = None,
   return_lse: bool = False,
 ) -> Output:
-  """Softmax attention whose positions are products of Householder matrices.
+  """Softmax attention that encodes positions by products of Householder matrices.
 
     out = path_attention(q, k, v, householder=w, beta=beta)
 
@@ -108,7 +108,7 @@ def path_attention(
 
 
 def _block(query: Array) -> int:
-  """C, where nothing else is asked for."""
+  """The default of C."""
   batch, length, num_heads, _ = query.shape
   # For each pair: two scores, a weight and what a block's own keys need.
   pair_bytes = 4 * 16 * batch * num_heads
@@ -116,7 +116,7 @@ def _block(query: Array) -> int:
 
 
 def _masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
-  """All arrays in float32, 0 at hidden positions."""
+  """All arrays in float32, 0 at masked positions."""
 
   def masked(x):
     x = x.astype(jnp.float32)
@@ -127,7 +127,7 @@ def _masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
 
 
 def _block_transition(key, householder, beta):
-  """Keys at the end of a block, its product, A stril(W Kᵀ) and U; all heads first."""
+  """Keys at the end of a block, its product, A stril(W Kᵀ) and U; heads come first."""
   overlaps = dot("bkch,bkdh->bkcd", householder, householder)
   solution = inverse(jnp.tril(beta * overlaps, -1)[:, :, None])[:, :, 0]
   solution *= jnp.swapaxes(beta, 2, 3)
@@ -140,7 +140,7 @@ def _block_transition(key, householder, beta):
 
 
 def _final_keys(key, householder, beta):
-  """Every key turned by all positions behind it, `[B, T, K, H]`."""
+  """Each key times the Householder matrices of all later positions, `[B, T, K, H]`."""
   length = key.shape[1]
   size = chunk_size(length, BLOCK)
 
@@ -159,7 +159,7 @@ def _final_keys(key, householder, beta):
 
 
 def _own_block(query, key, value, householder, beta, sums, ids):
-  """The state of queries after their own block, and what others need of it."""
+  """The state of queries after their own block, and what visits to others need."""
   query, key, value, householder, beta = (
     jnp.swapaxes(x, 1, 2) for x in (query, key, value, householder, beta)
   )
@@ -198,7 +198,7 @@ def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
 
 @attention_factory
 def path(rank: int = 32, forget: bool = False) -> Attention:
-  """The mechanism of `path_attention`, with directions and rates read from the inputs.
+  """The mechanism of `path_attention`, with w and β computed from the inputs.
 
     w_t = x_t W₁ W₂ / |x_t W₁ W₂|        β_t = 2 σ(x_t · W_β + b)
 

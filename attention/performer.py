@@ -46,7 +46,7 @@ def performer_attention(
   block_size: int | None = None,
   axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Softmax attention approximated by M random features, linear in length.
+  """Approximates softmax attention with M random features; linear in length.
 
     out = performer_attention(q, k, v, projection=w, is_causal=True)
 
@@ -94,7 +94,7 @@ def performer_attention(
 def orthogonal_features(
   key: Array, num_features: int, head_dim: int
 ) -> Float[Array, "M H"]:
-  """Draws M random features whose directions are orthogonal in blocks of H.
+  """Draws M random features; the directions in each block of H are orthogonal.
 
   The rows of a block are uniformly rotated, and as long as independent Gaussian rows.
   So each row by itself is N(0, 1), and the estimate stays unbiased while its variance
@@ -122,7 +122,7 @@ def _feature_map(scale, head_dim, *, projection, kernel) -> FeatureMap:
 
 
 def _log_softmax_features(x, projection, root):
-  """Log φ without the 1/√M that numerator and normaliser have in common."""
+  """Log φ without the factor 1/√M, which cancels in the quotient."""
   x = x * root
   products = jnp.einsum("...H,MH->...M", x, projection)
   return products - 0.5 * jnp.sum(x * x, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Positions for attention, which is blind to order: T5, ALiBi, rotary.
+"""Position encodings for attention: T5, ALiBi and rotary.
 
 T5 and ALiBi add a number to the logits that depends only on the distance of key
 from query. Both are tables `[N, 2L+1]` for distances -L … L, where the last
@@ -156,7 +156,7 @@ def rotary_frequencies(
   *,
   length: int | Int[Array, ""] = 1,
 ) -> tuple[Float[Array | np.ndarray, "half"], float]:
-  """Angles a position by which rotary positions turn the pairs of F features.
+  """The angles per position by which rotary positions rotate the pairs of F features.
 
   Without scaling they are ω_i = θ^(-2i/F). A model that was trained up to a length
   L reads longer texts with others; `scaling` says which, in the words of
@@ -297,7 +297,7 @@ def sines(
 ) -> tuple[
   Float[Array | np.ndarray, "B T half"], Float[Array | np.ndarray, "B T half"]
 ]:
-  """sin(p·ω_i) and cos(p·ω_i) of `rotary_frequencies`, in float32.
+  """sin(p·ω_i) and cos(p·ω_i) for ω_i of `rotary_frequencies`, in float32.
 
   Positions in NumPy are constants of a program. On a CPU, so is what is found for
   them, which XLA:CPU would compute again for every head and example. Elsewhere the
@@ -325,7 +325,7 @@ _HEADS = Float[Array, "B T N H"]
 def check_positions(
   positions: Int[Array | np.ndarray, "#B T"], inputs: Array | None = None
 ) -> None:
-  """Raises ValueError for positions that are no integers `[B, T]`, or `[1, T]`.
+  """Raises ValueError unless positions are integers `[B, T]` or `[1, T]`.
 
   Args:
     positions: a float dtype is refused: bfloat16 rounds positions above 2⁸.
@@ -358,7 +358,7 @@ def rotary(
   fraction: float = 1.0,
   scaling: Mapping[str, Any] | None = None,
 ) -> Float[Array, "B T N H"]:
-  """Rotary positions: turns pair i of position p by the angle p·ω_i.
+  """Rotary positions: rotates pair i at position p by the angle p·ω_i.
 
   ω_i = θ^(-2i/H). The product of a query turned at t and a key turned at s
   depends on t - s alone. The pairs are (x_i, x_{i+H/2}), where the paper has

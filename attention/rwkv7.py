@@ -1,4 +1,4 @@
-"""RWKV-7: a state from which one key is removed and to which two are added."""
+"""RWKV-7: each position removes one key from a state and adds two."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def rwkv7_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
-  """Each position moves what the state has for one key to another key.
+  """Each position moves the value stored for one key to another key, and adds k vᵀ.
 
     out = rwkv7_attention(q, k, v, log_decay=g, removal=a, replacement=b)
 

@@ -56,7 +56,7 @@ def sliding_window_attention(
   return_lse: bool = False,
   **pairs: Unpack[WindowOptions],
 ) -> Output:
-  """Every query attends to the keys near it and to a few global ones.
+  """Each query attends to the keys in a window around it and to global tokens.
 
     out = sliding_window_attention(q, k, v, window=256, is_causal=True)
 
@@ -188,7 +188,7 @@ def sliding_window_attention(
 
 
 def _check_neighbours(**options: Any) -> None:
-  """Refuses options that windows with gaps and global tokens do not have."""
+  """Raises ValueError for options that dilation and global tokens exclude."""
   for name, option in options.items():
     if option is not None:
       raise ValueError(

@@ -27,10 +27,10 @@ from attention.softmax.cache import appended
 from attention.softmax.visible import visible_in_tile
 
 _HIDDEN = -1e30
-"""The logit of a key that is not seen, of which nothing breaks off."""
+"""The logit of a masked key, whose share of the stick is 0."""
 
 BLOCK = 128
-"""C on a CPU, unless a call says so."""
+"""The default of C on a CPU."""
 
 
 @attention_function
@@ -47,7 +47,7 @@ def stick_breaking_attention(
   key_segment_ids: Int[Array, "B T"] | None = None,
   block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Each key, from the nearest to the farthest, breaks off a share of what is left.
+  """Each key, from nearest to farthest, takes a share of the remaining weight.
 
     out = stick_breaking_attention(q, k, v)
 
@@ -124,7 +124,7 @@ def stick_breaking_attention(
 
 
 def _block(query: Array) -> int:
-  """C, where nothing else is asked for."""
+  """The default of C."""
   batch, length, num_heads, _ = query.shape
   # For each pair: a score, what breaks off, the sum of it to the right, and a weight.
   pair_bytes = 4 * 4 * batch * num_heads
@@ -147,7 +147,7 @@ def _broken(
   shown: Bool[Array, "#B #N #C D"] | None,
   scale: Any,
 ) -> tuple[Float[Array, "B N C 1"], Float[Array, "B N C V"]]:
-  """Adds D more keys on the left to the state: (−log of what is left, out)."""
+  """Adds D keys further left to the state: (−log of the remaining weight, out)."""
   spent, out = state
   x = scale * query_dot("bkqh,bkdh->bkqd", query, key)
   if shown is not None:
@@ -162,7 +162,7 @@ def _broken(
 
 
 def _later_sums(x: Float[Array, "B N C D"]) -> Float[Array, "B N C D"]:
-  """Sums over the keys to the right of each; a difference of sums loses digits."""
+  """Sums over the keys to the right of each; a difference of sums loses precision."""
   later = jnp.concatenate([x[..., 1:], jnp.zeros_like(x[..., :1])], axis=-1)
   # XLA:GPU would fold the shift into one window of D positions, which is quadratic.
   later = jax.lax.optimization_barrier(later)

@@ -37,7 +37,7 @@ def strided_2d_attention(
   block_size: int | tuple[int, int] | None = None,
   return_lse: bool = False,
 ) -> Output:
-  """Every query attends to the keys of every s-th row and column of a grid.
+  """Each query attends to the keys in every s-th row and column of a grid.
 
     out = strided_2d_attention(q, k, v, grid=(16, 16), stride=2)
 
@@ -107,7 +107,7 @@ def strided_2d_attention(
 def _chosen(
   length: int, grid: tuple[int, int] | None, stride: int
 ) -> Int[np.ndarray, "C"]:
-  """Positions of the keys that are seen."""
+  """The positions of the selected keys."""
   rows, columns = grid or nearest_square(length)
   # Of a grid that is not given, the last row may be incomplete.
   own = 0 if grid is None else length - rows * columns

@@ -15,7 +15,7 @@ def attention_weights(
   key: Float[Array, "B S K H"] | None,
   **options: Any,
 ) -> Float[Array, "B N T S"]:
-  """The matrix A with `fn(query, key, value) = A · value` for every value.
+  """The matrix A for which `fn(query, key, value) = A · value` for every value.
 
   Every attention function is linear in `value`, so applying it to the identity
   returns the matrix: column s of the result is the share of the value of key s.

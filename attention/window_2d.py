@@ -1,4 +1,4 @@
-"""Attention in windows of a grid of positions (Swin; Liu et al., 2021)."""
+"""Attention within windows of a grid of positions (Swin; Liu et al., 2021)."""
 
 import math
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ def window_2d_attention(
   block_size: int | None = None,
   return_lse: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
-  """Every query attends to the keys of its own window of a grid.
+  """Each query attends to the keys in its own window of a grid.
 
     out = window_2d_attention(q, k, v, grid=(16, 16), window=4)
 
@@ -166,7 +166,7 @@ def window_2d_attention(
 
 
 class Grid(NamedTuple):
-  """How T positions lie on a grid, row after row, and in its windows.
+  """The layout of T positions on a grid, row after row, and in its windows.
 
   Attributes:
     length: T, at most rows · columns; only the last row may be incomplete.
@@ -184,7 +184,7 @@ class Grid(NamedTuple):
 
   @property
   def windows(self) -> tuple[int, int]:
-    """Windows in a column and in a row of the padded grid."""
+    """The number of windows in a column and in a row of the padded grid."""
     return -(-self.rows // self.window), -(-self.columns // self.window)
 
   def to_windows(self, x: Shaped[Array, "B T *F"]) -> Shaped[Array, "B G C *F"]:
@@ -209,7 +209,7 @@ class Grid(NamedTuple):
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, : self.length]
 
   def regions(self) -> Int[Array, "1 T"] | None:
-    """A number for each position: those that only the roll joins have others."""
+    """A number for each position; positions that only the roll joins differ in it."""
     if not self.shift:
       return None
     rows, columns = jnp.divmod(jnp.arange(self.length), self.columns)
@@ -219,7 +219,7 @@ class Grid(NamedTuple):
 def windows_of(
   length: int, grid: tuple[int, int] | None, window: int, shift: int
 ) -> Grid:
-  """The windows of a call; refuses a grid that does not have T places."""
+  """The windows of a call; raises ValueError unless the grid has T places."""
   rows, columns = grid or nearest_square(length)
   if grid is not None and rows * columns != length:
     raise ValueError(
@@ -233,13 +233,13 @@ def windows_of(
 
 
 def nearest_square(length: int) -> tuple[int, int]:
-  """⌈√T⌉ columns, and as many rows as it takes; the last may be incomplete."""
+  """⌈√T⌉ columns and as many rows as needed; the last row may be incomplete."""
   columns = math.isqrt(length - 1) + 1
   return -(-length // columns), columns
 
 
 def check_grid(grid: Any) -> None:
-  """Refuses what is neither None nor two numbers of at least 1."""
+  """Raises ValueError unless `grid` is None or two numbers of at least 1."""
   if grid is None:
     return
   if not isinstance(grid, tuple | list) or len(grid) != 2:
@@ -251,7 +251,7 @@ def check_grid(grid: Any) -> None:
 def _check(
   grid: Any, window: int, shift: int, hidden_logit: float | None
 ) -> None:
-  """Checks what does not depend on a length."""
+  """Checks the arguments that do not depend on a length."""
   check_grid(grid)
   if shift >= window:
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Softmax attention near the query and linear attention beyond, as one average.
+"""Softmax attention to near keys and linear attention to far ones, as one average.
 
 One scan over chunks does both (Zhang et al., 2025): its state is the last W keys
 before a chunk as they are, and the sums over the keys before these. The queries of a
@@ -60,7 +60,7 @@ def window_linear_attention(
   block_size: int | None = None,
   axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Softmax attention to the last W keys and linear attention to all before.
+  """Softmax attention to the last W keys and linear attention to all earlier ones.
 
     out = window_linear_attention(q, k, v, query_kernel=w, key_kernel=u, mix=g,
         window=64, is_causal=True)
@@ -119,21 +119,21 @@ def _features(head_dim: int) -> FeatureMap:
 
 
 def _params(query, query_kernel, key_kernel, mix, scale):
-  """What every step reads: W_q, W_k, γ and the scale."""
+  """The parameters of a step: W_q, W_k, γ and the scale."""
   scale = checks.softmax_scale(scale, query.shape[-1])
   share = jax.nn.sigmoid(mix.astype(jnp.float32))
   return query_kernel, key_kernel, share, jnp.float32(scale)
 
 
 def _no_keys(keys, window):
-  """Hidden keys where none were before."""
+  """Masked keys, for the window before the first position."""
   return tuple(
     jnp.zeros((x.shape[0], window, *x.shape[2:]), x.dtype) for x in keys
   )
 
 
 def _attend(params, query, keys, window, block_size=None, axis_name=None):
-  """The scan over the whole, or over the part of it that each device has.
+  """The scan over a whole sequence, or over the shard that each device has.
 
   Its state is the keys, values and mask of W positions, and the sums over those before.
   What crosses is W positions of keys and values, and log₂ D + 1 states of
@@ -212,7 +212,7 @@ def _step(count, window, params, state, xs):
 
 
 class WindowLinearCache(NamedTuple):
-  """The last R = min(W, max_length) keys, and the sums over those before.
+  """The last R = min(W, max_length) keys, and the sums over the earlier ones.
 
   Attributes:
     key: `[B, R, K, H]`, the oldest first.

@@ -1,1 +1,1 @@
-"""What softmax attention is made of: who sees whom, logits, tiles, caches, shards."""
+"""The parts of softmax attention: visibility, logits, tiles, caches and shards."""

@@ -1,4 +1,4 @@
-"""Which blocks of keys a query reads: MoBA's choice, and native sparse attention's.
+"""Block selection of MoBA and of native sparse attention.
 
 A choice has no gradient. Of blocks with equal scores the earlier is taken.
 """
@@ -24,7 +24,7 @@ def best_blocks(
   block_size: int,
   top_k: int,
 ) -> Int[Array, "B T N M"]:
-  """MoBA's blocks of each query and head: the own, and those of best mean; −1 for none.
+  """MoBA's blocks for each query and head: its own and those of best mean; −1 is none.
 
   Args:
     query: `[B, T, N, H]`.
@@ -64,7 +64,7 @@ def selected_blocks(
   total: int,
   scale: float | Float[Array, ""] | None,
 ) -> Int[Array, "B T K n"]:
-  """The blocks that native sparse attention reads with a key head, −1 for none.
+  """The blocks that native sparse attention selects for each key head; −1 is none.
 
   Args:
     query: `[B, T, N, H]`.
@@ -123,7 +123,7 @@ def _block_scores(weights, total, sizes):
 
 
 def _largest(scores, is_choice, is_fixed, count):
-  """The numbers of `count` blocks: what is fixed, then the choices of largest score."""
+  """The numbers of `count` blocks: the fixed ones, then those of largest score."""
   scores = jnp.where(is_choice, scores, -jnp.inf)
   scores = jnp.where(is_fixed, jnp.inf, scores)
   count = min(count, scores.shape[-1])

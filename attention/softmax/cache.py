@@ -1,4 +1,4 @@
-"""A cache of keys and values for decoding, and the end of all caches that grow."""
+"""The cache of keys and values for decoding, and the cumulative log forget gate in it."""
 
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ def prefill(
   lengths: Int[Array, "B"],
   log_forget: Float[Array, "B P N"] | None = None,
 ) -> DenseCache:
-  """The cache after the first `lengths` of P positions; a copy of these."""
+  """The cache after the first `lengths` of P positions, which it copies."""
   # What lies beyond an example's length is written over before it is seen, but until
   # then it takes part in products, so it may not be NaN.
   key, value = (prompt_rows(x, lengths) for x in (key, value))
@@ -86,7 +86,7 @@ def appended(
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
 ) -> DenseCache:
-  """The cache with one more position, but for what it forgets."""
+  """The cache with one more position; `forgotten` is not updated."""
   here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
   return cache._replace(
     key=layout.written(cache.key, key, here),
@@ -100,7 +100,7 @@ def forgotten_after(
   log_forget: Float[Array, "B 1 N"] | None,
   is_new: Bool[Array, "B S"],
 ) -> Float[Array, "B S N"] | None:
-  """Σ log f since each slot of a cache, with that of the position in slot `is_new`.
+  """Σ log f since each slot of a cache, including the new position in slot `is_new`.
 
   Raises:
     ValueError: only one of the first two is given.

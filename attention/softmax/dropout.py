@@ -16,7 +16,7 @@ _GOLDEN = np.uint32(0x9E3779B9)
 
 
 def shared(key: Array | None) -> Array:
-  """Keys [1, 1], from one of either kind that JAX has."""
+  """Keys [1, 1], from a key of either kind that JAX has."""
   key = _given(key)
   if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
     key = jax.random.wrap_key_data(key)
@@ -24,14 +24,14 @@ def shared(key: Array | None) -> Array:
 
 
 def is_shared(key: Array | None) -> TypeGuard[Array]:
-  """Whether examples and heads drop alike."""
+  """Whether all examples and heads drop the same pairs."""
   return key is not None and key.shape == SHARED
 
 
 def split(
   key: Array | None, shape: int | tuple[int, ...], *, heads_differ: bool = False
 ) -> Array:
-  """`jax.random.split`, of which each is shared if `key` is.
+  """`jax.random.split`, whose keys are shared if `key` is.
 
   Those of heads are then the same.
   """
@@ -47,7 +47,7 @@ def split(
 def factors(
   key: Array | None, rate: float, shape: tuple[int, ...], *numbers: Array | int
 ) -> Float[Array, "..."]:
-  """Keep / (1 − rate) for the tile that `numbers` name.
+  """Keep / (1 − rate) for the tile identified by `numbers`.
 
   It follows from the key and the numbers alone, so the backward draws again
   what the forward drew, however many tiles are one step. With shared keys there
@@ -77,7 +77,7 @@ def pair_factors(
   queries: Int[Array, "C"],
   keys: Int[Array, "D"],
 ) -> Float[Array, "B N C D"]:
-  """Keep / (1 − rate) for pairs of positions of queries and keys.
+  """Keep / (1 − rate) for pairs of query and key positions.
 
   It follows from the key, the example, the head and the two positions alone:
   mechanisms, sizes of tiles and devices that compute the same pairs drop the same

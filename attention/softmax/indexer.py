@@ -1,4 +1,4 @@
-"""The lightning indexer: which keys a query attends to, and what it learns from.
+"""The lightning indexer, which selects keys for a query, and its loss.
 
     I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
 
@@ -24,7 +24,7 @@ INSTEAD = "the indexer says which keys a query sees"
 
 
 class Rows(NamedTuple):
-  """What is known of queries `[B, T, …]`."""
+  """The arrays of queries, `[B, T, …]`."""
 
   index: Any
   weight: Any
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """What is known of keys `[B, S, …]`."""
+  """The arrays of keys, `[B, S, …]`."""
 
   index: Any
   shown: Any
@@ -42,7 +42,7 @@ class Keys(NamedTuple):
 
 
 def init(key: Array, dims: Dims, num_heads: int, dim: int) -> dict[str, Array]:
-  """What the indexer reads its arrays with, of I = `num_heads` heads of width D."""
+  """The kernels of an indexer with I = `num_heads` heads of width D."""
   checks.check_features("an indexer", dims.features)
   shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
   keys = jax.random.split(key, len(shapes))
@@ -69,7 +69,7 @@ def read(
 def rotated(
   arrays: dict[str, Any], positions: Int[Array, "#B T"]
 ) -> dict[str, Any]:
-  """The same with half of each index query and key turned by its position."""
+  """Rotates half of each index query and key by its position."""
   turns = {}
   for name in arrays.keys() & {"index_query", "index_key"}:
     x = arrays[name]
@@ -82,7 +82,7 @@ def rotated(
 def chosen(
   scores: Float[Array, "B C S"], top_k: int | None
 ) -> Bool[Array, "B C S"]:
-  """The `top_k` keys of largest score, earlier ones first where they are equal.
+  """Selects the `top_k` keys of largest score; of equal scores, the earlier keys.
 
   None is all. A score of −∞ is not chosen.
 
@@ -141,7 +141,7 @@ def dsa_indexer_loss(
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B T"]:
-  """What the indexer of `dsa_attention` learns: to score keys as attention does.
+  """The loss that trains the indexer of `dsa_attention` to score keys as attention does.
 
     loss[t] = KL(p[t] ‖ softmax over s in A(t) of I[t, s])
     p[t, s] = mean over heads of softmax over s in A(t) of (scale · q[t] · k[s])
@@ -212,7 +212,7 @@ def by_chunk(
   size: int | None = None,
   start: int = 0,
 ) -> Any:
-  """`function` of C = `size` queries at a time, with so many `numbers` for each.
+  """Applies `function` to C = `size` queries at a time, with `numbers` floats for each.
 
   `start` is the position of the first.
   """

@@ -1,4 +1,4 @@
-"""Which kernel computes exact attention: the blocks here (XLA), cuDNN, tokamax.
+"""Which kernel computes exact attention: XLA's blocks, cuDNN or tokamax.
 
 The limits were read in jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to 1.14
 and tokamax 0.0.12, and tried on an H100 with jax 0.11.2 and tokamax 0.0.17
@@ -21,7 +21,7 @@ from attention.softmax.visible import Visible
 Implementation = Literal["xla", "cudnn", "tokamax"]
 
 InParts = Literal["ring", "balanced", "all_to_all"]
-"""How several devices attend to a sequence of which each has a part."""
+"""How several devices attend to a sequence of which each has a shard."""
 
 _PLATFORMS = {"cudnn": ("gpu",), "tokamax": ("gpu", "tpu")}
 
@@ -35,7 +35,7 @@ def kernel_output(
   logits: Logits,
   **others: Any,
 ) -> Float[Array, "B T N V"] | None:
-  """What cuDNN or tokamax gives for a call; None where the blocks here serve it.
+  """The output of cuDNN or tokamax for a call; None where XLA's blocks serve it.
 
   It is what the blocks would give: zeros where a query sees nothing, which the
   kernels give the mean of all values, and nothing of what a masked key holds.
@@ -119,12 +119,12 @@ def _mask(visible: Visible) -> Bool[Array, "#B #N #T #S"] | None:
 
 
 def _has_window(visible: Visible) -> bool:
-  """Whether a call has sides other than those of a causal one."""
+  """Whether a call has a window, other than that of a causal call."""
   return visible.left is not None or visible.right not in (None, 0)
 
 
 def _cudnn_obstacle(query, key, value, visible) -> str:
-  """What cuDNN and the check of it in JAX refuse."""
+  """Why cuDNN, or JAX's check of it, refuses a call."""
   if not query.dtype == key.dtype == value.dtype:
     return f"takes one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
   head_dim = query.shape[-1]
@@ -153,7 +153,7 @@ def _cudnn_obstacle(query, key, value, visible) -> str:
 
 
 def _mosaic_obstacle(query, key, value, mask, bias) -> str:
-  """What tokamax's kernel for TPU refuses.
+  """Why tokamax's kernel for TPU refuses a call.
 
   tokamax would then use its T×S form, which does not justify leaving 'xla'.
   """
@@ -218,7 +218,7 @@ def _call(kernel, query, key, value, visible, logits):
 
 
 def _padded(query, key, value, mask, bias, hidden, multiple):
-  """All of them with lengths that are multiples.
+  """Pads all arrays to lengths that are multiples of `multiple`.
 
   A mask hides the keys that it adds, unless they are `hidden` without one. Mask and
   bias come back with all of T×S.
@@ -244,7 +244,7 @@ def _padded(query, key, value, mask, bias, hidden, multiple):
 def _rows_that_see(
   mask: Bool[Array, "#B #N #T #S"], visible: Visible, length: int, source: int
 ) -> Bool[Array, "#B #T #N 1"]:
-  """Which queries see any key; for a key mask in time T + S."""
+  """Which queries see any key; in time T + S for a key mask."""
   if mask.shape[2] > 1:
     whole = cast(Array, visible.block(0, length, 0, source))
     return jnp.swapaxes(jnp.any(whole, axis=-1), 1, 2)[..., None]

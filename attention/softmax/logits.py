@@ -1,4 +1,4 @@
-"""What makes the score of a query and a key: one value, `Logits`.
+"""How a query and a key are scored: one value, `Logits`.
 
     x = scale · q kᵀ  →  soft cap  →  tables by distance  →  score_mod  →  gates, bias
 
@@ -39,7 +39,7 @@ _STATIC: Any = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Logits:
-  """What is done to the product of a query and a key.
+  """The terms and factors that turn the product of query and key into a score.
 
   It is a pytree, except for `soft_cap` and `score_mod`.
 
@@ -64,7 +64,7 @@ class Logits:
   sinks: Any = None
 
   def select_heads(self, heads: Any) -> "Logits":
-    """The tables of some of the heads."""
+    """The same for some of the heads."""
     bias, keys = self.relative_bias, self.relative_keys
     return dataclasses.replace(
       self,
@@ -129,7 +129,7 @@ PLAIN = Logits()
 
 
 class WindowOptions(VisibleOptions, total=False):
-  """The keywords that say who sees whom, and how pairs are scored; see `dense`.
+  """The keywords for visibility and for logits; see `dense`.
 
   The decorator makes one `Visible` and one `Logits` of them.
   """
@@ -145,7 +145,7 @@ class WindowOptions(VisibleOptions, total=False):
 
 
 class SoftmaxOptions(WindowOptions, total=False):
-  """Those of functions that meet every pair, which may have a bias as well."""
+  """The keywords of functions that compute every pair, which may also have a bias."""
 
   bias: Float[Array, "..."] | None
 
@@ -158,7 +158,7 @@ def logits_from_options(
   logits: Logits | None = None,
   **options: Any,
 ) -> Logits:
-  """What the options of an attention function say of its logits.
+  """The `Logits` that the options of an attention function describe.
 
   `options` are keywords of `SoftmaxOptions`, none of which may be given beside
   `logits`. The
@@ -204,7 +204,7 @@ Pull = Callable[[Array], tuple[Array, Array, Any]]
 and of the arrays of the scores."""
 
 _AXES = {"bias": (2, 3), "query_gates": (1, None), "key_gates": (None, 1)}
-"""The axes of queries and of keys, of the arrays that have any."""
+"""The query axis and the key axis of each array that has them."""
 
 _ARRAYS = ("relative_bias", "relative_keys", "score_mod", *_AXES)
 
@@ -212,7 +212,7 @@ _ARRAYS = ("relative_bias", "relative_keys", "score_mod", *_AXES)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Scores:
-  """The scores of tiles: `Logits` in the form that the loop cuts and adds up.
+  """The scores of tiles: `Logits` in the form that the loop over tiles slices.
 
   All its arrays are floats and have gradients.
 
@@ -257,7 +257,7 @@ class Scores:
   def added(
     self, tile: "Scores", start: Array | int, first: Array | int
   ) -> "Scores":
-    """These totals with the gradients of the arrays of one tile."""
+    """These totals plus the gradients of one tile's arrays."""
     totals = {}
     for name in _ARRAYS:
       axes = _AXES.get(name, (None, None))
@@ -293,7 +293,7 @@ class Scores:
     places: tuple[Array | int, Array | int],
     score_arrays: Mod | None = None,
   ) -> tuple[Float[Array, "B N C D"], Pull]:
-    """`tile`, and what takes the cotangent of its result further.
+    """`tile`, and the function that pulls the cotangent of its result back.
 
     Products of the backward are in the dtype of the queries, where JAX's derivative
     would have them in float32.
@@ -327,7 +327,7 @@ class Scores:
     places: tuple[Array | int, Array | int],
     score_arrays: Mod | None,
   ) -> Float[Array, "B N C D"]:
-    """The products with all else that a score is made of, in their dtype."""
+    """The scores from the products: soft cap, tables, mods, gates and bias."""
     if self.soft_cap is not None:
       x = self.soft_cap * jnp.tanh(x / self.soft_cap)
     rows, width = x.shape[2:]
@@ -397,7 +397,7 @@ def tables_at(
   distance: Int[Array, "B #N S"],
   scale: float | Float[Array, ""] | None,
 ) -> Float[Array, "B N 1 S"] | None:
-  """What the tables add for one query an example, at any distances of keys."""
+  """What the tables add for one query per example, at any distances of keys."""
   tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
   checks.check_call({"query": query, **tables})
   terms = []
@@ -421,7 +421,7 @@ def tables_at(
 
 
 def above_closed(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N"]:
-  """Logarithms of gates, of which those that are 0 get −2²⁰.
+  """Logarithms of gates, with −2²⁰ for gates that are 0.
 
   It leaves nothing either, and a sum with it keeps the digits of the others.
   """
@@ -429,7 +429,7 @@ def above_closed(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N"]:
 
 
 def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
-  """F at every position, in float32 or more, as two numbers whose sum it is.
+  """F at every position as a sum of two numbers, in float32 or more.
 
   F grows with the length, and the difference of two long sums would lose its
   digits. So the first number is F rounded and the second what rounding took away;
@@ -447,7 +447,7 @@ def _forget_sums(log_forget):
 
 @_forget_sums.defjvp
 def _forget_sums_jvp(primals, tangents):
-  """Rounding has no derivative: the first number has that of F, and the other 0."""
+  """Rounding has no derivative: that of the first number is F's, of the second 0."""
   sums = _forget_sums(*primals)
   total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)
   return sums, jnp.stack([total, jnp.zeros_like(total)], axis=-1)

@@ -1,4 +1,4 @@
-"""Functions of a score and its indices, as FlexAttention has them.
+"""Functions of a score and its indices, as in FlexAttention.
 
     score_mod(score, b, n, t, s) -> score        mask_mod(b, n, t, s) -> bool
 
@@ -31,7 +31,7 @@ MaskMod = Callable[..., Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mod:
-  """A function of a tile, and the arrays that it closes over.
+  """A function of a tile, with the arrays that it closes over.
 
   Attributes:
     function: `(arrays, *arguments) -> result`.
@@ -51,7 +51,7 @@ class Mod:
     return self.function((*self.arrays, *more), *arguments)
 
   def divided(self) -> tuple["Mod", "Mod"]:
-    """The function with its floats alone, and with its other arrays alone."""
+    """The function with only its float arrays, and with only its other arrays."""
     number = sum(jnp.issubdtype(x.dtype, jnp.inexact) for x in self.arrays)
     floats, fixed = self.arrays[:number], self.arrays[number:]
     return (
@@ -104,7 +104,7 @@ def traced_mask(
 
 
 def _traced(function, shape, like, has_score=False):
-  """A function of a tile as one of the arrays that it closes over, too."""
+  """Turns a function of a tile into one that also takes the arrays it closes over."""
 
   def operands():
     score = (jnp.zeros(shape, jnp.float32),) * has_score
@@ -127,7 +127,7 @@ def _traced(function, shape, like, has_score=False):
 
 
 def vary_beside_mods(tree: Any) -> Any:
-  """`match_varying`, except for the arrays of mods, whose type is traced."""
+  """`match_varying`, except for the arrays of mods, whose type tracing has fixed."""
   axes = varying_axes(tree)
   return jax.tree.map(
     lambda x: x if isinstance(x, Mod) else vary(x, axes),
@@ -139,13 +139,13 @@ def vary_beside_mods(tree: Any) -> Any:
 def indices(
   shape: tuple[int, int, int, int], start: Array | int, first: Array | int
 ) -> tuple[Int[Array, "..."], ...]:
-  """b, n, t, s of scores (B, N, C, D) from a query and a key on."""
+  """b, n, t, s of scores (B, N, C, D), given the first query and the first key."""
   b, n, t, s = jnp.ogrid[tuple(slice(size) for size in shape)]
   return b, n, start + t, first + s
 
 
 def as_bool(result: Any) -> Bool[Array, "..."]:
-  """What a mask_mod returned.
+  """Checks that a mask_mod returned bools.
 
   Raises:
     ValueError: it is not of bool.
@@ -162,7 +162,7 @@ def at_positions(
   query: Int[Array, "B"],
   keys: Int[Array, "B S"],
 ) -> tuple[ScoreMod | None, MaskMod | None, Float[Array, "B N 1 S"] | None]:
-  """Both functions for one query of each example, whose keys lie in a cache.
+  """Both functions for one query of each example and the keys of a cache.
 
   The query of an example is at `query`, and its slots hold keys of the positions
   `keys`. A score_mod gets terms by distance, `bias`, with the score.
@@ -230,7 +230,7 @@ def make_block_mask(
   source_length: int | None = None,
   block_size: int | tuple[int, int] = 128,
 ) -> BlockMask:
-  """The blocks in which a mask_mod shows any pair, of any example and head.
+  """The blocks in which a mask_mod allows any pair, in any example and head.
 
       block_mask = make_block_mask(mask_mod, length=4096)
       flash_attention(q, k, v, mask_mod=mask_mod, block_mask=block_mask)

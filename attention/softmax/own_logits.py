@@ -1,4 +1,4 @@
-"""Sinks, a soft cap and forget gates that the record of an exact mechanism has."""
+"""Trained sinks and forget gates, and the soft cap, of an exact mechanism."""
 
 from collections.abc import Callable
 import math
@@ -16,7 +16,7 @@ SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 
 
 class OwnLogits(NamedTuple):
-  """What a factory was given; see `attention.dense.dense`."""
+  """The arguments of a factory; see `attention.dense.dense`."""
 
   sinks: bool
   logits_soft_cap: float | None
@@ -24,17 +24,17 @@ class OwnLogits(NamedTuple):
 
   @property
   def given(self) -> tuple[str, ...]:
-    """The options that a call may therefore not have."""
+    """The options that the mechanism sets, so that a call may not."""
     has_cap = self.logits_soft_cap is not None
     return ("sinks",) * self.sinks + ("logits_soft_cap",) * has_cap
 
   @property
   def is_plain(self) -> bool:
-    """Whether there is none of them."""
+    """Whether the mechanism sets none of them."""
     return not (self.given or self.forget)
 
   def supports(self, exact: set[str]) -> frozenset[str]:
-    """What a mechanism supports with them, from what it does without.
+    """The capabilities of a mechanism with them, given those without.
 
     Forget gates are for one sequence and need their order; none of the three has a
     form for a sequence in shards.
@@ -47,7 +47,7 @@ class OwnLogits(NamedTuple):
     return (SUPPORTS | exact) - lost
 
   def init(self, key: Array, dims: Dims) -> Variables:
-    """Sinks of 0, and gates that are σ of a projection."""
+    """Initial parameters: sinks of 0, and the projection of the forget gates."""
     params = {}
     if self.sinks:
       params["sinks"] = jnp.zeros(dims.num_heads)
@@ -60,7 +60,7 @@ class OwnLogits(NamedTuple):
     return {"params": params} if params else {}
 
   def options(self, variables: Variables) -> dict[str, Any]:
-    """What a call is given in addition."""
+    """The options that the mechanism adds to a call."""
     values = {"logits_soft_cap": self.logits_soft_cap}
     if self.sinks:
       values["sinks"] = variables["params"]["sinks"]

@@ -1,4 +1,4 @@
-"""Softmax of rows that may be empty, and attention of gathered or projected blocks.
+"""Softmax over rows that may be empty, and attention within blocks.
 
     out[c] = softmax over d of (scale · q_c · k_d + bias[c, d]), times v_d
 
@@ -21,7 +21,7 @@ def block_attention(
   visible: Bool[Array, "..."] | None = None,
   kept: Float[Array, "..."] | None = None,
 ) -> tuple[Float[Array, "*A C N V"], Float[Array, "*A C N"]]:
-  """Every query of a block attends to the visible keys of its block.
+  """Each query attends to the visible keys of its block.
 
   Args:
     query: C queries of N heads; head n reads key head n // J, J = N/K.
@@ -67,7 +67,7 @@ def block_attention(
 def softmax_and_lse(
   logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
 ) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
-  """Softmax over the last axis among `allowed`, and the log-sum-exp there.
+  """Softmax over the `allowed` entries of the last axis, and their log-sum-exp.
 
   Where nothing is allowed, or all logits are −∞, they are zeros and −∞, with
   gradients of zero.
@@ -80,7 +80,7 @@ def softmax_and_lse(
 def masked_softmax(
   logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
 ) -> Float[Array, "*A S"]:
-  """Softmax over the last axis among `allowed`; zeros where nothing is.
+  """Softmax over the `allowed` entries of the last axis; zeros where there is none.
 
   Gradients of what is not allowed and of empty rows are exact zeros too; a row
   whose logits are all -inf counts as empty.
@@ -90,7 +90,7 @@ def masked_softmax(
 
 @jax.custom_jvp
 def _softmax(logits):
-  """Both of rows in which the lowest finite number stands for −∞."""
+  """Softmax and log-sum-exp of rows; the lowest finite number stands for −∞."""
   # The lowest finite number, not −∞: the difference from the maximum is then
   # a number in an empty row as well, where every exponential is 1.
   lowest = jnp.finfo(logits.dtype).min
@@ -109,7 +109,7 @@ def _softmax(logits):
 
 @_softmax.defjvp
 def _softmax_jvp(primals, tangents):
-  """From the weights alone: autodiff would keep the exponentials as well."""
+  """Needs only the weights; autodiff would store the exponentials as well."""
   weights, lse = _softmax(*primals)
   (tangent,) = tangents
   mean = jnp.sum(weights * tangent, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Attention of each query to blocks of keys that were selected for it.
+"""Attention of each query to the key blocks that were selected for it.
 
 How blocks are selected is the caller's: native sparse attention, mixtures of block
 attention and DeepSeek's sparse attention differ in that alone.
@@ -23,7 +23,7 @@ _TILE_ROWS = 64
 """C, queries of a tile."""
 
 _KEYS_PER_HEAD = 8
-"""Blocks of more keys than this for each query head of a key head make tiles."""
+"""Blocks with more keys than this per query head of a key head are computed in tiles."""
 
 
 class _Rows(NamedTuple):
@@ -36,7 +36,7 @@ class _Rows(NamedTuple):
 
 
 class _Keys(NamedTuple):
-  """Blocks `[G, D]` of the keys of a key head, who may be seen, and segments."""
+  """Blocks `[G, D]` of the keys of a key head, which of them count, and segments."""
 
   key: Any
   value: Any
@@ -44,7 +44,7 @@ class _Keys(NamedTuple):
   ids: Any
 
   def seen(self, block, place, ids, is_causal):
-    """`[*A, D]`: who is seen in blocks `[*A]` from places and ids `[*A, 1]`."""
+    """`[*A, D]`: the visible keys of blocks `[*A]` for queries of places `[*A, 1]`."""
     seen, places = self.shown[block], jnp.arange(self.shown.size)
     if is_causal:
       seen &= places.reshape(self.shown.shape)[block] <= place
@@ -66,7 +66,7 @@ def selected_attention(
   key_segment_ids: Int[Array, "B S"] | None = None,
   return_lse: bool = False,
 ) -> Output:
-  """Each query attends to the M blocks of keys that are named for it.
+  """Each query attends to M given blocks of keys.
 
     out = selected_attention(q, k, v, block_indices=indices, block_size=64)
 
@@ -261,7 +261,7 @@ class _Tiles(NamedTuple):
 
 
 def _at(x, index):
-  """`x[index]`, by one axis of indices: a TPU reads far more for two."""
+  """`x[index]` with a flat index: with two axes, a TPU reads far more."""
   return x[index.reshape(-1)].reshape(*index.shape, *x.shape[1:])
 
 

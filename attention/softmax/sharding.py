@@ -1,4 +1,4 @@
-"""Attention of a sequence in shards, one per device, inside `jax.shard_map`.
+"""Attention over a sequence-sharded input, one shard per device in `jax.shard_map`.
 
 Exact attention sends keys and values round a ring of devices, or exchanges heads for
 positions (`attend_to_shards`). Results of queries that all devices have, such as
@@ -41,7 +41,7 @@ def attend_to_shards(
   dropout_rng: Array | None = None,
   block: tuple[int | None, int | None] | None = None,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """(out, lse) of exact attention to a sequence of which each device has a shard.
+  """(out, lse) of exact attention where each device has a shard of the sequence.
 
   Queries follow those of the device before, and
   so do keys and values. All that has the axis T or S is this device's shard; the rest
@@ -100,7 +100,7 @@ def check_shards(
   logits: Any,
   **others: Any,
 ) -> None:
-  """Raises ValueError for what has no form where a sequence lies in shards.
+  """Raises ValueError for options that sequence shards do not support.
 
   That is a mask that varies along queries, a causal call with shards of two lengths,
   most of `logits`, and what is not None in `others`.
@@ -146,7 +146,7 @@ def _ring(
   is_balanced: bool,
   block: tuple[int | None, int | None] | None,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """`tiles.attend` to the keys of all D devices, which go round.
+  """`tiles.attend` to the keys of all D devices, which pass them around a ring.
 
   Keys and values, with what hides them, go from device r to r + 1, D − 1 times, and
   what each shard gives, (out, lse), is merged. The backward sends them round again,
@@ -201,7 +201,7 @@ def _ring(
 
 
 class _Ring(NamedTuple):
-  """What of a ring is known while tracing.
+  """The static parameters of a ring.
 
   Attributes:
     axis_name: of the devices.
@@ -214,7 +214,7 @@ class _Ring(NamedTuple):
   is_causal: bool
 
   def round(self, meet: Callable[..., Any], moving: Any) -> tuple[Any, Any]:
-    """`meet(i, moving, resting)`, after `moving` has been passed on i times.
+    """Calls `meet(i, moving, resting)` after each of i = 0 … D − 1 hops of `moving`.
 
     What rests is None in the first, and in the others what the one before left.
     """
@@ -232,7 +232,7 @@ class _Ring(NamedTuple):
   def meetings(
     self, i: Array | int, inputs: Any, keys: Any
   ) -> Iterator[tuple[int, int, Visible, tuple[Any, ...]]]:
-    """Pairs of chunks after i hops of the keys, and what the loop takes of each."""
+    """The pairs of chunks after i hops of the keys, with the loop's inputs for each."""
     queries, _, scores, rng = inputs
     # JAX computes what is alike in all rounds ahead, and keeps it for every tile.
     (queries, scores), i = jax.lax.optimization_barrier(((queries, scores), i))
@@ -278,7 +278,7 @@ def _ring_forward(ring, inputs):
 
 
 def _ring_backward(ring, inputs, results, cotangents):
-  """Gradients of the inputs; what is no float stands for itself."""
+  """Gradients of the inputs; arrays that are no floats stand for their own."""
   queries, keys, _, rng = inputs
 
   def meet(i, moving, resting):
@@ -308,20 +308,20 @@ def _ring_backward(ring, inputs, results, cotangents):
 
 
 def _added(total: Any, more: Any) -> Any:
-  """Their sum in float32; no total is 0."""
+  """Their sum in float32; a total of None is 0."""
   more = jax.tree.map(lambda x: x.astype(jnp.float32), more)
   return more if total is None else jax.tree.map(jnp.add, total, more)
 
 
 def passed_on(tree: Any, axis_name: str) -> Any:
-  """What the device before this one has, the last before the first."""
+  """The tree of the previous device; the last device precedes the first."""
   size = jax.lax.axis_size(axis_name)
   around = [(i, (i + 1) % size) for i in range(size)]
   return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, around), tree)
 
 
 def _exchanged(tree: Any, axis_name: str) -> tuple[Any, ...]:
-  """The tree of this device's early chunk, and that of its late one."""
+  """This device's early chunk of the tree, and its late chunk."""
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
   def chunks(x):
@@ -349,7 +349,7 @@ def _in_order(
 
 
 def _moves(size: int, parity: int) -> list[tuple[int, int]]:
-  """From which device to which the even or the odd of 2D chunks go."""
+  """The (source, destination) devices of the even or the odd ones of 2D chunks."""
   numbers = range(parity, 2 * size, 2)
   return [(n // 2, min(n, 2 * size - 1 - n)) for n in numbers]
 
@@ -397,7 +397,7 @@ def _all_to_all(query, key, value, visible, logits, *, axis_name, block):
 def merged_over(
   axis_name: str, out: Float[Array, "B T N V"], lse: Float[Array, "B T N"]
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """`tiles.merge` of what each device has for the same queries."""
+  """`tiles.merge` over the devices, each of which has a result for the same queries."""
   largest = jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name)
   largest = jnp.where(largest == -jnp.inf, 0.0, largest)
   share = jnp.exp(lse - largest)[..., None]
@@ -413,7 +413,7 @@ def merged_over(
 def with_halo(
   x: Shaped[Array, "B T *A"], left: int, right: int, axis_name: str | None
 ) -> Shaped[Array, "B U *A"]:
-  """This device's positions, with those before and behind them.
+  """This device's positions, with some before and after them.
 
   Args:
     x: this device's T positions, which follow those of the device before.

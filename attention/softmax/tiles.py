@@ -42,7 +42,7 @@ from attention.softmax.mods import vary_beside_mods
 from attention.softmax.visible import Visible
 
 _ONE_VISIT = 2048
-"""The most keys of a window that a block of queries takes at once."""
+"""The largest number of keys that a block of queries takes in one visit."""
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 """Stands for −∞, so that differences are numbers in an empty row as well."""
@@ -51,7 +51,7 @@ Output = (
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]
 )
-"""What an attention function returns: out, or with `return_lse` (out, lse)."""
+"""The result of an attention function: out, or (out, lse) with `return_lse`."""
 
 
 def attend(
@@ -65,7 +65,7 @@ def attend(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Softmax attention of every query to the keys that it sees.
+  """Softmax attention of each query to its visible keys.
 
   Args:
     query: `[B, T, N, H]`.
@@ -89,7 +89,7 @@ def attend(
   shape = (query.shape[0], query.shape[2], grid.rows, grid.width)
 
   def inputs_like(query):
-    """Inputs of `forward`, with mods traced for tiles that vary as the query does."""
+    """Inputs of `forward`, with mods traced for tiles of the query's varying type."""
     scaled, scores, fixed = logits.scores(query, visible, shape)
     arrays = scaled, visible.readable(key), visible.readable(value), scores
     constants = Constants(visible.traced(shape, query), fixed, dropout_rng)
@@ -121,7 +121,7 @@ class Constants(NamedTuple):
 
 
 def forward(grid: "Grid", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
-  """(out, lse), twice: as the result, and for `backward`.
+  """(out, lse) twice: as the result and as the residuals of `backward`.
 
   `inputs` are query, key, value, scores and constants. `attend` gives this function
   its derivative.
@@ -181,7 +181,7 @@ def backward(
   results: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
   cotangents: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
 ) -> tuple[Any, ...]:
-  """Gradients of `inputs`, of all but the query in float32.
+  """Gradients of `inputs`; all but the query's are float32.
 
   Args:
     grid: as in `forward`.
@@ -264,7 +264,7 @@ def _keys(grid, constants, arrays, start, visit):
 
 
 def _pairs(grid, constants, query, start, visit):
-  """Positions of a tile, which of its pairs count, and Δ; None is all, and 1."""
+  """A tile's positions, its visible pairs (None is all) and Δ (None is 1)."""
   visible = constants.visible
   first, fresh = grid.first(visible, start, visit)
   shown = visible.block(start, grid.rows, first, grid.width, fresh)
@@ -283,7 +283,7 @@ def _pairs(grid, constants, query, start, visit):
 
 
 def _added(grid, constants, totals, parts, starts, visit, dtype):
-  """Totals with the gradients of a step: keys and values of a `dtype`, and scores."""
+  """Totals plus the gradients of a step: keys and values in `dtype`, and scores."""
   key, value, scores = totals
   *key_parts, score_parts = parts
   visible = constants.visible
@@ -314,7 +314,7 @@ def _added(grid, constants, totals, parts, starts, visit, dtype):
 
 
 class Grid(NamedTuple):
-  """How queries and keys are cut; known while tracing.
+  """How queries and keys are cut into tiles; static.
 
   Attributes:
     rows: C.
@@ -345,7 +345,7 @@ class Grid(NamedTuple):
     return jnp.minimum(i * self.size, self.length - self.size)
 
   def starts(self, i: Array) -> Array:
-    """The first query of its tile, or of each of its tiles."""
+    """The first query of each tile of step i."""
     start = self.start(i)
     if self.tiles_per_step == 1:
       return start
@@ -369,7 +369,7 @@ class Grid(NamedTuple):
   def put(
     self, x: Float[Array, "B T N F"], i: Array, rows: Float[Array, "..."]
   ) -> Float[Array, "B T N F"]:
-    """`x` with the rows of step i, but those that the step before has had."""
+    """`x` with the rows of step i, except those that the previous step computed."""
     if self.tiles_per_step == 1:
       rows = jnp.swapaxes(rows, 1, 2)
     else:
@@ -384,11 +384,11 @@ class Grid(NamedTuple):
     return is_new[None, :, None, None]
 
   def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of one tile, for the tiles of a step."""
+    """Maps a `function` of one tile over the tiles of a step."""
     return function if self.tiles_per_step == 1 else jax.vmap(function)
 
   def visits(self, visible: Visible, start: Array) -> Array | int:
-    """How many blocks of keys the queries from `start` on take."""
+    """The number of key blocks that the queries from `start` on visit."""
     if visible.block_mask is not None:
       visited, counts = visible.block_mask.visited, visible.block_mask.counts
       return visited.shape[1] if counts is None else counts[self.row(start)]
@@ -400,7 +400,7 @@ class Grid(NamedTuple):
   def first(
     self, visible: Visible, start: Array, visit: Array | int
   ) -> tuple[Array, Array | int | None]:
-    """The first key of a visit, and the first that no visit before has had."""
+    """The first key of a visit, and its first key that no earlier visit had."""
     table = visible.block_mask
     if table is not None:
       fresh = table.visited[self.row(start), visit] * self.width
@@ -425,7 +425,7 @@ def grid_of(
   block: tuple[int | None, int | None] | None = None,
   dropout_rate: float = 0.0,
 ) -> Grid:
-  """How a call is cut; see `attend`."""
+  """The `Grid` of a call; see `attend`."""
   batch, length, num_heads, head_dim = query.shape
   source_length = value.shape[1]
   rows, width = block or (None, None)
@@ -474,7 +474,7 @@ def grid_of(
 def merge(
   *parts: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """(out, lse) of all keys from those of disjoint sets of keys."""
+  """(out, lse) over all keys, from results over disjoint sets of keys."""
   outs, lses = zip(*parts, strict=True)
   lse = jnp.stack(lses)
   largest = jnp.maximum(jnp.max(lse, 0), _LOWEST / 2)
@@ -493,7 +493,7 @@ def with_sinks(
   lse: Float[Array, "B T N"],
   sinks: Float[Array, "N"],
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """One more logit for each head, which takes weight and gives no value."""
+  """Adds one more logit per head, which takes weight but has no value."""
   sinks = sinks.astype(jnp.float32)[None, None]
   share = jax.nn.sigmoid(lse - sinks)[..., None]
   return (share * out).astype(out.dtype), jnp.logaddexp(lse, sinks)

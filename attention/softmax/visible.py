@@ -1,4 +1,4 @@
-"""Which query may see which key: one value for every reason.
+"""Which query may see which key: one value, `Visible`.
 
     visible = causal() & window(256, 0) & segments(ids, ids) & key_mask(keep)
 
@@ -27,7 +27,7 @@ from attention.softmax.mods import BlockMask, MaskMod, Mod
 _STATIC: Any = {"static": True}
 
 _FARTHEST = 2**29
-"""A window of more positions is one of this many, which int32 can add to others."""
+"""The largest side of a window; larger ones are cut to it, so that int32 can add it."""
 
 Rows = tuple[Callable[[Array], Array], Int[Array, "B _"]]
 
@@ -79,7 +79,7 @@ class Visible:
     return start, first if self.key_start is None else first + self.key_start
 
   def __and__(self, other: "Visible") -> "Visible":
-    """Both conditions, at the positions of the side that has any.
+    """Both conditions, with the positions of the side that has some.
 
     Raises:
       ValueError: both sides have positions, and these differ.
@@ -151,7 +151,7 @@ class Visible:
     width: int,
     fresh: Array | int | None = None,
   ) -> Bool[Array, "#B #N #C #D"] | None:
-    """Which pairs count, of `rows` queries from `start` on and `width` keys from `first`.
+    """The visible pairs of `rows` queries from `start` and `width` keys from `first`.
 
     None is all. Keys before the number `fresh` do not count, if it is given.
     """
@@ -205,7 +205,7 @@ class Visible:
     )
 
   def readable(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
-    """Keys or values, zero where a mask hides them from every query and head.
+    """Keys or values, with zeros where they are masked for every query and head.
 
     So not even a NaN that stands in padding gets through a product.
     """
@@ -262,7 +262,7 @@ def lengths(
   query_lengths: Int[Array, "B"] | None = None,
   key_lengths: Int[Array, "B"] | None = None,
 ) -> Visible:
-  """The first queries and keys of each example count, and what follows is padding.
+  """Only the first queries and keys of each example count; the rest is padding.
 
   As `query_seq_lengths` and `key_value_seq_lengths` of `jax.nn.dot_product_attention`:
   results of the other queries are 0. None is all of them.
@@ -286,7 +286,7 @@ def lengths(
 
 
 def key_mask(mask: Bool[Array, "B S"]) -> Visible:
-  """Nobody sees a key where `mask` is False, and its content changes nothing."""
+  """No query sees a key where `mask` is False, and such a key never affects the output."""
   if mask.ndim != 2 or mask.dtype != jnp.bool_:
     raise ValueError(
       f"key_mask: expected bool [B, S], got {mask.dtype} {mask.shape}"
@@ -321,7 +321,7 @@ def visible_in_tile(
   key_ids: Int[Array, "B D"] | None,
   right: int | None = None,
 ) -> Bool[Array, "B 1 C D"] | None:
-  """Which pairs of C = `rows` queries and as many keys count; None is all.
+  """The visible pairs of C = `rows` queries and as many keys; None is all.
 
   Args:
     rows: C.
@@ -342,7 +342,7 @@ EVERY_PAIR = Visible()
 
 
 class VisibleOptions(TypedDict, total=False):
-  """The keywords of attention functions that say who sees whom.
+  """The keywords of attention functions for visibility.
 
   The decorator makes one `Visible` of them, which the function gets.
   """
@@ -369,7 +369,7 @@ def visible_from_options(
   block_mask: BlockMask | None = None,
   visible: Visible | None = None,
 ) -> Visible:
-  """What the options of an attention function say of visibility, checked.
+  """The `Visible` that the options of an attention function describe, checked.
 
   Raises:
     ValueError: one does not fit the query or the key.
@@ -413,7 +413,7 @@ def visible_from_options(
 def _check_block_mask(
   block_mask: BlockMask, mask_mod: Any, shape: tuple[int, int, int, int]
 ) -> None:
-  """Checks that a block mask is one of this call."""
+  """Checks that a block mask fits this call."""
   if not mask_mod:
     raise ValueError(
       "block_mask: expected the mask_mod that it was made of, got None"

@@ -1,4 +1,4 @@
-"""What a window may have beyond neighbours: gaps, global tokens, other devices.
+"""Windows with dilation, with global tokens and over sequence shards.
 
 A dilated window is an ordinary window in another order. The positions of one
 residue class r, t = i·d + r, see keys of the same class only, and within a class the
@@ -38,7 +38,7 @@ def attend_to_window(
   dilations: tuple[int, ...],
   **options: Any,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """(out, lse) of a window with gaps.
+  """(out, lse) of a window, which may be dilated.
 
   `sides` are (left, right) in steps of the dilation, in which tables by distance count
   too, and `dilations` are one for each query head. Options are those of `tiles.attend`.
@@ -86,7 +86,7 @@ def attend_to_window(
 def _by_dilation(
   query, key, value, visible, logits, rng, *, dilations, **options
 ) -> Any:
-  """(out, lse) of heads with several dilations.
+  """(out, lse) of heads with different dilations.
 
   Tiles require as many query heads for every key head, so a key head whose query
   heads have several dilations is in several calls.
@@ -124,7 +124,7 @@ def _by_dilation(
 def _of_shards(
   query, key, value, visible, logits, rng, *, axis_name, **options
 ):
-  """(out, lse) of a window over a sequence of which each device has a shard.
+  """(out, lse) of a window where each device has a shard of the sequence.
 
   Every device gets the keys that its window reaches, and attends to the longer
   stretch.
@@ -202,7 +202,7 @@ def attend_to_union(
   slots = jnp.where(is_here, slots, length + jnp.arange(slots.shape[1])[None])
 
   def rows(x):
-    """What `x` has at the tokens, on whichever device; any where there is none."""
+    """The rows of `x` at the global tokens, from any device; arbitrary for no token."""
     taken = layout.rows_at(x, slots)
     if axis_name is None:
       return taken
