@@ -62,14 +62,14 @@ def additive_attention(
     out[t] = softmax over the visible s of score[t], times value
 
   with W = `query_kernel`, U = `key_kernel` and v = `score_kernel`, one of each
-  for every query head. Everything but the two projections is float32. A query
-  that sees no key gets zeros and passes no gradient. The content of a key that
-  no query may see changes nothing.
+  per query head. Everything except the two projections is float32. A query that
+  sees no key outputs zeros and has zero gradients. A key that no query may see
+  never affects the output, even if it is NaN.
 
   Args:
     query: `[B, T, N, H]`; the paper's decoder state s_{i-1}.
-    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
-      n // (N/K), through its own U. These are the paper's annotations h_j.
+    key: `[B, S, K, H]`, the paper's annotations h_j. N is a multiple of K; query
+      head n reads key head n // (N/K) through its own U.
     value: `[B, S, K, V]`.
     query_kernel: W, `[N, H, A]`.
     key_kernel: U, `[N, H, A]`.
@@ -81,12 +81,12 @@ def additive_attention(
   Returns:
     `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the scores.
 
-  Cost: time T·S·N·(A+V), nearly all of it T·S·N·A hyperbolic tangents, so
-  many times that of dense attention; half of it if causal. Memory in addition
+  Cost: time T·S·N·(A+V), half of it if causal. Nearly all of it goes into T·S·N·A
+  hyperbolic tangents, so it is many times that of dense attention. Memory in addition
   to the arrays: B·(T+S)·N·A for the projections, forward and backward, and
   B·N·C·D·A for a tile of C queries and D keys. Nothing is T×S except a mask or
-  bias that is given in that size. What crosses between shards is projected keys and
-  values, S·(N·A + K·V) numbers each.
+  bias that is given in that size. Shards exchange projected keys and values,
+  S·(N·A + K·V) numbers each.
 
   Departs from its paper in having heads, masks, and a value that is separate
   from the key (in the paper, both are h_j).
@@ -96,8 +96,7 @@ def additive_attention(
   """
   sizes = checks.block_sizes(block_size)
   for one in visible.masks:
-    # A key that no query sees is also set to zero, so that a NaN in it does not
-    # get through.
+    # Masked keys are also set to zero, so that a NaN in them does not spread.
     seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
   queries, keys = _projected(query, query_kernel), _projected(key, key_kernel)
@@ -121,7 +120,7 @@ def additive_attention(
 def _block(query: Array, key: Array) -> tuple[int, int]:
   """(C, D) of a tile."""
   batch, length, num_heads, width = query.shape
-  # For each pair: the hidden units, and in the backward their gradients.
+  # For each pair: the hidden units, and in the backward pass their gradients.
   pair_bytes = 2 * 4 * batch * num_heads * width
   # These tiles stay in cache, see benchmarks/README.md.
   return backend.block(pair_bytes, 16, 64, length, key.shape[1])
@@ -144,9 +143,9 @@ def _scores(
 class _Scores(Scores):
   """The scores v · tanh(a_t + c_s) of a tile from a = W q and c = U k.
 
-  It also takes the place of `attention.softmax.logits.Logits` in the loop. Arrays of C·D·A
-  numbers exist for one tile only. Every query head has its own keys `[B, N, D, A]`,
-  also where query heads share their values.
+  The loop over tiles also takes it in place of `attention.softmax.logits.Logits`.
+  Arrays of C·D·A numbers exist for one tile only. Every query head has its own keys
+  `[B, N, D, A]`, even where query heads share their values.
   """
 
   score_kernel: Any = None
@@ -164,7 +163,7 @@ class _Scores(Scores):
     return dataclasses.replace(totals, score_kernel=kernel)
 
   def product(self, query, key):
-    """In the place of that of `Scores`."""
+    """Replaces the product of `Scores`."""
     hidden = jnp.tanh(query[:, :, :, None] + key[:, :, None])
     # As a product of rows: a sum is slower.
     pairs = hidden.reshape(*hidden.shape[:2], -1, hidden.shape[4])
@@ -175,7 +174,7 @@ class _Scores(Scores):
     return x.reshape(*query.shape[:3], -1)
 
   def vjp(self, query, key, places, score_arrays=None):
-    """See `Scores`; JAX's own, as there is no product of queries and keys."""
+    """See `Scores`. It uses JAX's derivative, as q and k have no plain product."""
     return jax.vjp(
       lambda query, key, scores: scores.tile(query, key, places, score_arrays),
       query,
@@ -220,8 +219,8 @@ def additive(width: int = 64) -> Attention:
   """The mechanism of `additive_attention`.
 
   Args:
-    width: A, the hidden units of the alignment model, n' in the paper, which
-      has 1000 for one head.
+    width: A, the number of hidden units of the alignment model; n' in the paper,
+      which uses 1000 for one head.
 
   Returns:
     An `Attention` whose kernels are trained: W and U are drawn from N(0, 1/H)

@@ -54,7 +54,7 @@ def bigbird_attention(
     A(t) = all s                                       where b(t) ∈ {0, L}
 
   for each head. A block that is listed twice, or is also near or global, counts
-  once. Every pair is further limited by `mask` and the segments.
+  once. `mask` and the segments restrict the pairs further.
 
   Args:
     block_size: C.
@@ -65,8 +65,8 @@ def bigbird_attention(
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because the last block is global, and random
       blocks may be later than the query.
-    axis_name: as `dense_attention`, for a `block_size` that divides T. Numbers of
-      blocks are those in the whole; dropout has no form in shards.
+    axis_name: as `dense_attention`, for a `block_size` that divides T. Blocks are
+      numbered in the whole sequence; shards do not support dropout.
 
   Other arguments: as `dense_attention`, with S = T.
 
@@ -164,7 +164,7 @@ def _blocks_seen(
   """The W = 5 + R key blocks of each query block that is not global, in order.
 
   They are the first, the last, the block itself, its neighbours, and the random
-  ones. `count`, which names no block, stands for what is listed twice or names none.
+  ones. `count`, which names no block, replaces repeated and invalid numbers.
   """
   own = jnp.arange(1, count - 1)
   always = jnp.stack([0 * own, 0 * own + count - 1, own - 1, own, own + 1], -1)
@@ -228,7 +228,7 @@ def _attend_to_blocks(
     )
     return tuple(x[:, :, 0] for x in results)
 
-  # Heads are a batch axis, so arrays that are sharded by head stay where they are.
+  # Heads are a batch axis, so arrays that are sharded by head are not moved.
   key, value, mask, key_ids = keys
   heads = key.shape[2], num_heads // key.shape[2]
   rngs = None
@@ -259,10 +259,10 @@ def _attend_to_shards(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """(out, lse) of `bigbird_attention` where each of D devices has a shard.
 
-  Which blocks a device needs is known only while the program runs, so all keys go
-  round the ring, and every device keeps what its queries ask for. Time and memory
-  are those of T positions, with 5 + R keys for each query and head; what crosses is
-  what dense attention sends, and one sum over the devices for the global queries.
+  Which blocks a device needs is known only at run time, so all keys go around the
+  ring, and each device keeps the blocks that its queries need. Time and memory are
+  those of T positions, with 5 + R keys for each query and head. Devices exchange
+  what dense attention does, plus one sum over the devices for the global queries.
   """
   length = query.shape[1]
   if length % block_size:
@@ -363,8 +363,8 @@ def bigbird_random_blocks(
   shape = (num_random, num_heads, middle)
   if not (num_random and middle):
     return jnp.zeros((num_heads, middle, num_random), jnp.int32)
-  # Counted from the first block between the globals, the excluded blocks are a
-  # run of neighbours, which is shorter at both ends.
+  # Among the blocks that are not global, the excluded ones are consecutive; there
+  # are fewer of them at both ends.
   i = jnp.arange(middle, dtype=jnp.int32)
   run_start = jnp.maximum(i - 1, 0)
   run_length = jnp.minimum(i + 1, middle - 1) - run_start + 1
@@ -430,13 +430,13 @@ def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
         jax.random.wrap_key_data(variables["constants"]["key"]),
         num_heads=query.shape[2],
         num_blocks=count,
-        # More would find no block that is not taken.
+        # There are no more blocks to draw from.
         num_random=min(num_random, count),
       )
     return function(query, key, value, **call)
 
   return Attention(
-    # Raw bits, because a checkpoint can hold them.
+    # Raw bits, because a checkpoint can store them.
     init=lambda key, dims: {"constants": {"key": jax.random.key_data(key)}},
     apply=apply,
     init_cache=None,

@@ -45,17 +45,17 @@ def delta_product_attention(
     out_t = scale · S_t,Rᵀ q_t
 
   with g = `log_decay`, for each head. The R factors I − β k kᵀ of a position are a
-  product of generalised Householder reflections; with R of them and β up to 2 a state
-  can follow permutations of R + 1 things. R = 1 is `delta_rule_attention`, and as
-  there the state grows without bound where β|k|² > 2.
+  product of generalised Householder reflections. With β up to 2, R of them let a state
+  track permutations of R + 1 elements. R = 1 is `delta_rule_attention`; as there, the
+  state grows without bound where β|k|² > 2.
 
   Args:
     key: R keys for each position.
     value: their values.
-    beta: their rates.
+    beta: β, their writing strengths.
     log_decay: `[B, T, N]`, `[B, T, N, H]` or None, as in `delta_rule_attention`.
-    normalize_keys: as in `delta_rule_attention`; the keys and queries of the paper's
-      models have length 1.
+    normalize_keys: as in `delta_rule_attention`; the paper's models normalize keys
+      and queries to length 1.
 
   Other options, results and errors: as `gated_linear_attention`.
 
@@ -79,9 +79,9 @@ def _repeated_writes(
   return_state: bool = True,
   **options: Any,
 ) -> Any:
-  """`recurrent_attention` that decays once and then writes R times at a position.
+  """`recurrent_attention` that decays once and then writes R times per position.
 
-  It is that of T·R positions: a decay at the first of each R, a query at the last.
+  It runs over T·R positions: of each R, the first has the decay and the last the query.
   """
   writes = key.shape[2]
 
@@ -124,7 +124,8 @@ def delta_product(
     k_t,r = SiLU(x_t · W_r)        v_t,r = SiLU(x_t · U_r)        r < R
     β_t,r = max_rate · sigmoid(x_t · W_β,r)
 
-  Keys and queries get length 1. The caller gives the last of the R keys and values.
+  Keys and queries are normalized to length 1. The caller gives the last of the R keys
+  and values.
 
   Args:
     num_householder: R.
@@ -140,9 +141,9 @@ def delta_product(
     ValueError: `num_householder` is no positive int, or as `delta`.
 
   Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  Unlike in the paper, only the keys and values of the last correction are convolved:
-  a record has no state for the other convolutions. A call whose values are not V wide
-  makes the earlier corrections write zeros.
+  Unlike in the paper, only the keys and values of the last update are convolved: a
+  mechanism has no state for the other convolutions. Where the values of a call are not
+  V wide, the earlier updates write zeros.
   Paper: arXiv:2502.10297, section 3.
   """
   others = num_householder - 1

@@ -1,6 +1,6 @@
 """The delta rule: each position replaces the value that a state stores for its key.
 
-Its arithmetic is in `recurrence`; gates and the record are in `gates`.
+`recurrence` computes it; `gates` builds the mechanisms and their gates.
 """
 
 import jax
@@ -46,32 +46,30 @@ def delta_rule_attention(
     S' = diag(e^g_t) S_{t−1}
     S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ        out_t = scale · S_tᵀ q_t
 
-  with g = `log_decay`, for each head, where b and w are 1 unless a call has them. It is
-  then one step of gradient descent on ½|Sᵀk − v|². With keys of length 1 and β = 1,
-  S_tᵀ k_t = v_t. Where β|k|² > 2 the state grows exponentially, and the keys of a
-  softmax model have |k|² ≈ H: give `normalize_keys=True`, or keys with |k| ≤ 1.
+  with g = `log_decay`, for each head. The gates b and w are 1 unless a call gives them;
+  a step is then one step of gradient descent on ½|Sᵀk − v|². With keys of length 1 and
+  β = 1, S_tᵀ k_t = v_t. Where β|k|² > 2 the state grows exponentially, and the keys of
+  a softmax model have |k|² ≈ H: give `normalize_keys=True`, or keys with |k| ≤ 1.
   Everything is float32 for inputs of any dtype.
 
-  With keys p of what is erased, that is read before the decay:
+  With a separate erase key p, the old value is read before the decay:
 
     S_t = S' + β_t k_t (w_t ∘ v_t − S_{t−1}ᵀ (b_t ∘ p_t))ᵀ
 
-  so p = e^g ∘ k is the rule above. With keys of length 1 and p = ck the state may grow
-  where βc > 1 + e^g.
+  so p = e^g ∘ k gives the rule above. With keys of length 1 and p = ck, the state may
+  grow where βc > 1 + e^g.
 
   Args:
-    beta: β; None is 1, in calls with an erase gate.
-    log_decay: natural logarithms of the decays, at most 0: None for none
-      (DeltaNet), `[B, T, N]`, one for a head (Gated DeltaNet), or `[B, T, N, H]`,
-      one for each channel (Kimi Delta Attention).
-    erase_key: p, which reads what is erased from S_{t−1} (Comba); None is `key`, which
-      reads it from S'.
-    erase_gate: b, which share of k or p is erased, for each channel (Gated
-      DeltaNet-2).
-    write_gate: w, which share of the value is written.
-    normalize_keys: divides each query and key by its length √(|x|² + 10⁻⁶), as the
-      papers' models do ahead of the rule; `erase_key` stays as it is. False takes
-      both as they are.
+    beta: β, the writing strength; None is 1, in calls with an erase gate.
+    log_decay: natural logarithms of the decays, at most 0: None for no decay
+      (DeltaNet), `[B, T, N]` for one per head (Gated DeltaNet), or `[B, T, N, H]` for
+      one per channel (Kimi Delta Attention).
+    erase_key: p, the key whose value is erased, read from S_{t−1} (Comba); None erases
+      the value of `key`, read from S'.
+    erase_gate: b, the share of k or p that is erased, per channel (Gated DeltaNet-2).
+    write_gate: w, the share of the value that is written.
+    normalize_keys: whether to divide each query and key by its length √(|x|² + 10⁻⁶),
+      as the papers' models do before the rule. `erase_key` is never normalized.
 
   Other options, heads, results and errors: as `gated_linear_attention`.
 
@@ -87,7 +85,7 @@ def delta_rule_attention(
   """
   if beta is None and erase_gate is None:
     raise ValueError(
-      "beta: expected rates [B, T, N] or an erase_gate [B, T, N, H], got neither"
+      "beta: expected beta [B, T, N] or an erase_gate [B, T, N, H], got neither"
     )
   return recurrent_attention(**locals())
 
@@ -100,11 +98,11 @@ def delta(
 
     k_t, q_t ← k_t / |k_t|, q_t / |q_t|        β_t = max_rate · sigmoid(x_t · W_β)
 
-  Nothing decays.
+  There is no decay.
 
   Args:
-    max_rate: the largest β. Beyond 1, up to 2, a key may change the sign of what is
-      there for it, with which a state can follow permutations (arXiv:2411.12537).
+    max_rate: the largest β. Above 1, up to 2, a write may change the sign of the value
+      stored for a key, which lets a state track permutations (arXiv:2411.12537).
     implementation: as `gated_linear`.
 
   Returns:
@@ -139,7 +137,7 @@ def gated_delta(
     `step_bias [N]` and `log_rate [N]` (A).
 
   Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`;
-  Qwen3-Next has three such layers to one of exact attention. Paper: Gated delta
+  Qwen3-Next has three such layers for each layer of exact attention. Paper: Gated delta
   networks, arXiv:2412.06464, equation 10 and section 3.4.
   """
 
@@ -166,7 +164,7 @@ def kimi_delta(
   with A for each head and b for each channel.
 
   Args:
-    rank: R, of W₁ `[F, R]` and W₂ `[R, N, H]`; None is H, as in the paper.
+    rank: R, the rank of W₁ `[F, R]` and W₂ `[R, N, H]`; None is H, as in the paper.
     max_rate: as `delta`.
     implementation: likewise.
 
@@ -178,8 +176,8 @@ def kimi_delta(
     ValueError: as `delta`, or `rank` is neither None nor a positive int.
 
   Its model also has `short_convolution`, `output_norm='rms'` and
-  `output_gate='sigmoid'`, and three such layers to one of exact attention. Paper: Kimi
-  Linear, arXiv:2510.26692, sections 3 and 4.
+  `output_gate='sigmoid'`, and three such layers for each layer of exact attention.
+  Paper: Kimi Linear, arXiv:2510.26692, sections 3 and 4.
   """
 
   def init(key, dims):
@@ -203,8 +201,8 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> Attention:
   with a and d for each head. The paper's α is e^g, and its β̃ sigmoid(a) β.
 
   Args:
-    max_rate: the largest β, which is 1 in the paper; above 1, up to 2, the state may
-      grow where sigmoid(a) β > 1 + e^g.
+    max_rate: the largest β; the paper's is 1. Above 1, up to 2, the state may grow
+      where sigmoid(a) β > 1 + e^g.
     correction: the initial d of the output feedback. The paper's is 0.02 for small
       models and 1 for large ones.
 
@@ -294,7 +292,7 @@ def gated_delta_2(
   def recurrence(params, query, key, value, *, write_gate, **options):
     del params
     if write_gate.shape[-1] != value.shape[-1]:
-      # Values of another width, such as the identity, which shows the matrix.
+      # Values of another width, such as the identity that shows the attention matrix.
       write_gate = jnp.mean(write_gate, axis=-1, keepdims=True)
       shape = (*write_gate.shape[:3], value.shape[-1])
       write_gate = jnp.broadcast_to(write_gate, shape)

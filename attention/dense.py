@@ -1,7 +1,7 @@
 """Dense softmax attention (Vaswani et al., 2017).
 
-C rows of queries with all their keys are computed at a time. Everything is left to
-autodiff, of any order and direction.
+It computes C rows of queries with all their keys at a time. Derivatives of any order,
+forward and reverse, come from autodiff.
 """
 
 from collections.abc import Callable
@@ -62,17 +62,17 @@ def dense_attention(
 
     out = dense_attention(q, k, v, mask=keep[:, None, None, :])
 
-  Logits, softmax and normaliser are float32, or float64 like the query. Masked
-  logits take no part in the softmax. A query that may attend to no key gets
-  zeros and passes no gradient.
+  Logits, softmax and normaliser are float32, or float64 if the query is. The softmax
+  leaves masked positions out. A query that may attend to no key outputs zeros and has
+  zero gradients.
 
   Args:
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
+    key: `[B, S, K, H]`; N is a multiple of K, and query head n reads key head
       n // (N/K).
     value: `[B, S, K, V]`.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`. What a key and
-      value hold that it hides from every query changes nothing, NaN included.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`. Keys and values
+      that are masked for every query never affect the output, even if they are NaN.
     is_causal: query t sees keys s ≤ t.
     scale: factor of the logits; None is 1/√H.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
@@ -81,39 +81,40 @@ def dense_attention(
     relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.softmax.logits`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
-    sinks: `[N]`, one more logit for each head, which takes weight and gives no
-      value (gpt-oss).
+    sinks: `[N]`, one more logit per head, which takes weight but has no value
+      (gpt-oss).
     logits_soft_cap: c; the scaled products of query and key become
-      c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
+      c · tanh(x / c), before masks, biases and tables (Gemma 2).
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
-      s < u ≤ t is added to the logits (FoX). For causal calls with T = S. The gate
-      of a position that a mask of one row hides counts as 1.
-    score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
-      FlexAttention; it takes the logits ahead of `bias` and `log_forget`.
+      s < u ≤ t is added to the logits (FoX). For causal calls with T = S. At positions
+      that a key mask excludes, the gate counts as 1.
+    score_mod: `(score, b, n, t, s) -> score` with indices that broadcast, as in
+      FlexAttention; it is applied before `bias` and `log_forget` are added.
       Gradients flow to arrays that it closes over.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
-    dropout_rate: share of attention weights set to zero; the others are
+    dropout_rate: share of attention weights that are set to zero; the others are
       divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0. Keys `[1, 1]`
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0. Keys `[1, 1]`
       drop the same pairs in all examples and heads.
-    block_size: C, rows that are computed at the same time; None is all of a short
-      sequence, and what `attention.platform.backend` allows of a long one.
-    axis_name: of the devices of a sequence in shards, inside `jax.shard_map`: each
-      has neighbouring positions of all that has them, in order. A mask is then
-      `[B, 1, 1, S]`, and of the logits there are `scale` and tables by distance.
-    visible: which pairs count, in addition to the options that say so.
-    logits: how pairs are scored, in place of the options that say so.
-    return_lse: whether to return the log-sum-exp of the logits, too.
+    block_size: C, the number of rows computed at the same time; None is all rows of a
+      short sequence, and as many of a long one as `attention.platform.backend` allows.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`. Each device
+      has consecutive positions of every array that has a sequence axis, in order. The
+      mask must be `[B, 1, 1, S]`; of the logits' options, only `scale` and tables by
+      distance are supported.
+    visible: which pairs count, combined with the options for visibility.
+    logits: how pairs are scored, in place of the options for logits.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]`, in
-    the dtype of the logits, −∞ for a query that sees nothing. Both have gradients,
+    the dtype of the logits, −∞ for a query that sees no key. Both have gradients,
     so that results over disjoint sets of keys can be merged
     (`attention.softmax.tiles.merge`).
 
   Cost: time T·S·N·(H+V), three quarters of it for a causal call of several
-  blocks; memory B·N·C·S float32, because whole rows are computed, C queries at
-  a time, and again in the backward where C < T. The function can be
+  blocks; memory B·N·C·S float32, because it computes whole rows, C queries at a
+  time. Where C < T, the backward pass recomputes them. The function can be
   differentiated any number of times, forward and reverse.
 
   Departs from its paper in cases that the paper does not have: a query that
@@ -198,7 +199,7 @@ def _by_rows(
   if rows is None:
     row_bytes = 4 * batch * num_heads * source_length
     rows = backend.rows_at_once(row_bytes, length, least=256)
-    # A short sequence is one block, of which nothing is made again.
+    # A short sequence is one block, and nothing is recomputed.
     rows = length if length <= _WHOLE else rows
   if length <= rows:
     return attend(query, bias, 0, source_length)
@@ -215,7 +216,7 @@ def _by_rows(
       x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
       return jnp.moveaxis(x, axis, 0)
 
-    # A bias has a gradient: cut inside the loop it would be as large as itself.
+    # Sliced inside the loop, each slice's gradient would be as large as the bias.
     near = bias if bias is None else bias[..., :seen]
     cut = blocks(near, 2) if by_row else None
 
@@ -233,7 +234,7 @@ def _by_rows(
       [x.reshape(batch, -1, *x.shape[3:]) for x in parts], axis=1
     )
 
-  # Rows of the first half skip the keys behind it; each part is a loop to compile.
+  # Rows of the first half skip the later keys. More parts would be more loops to compile.
   whole = length // rows
   half = whole // 2 if is_causal else 0
   edges = sorted({0, half * rows, whole * rows, length})
@@ -251,8 +252,7 @@ def decode(
 ) -> tuple[Float[Array, "B 1 N V"], DenseCache]:
   """Decodes one position of the causal call in time S·N·H.
 
-  `options` are those of `dense_attention` that say how pairs are scored, and
-  `mask_mod`.
+  `options` are the options of `dense_attention` for logits, and `mask_mod`.
   """
   index = cache.index[:, None]
   slots = jnp.arange(cache.key.shape[1])[None]
@@ -290,9 +290,9 @@ def attend_to_slots(
 ) -> Any:
   """One query of each example attends to the cache slots that `seen` selects.
 
-  `distance` of each slot from the query is that of the tables, `positions` those of
-  the query and of each slot, and `forgotten` Σ log f since it. Options are those of
-  `dense_attention`.
+  `distance` is the distance of each slot from the query, with which tables are read,
+  `positions` has the position of the query and of each slot, and `forgotten` the
+  cumulative log forget gate since each slot. Options are those of `dense_attention`.
   """
   bias = tables_at(relative_bias, relative_keys, query, distance, scale)
   score_mod, mask_mod, bias = mods_lib.at_positions(
@@ -323,16 +323,16 @@ def dense(
   """The mechanism of `dense_attention`.
 
   Args:
-    sinks: a logit for each head that takes weight and gives no value, trained:
+    sinks: whether each head has a trained logit that takes weight but has no value:
       `sinks [N]` in `params` (gpt-oss).
-    logits_soft_cap: c of c · tanh(x / c); None caps nothing (Gemma 2).
-    forget: a forget gate for each head, log σ(x_t · W + b), read from the inputs:
-      `forget_kernel [F, N]` and `forget_bias [N]` in `params` (FoX,
-      arXiv:2503.02130). The mechanism is then causal only.
+    logits_soft_cap: c of c · tanh(x / c); None is no cap (Gemma 2).
+    forget: whether each head has a forget gate, computed from the inputs as
+      log σ(x_t · W + b), with `forget_kernel [F, N]` and `forget_bias [N]` in `params`
+      (FoX, arXiv:2503.02130). The mechanism is then causal only.
 
   Returns:
-    An `Attention` that decodes with a `DenseCache`. Without these it has no
-    variables.
+    An `Attention` that decodes with a `DenseCache`. Without sinks and forget gates it
+    has no variables.
   """
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
 
@@ -347,7 +347,7 @@ def dense(
   def prefill_own(
     variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
   ):
-    del variables, query, scale  # Keys are kept as they are.
+    del variables, query, scale  # The cache stores plain keys.
     return prefill(cache, key, value, lengths, log_forget)
 
   return Attention(

@@ -63,18 +63,18 @@ def differential_attention(
     block_size: as in `flash_attention`. Other options: as `dense_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also the log-sum-exp of
-    both softmaxes, a pair of `[B, T, N]` in float32. They merge the results of either
-    one, not the difference.
+    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also the log-sum-exps of
+    both softmaxes, a pair of `[B, T, N]` in float32. They serve to merge results of
+    either softmax, not of the difference.
 
   Raises:
-    ValueError: H is odd, or arguments do not fit together.
+    ValueError: H is odd, or the arguments do not fit together.
 
   Cost: time T·S·N·(H + 2·V), half of it if causal; memory of `flash_attention` with
   2·N heads, and keys, values and results twice.
 
-  Departs from its paper in that the norm of each head's result, and the factor
-  1 − λ_init of it, are left to the model.
+  Departs from its paper in that the model applies the norm of each head's output and
+  the norm's factor 1 − λ_init.
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
   """
@@ -83,7 +83,7 @@ def differential_attention(
     raise ValueError(f"weight: expected a number, got {type(weight).__name__}")
   if query.shape[3] % 2:
     raise ValueError(
-      "query: expected an even head dimension, whose halves attend apart, got "
+      "query: expected an even head dimension, as each half attends by itself, got "
       f"{query.shape[3]}"
     )
   halves = _halves(query, key, value)
@@ -137,7 +137,7 @@ def differential(start: float = 0.8) -> Attention:
 
   Args:
     start: λ_init. The paper has 0.8 − 0.6 · e^(−0.3 (l − 1)) in layer l, and finds
-      0.8 everywhere as good.
+      0.8 in all layers equally good.
 
   Returns:
     An `Attention` that decodes with the cache of dense attention. Its parameters are
@@ -154,7 +154,7 @@ def differential(start: float = 0.8) -> Attention:
   def init(key, dims):
     if dims.head_dim % 2:
       raise ValueError(
-        "head_dim: expected an even one, whose halves attend apart, got "
+        "head_dim: expected an even number, as each half attends by itself, got "
         f"{dims.head_dim}"
       )
     names = ("query_1", "key_1", "query_2", "key_2")

@@ -24,10 +24,10 @@ from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.tiles import Output
 
 _PARTS = 4
-"""Parts of a causal sequence, each of which reads no keys behind it."""
+"""The number of query parts of a causal sequence; none reads keys after its end."""
 
 _LEAST_PART = 1024
-"""Queries of a part."""
+"""The least number of queries of a part."""
 
 _ONE_SEQUENCE = {
   **checks.ARRAYS,
@@ -62,21 +62,22 @@ def dsa_attention(
     A(t) = the `top_k` visible keys s of largest I[t, s], the same for all heads
     I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
 
-  Of equal scores, the earlier key is taken.
+  Of keys with equal scores, it selects the earlier ones.
 
   Args:
     index_query: queries of I index heads.
     index_key: of all index heads.
     index_weight: of each head, for each query.
-    top_k: how many keys a query attends to at most.
+    top_k: the largest number of keys that a query attends to.
     mask: key mask, `[B, 1, 1, S]`.
-    block_size: C, queries that are scored at once; None is the platform's choice.
+    block_size: C, the number of queries scored at a time; None is the platform's
+      choice.
 
   Other options: as `selected_attention`.
 
   Returns:
-    as `flash_attention`. The index arrays have no gradient: they learn from
-    `dsa_indexer_loss`.
+    As `flash_attention`. The index arrays have no gradient: `dsa_indexer_loss` trains
+    them.
 
   Raises:
     ValueError: the mask varies along queries.
@@ -103,7 +104,7 @@ def dsa_attention(
     )
   if keep is not None:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-  # Gradients of a key come from all chunks, and are summed in float32.
+  # Each key gets gradients from all chunks; they are summed in float32.
   wide = key.astype(jnp.float32), value.astype(jnp.float32)
   index = jax.lax.stop_gradient((index_query, index_weight, index_key))
   rows = indexer.Rows(index[0], index[1], query_segment_ids, query)
@@ -155,12 +156,12 @@ def dsa(
     index_query = R_t (x_t · W_q)    index_key = R_t (x_t · W_k)
     index_weight = x_t · W_w / √(I·D)
 
-  R_t rotates half of the features by position t. Only `loss` trains the indexer: the
-  mean of `dsa_indexer_loss` over the visible positions, which has no gradient in x.
+  R_t rotates half of the features by position t. Only `loss` trains the indexer. It is
+  the mean of `dsa_indexer_loss` over the visible positions and has no gradient in x.
 
   Args:
-    top_k: keys that a query attends to. With T or more, attention is dense and the
-      indexer learns from all keys, as in the paper's warm-up.
+    top_k: the number of keys that a query attends to. With T or more, attention is
+      dense and the indexer learns from all keys, as in the paper's warm-up.
     num_index_heads: I.
     index_dim: D, a multiple of 4.
 
@@ -171,13 +172,13 @@ def dsa(
   Raises:
     ValueError: an argument is not a positive int, or D is not a multiple of 4.
 
-  Unlike in the paper, the indexer does not norm its keys, has no 8-bit numbers, and
-  reads its queries from x, not from a latent vector.
+  Unlike in the paper, the indexer does not normalize its keys, uses no 8-bit numbers,
+  and computes its queries from x, not from a latent vector.
   """
   attend = applied("dsa", partial(dsa_attention, top_k=top_k))
   if index_dim % 4:
     raise ValueError(
-      "index_dim: expected a multiple of 4, as half of the features turn in pairs, "
+      "index_dim: expected a multiple of 4, as half of the features rotate in pairs, "
       f"got {index_dim}"
     )
 
@@ -192,7 +193,7 @@ def dsa(
     call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     for name in ("index_query", "index_key", "index_weight"):
       if keep is not None and name in call:
-        # A hidden position may hold anything, and so may its projections.
+        # Masked positions may hold anything, and so may their projections.
         shown = keep.reshape(*keep.shape, *[1] * (call[name].ndim - 2))
         call[name] = jnp.where(shown, call[name], 0)
     call = {"is_causal": False, "mask": mask, **call}
@@ -246,7 +247,13 @@ def dsa(
     index_weight,
     scale=None,
   ):
-    del variables, query, index_query, index_weight, scale  # Keys are kept.
+    del (
+      variables,
+      query,
+      index_query,
+      index_weight,
+      scale,
+    )  # Only keys are stored.
     keys = layout.put(cache.key, key, 0)
     values = layout.put(cache.value, value, 0)
     places = jnp.arange(key.shape[1])[None]

@@ -53,36 +53,35 @@ def flash_attention(
 
     out = flash_attention(q, k, v, is_causal=True)
 
-  Each tile of queries takes the blocks of keys one after another, with an
-  online softmax. The backward computes each block again from the log-sum-exp of
-  its rows (`attention.softmax.tiles`). Masks, biases and segments are read block by block
-  along the axes that they have. In a causal call, blocks above the diagonal are not
-  visited.
+  Each tile of queries visits the blocks of keys one after another, with an online
+  softmax. The backward pass recomputes each block from the log-sum-exp of its rows
+  (`attention.softmax.tiles`). Masks, biases and segments are read block by block along
+  the axes that they have. A causal call skips the blocks above the diagonal.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    block_mask: from `make_block_mask(mask_mod, …)`: blocks that it hides are never
-      visited; its block size is taken.
-    block_size: (C, D), the queries and keys of a block, or one int for both.
-      Only 'xla' takes it. None is the choice of `attention.platform.backend.block`.
-    implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
-      is the kernel of NVIDIA's GPUs, by `jax.nn`; 'tokamax' is a kernel for a
-      GPU or a TPU, by the optional package of that name. None takes cuDNN on a
-      GPU where it can serve the call, and 'xla' elsewhere.
-    axis_name: as `dense_attention`, with 'xla' alone.
+    block_mask: from `make_block_mask(mask_mod, …)`. The call skips the blocks that it
+      excludes, and uses its block size.
+    block_size: (C, D), the queries and keys of a block, or one int for both. Only
+      'xla' takes it. None is the choice of `attention.platform.backend.block`.
+    implementation: 'xla' is the loop over blocks, which works everywhere. 'cudnn' is
+      NVIDIA's GPU kernel, called through `jax.nn`; 'tokamax' is a GPU or TPU kernel
+      of the optional package of that name. None uses cuDNN on a GPU where it can serve
+      the call, and 'xla' elsewhere.
+    axis_name: as `dense_attention`, with 'xla' only.
     in_parts: how the devices of `axis_name` attend: 'ring', 'balanced' or
       'all_to_all'; see `sharding.attend_to_shards`.
-    visible: which pairs count, in addition to the options that say so.
-    logits: how pairs are scored, in place of the options that say so.
-    return_lse: whether to return the log-sum-exp of the logits, too.
+    visible: which pairs count, combined with the options for visibility.
+    logits: how pairs are scored, in place of the options for logits.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
-    float32, −∞ for a query that sees nothing. Both have gradients, so that results
+    float32, −∞ for a query that sees no key. Both have gradients, so that results
     over disjoint sets of keys can be merged (`attention.softmax.tiles.merge`).
 
   Raises:
@@ -93,9 +92,9 @@ def flash_attention(
   or backward, except a bias of that size and its gradient. cuDNN turns any mask into
   a bias, which is T×S for each example that has its own mask.
 
-  Departs from its paper in two points. The size of a block follows from
-  `attention.platform.backend` and not from a GPU's on-chip memory. What dropout draws for a pair
-  follows from its positions, instead of from the state of a generator.
+  Departs from its paper in two points. `attention.platform.backend` chooses the size of
+  a block, not a GPU's on-chip memory. Whether dropout drops a pair depends on the
+  pair's positions, not on the state of a generator.
 
   Papers: FlashAttention, arXiv:2205.14135. Sinks: gpt-oss, arXiv:2508.10925. Soft
   caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
@@ -154,7 +153,7 @@ def flash(
     block_size: queries and keys in a block; None is the function's choice.
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
       'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
-    in_parts: how several devices attend to a sequence of which each has a part:
+    in_parts: how several devices attend to a sequence of which each has a shard:
       'ring', 'balanced' or 'all_to_all'; see `sharding.attend_to_shards`.
     sinks: as `dense` takes it.
     logits_soft_cap: likewise.

@@ -1,6 +1,6 @@
 """Gated linear attention, and mechanisms that differ from it in their decays.
 
-Their arithmetic is in `recurrence`; gates and the record are in `gates`.
+`recurrence` computes them; `gates` builds the mechanisms and their gates.
 """
 
 from collections.abc import Callable
@@ -42,32 +42,33 @@ def gated_linear_attention(
 
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ        out_t = scale · S_tᵀ q_t
 
-  with g = `log_decay`, for each head: a weighted sum of values that nothing divides.
+  with g = `log_decay`, for each head: a weighted sum of values without a normaliser.
   Everything is float32 for inputs of any dtype.
 
-  N is the most heads that query, key or value has, and a multiple of the others, of which
-  each head serves neighbours: values of 24 heads are read by queries and keys of 12, or
-  queries of 24 heads read keys and values of 8.
+  N is the largest of the head counts; the others divide it, as in GQA. For example, 12
+  heads of queries and keys may read 24 heads of values, and 24 heads of queries may
+  share 8 heads of keys and values. A shared head serves neighbouring heads.
 
   Args:
-    log_decay: natural logarithms of the decays, at most 0: `[B, T, N]`, one for a
-      head (RetNet, Mamba-2), or `[B, T, N, H]`, one for each channel (GLA).
-    mask: key mask `[B, 1, 1, T]`. A hidden position adds nothing, and nothing
-      decays there.
-    is_causal: must be True, because a state knows the past only.
-    initial_state: S before the first position, from which the first segment goes on;
+    log_decay: natural logarithms of the decays, at most 0: `[B, T, N]` for one per
+      head (RetNet, Mamba-2), or `[B, T, N, H]` for one per channel (GLA).
+    mask: key mask `[B, 1, 1, T]`. At a masked position, the state neither decays nor
+      changes.
+    is_causal: must be True, because a state holds only the past.
+    initial_state: S before the first position, from which the first segment continues;
       None is 0.
-    segment_ids: `[B, T]`; where they change, the state begins anew, at 0, also at a hidden
-      position: give one inside of a segment that segment's id, or say `num_segments`.
-    num_segments: G, for a first and a last state of each segment. Ids are then 0 … G−1,
-      each of one stretch, and `initial_state` and the state returned are `[B, G, N, H,
-      V]`; a segment without positions keeps its own. Results at hidden positions are 0.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0, even at a masked
+      position. Give masked positions inside a segment that segment's id, or pass
+      `num_segments`.
+    num_segments: G, to give and get one state per segment. Ids are then 0 … G−1, each
+      of consecutive positions, and `initial_state` and the returned state are `[B, G, N,
+      H, V]`. An empty segment keeps its state. The output at masked positions is 0.
     return_state: whether to return S_T as well.
-    implementation: 'xla' and None are the chunks here. 'jla' is a kernel of the package
-      jax-linear-attention for an H100 or H200, bfloat16, and heads of `64` or `128`. It has
-      first derivatives in reverse mode, inside `jax.shard_map` with `check_vma=False`
-      only, and takes decays below −30 for −30. Of several devices each computes its
-      share under `jax.set_mesh`, and all of it elsewhere.
+    implementation: 'xla' and None compute in chunks. 'jla' is a kernel of the package
+      jax-linear-attention for an H100 or H200, bfloat16, and heads of `64` or `128`. It
+      has first derivatives in reverse mode only, works inside `jax.shard_map` only with
+      `check_vma=False`, and clips log decays at −30. Under `jax.set_mesh` each of
+      several devices computes its share; otherwise each computes all of it.
 
   Other options: as `dense_attention`.
 
@@ -96,7 +97,7 @@ def retention(implementation: Implementation | None = None) -> Attention:
 
     S_t = γ_n S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H        γ_n = 1 − 2^(−5−n)
 
-  It is `gated_linear_attention` with decays that nothing is read for. Heads beyond
+  It is `gated_linear_attention` with fixed (data-independent) decays. Heads beyond
   the twentieth have the decay of the twentieth, which float32 can tell from 1.
 
   Args:
@@ -125,12 +126,12 @@ def lightning(
     S_t = e^(−r_n) S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H
     r_n = 2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)
 
-  It is `gated_linear_attention` with decays that nothing is read for; the rates are
-  ALiBi's slopes.
+  It is `gated_linear_attention` with fixed (data-independent) decays, whose r are
+  ALiBi's slopes times a factor of the depth.
 
   Args:
-    depth: of the layer, from 0, the first, to 1, the last. A list of mechanisms gives
-      each layer its own.
+    depth: the relative depth of the layer, from 0 for the first to 1 for the last. A
+      list of mechanisms gives each layer its own.
     implementation: as `gated_linear`.
 
   Returns:
@@ -140,9 +141,9 @@ def lightning(
     ValueError: `depth` is below 0 or above 1.
 
   The paper's model also has `output_norm='rms_joint'` and `output_gate='sigmoid'`, and
-  seven such layers to one of exact attention. Departs from it in N that is no power of
-  two, whose slopes are ALiBi's, and in the SiLU of queries, keys and values, which only
-  `short_convolution` has. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
+  seven such layers for each layer of exact attention. Departs from it in two points: if
+  N is no power of two, the slopes are ALiBi's, and only `short_convolution` applies the
+  SiLU to queries, keys and values. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
   """
   if not 0.0 <= depth <= 1.0:
     raise ValueError(f"depth: expected 0 to 1, got {depth!r}")
@@ -179,8 +180,8 @@ def gated_linear(
     g_t = log sigmoid(x_t · W₁ · W₂ + b) / τ
 
   Args:
-    rank: R, of the product of W₁ `[F, R]` and W₂ `[R, N, H]`.
-    temperature: τ; the larger it is, the nearer are the decays to 1.
+    rank: R, the rank of the product of W₁ `[F, R]` and W₂ `[R, N, H]`.
+    temperature: τ; larger values bring the decays closer to 1.
     implementation: as `gated_linear_attention`; decoding is 'xla'.
 
   Returns:
@@ -195,7 +196,9 @@ def gated_linear(
   arXiv:2312.06635, equation 4 and section 4.4.
   """
   if not temperature > 0.0:
-    raise ValueError(f"temperature: expected more than 0, got {temperature!r}")
+    raise ValueError(
+      f"temperature: expected a number above 0, got {temperature!r}"
+    )
 
   def init(key, dims):
     down, up = jax.random.split(key)
@@ -226,8 +229,8 @@ def mamba2(implementation: Implementation | None = None) -> Attention:
     Δ_t = softplus(x_t · W_Δ + b_Δ)
     S_t = e^(−Δ_t e^A) S_{t−1} + Δ_t k_t v_tᵀ        out_t = S_tᵀ q_t + D v_t
 
-  with A, b_Δ and D for each head. In the paper's letters, k is B, q is C and v is
-  x; e^A is written A there. The scale is 1 unless a call has one.
+  with A, b_Δ and D for each head. The paper's B is k, its C is q, its x is v, and its A
+  is −e^A here. The scale is 1 unless a call sets it.
 
   Args:
     implementation: as `gated_linear`.
