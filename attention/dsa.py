@@ -24,7 +24,7 @@ from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.tiles import Output
 
 _PARTS = 4
-"""The number of query parts of a causal sequence; none reads keys after its end."""
+"""The most parts into which causal queries are split; no part reads later keys."""
 
 _LEAST_PART = 1024
 """The least number of queries of a part."""

@@ -82,8 +82,8 @@ def gated_linear_attention(
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
-  one state for each chunk. With `num_segments` G, it is of T + G·C positions and
-  always has a state for each chunk; C is smaller where segments are short.
+  one state for each chunk. With `num_segments` G, it is the cost of T + G·C positions,
+  always with one state for each chunk; C is smaller where segments are short.
 
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.
@@ -229,8 +229,8 @@ def mamba2(implementation: Implementation | None = None) -> Attention:
     Δ_t = softplus(x_t · W_Δ + b_Δ)
     S_t = e^(−Δ_t e^A) S_{t−1} + Δ_t k_t v_tᵀ        out_t = S_tᵀ q_t + D v_t
 
-  with A, b_Δ and D for each head. The paper's B is k, its C is q, its x is v, and its A
-  is −e^A here. The scale is 1 unless a call sets it.
+  with A, b_Δ and D for each head. The paper calls k B, q C, v x and e^A A. The scale is
+  1 unless a call sets it.
 
   Args:
     implementation: as `gated_linear`.

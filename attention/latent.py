@@ -56,13 +56,12 @@ def latent_attention(
     out[t, n] = Σ_s softmax_s(scale · q[t, n] · k[s, n]) v[s, n]
 
   where c is `latent` and r is `shared_key`, one key for all heads, which has the
-  rotary positions. The expanded form makes these keys and values. The absorbed form
-  moves the kernels to the queries and to the result,
+  rotary positions. The expanded form computes these keys and values. The absorbed form
+  multiplies the kernels into the queries and the output instead,
 
     q · k = [W_K q_C; q_P] · [c; r]        Σ a v = (Σ a c) · W_V
 
-  so that the heads share one key [c; r] and one value c, and nothing of N·S numbers
-  is made.
+  so that all heads share one key [c; r] and one value c, and no array has N·S numbers.
 
   Args:
     query: `[B, T, N, H]`, H = C + P: the last P features read `shared_key`.
@@ -70,10 +69,10 @@ def latent_attention(
     key_kernel: W_K, `[R, N, C]`.
     value_kernel: W_V, `[R, N, V]`.
     shared_key: r, `[B, S, P]`; None is P = 0.
-    value: `[B, S, K, D]`, in place of those that `value_kernel` makes, of which
-      D = V: the identity shows the matrix.
+    value: `[B, S, K, D]`, in place of the values from `value_kernel`, for which D = V.
+      The identity as value gives the attention matrix.
     scale: factor of the logits; None is 1/√H.
-    absorbed: which form is computed; both are equal.
+    absorbed: whether to compute the absorbed form; both give the same output.
     block_size: as in `flash_attention`. Other options: as `dense_attention`.
 
   Returns:
@@ -81,12 +80,12 @@ def latent_attention(
     float32.
 
   Cost: expanded, time T·S·N·(H+V), half of it if causal, and S·R·N·(C+V) for keys
-  and values; absorbed, time T·S·N·(2·R+P) and T·R·N·(C+V). Memory that of
+  and values; absorbed, time T·S·N·(2·R+P) and T·R·N·(C+V). Memory: that of
   `flash_attention`, and S·N·(H+V) for keys and values or T·N·(2·R+P) for queries and
-  results. Absorbed is the one for few queries.
+  results. Use the absorbed form for few queries.
 
-  Departs from its paper in that queries are projected by the caller, at full rank,
-  and the norm of the latent numbers is the caller's.
+  Departs from its paper in that the caller projects the queries, at full rank, and
+  normalizes the latent vectors.
 
   Paper: DeepSeek-V2, section 2.1, arXiv:2405.04434.
   """
@@ -117,7 +116,7 @@ def latent_attention(
     read,
     mask=mask,
     is_causal=is_causal,
-    # The head dimension of the absorbed form is another one.
+    # The absorbed form has a different head dimension.
     scale=checks.softmax_scale(scale, head_dim),
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
@@ -191,8 +190,8 @@ def latent(
 
     c_t = norm(x_t · W_c),   r_t = x_t · W_r
 
-  of the inputs x, by its `gates`. A model with rotary positions turns r, and the last
-  P features of each query.
+  Its `gates` compute both from the inputs x. A model with rotary positions rotates r
+  and the last P features of each query.
 
   Args:
     rank: R; None is the paper's 4·C, C = H - P.
@@ -200,8 +199,8 @@ def latent(
       down to an even number, which rotary positions need, and at least 2.
 
   Returns:
-    An `Attention` without keys and values of the caller ('own_keys'), which is
-    expanded in a call and absorbed where it decodes, with a cache of R + P numbers a
+    An `Attention` that makes its own keys and values ('own_keys'). It uses the expanded
+    form in a call and the absorbed form to decode, with a cache of R + P numbers per
     position. Its parameters are `down_kernel [F, R+P]`, `norm_scale [R]`,
     `key_kernel [R, N, H-P]` and `value_kernel [R, N, V]`.
 
@@ -301,7 +300,7 @@ def latent(
     shared_key,
     scale=None,
   ):
-    # What lies beyond an example's length is written over before it is seen.
+    # Rows beyond an example's length are overwritten before any query sees them.
     del variables, query, key, value, scale
     return LatentCache(
       layout.put(cache.latent, latent, 0),
@@ -324,7 +323,7 @@ def latent(
 
 
 def _given(call: dict[str, Any], key: Array | None) -> Array:
-  """Takes `latent` out of a call that must have no key."""
+  """Takes `latent` from the options of a call; raises ValueError if it has a key."""
   if key is not None:
     raise ValueError(
       "key: latent attention makes its keys from `latent`; expected None"

@@ -44,8 +44,8 @@ def elu_plus_one(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
 
 
 def relu(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
-  """max(x, 0); a query whose features are all 0 sees nothing."""
-  # Not `jax.nn.relu`, because XLA's maximum may turn nan into 0 and hide it.
+  """max(x, 0); a query whose features are all 0 sees no key."""
+  # Not `jax.nn.relu`, because XLA's maximum may turn NaN into 0.
   return jnp.where(x < 0.0, 0.0, x)
 
 
@@ -87,18 +87,19 @@ def linear_attention(
 
     out_t = φ(q_t)ᵀ Σ_s φ(k_s) v_sᵀ / φ(q_t)ᵀ Σ_s φ(k_s)
 
-  over all keys, or those s ≤ t. The sums are one M×V matrix and one vector at any
-  length.
+  with sums over all keys, or over s ≤ t if causal. The sums are one M×V matrix and one
+  vector at any length.
 
   Args:
-    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, with no number
-      below 0. Gradients flow to arrays that it closes over. `hedgehog_features` is for
-      queries and keys that are projected already.
+    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row; no feature may
+      be below 0. Gradients flow to arrays that it closes over. `hedgehog_features` is
+      for queries and keys that are already projected.
     mask: key mask `[B, 1, 1, S]`.
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
-    block_size: R, the positions of a step, or, in the causal form, C, those of a chunk,
-      raised to a power of two. It changes rounding alone. None is the platform's choice.
-    axis_name: as `dense_attention`. What crosses between shards is the state.
+    block_size: R, the number of positions of a step, or, in the causal form, C, that of
+      a chunk, raised to a power of two. It affects only rounding. None is the
+      platform's choice.
+    axis_name: as `dense_attention`. Shards exchange only the state.
 
   Other options: as `dense_attention`.
 
@@ -114,8 +115,8 @@ def linear_attention(
   the causal form for each C. C is `scan.CHUNK` and R is `features.BLOCK`; on a GPU
   or TPU a step has as many of them as the budget of `attention.platform.backend` allows.
 
-  Departs from its paper in adding no epsilon to the normaliser, and in masks and
-  grouped heads. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
+  Departs from its paper in masks, in grouped heads, and in that it adds no epsilon to
+  the normaliser. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
   Hedgehog, arXiv:2402.04347.
   """
   phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
@@ -175,7 +176,7 @@ def project_heads(
 ) -> Float[Array, "B T N H"]:
   """Multiplies each head of `x` by its matrix W, features of `x` first, in float32.
 
-  Rows that are not kept count as zero, also for the gradient of W.
+  Rows that `keep` excludes count as zero, also in the gradient of W.
   """
   if keep is not None:
     x = jnp.where(keep[..., None, None], x, 0)
@@ -205,14 +206,15 @@ def feature_mechanism(
   """Builds a linear-attention mechanism, whose cache is a state.
 
   Args:
-    name: of the mechanism.
+    name: the mechanism's name.
     function: its attention function.
     feature_map: `(scale, head_dim, **own(variables)) -> FeatureMap`.
-    own: `variables -> options` of `function` that the record has.
-    init: of the record.
-    projected: `(variables, query, key, *, keep) -> (query, key)`, before features;
-      `keep [B, S]` says which keys a mask leaves, None all. None changes neither.
-    sizes: of the record.
+    own: `variables -> options`, the options of `function` that the mechanism sets.
+    init: the mechanism's `init`.
+    projected: `(variables, query, key, *, keep) -> (query, key)`, applied before the
+      features; `keep [B, S]` has the unmasked keys, None is all. A `projected` of None
+      changes neither.
+    sizes: the mechanism's `sizes`.
   """
   whole = applied(name, function, own)
   project: Any = projected or (lambda variables, *qk, keep: qk)
@@ -266,8 +268,8 @@ def linear(feature_map: str | Function = "elu") -> Attention:
   """The mechanism of `linear_attention`.
 
   Args:
-    feature_map: a name in `FEATURE_MAPS`, or a function as `linear_attention`
-      takes it. 'hedgehog' is φ(x) = [softmax(W x), softmax(−W x)] with a
+    feature_map: a name in `FEATURE_MAPS`, or a function as for `linear_attention`.
+      'hedgehog' is φ(x) = [softmax(W x), softmax(−W x)] with a
       trained W for each query head and each key head, in `params` as
       `query_kernel [N, H, H]` and `key_kernel [K, H, H]`, which start as the
       identity (Hedgehog, arXiv:2402.04347).

@@ -43,10 +43,10 @@ def linformer_attention(
   Args:
     key_projection: E, `[S', R]` for all heads, or `[K, S', R]` with one for
       each key head; S' ≥ S.
-    value_projection: F, of the same form; None uses E for the values too.
+    value_projection: F, of the same form; None uses E for the values as well.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because each of the R rows mixes all positions.
-    block_size: C, queries of a block; None is the platform's choice.
+    block_size: C, the number of queries in a block; None is the platform's choice.
 
   Other arguments: as `dense_attention`.
 
@@ -77,7 +77,7 @@ def linformer_attention(
   devices, length = 1, key.shape[1]
   if axis_name is not None:
     devices = jax.lax.axis_size(axis_name)
-  # Up to D − 1 positions fill a whole up that does not split.
+  # Up to D − 1 positions are added to a sequence that D devices do not divide.
   least = devices * length - (devices - 1)
   _check_projection("key_projection", key_projection, key, least)
   _check_projection("value_projection", value_projection, key, least)
@@ -92,8 +92,8 @@ def linformer_attention(
   def mixed(projection, x):
     if axis_name is None:
       return _mixtures(projection, x, keep)
-    # Each device mixes its own positions by their rows of the projection, and zeros
-    # behind the last row. The sums, R rows of each key head, are the keys of all.
+    # Each device mixes its own positions by their rows of the projection, with zeros
+    # after the last row. All devices then attend to the sums, R rows per key head.
     positions = jax.lax.axis_index(axis_name) * length + jnp.arange(length)
     own = projection.at[..., positions, :].get(mode="fill", fill_value=0)
     return jax.lax.psum(_mixtures(own, x, keep), axis_name)
@@ -105,7 +105,7 @@ def linformer_attention(
       (value_projection, value, value.dtype),
     )
   )
-  # Every mixture counts, unless all keys are masked.
+  # Every mixture is visible, unless all keys are masked.
   visible = Visible()
   if keep is not None:
     has_keys = jnp.any(keep, axis=1, keepdims=True)
@@ -138,7 +138,7 @@ def _mixtures(
     x = jnp.where(keep[..., None, None], x, 0)
 
   def mixed(rows, x):
-    # With one E for each example, both gradients are plain products as well.
+    # With one E per example, both gradients are plain products as well.
     rows = jnp.broadcast_to(rows, (x.shape[0], *rows.shape))
     return jnp.einsum(
       "bsr,bsf->brf", rows, x, preferred_element_type=jnp.float32
@@ -161,8 +161,8 @@ def _check_projection(
     )
   if shape[-2] < source_length:
     raise ValueError(
-      f"{name}: it has rows for {shape[-2]} positions, but the keys have "
-      f"{source_length}; make it with S ≥ {source_length}"
+      f"{name}: expected rows for at least {source_length} positions, the length of "
+      f"key, got {shape[-2]}"
     )
 
 
@@ -182,7 +182,7 @@ def linformer(
   Returns:
     An `Attention` whose projections are trained. They are drawn from N(0, 1/R),
     as in the paper's theorem, so that projected logits start at the scale of
-    plain ones.
+    unprojected ones.
 
   Raises:
     ValueError: `rank` < 1, or a flag that is neither True nor False; by `init`,
@@ -195,8 +195,8 @@ def linformer(
   def init(key, dims):
     if rank > dims.max_length:
       raise ValueError(
-        f"rank: {rank} rows for at most {dims.max_length} positions save "
-        f"nothing; choose rank ≤ {dims.max_length} or dense attention"
+        f"rank: expected at most {dims.max_length}, the largest number of "
+        f"positions, got {rank}, which saves nothing; use dense attention"
       )
     shape = (dims.max_length, rank)
     if per_head:

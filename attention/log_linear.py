@@ -3,9 +3,9 @@
 With positions counted from 0, the level of a pair (t, s), s ≤ t, is the number of
 binary digits of t xor s: 1 + b where b is the highest digit in which they differ.
 
-In the state after n positions, s is at the level of (n, s). As n grows to m, a level l
+In the state after n positions, s is at the level of (n, s). When n grows to m, a level l
 becomes max(l, level of (m, n)), and a query t reads it as max(l, level of (t, n)). So a
-chunk may begin at any position, and at another one in each example.
+chunk may begin at any position, which may differ between examples.
 """
 
 import functools
@@ -69,13 +69,13 @@ def log_linear_attention(
 
   Args:
     log_decay: g, at most 0.
-    level_scales: of each level; T positions have ⌈log₂ T⌉ + 1 levels.
-    mask: key mask `[B, 1, 1, T]`. A hidden position adds nothing, is not counted, and
-      gets zeros. So padding changes nothing, wherever it is.
+    level_scales: the scale of each level; T positions have ⌈log₂ T⌉ + 1 levels.
+    mask: key mask `[B, 1, 1, T]`. A masked position adds nothing, is not counted, and
+      outputs zeros. So padding never affects the output, wherever it is.
     initial_state: the state before the first segment; None is the empty state. If it
       and the call have more than 2^(L−1) positions, the last level has all older ones.
-    segment_ids: `[B, T]`; where they change, the state and the count begin anew.
-    num_segments: G; both parts of a `LevelState` then have an axis G behind B.
+    segment_ids: `[B, T]`; where they change, the state and the count restart.
+    num_segments: G; both fields of a `LevelState` then have an axis G after B.
 
   Other options and results: as `gated_linear_attention`; the state is a `LevelState`.
 
@@ -84,7 +84,7 @@ def log_linear_attention(
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V+L) + L·H·V), memory
   B·T·N·(H+V+L), with gradients also L states for each chunk. Without an initial state,
-  L counts at most ⌈log₂ T⌉ + 1 levels.
+  L is at most ⌈log₂ T⌉ + 1 here.
 
   Paper: Log-linear attention, arXiv:2506.04761.
   """
@@ -126,7 +126,7 @@ def _recurrence(
   lead = (batch,) if packed is None else (batch, num_segments)
   shape = *lead, num_heads, levels - 1, head_dim, value.shape[3]
   is_empty = initial_state is None and not is_part
-  # Without a state, levels that these positions do not reach stay empty.
+  # Without an initial state, levels that these positions do not reach stay empty.
   used = min(levels - 1, length.bit_length()) if is_empty else levels - 1
   if initial_state is None:
     sums = jnp.zeros_like(value, shape=(*shape[:-3], used, *shape[-2:]))
@@ -171,7 +171,7 @@ def visible_positions(
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
   """Counts the unmasked positions of its segment before each position, and up to it.
 
-  The first segment goes on from `count` positions; `begins` is that of `by_head`.
+  The first segment continues from `count` positions; `begins` is that of `by_head`.
   """
   began = jnp.zeros_like(keep) if begins is None else begins[:, :, 0, 0]
 
@@ -209,7 +209,7 @@ def _in_segments(packed, keep, inputs, sums, count, segment_ids):
 
   def attend(inputs, resets):
     positions, ends, *inputs = inputs
-    # The end of a chunk is that of its last position.
+    # A chunk ends at its last position.
     ends = ends.reshape(ends.shape[0], -1, packed.size)
     ends = jnp.repeat(jnp.max(ends, axis=2), packed.size, axis=1)
     options = {"resets": resets, "size": packed.size}
@@ -231,7 +231,7 @@ def _attend(
   size = size or chunk_size(length)
   count = chunks_per_step(query, size, 2 * (size + width) + value.shape[3])
   size *= count
-  # The end of a chunk is that of its last position, also where zeros follow.
+  # A chunk ends at its last position, even if zeros follow.
   ends = jnp.pad(ends, [(0, 0), (0, -length % size)], mode="edge")
   step = functools.partial(_step, count)
   inputs = (
@@ -244,7 +244,7 @@ def _attend(
 
 
 def _step(count, params, sums, inputs):
-  """`count` chunks `[B, N, G, C, ·]`; each begins with the state after the last."""
+  """`count` chunks `[B, N, G, C, ·]`; each begins with the state after the previous."""
   del params
   ends, positions, *arrays, resets = inputs
   ends, positions = (
@@ -255,7 +255,7 @@ def _step(count, params, sums, inputs):
   level = functools.partial(_level, most)
 
   def weights(spec, level):
-    """The scale of each row at one level for each row or pair."""
+    """The scale of each row at the level of each row or pair."""
     is_level = jax.nn.one_hot(level[:, 0], most + 1, dtype=scales.dtype)
     return jnp.einsum(spec, scales, is_level)
 
@@ -301,7 +301,7 @@ def _step(count, params, sums, inputs):
 
 
 def _level(most, one, other):
-  """The level of pairs of positions; beyond all levels, it is the last one."""
+  """The level of pairs of positions, at most the last one."""
   return jnp.minimum(32 - jax.lax.clz(one ^ other), most)
 
 
@@ -328,7 +328,7 @@ def log_linear(num_levels: int = 16) -> Attention:
   Returns:
     An `Attention` like that of `mamba2`, whose cache is N·(L−1)·H² numbers and a count
     for each example. It also has the parameters `level_kernel [F, N, L]` (W) and
-    `level_gain [N, L]` (a, 1 at first).
+    `level_gain [N, L]` (a, initially 1).
 
   Paper: arXiv:2506.04761, section 3.
   """

@@ -4,10 +4,10 @@ Each round sorts the tokens of a head by (segment, bucket, position) and cuts th
 into chunks of C; a chunk attends to itself and to the chunk before it. The rounds
 are joined by the log-sum-exp of their logits (`attention.softmax.tiles.merge`).
 
-The paper counts a pair that N_ij rounds show with 1 / N_ij in each. Here the first
-of these rounds counts it whole, which is the same sum. Which pairs a round shows is
-one comparison of integers, 0 ≤ code_i − code_j < width. With p the place of a token
-in the sorted order and f that of the first token of its bucket,
+The paper weighs a pair that occurs in N_ij rounds by 1 / N_ij in each. Here the first
+of these rounds counts it with weight 1, which gives the same sum. A comparison of
+integers, 0 ≤ code_i − code_j < width, decides which pairs occur in a round. With p the
+place of a token in the sorted order and f that of the first token of its bucket,
 
   both directions:  code = p // C + 2·f, width = 2
   causal:           code = p + C·f,      width = C
@@ -69,25 +69,25 @@ def lsh_attention(
   Segments: tokens are sorted by (segment, bucket, position), and i and j agree in
   both. A causal packed example gives the same result as alone. In both directions
   it does where the number of unmasked tokens of lower segment ids is a multiple of
-  C; elsewhere a few of its pairs may be missed or gained.
+  C; elsewhere it may lose or gain a few pairs.
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
     value: `[B, S, K, V]`, S = T; N is a multiple of K.
-    rotations: R, `[rounds, H, buckets/2]`, as `lsh_rotations` draws them, the
-      same for all heads; a last axis of 0 is one bucket. The number of rounds
-      is free, so a model may be evaluated with more than in training.
+    rotations: R, `[rounds, H, buckets/2]`, drawn by `lsh_rotations` and the same for
+      all heads; a last axis of 0 is one bucket. Evaluation may use more rounds than
+      training.
     chunk_size: C ≥ 1; the paper takes twice the mean size of a bucket.
-    mask: token mask, broadcastable to `[B, 1, 1, T]`, True = attend. No token
-      sees a masked token, and it moves no other token to another chunk. Its own
-      output is zeros, because query and key are one.
+    mask: token mask, broadcastable to `[B, 1, 1, T]`, True = attend. No token sees a
+      masked token, and masked tokens do not affect the chunks of others. Their own
+      output is zeros, because query and key are one array.
     is_causal: token i sees j ≤ i only.
-    scale: factor of the logits; None is 1/√H, as in the paper's formulas. Keys
-      have length 1, so weights in a bucket are then nearly even until training
-      lengthens the queries; the authors' code has 1.
+    scale: factor of the logits; None is 1/√H, as in the paper's formulas. Since keys
+      have length 1, weights in a bucket are then nearly uniform until training
+      lengthens the queries; the authors' code uses 1.
     query_segment_ids: `[B, T]`; a token sees tokens of its own segment only.
-    key_segment_ids: the same ids again. A token whose two ids differ sees nothing.
-    dropout_rate: as `dense_attention`; a token's weight for itself counts, too.
+    key_segment_ids: the same ids again. A token whose two ids differ sees no token.
+    dropout_rate: as `dense_attention`; a token's weight for itself may drop as well.
     dropout_rng: as `dense_attention`.
 
   Returns:
@@ -100,11 +100,11 @@ def lsh_attention(
   arrays of B·T·N·(H+V) float32, B·T·N·V float32 for each round, and for a step of G
   chunks of every head B·N·G·2C·(C+H+V) float32, which `attention.platform.backend` bounds.
 
-  Departs from its paper in the causal form. There chunks are cut from the sorted
+  Departs from its paper in the causal form. The paper cuts chunks from the sorted
   sequence of all tokens, so that future tokens in earlier buckets decide which past
-  tokens share a chunk with i. Here distance is counted inside the bucket, which
-  costs the same and depends on the past alone, so decoding is exact. The paper's
-  code, but not its text, lets the first chunk look at the last.
+  tokens share a chunk with i. Here distance is counted inside the bucket, which costs
+  the same and depends only on the past, so decoding is exact. In the paper's code, but
+  not in its text, the first chunk attends to the last.
 
   Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
   """
@@ -116,7 +116,7 @@ def lsh_attention(
   instead = "tokens are sorted once; dense attention takes masks that vary"
   keep = checks.key_mask(mask, query, query, instead)
   if keep is not None:
-    # So that a NaN in a masked token does not get through.
+    # So that a NaN in a masked token does not spread.
     query = jnp.where(keep[:, :, None, None], query, 0)
     value = jnp.where(keep[:, :, None, None], value, 0)
   factor = _key_factors(query, checks.softmax_scale(scale, head_dim))
@@ -126,7 +126,7 @@ def lsh_attention(
   chunk_size = min(chunk_size, length)
   width = chunk_size if is_causal else 2
   code = (place if is_causal else place // chunk_size) + width * (place - rank)
-  # Below 0, which is the code of padding: no token sees a larger code.
+  # Below 0, the code of padding: no token sees a larger code.
   code = _by_position(code - jnp.iinfo(code.dtype).max, order)
   attend = partial(
     _attend_round,
@@ -172,7 +172,7 @@ def _attend_round(
   Args:
     tokens: queries, factors of keys, values and codes of all rounds.
     chunk_size: C.
-    width: tokens see each other where their codes are less than this apart.
+    width: a token sees another if their codes differ by less than this.
     dropout_options: the rate and the key.
     round_: its number, the token at each place, and the place of each token.
   """
@@ -187,7 +187,7 @@ def _attend_round(
   chunks_per_step = -(-count // steps)
   rows = (
     chunks_per_step * chunk_size
-  )  # B and N stay axes of their own, behind steps.
+  )  # B and N stay separate axes, after steps.
   padding = ((0, 0), (0, 0), (0, steps * rows - length))
   index = jnp.pad(order, padding, constant_values=length)
   index = index.reshape(batch, num_heads, steps, chunks_per_step, chunk_size)
@@ -215,10 +215,10 @@ def _attend_round(
     kept = None
     if rate:
       shape = (batch, num_heads, 1, chunk_size, 2 * chunk_size)
-      # By chunk, because the platform says how many are a step.
+      # By chunk, because the platform decides how many chunks are one step.
       draw = partial(dropout.factors, rng, rate, shape, r)
       kept = jax.vmap(draw, out_axes=2)(numbers)
-    # Each of the query heads has keys of its own.
+    # Every query head has its own keys.
     results = block_attention(
       query[:, :, :, chunk_size:, None],
       query[:, :, :, None],
@@ -250,9 +250,9 @@ def _sorted(
   segment_ids: Int[Array, "B T"] | None = None,
   keep: Bool[Array, "B T"] | None = None,
 ) -> tuple[Int[Array, "rounds B N T"], Int[Array, "rounds B N T"]]:
-  """The token at each place, and how many of its bucket are before it.
+  """The token at each sorted place, and the number of its bucket's earlier tokens.
 
-  A masked token is a bucket of its own, behind all others.
+  Each masked token has its own bucket, after all others.
   """
   is_masked = None if keep is None else ~keep
   keys = [bucket] + [
@@ -305,7 +305,7 @@ def _buckets(
 
   def bucket(x):
     products = product(rotations.astype(jnp.float32), x.astype(jnp.float32))
-    # Along the last axis XLA:CPU is slow.
+    # XLA:CPU is slow along the last axis.
     return jnp.argmax(jnp.concatenate([products, -products], 1), axis=1)
 
   token_bytes = 8 * num_rounds * half * batch * num_heads
@@ -323,7 +323,7 @@ def lsh_rotations(
     key: a JAX random key.
     num_rounds: the number of hash rounds, at least 1.
     head_dim: H ≥ 1.
-    num_buckets: even, or 1 for no hashing at all.
+    num_buckets: an even number, or 1 for no hashing.
 
   Returns:
     `[rounds, H, buckets/2]` float32, its last axis 0 for one bucket.
@@ -372,7 +372,7 @@ def lsh(
 
   Args:
     num_rounds: the number of hash rounds.
-    num_buckets: even, or 1; None is 2·⌈max_length / chunk_size⌉, so that a
+    num_buckets: an even number, or 1; None is 2·⌈max_length / chunk_size⌉, so that a
       chunk is twice the mean size of a bucket, as in the paper. Hashing then
       costs T·H·T/C: fix the number where time must stay linear in T.
     chunk_size: C.
@@ -418,7 +418,7 @@ def lsh(
     )
 
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
-    del scale  # The cache has no logits.
+    del scale  # The cache stores no logits.
     _check_key(key)
     query, value = (prompt_rows(x, lengths) for x in (query, value))
     bucket = _buckets(query, rotations_of(variables, query))

@@ -42,10 +42,10 @@ def mamba3(
     S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t k'_{t−1} v_{t−1}ᵀ + λ_t Δ_t k'_t v_tᵀ
     out_t = S_tᵀ q'_t + D v_t
 
-  where R turns neighbouring pairs of the first 2P channels. The two writes are the
-  trapezoidal rule of an integral whose end, λ = 1, is Mamba-2; the turns are the
-  imaginary part of a complex decay. In the paper's letters, k is B, q is C and v is x.
-  The scale is 1 unless a call has one.
+  where R rotates neighbouring pairs of the first 2P channels. The two writes discretise
+  an integral by the trapezoidal rule, which with λ = 1 is Mamba-2. The rotations are
+  the imaginary part of a complex decay. The paper calls k B, q C and v x. The scale is
+  1 unless a call sets it.
 
   Args:
     rotary_fraction: 2P / H, above 0 and at most 1.
@@ -58,17 +58,17 @@ def mamba3(
     `key_bias`, each `[N, H]`.
 
   Raises:
-    ValueError: `rotary_fraction` is out of range; by `init`, it turns no pair.
+    ValueError: `rotary_fraction` is out of range; by `init`, it rotates no pair.
 
-  Cost: that of `gated_linear_attention` with decays for each head, because both writes
-  of k'_{t−1} v_{t−1}ᵀ are one, made before the decay of t:
+  Cost: that of `gated_linear_attention` with decays for each head, because the two
+  writes of k'_{t−1} v_{t−1}ᵀ are merged into one before the decay of t:
 
     U_t = α_{t−1} U_{t−1} + (λ_{t−1} Δ_{t−1} + (1 − λ_t) Δ_t) k'_{t−1} v_{t−1}ᵀ
     S_t = α_t U_t + λ_t Δ_t k'_t v_tᵀ
 
   Its model also has `query_key_norm='rms'`, `num_qk_heads=1`, `output_gate='silu'` and
-  no `short_convolution`. The position before one is the last that no mask hides; none
-  is before the first of a segment. Departs from the paper in that it has no form with
+  no `short_convolution`. Here t − 1 is the last unmasked position before t; the first
+  position of a segment has none. Departs from the paper in that it has no form with
   several inputs and outputs (MIMO). Paper: Mamba-3: improved sequence modeling using
   state space principles, arXiv:2603.15569.
   """
@@ -83,8 +83,8 @@ def mamba3(
   def init(key, dims):
     if num_angles(dims) < 1:
       raise ValueError(
-        f"rotary_fraction: expected a pair of the head dimension {dims.head_dim}, "
-        f"got {rotary_fraction!r}"
+        "rotary_fraction: expected at least one pair of the head dimension "
+        f"{dims.head_dim}, got {rotary_fraction!r}"
       )
     decay, trapezoid, angle, *steps = jax.random.split(key, 6)
     features, heads = dims.features, dims.num_heads
@@ -195,7 +195,7 @@ def _recurrence(
 def _cumulative_turns(turn: Float[Array, "B T N P"]) -> Float[Array, "B T N P"]:
   """Cumulative sums modulo 2π, without loss of precision at any length.
 
-  Integers wrap around at a whole turn, 2³² of their steps.
+  Angles are integers, which wrap around at 2³² steps, a full turn.
   """
   turns = turn / (2.0 * jnp.pi)
   steps = jnp.round((turns - jnp.round(turns)) * 2.0**32).astype(jnp.int32)
@@ -231,10 +231,10 @@ def _previous(rows, last, mask, segment_ids, axis_name):
 
   Args:
     rows: arrays `[B, T, N, D]`.
-    last: of the position before the first, `[B, N, D]`; None is 0.
-    mask: `[B, 1, 1, T]`, which positions are read, or None.
-    segment_ids: `[B, T]` or None; there is nothing before the first of a segment.
-    axis_name: of the devices of a sequence in parts, or None.
+    last: the rows of the position before the first, `[B, N, D]`; None is 0.
+    mask: `[B, 1, 1, T]`, which positions count, or None.
+    segment_ids: `[B, T]` or None; nothing precedes the first position of a segment.
+    axis_name: the mesh axis of a sequence-sharded call, or None.
   """
   if last is None:
     last = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), rows)

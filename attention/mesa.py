@@ -1,7 +1,7 @@
 """MesaNet: each query solves a least-squares problem over the past.
 
-A state has two parts, S_kk and S_kv, and is one array: gated linear attention whose
-values are [k, v]. Gates and the record are in `gates`.
+A state has two parts, S_kk and S_kv, in one array: it is the state of gated linear
+attention with values [k, v]. `gates` builds the mechanism and its gates.
 """
 
 import functools
@@ -54,28 +54,29 @@ def mesa_attention(
     S_kk ← e^g_t S_kk + β_t k_t k_tᵀ        S_kv ← e^g_t S_kv + β_t k_t v_tᵀ
     out_t = scale · S_kvᵀ (S_kk + diag(λ))⁻¹ q_t
 
-  for each head: what the ridge regression from k_s to v_s, s ≤ t, of weights
-  β_s e^(Σ g), gives for q_t. Conjugate gradients solve the system. Queries and keys
-  should have length 1, as in the paper: with `normalize_keys=True` they do. Everything
-  is float32 for inputs of any dtype.
+  for each head: the prediction for q_t by ridge regression from k_s to v_s, s ≤ t, with
+  weights β_s e^(Σ g). Conjugate gradients solve the system. Queries and keys should
+  have length 1, as in the paper; `normalize_keys=True` ensures it. Everything is
+  float32 for inputs of any dtype.
 
   Args:
     log_decay: g, at most 0.
     beta: β, at least 0.
     regularizer: λ, above 0.
-    num_iterations: of conjugate gradients. H of them suffice but for rounding, and
-      each lowers the error by (√c − 1)/(√c + 1) or more, with c the condition of the
-      system: where keys are alike and nothing decays, 30 may be too few.
+    num_iterations: the number of conjugate-gradient iterations. H suffice up to
+      rounding, and each multiplies the error by (√c − 1)/(√c + 1) or less, where c is
+      the condition number of the system. Where keys are similar and there is no decay,
+      30 may be too few.
     normalize_keys: as in `delta_rule_attention`.
     scale: factor of the queries; None is 1.
-    initial_state: [S_kk, S_kv] before the first position, X = H+V, with a symmetric
+    initial_state: [S_kk, S_kv] before the first position, X = H+V, with symmetric
       S_kk; None is 0.
 
   Other options, results and errors: as `gated_linear_attention`; the state is
   `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
-  Gradients are those of the exact solution: the iterations are not differentiated,
-  and conjugate gradients solve the system again with another right side.
+  Gradients are those of the exact solution: the iterations are not differentiated.
+  Instead, conjugate gradients solve the system again with another right-hand side.
 
   Cost, with I iterations and C = `scan.CHUNK`: time T·N·(H+C)·(I·H + V), with
   gradients about four times that; memory B·T·N·(H+V), with gradients also one state
@@ -191,7 +192,7 @@ def _step(count, num_iterations, regularizer, state, inputs):
   return after[:, :, -1], out
 
 
-# A residual is as exact as its products, which a GPU does not make in float32.
+# The residual is only as exact as its products, which a GPU rounds below float32.
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -201,7 +202,7 @@ def _conjugate_gradients(num_iterations, times, target):
   def square(x):
     return jnp.sum(x * x, axis=-1, keepdims=True)
 
-  # Squares of a row as it comes, such as a small gradient, may leave float32.
+  # Squares of an unscaled row, such as a small gradient, may leave float32's range.
   largest = jnp.max(jnp.abs(target), axis=-1, keepdims=True)
   largest = jnp.where(largest > 0.0, largest, 1.0)
   target = target / largest
@@ -230,13 +231,13 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
     g_t = log sigmoid(x_t · W_g + b_g)         β_t = sigmoid(x_t · W_β + b_β)
 
   Args:
-    num_iterations: of conjugate gradients.
+    num_iterations: the number of conjugate-gradient iterations.
     min_regularizer: λ₀.
 
   Returns:
     An `Attention` with `gates`, causal only, whose cache is N·H·2H numbers for each
     example. Its parameters are `decay_kernel [F, N]`, `decay_bias [N]`, `rate_kernel
-    [F, N]`, `rate_bias [N]` and `regularizer [N, H]` (w, with λ = 1 at first).
+    [F, N]`, `rate_bias [N]` and `regularizer [N, H]` (w, where λ is initially 1).
 
   Raises:
     ValueError: `num_iterations` is below 1, or `min_regularizer` not in [0, 1).
@@ -246,7 +247,7 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
   """
   if not 0.0 <= min_regularizer < 1.0:
     raise ValueError(
-      f"min_regularizer: expected 0 or more, below 1, got {min_regularizer!r}"
+      f"min_regularizer: expected at least 0 and below 1, got {min_regularizer!r}"
     )
 
   def init(key, dims):

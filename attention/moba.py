@@ -42,35 +42,35 @@ def moba_attention(
     A(t) = {s ≤ t : s // D ∈ {t // D} ∪ best(t)}
     best(t) = the top_k − 1 blocks m < t // D of largest q_t · mean(k_s : s // D = m)
 
-  for each query head, with D = `block_size`. Of equal blocks the earlier is taken. A
-  hidden key has no part in the mean, and a block of hidden keys is not a choice.
+  for each query head, with D = `block_size`. Of blocks with equal scores, the earlier
+  is selected. Means leave masked keys out, and a fully masked block is never selected.
 
   Args:
     block_size: D.
     top_k: blocks of a query, its own among them.
     mask: key mask, `[B, 1, 1, T]`.
-    is_causal: must be True, because a mean knows all keys of its block.
+    is_causal: must be True, because a mean depends on all keys of its block.
 
   Other options: as `flash_attention`.
 
   Returns:
-    As `flash_attention`. Gradients are those of the softmax over the chosen keys;
-    which blocks are chosen has none.
+    As `flash_attention`. Gradients are those of the softmax over the selected keys;
+    the selection of blocks has none.
 
   Raises:
     ValueError: the mask varies along queries, or `is_causal` is False.
 
   Cost: that of `selected_attention` with top_k blocks, and T·(T/D)·N·H for the
-  choice, on accelerators T·(T/D)·N·top_k more; memory linear in T.
+  selection, on accelerators T·(T/D)·N·top_k more; memory linear in T.
 
   Paper: MoBA: mixture of block attention for long-context LLMs, arXiv:2502.13189.
   """
   if not is_causal:
     raise ValueError(
-      "is_causal: expected True, got False; moba chooses among past blocks; use "
-      "selected_attention with blocks of your own"
+      "is_causal: expected True, got False; moba selects past blocks; use "
+      "selected_attention with your own blocks"
     )
-  instead = "moba attention chooses blocks for each query; give a key mask"
+  instead = "moba attention selects blocks for each query; give a key mask"
   keep = visible_keys(mask, query, key, instead)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   blocks = best_blocks(query, key, keep, places, block_size, top_k)

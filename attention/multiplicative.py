@@ -50,15 +50,15 @@ def multiplicative_attention(
     dot      score(t, s) = q_t · k_s                 kernel None
     general  score(t, s) = q_t · W_n k_s             kernel W
 
-  As in the paper, the scores are not divided by √H, which came with Vaswani et
-  al., 2017.
+  As in the paper, the scores are not divided by √H; Vaswani et al., 2017, introduced
+  that.
 
   Args:
     query: `[B, T, N, H]`, the decoder's states h_t.
     key: `[B, S, K, H]`, the encoder's states h̄_s; N is a multiple of K.
-    value: `[B, S, K, V]`; the paper averages the states themselves.
-    kernel: W_a `[N, H, H]`, one matrix for each query head, with the features
-      of the query first; None is the identity.
+    value: `[B, S, K, V]`; the paper's values are the states h̄_s.
+    kernel: W_a `[N, H, H]`, one matrix per query head, with the query's features
+      first; None is the identity.
     scale: factor of the scores; None is 1.
     block_size: as in `flash_attention`. Other options: as `dense_attention`.
 
@@ -68,11 +68,10 @@ def multiplicative_attention(
   Cost: that of `flash_attention`, and time T·N·H² for the kernel. Nothing is
   T×S.
 
-  Departs from its paper in having several heads, and values that differ from
-  the keys. Of the paper's other scores, concat is close to
-  `additive_attention`. Of its local forms, the monotonic one is
-  `sliding_window_attention`, and the predictive one, a window around a learnt
-  position, is not here.
+  Departs from its paper in having several heads, and values that differ from the
+  keys. The paper's score concat is close to `additive_attention`. Its monotonic local
+  attention is `sliding_window_attention`; its predictive local attention, a window
+  around a learned position, is not implemented.
 
   Paper: Effective approaches to attention-based neural machine translation,
   section 3.1, arXiv:1508.04025.
@@ -115,7 +114,7 @@ def multiplicative(general: bool = True) -> Attention:
   Args:
     general: True trains a kernel `[N, H, H]`, the paper's 'general'; False is
       its 'dot'. The kernel is drawn from N(0, 1/H²), so that the scores of unit
-      normal inputs start with deviation 1.
+      normal inputs start with standard deviation 1.
 
   Returns:
     An `Attention` that decodes with the cache of dense attention.

@@ -28,7 +28,7 @@ from attention.softmax.cache import prefill as kept_prompt
 from attention.softmax.selected_blocks import selected_attention
 from attention.softmax.visible import key_mask, mask_mod
 
-_INSTEAD = "nsa attention chooses blocks for each query; give a key mask"
+_INSTEAD = "nsa attention selects blocks for each query; give a key mask"
 
 
 @attention_function
@@ -56,26 +56,27 @@ def nsa_attention(
     p_t = softmax over i with i·d + C ≤ t + 1 of (scale · q_t · k'_i)
     out_t = g_1 Σ_i p_ti v'_i + g_2 selected(q_t) + g_3 windowed(q_t)
 
-  with d = `stride`. The second attends to `num_blocks` blocks of `block_size` keys,
-  the same for all query heads of a key head: the first of the sequence, the query's own
-  and the one before it, and those of largest Σ_i p_ti o_im over these heads, where o
-  counts the strides that compressed block i and block m share. Of equal blocks the
-  earlier is taken. The third attends to the last `window` keys.
+  with d = `stride`. The second branch attends to `num_blocks` blocks of `block_size`
+  keys, the same for all query heads of a key head: the first of the sequence, the
+  query's own and the one before it, and the blocks m of largest Σ_i p_ti o_im over
+  these heads, where o counts the strides that compressed block i and block m share. Of
+  blocks with equal scores, the earlier is selected. The third branch attends to the
+  last `window` keys.
 
   Args:
-    branch_gates: g, of the three.
-    key_weights: w, of the C positions of a compressed block.
+    branch_gates: g, the gates of the three branches.
+    key_weights: w, the weights of the C positions of a compressed block.
     value_weights: u.
     stride: d, a divisor of C and of `block_size`.
     block_size: keys of a selected block.
-    num_blocks: blocks of a query, at least the three that are fixed.
-    window: keys of the window, the query's own among them.
-    mask: key mask, `[B, 1, 1, T]`; hidden keys count as zeros in a compressed one.
+    num_blocks: the number of blocks of a query, at least the three fixed ones.
+    window: the number of keys in the window, including the query's own.
+    mask: key mask, `[B, 1, 1, T]`; masked keys count as zeros in a compressed key.
     is_causal: must be True.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`, 0 at a position that is hidden. Gradients
-    reach everything but the choice of blocks, which has none.
+    `[B, T, N, V]` in the dtype of `query`, 0 at masked positions. The selection of
+    blocks has no gradient.
 
   Raises:
     ValueError: `num_blocks` is below 3, the mask varies along queries, or
@@ -84,16 +85,17 @@ def nsa_attention(
   Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window), on accelerators
   T·(T/block_size)·K·num_blocks more; memory linear in T.
 
-  Departs from its paper in that the three read the same keys and values, and in that
-  compression is a learnt weighted sum in place of an MLP, which keeps the result linear
-  in the values; positions within a block would add the same to every key.
+  Departs from its paper in that the three branches share keys and values, and in that
+  compression is a learned weighted sum instead of an MLP, which keeps the output linear
+  in the values. Position encodings within a block would add the same to every
+  compressed key.
 
   Paper: Native sparse attention, arXiv:2502.11089.
   """
   if not is_causal:
     raise ValueError(
       "is_causal: expected True, got False; nsa compresses past keys; use "
-      "selected_attention with blocks of your own"
+      "selected_attention with your own blocks"
     )
   size = key_weights.shape[1]
   _check_sizes(num_blocks, stride, key_weights=size, block_size=block_size)
@@ -135,11 +137,11 @@ def _attend(
     keep: which keys count, `[B, S]`.
     places: `[B, T]`.
     branch_gates: `[B, T, N, 3]`.
-    weights: of the compression.
+    weights: the compression weights of keys and values.
     sizes: C, d, `block_size`, `num_blocks`.
-    past: which compressed keys are seen.
-    windowed: what the third gives.
-    **options: `is_causal`, of the selected keys, and `scale`.
+    past: which compressed keys are visible.
+    windowed: the output of the third branch.
+    **options: `is_causal`, for the selected keys, and `scale`.
   """
   query, key, value = qkv
   scale, block_size = options["scale"], sizes[2]
@@ -172,8 +174,7 @@ def _num_compressed(length, size, stride):
 def _compressed(key, value, keep, weights, stride):
   """Compressed keys `[B, M, K, H]`, values, and whether each has a key `[B, M]`.
 
-  M ≥ 1: of fewer than C positions there is one that is filled up with zeros, and
-  which no query sees.
+  M ≥ 1: fewer than C positions give one block, padded with zeros, which no query sees.
   """
   key_weights, value_weights = weights
   size = key_weights.shape[1]
@@ -212,14 +213,14 @@ def nsa(
     compress_size: C.
     stride: d.
     block_size: keys of a selected block.
-    num_blocks: blocks of a query; three of them are fixed, the others chosen.
+    num_blocks: the number of blocks of a query: three fixed, the others selected.
     window: keys of the window.
 
   Returns:
     An `Attention` with `gates`, causal only, that decodes with a `DenseCache`. Each
     decoded position compresses all S keys again. Its parameters are
-    `gate_kernel [F, N, 3]`, and `key_weights` and `value_weights [K, C]`, which
-    start at 1/C.
+    `gate_kernel [F, N, 3]`, and `key_weights` and `value_weights [K, C]`, initially
+    1/C.
 
   Raises:
     ValueError: an argument is not a positive int, `num_blocks` is below 3, or
@@ -288,7 +289,7 @@ def nsa(
   def prefill(
     variables, cache, query, key, value, lengths, *, branch_gates, scale=None
   ):
-    del variables, query, branch_gates, scale  # Keys are kept as they are.
+    del variables, query, branch_gates, scale  # The cache stores plain keys.
     return kept_prompt(cache, key, value, lengths)
 
   return Attention(

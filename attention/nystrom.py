@@ -47,35 +47,33 @@ def nystrom_attention(
     B = softmax(scale · Q̃ Kᵀ)     [L, S]
 
   Q̃ and K̃ are means of queries and keys over L runs of nearly equal length of the
-  n tokens that `mask` leaves: the token of rank r belongs to run floor(r·L/n).
+  n unmasked tokens: the token of rank r belongs to run floor(r·L/n).
   A⁺, the pseudo-inverse, is computed by a fixed number of steps of
 
     Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞),    Z ← ¼ Z (13 I - A Z (15 I - A Z (7 I - A Z)))
 
   which converges for every A, since Z₀ is in the row space of A and ‖I - A Z₀‖ < 1
   there. A landmark without tokens (n < L) has a row and a column of zeros in A and
-  in every Z, so it takes no part. With a landmark for every token, F = A = B and
+  in every Z, so it has no effect. With a landmark for every token, F = A = B and
   A A⁺ A = A, which is dense attention.
 
-  Landmarks, softmax and pseudo-inverse are float32 for inputs of any dtype. A
-  padded example gives the same result as without padding. A query at a masked
-  position still gets its row of F, like a query from outside the sequence. An
-  example without tokens gets zeros. With grouped heads there is one A for every
-  query head.
+  Landmarks, softmax and pseudo-inverse are float32 for inputs of any dtype. Padding
+  never affects the output of an example. A query at a masked position still gets its
+  row of F, like a query from outside the sequence. An example without tokens outputs
+  zeros. With grouped heads, every query head has its own A.
 
   Args:
-    num_landmarks: L; from T on the result is that of dense attention, as far as
+    num_landmarks: L; with T or more, the result is that of dense attention, as far as
       the iteration has converged.
-    pinv_iterations: steps of the iteration.
-    shared_start: the iteration starts by the largest norm in the batch, as the
-      paper's code does, instead of by that of each matrix. Published weights
-      expect it; one example then changes another as long as the iteration has
-      not converged.
+    pinv_iterations: the number of steps of the iteration.
+    shared_start: whether to divide all starting matrices by the largest norm in the
+      batch, as the paper's code does, instead of each by its own. Published weights
+      expect it. Examples then affect each other unless the iteration has converged.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because every landmark mixes positions.
-    block_size: C, positions of a tile; None is the platform's choice.
-    axis_name: as `dense_attention`. Means, and B V, are sums over the devices: L rows
-      of each head cross three times, at any length.
+    block_size: C, the number of positions in a tile; None is the platform's choice.
+    axis_name: as `dense_attention`. Means and B V are summed over the devices, which
+      exchange L rows per head three times, at any length.
 
   Other arguments: as `dense_attention`, with S = T.
 
@@ -85,16 +83,16 @@ def nystrom_attention(
     negative.
 
   Raises:
-    ValueError: query and key are of different length, the mask varies along
-      queries, or a causal call.
+    ValueError: query and key have different lengths, the mask varies along
+      queries, or the call is causal.
 
   Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³; memory in
   addition to the arrays B·N·M·(C+M) for tiles of C positions, in the backward
   five M×M matrices for each iteration and head, and B·T·M numbers where runs are
   of different lengths. Nothing is T×S.
 
-  Departs from its paper in masks, in any length, where the paper requires that L
-  divides T, and in norms that are those of each matrix unless `shared_start`.
+  Departs from its paper in masks, in that L need not divide T, and in that each matrix
+  starts by its own norms unless `shared_start`.
 
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
   self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
@@ -121,7 +119,7 @@ def nystrom_attention(
   )
   scale = checks.softmax_scale(scale, query.shape[-1])
   tokens = jnp.ones((query.shape[0], length), bool) if keep is None else keep
-  # A token belongs to a run by its rank among those of all devices.
+  # A token's run follows from its rank among the tokens of all devices.
   rank = jnp.cumsum(tokens, axis=1) - 1
   total = jnp.sum(tokens, axis=1, keepdims=True)
   devices = 1
@@ -133,7 +131,7 @@ def nystrom_attention(
     total = jnp.sum(totals, axis=0)
   count = min(num_landmarks, length * devices)
   runs = rank * count // jnp.maximum(total, 1)
-  # `one_hot` gives zeros for a number that is not that of a run.
+  # `one_hot` gives zeros for a number that no run has.
   members = jax.nn.one_hot(
     jnp.where(tokens, runs, -1), count, dtype=jnp.float32
   )
@@ -161,7 +159,7 @@ def nystrom_attention(
   matrix = masked_softmax(matrix, both)
   inverse = _pseudo_inverse(matrix, pinv_iterations, shared_start)
 
-  # B V: the landmarks are few queries.
+  # B V: the landmarks are the queries.
   mixed, lse = attend(
     queries,
     key.astype(jnp.float32),
@@ -173,7 +171,7 @@ def nystrom_attention(
   if axis_name is not None:
     mixed, _ = sharding.merged_over(axis_name, mixed, lse)
   mixed = jnp.einsum("BNLM,BMNV->BLNV", inverse, mixed, precision=_EXACT)
-  # F (A⁺ B V): the landmarks are few keys.
+  # F (A⁺ B V): the landmarks are the keys.
   out, _ = attend(
     query.astype(jnp.float32),
     scale * keys,
@@ -186,7 +184,7 @@ def nystrom_attention(
 
 
 _EXACT = jax.lax.Precision.HIGHEST
-"""The inverse of small singular values would magnify rounding."""
+"""Inverting small singular values would magnify rounding errors."""
 
 
 def _summed(x: Array, axis_name: str | None) -> Array:
@@ -200,13 +198,13 @@ def _pseudo_inverse(
   """The pseudo-inverse of stochastic matrices, by the paper's iteration.
 
   A singular value σ ≪ 1 of A starts as σ/‖A‖₁ in Z and grows by 13/4 in each
-  step until it reaches 1/σ. Where σ is 0, the rounding error of float32 grows
-  in the same way, so that it shows in singular matrices after about ten steps.
+  step until it reaches 1/σ. Where σ is 0, float32's rounding error grows in the same
+  way and becomes visible in singular matrices after about ten steps.
 
   Args:
     matrix: `[B, N, L, L]`; each row sums to 1, or is zeros.
     iterations: the number of steps, each of four products.
-    shared_start: start all matrices by the largest ‖A‖₁ among them.
+    shared_start: whether to start all matrices by the largest ‖A‖₁ among them.
 
   Returns:
     Z `[B, N, L, L]`, which converges to the pseudo-inverse with order three.
@@ -235,8 +233,8 @@ def _convolved(
 ) -> Float[Array, "B T N V"]:
   """Σ_j kernel[j, n] · value[t + j − (R−1)/2, k(n)], zeros outside the sequence.
 
-  A block of C positions is a product of a band matrix of the kernel and the
-  C + R − 1 values around it.
+  A block of C positions is the product of the kernel's band matrix and the C + R − 1
+  values around the block.
   """
   if mask is not None:
     value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
@@ -271,11 +269,11 @@ def nystrom(
 
   Args:
     num_landmarks: L.
-    pinv_iterations: steps of the pseudo-inverse.
-    conv_kernel_size: an odd size. It adds a depth-wise convolution of the
-      values along the sequence to the output, with one trained filter for each
-      query head, as in the paper's code (which has 35 for long inputs). Masked
-      values count as zeros. None adds nothing.
+    pinv_iterations: the number of steps of the pseudo-inverse.
+    conv_kernel_size: the odd size of a depth-wise convolution of the values along the
+      sequence, which is added to the output, with one trained filter per query head,
+      as in the paper's code (which uses 35 for long inputs). Masked values count as
+      zeros. None adds nothing.
     shared_start: as in `nystrom_attention`.
 
   Returns:
@@ -286,7 +284,7 @@ def nystrom(
   if conv_kernel_size is not None and conv_kernel_size % 2 == 0:
     raise ValueError(
       "conv_kernel_size: expected None or an odd number, so that the filter "
-      f"has a middle, got {conv_kernel_size}"
+      f"has a centre, got {conv_kernel_size}"
     )
 
   def init(key, dims):

@@ -7,8 +7,8 @@ Wᵀ))⁻¹ diag(β) and U = A W (the UT transform of `recurrence`),
     H_C ⋯ H_{s+1} k_s = k_s − Wᵀ (A stril(W Kᵀ))_{·s}        H_C ⋯ H_1 = I − Wᵀ U
 
 so its scores are tril(Q Kᵀ) − tril(Q Wᵀ) A stril(W Kᵀ). Queries then visit the blocks to
-their left (`scan.scan_leftward`): they score the keys as these are at the end of their
-block, and are multiplied by the block's product.
+their left (`scan.scan_leftward`). At each block they score its keys, transformed to the
+end of the block, and are then multiplied by the block's product.
 """
 
 from typing import Any
@@ -66,18 +66,20 @@ def path_attention(
     out_t = Σ_{s≤t} softmax_s(score_ts) v_s              H_j = I − β_j w_j w_jᵀ
 
   Args:
-    householder: w of each key head. For length 1 and β up to 2 no product grows; longer
-      ones need β|w|² ≤ 2. β = 0 turns nothing.
+    householder: w for each key head. With |w| = 1 and β up to 2 no product grows;
+      longer vectors need β|w|² ≤ 2. With β = 0, H is the identity.
     beta: β.
     log_forget: log f ≤ 0 of forget gates, as in `dense_attention` (PaTH-FoX).
-    mask: key mask `[B, 1, 1, T]`. A hidden position turns and forgets nothing.
-    is_causal: must be True, because products go from a query to the left.
-    block_size: C, raised to a power of two; it changes rounding alone. None is at most
+    mask: key mask `[B, 1, 1, T]`. At a masked position, H is the identity and the
+      forget gate is 1.
+    is_causal: must be True, because products run from a query to the left.
+    block_size: C, raised to a power of two; it affects only rounding. None is at most
       `BLOCK` on a CPU, and what `backend` allows elsewhere.
 
   Other options, results and errors: as `flash_attention`, and ValueError where
-  `is_causal` is False. All positions between two of a segment turn their score. All is
-  float32 for inputs of any dtype.
+  `is_causal` is False. All positions between a query and a key of a segment affect
+  their score, whatever their own segments. Everything is float32 for inputs of any
+  dtype.
 
   Cost: time ½·T²·N·(2·H+V) and T·N·C·(C+3·H); memory T·N·(H+V) and T·K·H²/C, with
   gradients also T·N·(H+V) for one block of queries at a time.
@@ -87,7 +89,7 @@ def path_attention(
   """
   if not is_causal:
     raise ValueError(
-      "is_causal: expected True, got False; products go from a query to the left; "
+      "is_causal: expected True, got False; products run from a query to the left; "
       "use dense attention in both directions"
     )
   keep = checks.key_mask(mask, query, key)
@@ -110,7 +112,7 @@ def path_attention(
 def _block(query: Array) -> int:
   """The default of C."""
   batch, length, num_heads, _ = query.shape
-  # For each pair: two scores, a weight and what a block's own keys need.
+  # For each pair: two scores, a weight and an entry for the keys of the same block.
   pair_bytes = 4 * 16 * batch * num_heads
   return backend.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
@@ -186,7 +188,7 @@ def _visit(rows, state, keys):
 def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
   """(out, lse) of queries over a block of keys."""
   if sums is not None:
-    # Two numbers each, whose differences keep their digits.
+    # Pairs of numbers, whose differences lose no precision.
     between = jnp.sum(sums[:, :, None] - key_sums[:, None], axis=4)
     scores += between.transpose(0, 3, 1, 2)
   shown = visible_in_tile(
@@ -208,14 +210,14 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
 
   Returns:
     An `Attention` with `gates`, causal only. Its cache has the values, and the keys in
-    float32; each decoded position multiplies all keys by its matrix. Its parameters are
+    float32; each decoding step multiplies all keys by its H_t. Its parameters are
     `householder_down [F, R]`, `householder_up [R, K, H]`, `rate_kernel [F, K]` and
     `rate_bias [K]`, with `forget` also those of `dense`.
 
   Raises:
     ValueError: `rank` is not a positive int; by `init`, there are no features.
 
-  Unlike in the paper, no convolution stands between W₂ and the norm.
+  Unlike in the paper, there is no convolution between W₂ and the norm.
   """
   exact: Any = dense(forget=forget)
 

@@ -6,8 +6,8 @@ features, so with x̃ = √scale · x and M drawn rows ω_m
   exp(scale · q·k) ≈ Σ_m φ_m(q) φ_m(k),  φ_m(x) = exp(ω_m·x̃ − |x̃|²/2) / √M
 
 and attention becomes a product with one M×V state instead of a T×S matrix. This
-module computes the features, as logarithms. The rest is `features`, which keeps sums
-of them in float32's range.
+module computes the logarithms of the features; `features` keeps their sums in float32's
+range.
 """
 
 from typing import Literal
@@ -50,11 +50,11 @@ def performer_attention(
 
     out = performer_attention(q, k, v, projection=w, is_causal=True)
 
-  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s); the sums are one M×V matrix
-  and one vector at any length.
+  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s). The sums are one M×V matrix and
+  one vector at any length.
 
   Args:
-    projection: `[M, H]`, rows ω_m, as `orthogonal_features` draws them.
+    projection: `[M, H]` with rows ω_m, drawn by `orthogonal_features`.
     kernel: 'softmax' for φ_m(x) = exp(ω_m·x̃ − |x̃|²/2)/√M, 'relu' for
       φ_m(x) = max(ω_m·x̃/√M, 0) + 0.001, with x̃ = √scale · x. 'relu' is
       another kernel and does not approximate softmax.
@@ -72,8 +72,8 @@ def performer_attention(
   range also 2·T·N·M·log₂ C exponentials. The error against softmax falls as 1/√M and
   grows with exp(|q||k|).
 
-  Departs from the paper's code in having no epsilon in the softmax kernel, and
-  a running log-scale instead of a maximum over all keys. Paper: Rethinking attention
+  Departs from the paper's code in that the softmax kernel has no epsilon, and a running
+  log-scale instead of a maximum over all keys. Paper: Rethinking attention
   with Performers, arXiv:2009.14794, sections 2.2–2.4.
   """
   phi = _feature_map(
@@ -96,9 +96,9 @@ def orthogonal_features(
 ) -> Float[Array, "M H"]:
   """Draws M random features; the directions in each block of H are orthogonal.
 
-  The rows of a block are uniformly rotated, and as long as independent Gaussian rows.
-  So each row by itself is N(0, 1), and the estimate stays unbiased while its variance
-  falls (paper, section 2.4 and appendix B.2).
+  The rows of a block are rotated uniformly and have the lengths of independent Gaussian
+  rows. So each row by itself is N(0, 1), and the estimate stays unbiased with a lower
+  variance (paper, section 2.4 and appendix B.2).
 
   Raises:
     ValueError: a size is below 1.
@@ -132,7 +132,7 @@ def _relu_features(x, projection, root):
   """φ of the 'relu' kernel."""
   products = jnp.einsum("...H,MH->...M", x * root, projection)
   products /= jnp.sqrt(jnp.float32(len(projection)))
-  # Not `jax.nn.relu`, because XLA's maximum may turn nan into 0 and hide it.
+  # Not `jax.nn.relu`, because XLA's maximum may turn NaN into 0.
   return jnp.where(products < 0.0, 0.0, products) + _RELU_EPSILON
 
 
@@ -145,9 +145,8 @@ def performer(num_features: int = 256, kernel: Kernel = "softmax") -> Attention:
     kernel: 'softmax' or 'relu'.
 
   Returns:
-    An `Attention` whose projection is in `constants`, drawn by `init`. It
-    decodes with one state of K·M·(H+2) numbers for each example, or K·M·(H+1)
-    for 'relu'.
+    An `Attention` whose projection is drawn by `init` and kept in `constants`. It
+    decodes with one state of K·M·(H+2) numbers per example, or K·M·(H+1) for 'relu'.
 
   Raises:
     ValueError: `num_features` < 1 or an unknown kernel.
