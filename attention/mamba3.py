@@ -222,8 +222,8 @@ def _turn(
   cos, sin = jnp.cos(angle), jnp.sin(angle)
   first = pairs[..., 0] * cos - pairs[..., 1] * sin
   second = pairs[..., 0] * sin + pairs[..., 1] * cos
-  turned = jnp.stack([first, second], axis=-1).reshape(*x.shape[:-1], size)
-  return jnp.concatenate([turned, x[..., size:]], axis=-1)
+  rotated = jnp.stack([first, second], axis=-1).reshape(*x.shape[:-1], size)
+  return jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
 
 def _previous(rows, last, mask, segment_ids, axis_name):

@@ -72,8 +72,8 @@ def performer_attention(
   range also 2·T·N·M·log₂ C exponentials. The error against softmax falls as 1/√M and
   grows with exp(|q||k|).
 
-  Departs from the paper's code in that the softmax kernel has no epsilon, and a running
-  log-scale instead of a maximum over all keys. Paper: Rethinking attention
+  Departs from the paper's code in that the softmax kernel has no epsilon, and in that a
+  running log-scale replaces the maximum over all keys. Paper: Rethinking attention
   with Performers, arXiv:2009.14794, sections 2.2–2.4.
   """
   phi = _feature_map(

@@ -1,15 +1,15 @@
 """Position encodings for attention: T5, ALiBi and rotary.
 
 T5 and ALiBi add a number to the logits that depends only on the distance of key
-from query. Both are tables `[N, 2L+1]` for distances -L … L, where the last
-entry serves for all larger distances. `dense_attention`, `flash_attention`,
+from query. Both are tables `[N, 2L+1]` for distances -L … L, whose outer entries
+also serve all larger distances. `dense_attention`, `flash_attention`,
 `sliding_window_attention` and `multiplicative_attention` take them as
 `relative_bias`, and `attention.softmax.logits` adds them without a T×S array. Shaw's
 relative keys `[2L+1, H]` need no function: the trained table itself is the
-argument `relative_keys`. A table for each head, `[N, 2L+1, H]`, serves as well:
-with it Transformer-XL's logits are those of the query q + u with a bias
-scale · (v − u) · r. Rotary positions turn queries and keys before a mechanism sees
-them.
+argument `relative_keys`. It may also be a table per head, `[N, 2L+1, H]`:
+Transformer-XL's logits are then those of the query q + u with a bias
+scale · (v − u) · r. Rotary positions rotate queries and keys before a mechanism
+sees them.
 """
 
 from collections.abc import Mapping
@@ -31,21 +31,20 @@ def t5_buckets(
 ) -> Int[np.ndarray, "D"]:
   """The bucket of every distance s − t from -L to L, L = `max_distance`.
 
-  Small distances have a bucket each. Larger ones share buckets whose width
-  grows with the logarithm up to L, where the last bucket begins. Keys after the
-  query have their own half of the buckets, or bucket 0 in a causal form, as in
-  T5's code.
+  Each small distance has its own bucket. Larger distances share buckets, spaced
+  logarithmically up to L, where the last bucket begins. Keys after the query have
+  their own half of the buckets, or bucket 0 if causal, as in T5's code.
 
   Args:
     max_distance: L.
     num_buckets: the total for both directions.
-    is_causal: all buckets serve distances s − t ≤ 0.
+    is_causal: whether all buckets serve distances s − t ≤ 0.
 
   Returns:
     `[2L+1]` integers in [0, num_buckets).
 
   Raises:
-    ValueError: `max_distance` leaves no distance to share a bucket.
+    ValueError: `max_distance` is so small that no distances share a bucket.
 
   Paper: T5, section 2.1, arXiv:1910.10683, and its code's
   `_relative_position_bucket`.
@@ -69,7 +68,7 @@ def t5_buckets(
   logarithm = np.log(np.maximum(back, 1) / exact) / math.log(
     max_distance / exact
   )
-  # T5 adds float32's epsilon, so that exact powers do not fall one bucket short.
+  # T5 adds float32's epsilon, so that exact powers do not land one bucket too low.
   epsilon = np.finfo(np.float32).eps
   shared = exact + ((logarithm + epsilon) * (one_way - exact)).astype(int)
   bucket = np.where(back < exact, back, np.minimum(shared, one_way - 1))
@@ -94,8 +93,8 @@ def t5_bias(
     scale its logits: pass `scale=1.0` to get exactly T5.
 
   Raises:
-    ValueError: `max_distance` leaves no distance to share a bucket, or `embedding` has
-      other axes.
+    ValueError: `max_distance` is so small that no distances share a bucket, or
+      `embedding` has other axes.
 
   Paper: T5, section 2.1, arXiv:1910.10683.
   """
@@ -116,7 +115,7 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:
   slope of the next higher one, as in the paper's code.
 
   Raises:
-    ValueError: `num_heads` is no int of at least 1.
+    ValueError: `num_heads` is not an int of at least 1.
 
   Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
@@ -135,11 +134,11 @@ def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
     max_length: the longest sequence; L = max_length − 1.
 
   Returns:
-    `[N, 2L+1]` float32, for `relative_bias`, in both directions; the paper is
-    causal, and a causal call reads the entries s ≤ t alone.
+    `[N, 2L+1]` float32, for `relative_bias`, in both directions. The paper is
+    causal, and a causal call reads only the entries s ≤ t.
 
   Raises:
-    ValueError: `num_heads` or `max_length` is no int of at least 1.
+    ValueError: `num_heads` or `max_length` is not an int of at least 1.
 
   Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
@@ -158,37 +157,37 @@ def rotary_frequencies(
 ) -> tuple[Float[Array | np.ndarray, "half"], float]:
   """The angles per position by which rotary positions rotate the pairs of F features.
 
-  Without scaling they are ω_i = θ^(-2i/F). A model that was trained up to a length
-  L reads longer texts with others; `scaling` says which, in the words of
-  `config.json`, 'rope_type' and what is its own:
+  Without scaling they are ω_i = θ^(-2i/F). A model trained up to a length L uses other
+  angles for longer texts. `scaling` selects them with the keys of `config.json`:
+  'rope_type' and the options of that type:
 
       linear   ω_i / factor                                           (Chen et al.)
       dynamic  ω_i of θ·(factor·n/L − factor + 1)^(F/(F−2)), where n is the longer
                of `length` and L = `max_position_embeddings`      (NTK, bloc97)
       llama3   (1 − s)·ω_i/factor + s·ω_i, where s grows from 0 to 1 between
-               `low_freq_factor` and `high_freq_factor` turns of pair i within
+               `low_freq_factor` and `high_freq_factor` rotations of pair i within
                L = `original_max_position_embeddings`                 (Llama 3.1)
       yarn     likewise, where s falls from 1 to 0 linearly in i between the pairs
-               that turn `beta_fast=32` and `beta_slow=1` times within L, whole
+               that rotate `beta_fast=32` and `beta_slow=1` times within L, whole
                numbers unless `truncate` is False                    (Peng et al.)
 
   YaRN also multiplies queries and keys by m(1), or by m(`mscale`) /
   m(`mscale_all_dim`), where m(a) = 1 + 0.1·a·ln(factor), or by `attention_factor`.
-  Its ramp is that of its authors' code; the paper's is linear in the turns.
+  Its ramp is that of its authors' code; the paper's is linear in the rotations.
 
   Args:
     features: F, even.
     theta: θ.
     scaling: 'rope_type' and its options; None is {'rope_type': 'default'}.
-    length: of the sequence, which 'dynamic' alone reads; it may be traced.
+    length: the length of the sequence, which only 'dynamic' reads; it may be traced.
 
   Returns:
     `[F/2]` float32, of NumPy unless `length` is traced, and the factor of the
     turned features.
 
   Raises:
-    ValueError: an unknown type or option, one that is missing, or a value that is
-      no number above 0; LongRoPE, which has a number for every pair.
+    ValueError: a type or option is unknown or missing, or a value is not a number
+      above 0. LongRoPE, which has a number for every pair, is not supported.
 
   Papers: RoFormer, arXiv:2104.09864; position interpolation, arXiv:2306.15595;
   Llama 3, section 3.4.3, arXiv:2407.21783, and its code; YaRN, section 3,
@@ -215,7 +214,7 @@ def rotary_frequencies(
     if name not in options:
       raise ValueError(f"{name}: missing; {rope_type!r} needs it")
   frequencies, factor = scaled(theta, features, length, options)
-  # They are rounded from float64 once.
+  # Rounded once, from float64.
   return frequencies.astype(np.float32), factor
 
 
@@ -299,13 +298,13 @@ def sines(
 ]:
   """sin(p·ω_i) and cos(p·ω_i) for ω_i of `rotary_frequencies`, in float32.
 
-  Positions in NumPy are constants of a program. On a CPU, so is what is found for
-  them, which XLA:CPU would compute again for every head and example. Elsewhere the
-  program computes it: it would have tables of all positions once for each layer, and
-  on each device those of a sequence of which it has a part.
+  NumPy positions are constants of a program. On a CPU, so are their sines and cosines,
+  which XLA:CPU would recompute for every head and example. Elsewhere the program
+  computes them: as constants, tables of all positions would be stored once per layer,
+  and on every device even if the sequence is sharded.
 
   Raises:
-    ValueError: positions are no integers `[B, T]`.
+    ValueError: positions are not integers `[B, T]`.
   """
   check_positions(positions)
   frequencies = frequencies.reshape(1, 1, -1)
@@ -313,7 +312,7 @@ def sines(
     if backend.name() == "cpu":
       angles = positions[:, :, None].astype(np.float32) * frequencies
       return np.sin(angles), np.cos(angles)
-    # XLA would compute what follows of a constant while it compiles.
+    # XLA would fold the constants while it compiles.
     positions = jax.lax.optimization_barrier(jnp.asarray(positions))
   angles = positions[:, :, None].astype(np.float32) * frequencies
   return jnp.sin(angles), jnp.cos(angles)
@@ -328,8 +327,8 @@ def check_positions(
   """Raises ValueError unless positions are integers `[B, T]` or `[1, T]`.
 
   Args:
-    positions: a float dtype is refused: bfloat16 rounds positions above 2⁸.
-    inputs: `[B, T, …]`, whose sizes they have; None asks for none.
+    positions: must not be floats: bfloat16 rounds positions above 2⁸.
+    inputs: `[B, T, …]`, whose B and T positions must fit; None checks no sizes.
   """
   wanted = "integers [B, T] or [1, T]"
   if not hasattr(positions, "dtype"):
@@ -340,7 +339,7 @@ def check_positions(
   shape, dtype = positions.shape, positions.dtype
   hint = ""
   if len(shape) == 1:
-    hint = "; give positions[None] where all examples have the same"
+    hint = "; give positions[None] if all examples have the same"
   fits = len(shape) == 2
   if fits and inputs is not None:
     batch, length = inputs.shape[:2]
@@ -360,26 +359,26 @@ def rotary(
 ) -> Float[Array, "B T N H"]:
   """Rotary positions: rotates pair i at position p by the angle p·ω_i.
 
-  ω_i = θ^(-2i/H). The product of a query turned at t and a key turned at s
-  depends on t - s alone. The pairs are (x_i, x_{i+H/2}), where the paper has
-  (x_{2i}, x_{2i+1}): the same up to a permutation of features, which the
-  projections before it absorb.
+  ω_i = θ^(-2i/H). The product of a query rotated at t and a key rotated at s depends
+  only on t - s. The pairs are (x_i, x_{i+H/2}); the paper's are (x_{2i}, x_{2i+1}).
+  Both are the same up to a permutation of features, which the projections before
+  absorb.
 
   Args:
     inputs: queries or keys `[B, T, N, H]`, H even.
     positions: `[B, T]` or `[1, T]`; faster as a NumPy array, see `sines`.
     theta: θ; the longest wavelength is nearly 2πθ positions.
-    fraction: share of the features, the first ones, that are turned; the others
-      stay, and H in the formulas is the number of those that turn (GPT-NeoX).
+    fraction: the share of features that are rotated, the first ones; the others are
+      unchanged. H in the formulas is the number of rotated features (GPT-NeoX).
     scaling: other ω_i for longer sequences, see `rotary_frequencies`; the length
-      that 'dynamic' reads is the largest position and one.
+      that 'dynamic' reads is the largest position plus one.
 
   Returns:
     `[B, T, N, H]` in the dtype of `inputs`; the angles are float32.
 
   Raises:
-    ValueError: the number of features to turn is odd, `scaling` is refused, inputs
-      are no floats `[B, T, N, H]`, or positions no integers that fit them.
+    ValueError: the number of features to rotate is odd, `scaling` is invalid, inputs
+      are not floats `[B, T, N, H]`, or positions are not integers that fit them.
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
@@ -388,7 +387,7 @@ def rotary(
   turns = int(inputs.shape[-1] * fraction)
   if turns % 2 or not turns:
     raise ValueError(
-      f"inputs: expected an even number of features to turn in pairs, got "
+      f"inputs: expected an even number of features to rotate in pairs, got "
       f"{turns} of shape {inputs.shape}"
     )
   frequencies, factor = rotary_frequencies(
@@ -398,8 +397,8 @@ def rotary(
   sin, cos = (factor * x[:, :, None] for x in sines_and_cosines)
   exact = jnp.promote_types(inputs.dtype, jnp.float32)
   left, right = jnp.split(inputs[..., :turns].astype(exact), 2, axis=-1)
-  turned = [left * cos - right * sin, right * cos + left * sin]
-  out = jnp.concatenate(turned, axis=-1).astype(inputs.dtype)
+  rotated = [left * cos - right * sin, right * cos + left * sin]
+  out = jnp.concatenate(rotated, axis=-1).astype(inputs.dtype)
   if turns == inputs.shape[-1]:
     return out
   return jnp.concatenate([out, inputs[..., turns:]], axis=-1)

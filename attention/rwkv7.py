@@ -41,9 +41,9 @@ def rwkv7_attention(
     S_t = diag(e^g_t) S_{t−1} + b_t (S_{t−1}ᵀ a_t)ᵀ + k_t v_tᵀ
     out_t = scale · S_tᵀ q_t
 
-  for each head. What is moved is read before the decay. With a = −κ and b = α ∘ κ of
-  κ of length 1, as in the paper, the state does not grow. Everything is float32 for
-  inputs of any dtype.
+  for each head. The moved value is read before the decay. With a = −κ, b = α ∘ κ and
+  |κ| = 1, as in the paper, the state does not grow. Everything is float32 for inputs of
+  any dtype.
 
   Args:
     log_decay: g, at most 0.
@@ -52,8 +52,8 @@ def rwkv7_attention(
 
   Other options, results and errors: as `gated_linear_attention`.
 
-  Cost: that of `delta_rule_attention` with decays for each channel, and as many pairs
-  of keys and products again, as each position writes b and k.
+  Cost: that of `delta_rule_attention` with decays for each channel, with twice the pairs
+  of keys and their products, as each position writes both b and k.
 
   Paper: RWKV-7 "Goose" with expressive dynamic state evolution, arXiv:2503.14456,
   equations 17 and 18.
@@ -88,8 +88,8 @@ def rwkv7(
     S_t = diag(e^g_t) S_{t−1} − (α_t ∘ κ_t)(S_{t−1}ᵀ κ_t)ᵀ + k'_t v_tᵀ
     out_t = S_tᵀ q_t + (q_t · (ρ ∘ k'_t)) v_t
 
-  w₀, a₀, ξ, ζ and ρ have one number for each channel of each head. A call may set the
-  scale, which is 1.
+  w₀, a₀, ξ, ζ and ρ have one number for each channel of each head. The scale is 1
+  unless a call sets it.
 
   Args:
     rank: R of W₁, A₁ `[F, R]` and W₂, A₂ `[R, N, H]`.
@@ -101,12 +101,12 @@ def rwkv7(
     `rate_bias` (a₀), `removal_scale` (ξ), `rate_share` (ζ) and `bonus` (ρ).
 
   Raises:
-    ValueError: `rank` is no positive int.
+    ValueError: `rank` is not a positive int.
 
   The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Three
-  things differ from the paper: `short_convolution` takes the place of the token shift,
-  values are not mixed with those of the first layer, and the bonus ρ is added before
-  the group norm.
+  points differ from the paper: `short_convolution` replaces the token shift, values are
+  not mixed with those of the first layer, and the bonus ρ is added before the group
+  norm.
   Paper: arXiv:2503.14456, section 4.
   """
 
@@ -151,7 +151,7 @@ def rwkv7(
       erase_key=removed,
       replacement=rate * removed,
       scale=1.0 if scale is None else scale,
-      lower_bound=1.005 * _LOWEST_DECAY,  # By rounding of a device's own.
+      lower_bound=1.005 * _LOWEST_DECAY,  # Devices round differently.
       **options,
     )
     read = query.astype(jnp.float32) * channels("bonus") * wide

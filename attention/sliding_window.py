@@ -1,8 +1,9 @@
 """Sliding-window attention with global tokens (Beltagy et al., 2020).
 
-Without dilation and global tokens, the softmax is one call of `attention.softmax.tiles.attend`
-with a window in its `Visible`; with them, and over positions of other devices,
-`windows` merges several. To decode, the last keys are kept in a ring.
+Without dilation and global tokens, the softmax is one call of
+`attention.softmax.tiles.attend` with a window in its `Visible`. With them, and for
+sequence shards, `windows` merges several calls. To decode, a ring buffer holds the last
+keys.
 """
 
 from collections.abc import Sequence
@@ -64,16 +65,16 @@ def sliding_window_attention(
     A(t) = {s = t + i·dilation : -left ≤ i ≤ right}  ∪  {s global}
 
   It is one softmax over the union: a global key inside the window counts once.
-  A global query t attends to all keys. Every pair is further limited by `mask`,
-  `is_causal` and the segments. A query that sees no key gets zeros and passes
-  no gradient. The content of a masked key changes nothing.
+  A global query t attends to all keys. `mask`, `is_causal` and the segments restrict
+  the pairs further. A query that sees no key outputs zeros and has zero gradients.
+  Masked keys never affect the output, even if they are NaN.
 
   Args:
     key: `[B, S, K, H]`; key s and query s are at the same position.
     window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
-    dilation: distance of neighbouring keys; one int, or N ints, one per query
-      head. `log_forget`, `score_mod` and `mask_mod` need a dilation of 1 and no
-      `global_indices`.
+    dilation: the distance between neighbouring keys of the window; one int, or N ints,
+      one per query head. `log_forget`, `score_mod` and `mask_mod` need a dilation of 1
+      and no `global_indices`.
     mask: key mask, broadcastable to `[B, 1, 1, S]`.
     relative_bias: `[N, 2L+1]`; entry L + i belongs to the key at distance
       i·dilation, so L = w has one for each key of the window.
@@ -103,14 +104,13 @@ def sliding_window_attention(
   Cost, with W = left + right + 1 and tiles of C queries: time
   T·(W+C+G)·N·(H+V), and G·S·N·(H+V) for the global queries. Memory in addition
   to the arrays: B·N·C·(W+C+G) float32 for each tile that is computed at the
-  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. What crosses
-  between shards is L + R positions of keys and values, which the window reaches, and
-  of G global tokens queries, keys, values and results. Each dilation
-  costs one pass over its heads. On a TPU, 'tokamax' reads the window from a mask of
-  T·S bool.
+  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. Shards exchange
+  the left + right positions of keys and values that the window reaches, and the
+  queries, keys, values and results of G global tokens. Each dilation costs one pass
+  over its heads. On a TPU, 'tokamax' reads the window from a mask of T·S bool.
 
   Departs from its paper in that any length is allowed, windows may be one-sided, and
-  segments and causality hold for global tokens too.
+  segments and causality also apply to global tokens.
 
   Papers: Longformer, the long-document transformer, arXiv:2004.05150. Sinks: gpt-oss,
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
@@ -203,7 +203,7 @@ def _integers(
   """`value` as a tuple of `count` ints, any number if None; one int is repeated.
 
   Raises:
-    ValueError: it has another number of them, or one is below `low`.
+    ValueError: the number of ints differs, or one is below `low`.
   """
   is_one = not isinstance(value, Sequence)
   numbers = (value,) * (count or 1) if is_one else tuple(value)
@@ -245,19 +245,19 @@ def sliding_window(
     window: w, or (left, right). By default both sides together have the paper's
       512 keys.
     dilation: one int, or one per query head.
-    block_size: queries of a tile; None is the platform's choice.
+    block_size: the number of queries in a tile; None is the platform's choice.
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose.
     sinks: as `dense` takes it.
     logits_soft_cap: likewise.
     forget: likewise; for windows without dilation.
 
   Returns:
-    An `Attention` that decodes with a `SlidingWindowCache`. It has no variables
-    but those of sinks and forget gates.
+    An `Attention` that decodes with a `SlidingWindowCache`. Its only variables are
+    those of sinks and forget gates.
 
   Raises:
-    ValueError: an argument is out of range; by `init`, a window that is no
-      restriction on the longest sequence.
+    ValueError: an argument is out of range; by `init`, the window covers even the
+      longest sequence.
   """
   left, right = _integers("window", window, 0, 2)
   spacings = _integers("dilation", dilation, 1)
@@ -296,13 +296,13 @@ def sliding_window(
       mods = {name: call.get(name) for name in ("score_mod", "mask_mod")}
       _check_neighbours(log_forget=log_forget, **mods)
     slots = jnp.arange(cache.key.shape[1])
-    # The new position is in the slot of age 0; ages above it are of empty slots.
+    # The new position is in the slot of age 0; larger ages than `index` are empty slots.
     age = (cache.index[:, None] - slots[None]) % slots.size
     keys = layout.written(cache.key, key, age == 0)
     values = layout.written(cache.value, value, age == 0)
     forgotten = forgotten_after(cache.forgotten, log_forget, age == 0)
     dilations = _integers("dilation", dilation, 1, query.shape[2])
-    # The ring has room for how far the window reaches, or for all positions.
+    # The ring holds as many positions as the window reaches, or all positions.
     spacing = jnp.array([min(x, slots.size) for x in dilations])
     steps, rest = jnp.divmod(age[:, None], spacing[None, :, None])
     is_set = (age <= cache.index[:, None])[:, None]
@@ -324,7 +324,7 @@ def sliding_window(
     del variables, query, scale
     slots = jnp.arange(cache.key.shape[1])[None]
     last = lengths[:, None] - 1
-    # The latest position that is in each slot; below 0 where there is none yet.
+    # The latest position of each slot; below 0 if the slot is empty.
     position = last - (last - slots) % slots.size
     taken = jnp.clip(position, 0, key.shape[1] - 1)
     keys, values = (

@@ -1,7 +1,7 @@
 """Stick-breaking attention (Tan et al., 2024): no softmax and no positions.
 
-A tile is C queries and C keys, and tiles are taken from the query to the left
-(`scan.scan_leftward`), with what each query has left of its stick.
+A tile is C queries and C keys. Queries visit the tiles to their left
+(`scan.scan_leftward`) and carry their remaining weight, the rest of the stick.
 """
 
 from typing import Any
@@ -54,27 +54,27 @@ def stick_breaking_attention(
     β_ts = σ(scale · q_t · k_s)
     A_ts = β_ts · Π_{s<j<t} (1 − β_tj)        out_t = Σ_{s<t} A_ts v_s
 
-  A row of A sums to at most 1: what is left of the stick after the first key has no
+  A row of A sums to at most 1: the weight that remains after the first key has no
   value. Recent keys come first, so positions are not needed. With softplus(x) =
   log(1 + e^x),
 
     log A_ts = −softplus(−x_ts) − Σ_{s<j<t} softplus(x_tj)        x = scale · q · k
 
-  in float32 for inputs of any dtype; no term of this has a difference of sums.
+  in float32 for inputs of any dtype, without any difference of sums.
 
   Args:
-    attend_current: whether the key of the query's own position comes first, s ≤ t.
-    mask: key mask `[B, 1, 1, T]`. A hidden key breaks nothing off.
-    is_causal: must be True, because the order of keys is that to the left of a query.
-    query_segment_ids: `[B, T]`; keys of another segment break nothing off.
-    block_size: C, queries and keys of a tile; None is at most `BLOCK` on a CPU, and
-      what `backend` allows elsewhere. It changes rounding alone.
+    attend_current: whether a query also sees the key of its own position, s ≤ t.
+    mask: key mask `[B, 1, 1, T]`. A masked key takes no weight.
+    is_causal: must be True, because keys are ordered from a query to the left.
+    query_segment_ids: `[B, T]`; keys of another segment take no weight.
+    block_size: C, the number of queries and of keys in a tile; None is at most `BLOCK`
+      on a CPU, and what `backend` allows elsewhere. It affects only rounding.
 
   Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; zeros for a query that sees no key, such as
-    the first of all without `attend_current`.
+    the first query without `attend_current`.
 
   Raises:
     ValueError: the mask varies along queries, or `is_causal` is False.
@@ -83,13 +83,13 @@ def stick_breaking_attention(
   block of queries at a time.
 
   Departs from its paper in masks, segments and `attend_current`, which its code has.
-  What is left of a stick can be had as 1 − the result for values of 1.
+  The remaining weight is 1 minus the output for values of 1.
 
   Paper: Scaling stick-breaking attention, arXiv:2410.17980, equations 1 and 2.
   """
   if not is_causal:
     raise ValueError(
-      "is_causal: expected True, got False; sticks are broken from a query to the "
+      "is_causal: expected True, got False; keys take weight from a query to the "
       "left; use dense attention in both directions"
     )
   keep = checks.key_mask(mask, query, key)
@@ -126,7 +126,7 @@ def stick_breaking_attention(
 def _block(query: Array) -> int:
   """The default of C."""
   batch, length, num_heads, _ = query.shape
-  # For each pair: a score, what breaks off, the sum of it to the right, and a weight.
+  # For each pair: a score, its softplus, the sum of those to the right, and a weight.
   pair_bytes = 4 * 4 * batch * num_heads
   return backend.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
@@ -174,7 +174,7 @@ def stick_breaking(attend_current: bool = False) -> Attention:
   """The mechanism of `stick_breaking_attention`.
 
   Args:
-    attend_current: as the function takes it.
+    attend_current: as in `stick_breaking_attention`.
 
   Returns:
     An `Attention` without variables, causal only, that decodes with the cache of

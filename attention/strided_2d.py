@@ -1,6 +1,6 @@
 """Attention to every s-th row and column of a grid (CvT; Wu et al., 2021).
 
-This module chooses the keys; the rest is `flash_attention`.
+This module selects the keys; the rest is `flash_attention`.
 """
 
 import jax.numpy as jnp
@@ -41,8 +41,8 @@ def strided_2d_attention(
 
     out = strided_2d_attention(q, k, v, grid=(16, 16), stride=2)
 
-  The last rows · columns of the T positions are a grid, row after row; those
-  before it, such as [CLS], have no place in it and are seen as well.
+  The last rows · columns of the T positions are a grid, row after row. Tokens before
+  it, such as [CLS], are not on the grid and are always visible.
 
     A = {tokens before the grid} ∪ {(y, x) : y mod s = 0, x mod s = 0}
     out[t] = softmax over s in A of (scale · q_t · k_s), times v_s
@@ -50,22 +50,21 @@ def strided_2d_attention(
   Args:
     grid: (rows, columns), rows · columns ≤ T. None is the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete.
-    stride: s, at least 1; with 1 it is dense attention. 2 in the paper.
+    stride: s, at least 1; with 1 it is dense attention. The paper's is 2.
     is_causal: must be False: positions on a grid have no order.
-    scale: factor of the logits; None is 1/√H. The paper's code takes 1/√F, for
-      features F of all heads.
+    scale: factor of the logits; None is 1/√H. The paper's code uses 1/√F, where F is
+      the number of features of all heads.
 
   Other arguments, and what is returned: as `flash_attention`, with S = T.
 
   Raises:
-    ValueError: a grid of more than T positions, or `is_causal`.
+    ValueError: the grid has more than T positions, or `is_causal`.
 
-  Cost: that of `flash_attention` with T/s² keys: time T²/s²·N·(H+V), nothing is
-  T×S.
+  Cost: that of `flash_attention` with T/s² keys: time T²/s²·N·(H+V). Nothing is T×S.
 
-  The paper's strided convolution before the projections of key and value is a
-  convolution of every position, of which this takes every s-th: the convolution
-  is the model's, and the stride this function's.
+  The paper has a strided convolution before the projections of key and value. It equals
+  a convolution at every position, applied by the model, of which this function takes
+  every s-th.
 
   Paper: CvT: introducing convolutions to vision transformers, section 3.2,
   arXiv:2103.15808.
@@ -109,7 +108,7 @@ def _chosen(
 ) -> Int[np.ndarray, "C"]:
   """The positions of the selected keys."""
   rows, columns = grid or nearest_square(length)
-  # Of a grid that is not given, the last row may be incomplete.
+  # The default grid may have an incomplete last row.
   own = 0 if grid is None else length - rows * columns
   if own < 0:
     raise ValueError(

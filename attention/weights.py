@@ -18,26 +18,25 @@ def attention_weights(
   """The matrix A for which `fn(query, key, value) = A · value` for every value.
 
   Every attention function is linear in `value`, so applying it to the identity
-  returns the matrix: column s of the result is the share of the value of key s.
-  Rows of a mechanism that normalises sum to 1, or to 0 for a query that sees no
-  key.
+  returns the matrix: column s is the weight of the value of key s. Rows of a
+  mechanism that normalises sum to 1, or to 0 for a query that sees no key.
 
   Args:
     fn: an attention function, `fn(query, key, value, **options)`.
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; None for an `Attention.apply` whose query is its key
-      ('shared_qk') or that makes its own ('own_keys').
-    **options: passed to `fn`; the values of `global_qkv` are the identity as well,
-      so the matrix is that of one value for both.
+    key: `[B, S, K, H]`; None for an `Attention.apply` whose query is also its key
+      ('shared_qk') or that makes its own keys ('own_keys').
+    **options: passed to `fn`; the values of `global_qkv` are replaced by the identity
+      as well, so the matrix assumes the same values for both.
 
   Returns:
     `[B, N, T, S]` in the dtype of `query`.
 
   Raises:
-    ValueError: `fn` is no function.
+    ValueError: `fn` is not a function.
 
-  Cost: one call of `fn` with values of width S, so memory of at least B·N·T·S
-  for every `fn`. It is meant for pictures and tests.
+  Cost: one call of `fn` with values of width S, so at least B·N·T·S memory for any
+  `fn`. It is meant for plots and tests.
   """
   if isinstance(fn, Attention) or not callable(fn):
     raise ValueError(

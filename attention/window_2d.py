@@ -46,51 +46,51 @@ def window_2d_attention(
 
     out = window_2d_attention(q, k, v, grid=(16, 16), window=4)
 
-  The T positions are a grid, row after row. It is padded at the bottom and
-  right to whole windows of w × w, rolled by (−s, −s) and cut into windows:
+  The T positions are a grid, row after row. The grid is padded at the bottom and right
+  to whole windows of w × w, rolled by (−s, −s) and cut into windows:
 
     (y, x) = ((row − s) mod R, (column − s) mod C)      R, C the padded sides
     A(t) = {s : ⌊y_s/w⌋ = ⌊y_t/w⌋, ⌊x_s/w⌋ = ⌊x_t/w⌋, not joined by the roll}
     out[t] = softmax over s in A(t) of (scale · q_t · k_s + b[i]), times v_s
     i = (y_t − y_s + w − 1) · (2w − 1) + (x_t − x_s + w − 1)
 
-  Two positions of a window are joined by the roll where one row, or column, is
-  less than s and the other is not. Padding is never seen. Every pair is further
-  limited by `mask` and the segments.
+  The roll joins two positions of a window if one row, or column, is less than s and
+  the other is not. Padding is never visible. `mask` and the segments restrict the pairs
+  further.
 
-  Where min(rows, columns) ≤ w, the window is as large as the smaller of the two
-  and nothing is shifted. The table remains that of `window`, and the smaller
-  window reads the middle of it.
+  Where min(rows, columns) ≤ w, the window is as large as the smaller of the two and is
+  not shifted. The bias table remains that of `window`, and the smaller window reads its
+  middle.
 
   Args:
     grid: (rows, columns), rows · columns = T. None is the grid nearest to a
-      square, with ⌈√T⌉ columns, whose last row may be incomplete; it follows
-      from the length, so that padding of a sequence changes who sees whom.
+      square, with ⌈√T⌉ columns, whose last row may be incomplete. It depends on the
+      length, so padding a sequence changes which keys a query sees.
     window: w, the side of a window in positions.
     shift: s, 0 ≤ s < w. The paper shifts every second layer by ⌊w/2⌋.
-    relative_bias: b `[(2w − 1)², N]`, added by (dy, dx) of query from key; None
-      adds nothing.
-    hidden_logit: added to pairs that only the roll joins, in place of hiding
-      them. The published weights are trained with -100.0. None hides them.
+    relative_bias: b `[(2w − 1)², N]`, added by the offset (dy, dx) of query from key;
+      None adds nothing.
+    hidden_logit: added to the logits of pairs that only the roll joins, instead of
+      masking them. The published weights are trained with -100.0. None masks them.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because a window has keys on all sides.
-    block_size: queries that are computed at the same time, in whole windows and
-      at least one; None is the platform's choice.
+    block_size: the number of queries computed at the same time, in whole windows, at
+      least one; None is the platform's choice.
 
   Other arguments, and what is returned: as `flash_attention`, with S = T.
 
   Raises:
-    ValueError: the grid does not have T positions, the mask varies along
-      queries, or `is_causal`.
+    ValueError: the grid does not have T positions, the mask varies along queries, or
+      `is_causal`.
 
   Cost, for P ≥ T positions with padding: time P·w²·N·(H+V); memory in addition
   to the arguments: a copy of query, key, value and result, N·w⁴ float32 of
-  bias, and B·N·C·w² for C queries at the same time. Nothing is T×S.
+  bias, and B·N·C·w² for C queries computed at the same time. Nothing is T×S.
 
-  Departs from its paper's code in padding, which there is zeros before the
-  projections, and seen; at the paper's sizes there is none. For a grid smaller
-  than a window, that code makes the table of the smaller window, which is this
-  function with that `window`; transformers keeps the table, and fails.
+  Departs from its paper's code in padding. That code pads with zeros before the
+  projections and lets queries see them; at the paper's sizes there is no padding. For a
+  grid smaller than a window, that code makes the table of the smaller window, which is
+  this function with that `window`; transformers keeps the table, and fails.
 
   Paper: Swin transformer: hierarchical vision transformer using shifted
   windows, section 3.2, arXiv:2103.14030.
@@ -118,7 +118,7 @@ def window_2d_attention(
   head_shape = kv_heads, num_heads // kv_heads
   bias = None
   if relative_bias is not None:
-    # A window smaller than that of the table reads the middle of it.
+    # A window smaller than that of the table reads the table's middle.
     y, x = jnp.divmod(jnp.arange(area), places.window)
     dy, dx = (z[:, None] - z[None] + window - 1 for z in (y, x))
     bias = relative_bias.astype(jnp.float32)[dy * (2 * window - 1) + dx]
@@ -283,10 +283,10 @@ def window_2d(
       nearest to a square of every length.
     window: w.
     shift: s.
-    relative: whether a table by (dy, dx) is trained and added to the logits. It
-      is drawn from N(0, 0.02²), cut off at two deviations, as in the paper's
+    relative: whether to train a table by (dy, dx) that is added to the logits. It is
+      drawn from N(0, 0.02²), truncated at two standard deviations, as in the paper's
       code.
-    hidden_logit: as the function takes it.
+    hidden_logit: as in `window_2d_attention`.
 
   Returns:
     An `Attention` with trained `relative_bias [(2w − 1)², N]` where `relative`,

@@ -1,9 +1,9 @@
 """Softmax attention to near keys and linear attention to far ones, as one average.
 
-One scan over chunks does both (Zhang et al., 2025): its state is the last W keys
-before a chunk as they are, and the sums over the keys before these. The queries of a
-chunk see the W keys and those of the chunk, each its own W of them, by a softmax; as
-many keys leave the window as come, and they are the chunk of linear attention.
+One scan over chunks computes both (Zhang et al., 2025). Its state is the last W keys
+before a chunk, and the sums over all earlier keys. Each query of a chunk attends by
+softmax to its own W keys among the state's and the chunk's. As many keys leave the
+window as enter it, and these form the chunk of linear attention.
 """
 
 import functools
@@ -41,7 +41,7 @@ from attention.recurrent.scan import chunk_size, chunks_per_step, scan
 from attention.softmax import sharding
 
 _FIRST_SHARE = 0.1
-"""γ before training, as in the configs of the paper's code."""
+"""The initial γ, as in the configs of the paper's code."""
 
 
 @attention_function
@@ -71,23 +71,23 @@ def window_linear_attention(
     x_ts = scale · q_t·k_s    m_t = max_near x_ts    γ = sigmoid(mix)
     φ(q_t) = [softmax(q_t W_q), softmax(−q_t W_q)], and φ(k_s) alike with W_k
 
-  The far keys are added to exponentials whose largest is 1, so m_t is a part of the
+  The far terms are added to exponentials whose largest is 1, so m_t is part of the
   definition, and gradients flow through it.
 
   Args:
-    query_kernel: W_q `[N, H, H]`, features of the query first.
+    query_kernel: W_q `[N, H, H]`, with the query's features first.
     key_kernel: W_k `[K, H, H]`.
     mix: `[N]`, the logit of γ.
-    window: W ≥ 1, the number of near keys, that of the query included: those
-      of `sliding_window_attention` with `window=(W - 1, 0)`.
+    window: W ≥ 1, the number of near keys, including the query's own: those of
+      `sliding_window_attention` with `window=(W - 1, 0)`.
     is_causal: must be True, because the mechanism is causal by definition.
-    scale: factor of the near logits; None is 1/√H. It leaves φ as it is.
+    scale: factor of the near logits; None is 1/√H. It does not affect φ.
 
   Other options: as `linear_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`; zeros for a query that sees no key, or far
-    keys only, with a normaliser under 1e-30.
+    `[B, T, N, V]` in the dtype of `query`; zeros for a query that sees no key, or only
+    far keys with a normaliser under 1e-30.
 
   Raises:
     ValueError: the mask varies along queries, or `is_causal` is False.
@@ -135,13 +135,13 @@ def _no_keys(keys, window):
 def _attend(params, query, keys, window, block_size=None, axis_name=None):
   """The scan over a whole sequence, or over the shard that each device has.
 
-  Its state is the keys, values and mask of W positions, and the sums over those before.
-  What crosses is W positions of keys and values, and log₂ D + 1 states of
-  K·2H·(V+1) numbers.
+  Its state is the keys, values and mask of W positions, and the sums over earlier ones.
+  Devices exchange W positions of keys and values, and log₂ D + 1 states of K·2H·(V+1)
+  numbers.
   """
   batch, length, _, head_dim = query.shape
   kv_heads, value_dim = keys[1].shape[2:]
-  # As numbers, because a state of booleans has no derivative where B is a symbol.
+  # As numbers, because a boolean state has no derivative where B is symbolic.
   keys = *keys[:2], keys[2].astype(jnp.float32)
   phi = _features(head_dim)
   is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
@@ -188,7 +188,7 @@ def _step(count, window, params, state, xs):
   # The window of each chunk, `[B, K, 1, G, W+C, ·]`.
   place = jnp.arange(window + size)
   if count > 1:
-    # A key is in several windows, and its gradient is the sum over them.
+    # A key is in several windows, and its gradient is their sum.
     key, value = key.astype(jnp.float32), value.astype(jnp.float32)
     key, value, keep = (
       layout.tiles(x, size, window + size).reshape(x.shape[0], -1, *x.shape[2:])
@@ -232,14 +232,13 @@ def window_linear(window: int = 64) -> Attention:
   """The mechanism of `window_linear_attention`.
 
   Args:
-    window: W, the number of keys with softmax attention, that of the query
-      included. The default is the paper's.
+    window: W, the number of keys with softmax attention, including the query's own.
+      The default is the paper's.
 
   Returns:
-    An `Attention` with trained `query_kernel [N, H, H]` and
-    `key_kernel [K, H, H]`, the identity at first, and `mix [N]`, the logit of
-    0.1 at first. It decodes with the last W keys and values and a state of
-    K·2H·(H+1) numbers for each example.
+    An `Attention` with trained `query_kernel [N, H, H]` and `key_kernel [K, H, H]`,
+    initially the identity, and `mix [N]`, initially the logit of 0.1. It decodes with
+    the last W keys and values and a state of K·2H·(H+1) numbers for each example.
 
   Raises:
     ValueError: `window` < 1; by `init`, a window that leaves no key for the
@@ -250,8 +249,8 @@ def window_linear(window: int = 64) -> Attention:
     del key
     if window >= dims.max_length:
       raise ValueError(
-        f"window: {window} has room for all {dims.max_length} positions, which "
-        "is dense attention; choose less or use dense"
+        f"window: {window} covers all {dims.max_length} positions, which is "
+        "dense attention; choose a smaller one or use dense"
       )
     first = math.log(_FIRST_SHARE / (1.0 - _FIRST_SHARE))
     mix = jnp.full(dims.num_heads, first, jnp.float32)
