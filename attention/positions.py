@@ -182,8 +182,8 @@ def rotary_frequencies(
     length: the length of the sequence, which only 'dynamic' reads; it may be traced.
 
   Returns:
-    `[F/2]` float32, of NumPy unless `length` is traced, and the factor of the
-    turned features.
+    `[F/2]` float32, in NumPy unless `length` is traced, and the factor of the
+    rotated features.
 
   Raises:
     ValueError: a type or option is unknown or missing, or a value is not a number

@@ -1,6 +1,6 @@
 """Block selection of MoBA and of native sparse attention.
 
-A choice has no gradient. Of blocks with equal scores the earlier is taken.
+A selection has no gradient. Of blocks with equal scores, the earlier is selected.
 """
 
 import functools
@@ -32,7 +32,7 @@ def best_blocks(
     keep: which keys count.
     places: positions of the queries in the sequence of keys.
     block_size: D.
-    top_k: how many blocks; M is the smaller of this and ⌈S/D⌉.
+    top_k: the number of blocks; M is the smaller of this and ⌈S/D⌉.
   """
   query, key = jax.lax.stop_gradient((query, key))
   key = jnp.where(keep[..., None, None], key, 0).astype(jnp.float32)
@@ -69,10 +69,10 @@ def selected_blocks(
   Args:
     query: `[B, T, N, H]`.
     key: compressed.
-    shown: which of them have a key that is not hidden.
-    places: of the queries.
+    shown: which of them have an unmasked key.
+    places: positions of the queries.
     sizes: C, d, `block_size`, `num_blocks`.
-    total: blocks of the sequence.
+    total: the number of blocks of the sequence.
     scale: as in `nsa_attention`.
   """
   size, stride, block_size, num_blocks = sizes
@@ -108,10 +108,10 @@ def _by_query_head(query, key):
 
 
 def _block_scores(weights, total, sizes):
-  """`[B, C, K, total]`: weights `[B, C, K, M]` of what a block shares strides with.
+  """`[B, C, K, total]`: the weights `[B, C, K, M]` of compressed blocks, per block.
 
-  Compressed block i has the strides i to i + C/d − 1, and counts once for each that is
-  in the block.
+  Compressed block i has the strides i to i + C/d − 1. A block counts its weight once
+  for each of these strides that lies in the block.
   """
   size, stride, block_size, _ = sizes
   shared, width = size // stride, block_size // stride

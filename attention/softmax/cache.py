@@ -18,9 +18,11 @@ class DenseCache(NamedTuple):
     key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
     value: `[B, S, K, V]`.
     index: `[B]`, the number of positions seen.
-    forgotten: Σ log f after each position, where a mechanism forgets.
-    grows: not a field: a cache with grows = True has max_length slots on axis 1 of its
-      first array, and is full when `index` is as large (`bounded`).
+    forgotten: the cumulative log forget gate since each position, Σ log f over later
+      positions; None without forget gates.
+    grows: a class attribute, not a field. A cache with grows = True has max_length
+      slots on axis 1 of its first array, and is full when `index` reaches that number
+      (`bounded`).
   """
 
   key: Float[Array, "B S K H"]
@@ -59,8 +61,8 @@ def prefill(
   log_forget: Float[Array, "B P N"] | None = None,
 ) -> DenseCache:
   """The cache after the first `lengths` of P positions, which it copies."""
-  # What lies beyond an example's length is written over before it is seen, but until
-  # then it takes part in products, so it may not be NaN.
+  # Rows beyond an example's length are overwritten before any query sees them. Until
+  # then they enter products with a weight of 0, so they may not be NaN.
   key, value = (prompt_rows(x, lengths) for x in (key, value))
   forgotten = cache.forgotten
   if forgotten is not None and log_forget is not None:
@@ -103,7 +105,7 @@ def forgotten_after(
   """Σ log f since each slot of a cache, including the new position in slot `is_new`.
 
   Raises:
-    ValueError: only one of the first two is given.
+    ValueError: only one of `forgotten` and `log_forget` is given.
   """
   if (forgotten is None) != (log_forget is None):
     raise ValueError(

@@ -12,7 +12,7 @@ SHARED = (1, 1)
 """Shape of keys that drop the same pairs in all B examples and N heads."""
 
 _GOLDEN = np.uint32(0x9E3779B9)
-"""φ·2³², whose multiples are as far from one another as can be."""
+"""φ·2³², φ the golden ratio, whose multiples are spread as evenly as possible."""
 
 
 def shared(key: Array | None) -> Array:
@@ -33,7 +33,7 @@ def split(
 ) -> Array:
   """`jax.random.split`, whose keys are shared if `key` is.
 
-  Those of heads are then the same.
+  The keys of all heads are then the same.
   """
   key = _given(key)
   if not is_shared(key):
@@ -49,17 +49,17 @@ def factors(
 ) -> Float[Array, "..."]:
   """Keep / (1 − rate) for the tile identified by `numbers`.
 
-  It follows from the key and the numbers alone, so the backward draws again
-  what the forward drew, however many tiles are one step. With shared keys there
-  is one example and head in `shape`.
+  It depends only on the key and the numbers, so the backward pass draws the same
+  factors as the forward pass, however many tiles one step has. With shared keys,
+  `shape` has one example and one head.
 
   Raises:
-    ValueError: keys are shared, and `shape` has several.
+    ValueError: keys are shared, and `shape` has several examples or heads.
   """
   if is_shared(key):
     if shape[:2] != SHARED:
       raise ValueError(
-        "dropout_rng: expected one key, as each head has pairs of its own, got "
+        "dropout_rng: expected one key, as each head has its own pairs, got "
         "keys [1, 1]; give Flax's module broadcast_dropout=False"
       )
     key = key[0, 0]
@@ -79,12 +79,12 @@ def pair_factors(
 ) -> Float[Array, "B N C D"]:
   """Keep / (1 − rate) for pairs of query and key positions.
 
-  It follows from the key, the example, the head and the two positions alone:
-  mechanisms, sizes of tiles and devices that compute the same pairs drop the same
-  ones. Each pair takes one word of Threefry. Its counter is the position of the
-  key, and that of the query plus φ·2³² for each example and head before, which
-  keeps their ranges apart (for 4,096 of them up to 744,000 positions; beyond,
-  two heads would drop alike somewhere).
+  It depends only on the key, the example, the head and the two positions: whichever
+  mechanism, tile size and devices compute a pair, it is dropped or kept alike. Each
+  pair takes one word of Threefry. Its counter is the position of the key, and that of
+  the query plus φ·2³² for each earlier example and head, which keeps their ranges
+  apart (for 4,096 of them, up to 744,000 positions; beyond that, two heads would
+  somewhere drop the same pairs).
   """
   if is_shared(key):
     shared_factors = pair_factors(key[0, 0], rate, 1, 1, queries, keys)
@@ -106,5 +106,5 @@ def pair_factors(
 
 def _given(key: Array | None) -> Array:
   if key is None:
-    raise ValueError("key: expected one to draw dropout with, got None")
+    raise ValueError("key: expected a random key for dropout, got None")
   return key

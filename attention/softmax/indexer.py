@@ -20,7 +20,7 @@ from attention.positions import rotary
 from attention.recurrent import gates
 from attention.softmax.rows import softmax_and_lse
 
-INSTEAD = "the indexer says which keys a query sees"
+INSTEAD = "the indexer selects the keys of a query"
 
 
 class Rows(NamedTuple):
@@ -84,18 +84,18 @@ def chosen(
 ) -> Bool[Array, "B C S"]:
   """Selects the `top_k` keys of largest score; of equal scores, the earlier keys.
 
-  None is all. A score of −∞ is not chosen.
+  None selects all. A score of −∞ is never selected.
 
-  No sort: the k-th largest score is found digit by digit, by counting. So is the
-  last place among scores that are equal to it.
+  Instead of sorting, it counts to find the k-th largest score digit by digit, and then
+  the last place among scores equal to it.
   """
   seen = scores > -jnp.inf
   source_length = scores.shape[2]
   if top_k is None or top_k >= source_length:
     return seen
-  scores = jnp.where(scores == 0.0, 0.0, scores)  # -0.0 has other bits.
+  scores = jnp.where(scores == 0.0, 0.0, scores)  # The bits of -0.0 differ.
   bits = jax.lax.bitcast_convert_type(scores, jnp.uint32)
-  # As unsigned numbers in the order of the floats.
+  # Unsigned integers in the order of the floats.
   sign = jnp.uint32(1 << 31)
   ranks = jnp.where(bits >= sign, ~bits, bits | sign)
   least = _nth_largest(ranks, jnp.full((*scores.shape[:2], 1), top_k), 32)
@@ -110,8 +110,8 @@ def chosen(
 def _nth_largest(
   x: UInt[Array, "B C S"], n: Int[Array, "B C 1"], bits: int
 ) -> UInt[Array, "B C 1"]:
-  """The largest number of so many bits that at least n of x reach; 0 for n = 0."""
-  digits = -(-bits // 2)  # Two bits are found by one reading of x.
+  """The largest number of `bits` bits that at least n of x reach; 0 for n = 0."""
+  digits = -(-bits // 2)  # Each pass over x finds two bits.
 
   def reached(i, low):
     shift = (2 * (digits - 1 - i)).astype(jnp.uint32)
@@ -146,16 +146,16 @@ def dsa_indexer_loss(
     loss[t] = KL(p[t] ‖ softmax over s in A(t) of I[t, s])
     p[t, s] = mean over heads of softmax over s in A(t) of (scale · q[t] · k[s])
 
-  Gradients reach `index_query`, `index_key` and `index_weight`, and nothing else.
+  Gradients reach only `index_query`, `index_key` and `index_weight`.
 
   Args:
-    top_k: A(t) is what `dsa_attention` selects, as in the sparse stage of the paper's
-      training. None is all visible keys, as in its dense warm-up.
+    top_k: A(t) is the selection of `dsa_attention`, as in the sparse stage of the
+      paper's training. None is all visible keys, as in its dense warm-up.
 
   Other arguments: as `dsa_attention`.
 
   Returns:
-    `[B, T]` float32, in nats; 0 for a query that sees nothing.
+    `[B, T]` float32, in nats; 0 for a query that sees no key.
 
   Raises:
     ValueError: as `dsa_attention`.
@@ -190,7 +190,7 @@ def dsa_indexer_loss(
 def index_scores(
   rows: Rows, keys: Keys, is_causal: bool
 ) -> Float[Array, "B C S"]:
-  """I of C queries, −∞ where a key is not visible."""
+  """I of C queries; −∞ for keys that are not visible."""
   index, seen = keys.index, jnp.bool_(True).reshape(1, 1, 1)
   if keys.shown is not None:
     seen = keys.shown[:, None]
@@ -214,7 +214,7 @@ def by_chunk(
 ) -> Any:
   """Applies `function` to C = `size` queries at a time, with `numbers` floats for each.
 
-  `start` is the position of the first.
+  `start` is the position of the first query.
   """
   batch, length = rows.index.shape[:2]
   if size is None:

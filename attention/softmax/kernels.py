@@ -1,7 +1,7 @@
 """Which kernel computes exact attention: XLA's blocks, cuDNN or tokamax.
 
-The limits were read in jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to 1.14
-and tokamax 0.0.12, and tried on an H100 with jax 0.11.2 and tokamax 0.0.17
+The limits come from the sources of jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to
+1.14 and tokamax 0.0.12, and were tested on an H100 with jax 0.11.2 and tokamax 0.0.17
 (benchmarks/gpu.md).
 """
 
@@ -37,22 +37,22 @@ def kernel_output(
 ) -> Float[Array, "B T N V"] | None:
   """The output of cuDNN or tokamax for a call; None where XLA's blocks serve it.
 
-  It is what the blocks would give: zeros where a query sees nothing, which the
-  kernels give the mean of all values, and nothing of what a masked key holds.
+  It equals the output of XLA's blocks: zeros for a query that sees no key, where the
+  kernels return the mean of all values, and no effect of masked keys, even if NaN.
 
   Args:
-    implementation: what the caller asked for; None is cuDNN on a GPU where it
-      can serve the call and 'xla' elsewhere.
+    implementation: the caller's choice; None is cuDNN on a GPU where it can serve the
+      call, and 'xla' elsewhere.
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    visible: which pairs count. A kernel takes one mask, and sides: causal, or a
+    visible: which pairs count. A kernel takes one mask, and either causality or a
       window.
-    logits: how they are scored. A kernel takes a scale and a bias.
-    **others: options of the call that only 'xla' has; None is one that is not given.
+    logits: how pairs are scored. A kernel takes a scale and a bias.
+    **others: options of the call that only 'xla' supports; None is not given.
 
   Raises:
-    ValueError: what was asked for cannot serve the call.
+    ValueError: the caller's choice cannot serve the call.
 
   Memory: that of the kernel. cuDNN reads a mask and a bias as one bias over all
   of T×S, and on a TPU tokamax reads a window as a mask over T×S.
@@ -75,8 +75,8 @@ def kernel_output(
 
 def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
   """Why a kernel cannot serve a call; empty where it can."""
-  # The program must be meant for such a device and be traced where there is
-  # one: both libraries ask the device at hand what it can do.
+  # The program must target such a device and be traced on a machine that has one: both
+  # libraries query the local device for its capabilities.
   for name in (backend.name(), jax.default_backend()):
     if name not in _PLATFORMS[kernel]:
       return f"needs a GPU, got {name}"
@@ -98,8 +98,8 @@ def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
     if given is not None:
       return f"cannot take {option}"
   if _has_window(visible) and query.shape[1] != key.shape[1]:
-    # tokamax counts the window of query t from key t of an array of S; cuDNN
-    # refuses T > S, and where it puts the window of T < S is not documented.
+    # tokamax counts the window of query t from key t of an array of S. cuDNN refuses
+    # T > S, and does not document where it places the window if T < S.
     return (
       "takes a window over one sequence only, got lengths "
       f"{query.shape[1]} and {key.shape[1]}"
@@ -184,7 +184,7 @@ def _call(kernel, query, key, value, visible, logits):
     options["local_window_size"] = tuple(
       source if side is None else min(side, source) for side in sides
     )
-  # A kernel hides a key by its logit, which NaN would survive.
+  # A kernel masks a key through its logit, which a NaN would survive.
   arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
 
   hidden = is_causal and length <= source
@@ -196,7 +196,7 @@ def _call(kernel, query, key, value, visible, logits):
         key.shape[0], source, jnp.int32
       )
       hidden = True
-    # Its backward takes even lengths only.
+    # Its backward pass takes only even lengths.
     arrays = _padded(*arrays, hidden, multiple=2)
     options["implementation"] = "cudnn"
     attend = jax.nn.dot_product_attention
@@ -205,7 +205,7 @@ def _call(kernel, query, key, value, visible, logits):
     if on_tpu and options.pop("local_window_size", None):
       whole = visible.block(0, length, 0, source)
       arrays = (*arrays[:3], whole, bias)
-    # On a GPU, its tiles of pairs must be whole.
+    # On a GPU, its tiles must be full.
     if on_tpu or bias is not None or (mask is not None and mask.shape[2] > 1):
       arrays = _padded(*arrays, hidden, multiple=128)
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
@@ -220,8 +220,8 @@ def _call(kernel, query, key, value, visible, logits):
 def _padded(query, key, value, mask, bias, hidden, multiple):
   """Pads all arrays to lengths that are multiples of `multiple`.
 
-  A mask hides the keys that it adds, unless they are `hidden` without one. Mask and
-  bias come back with all of T×S.
+  A mask excludes the padding, unless it is `hidden` without one. Mask and bias are
+  returned in the full size T×S.
   """
   length, source = query.shape[1], key.shape[1]
   rows, columns = -length % multiple, -source % multiple
@@ -249,7 +249,7 @@ def _rows_that_see(
     whole = cast(Array, visible.block(0, length, 0, source))
     return jnp.swapaxes(jnp.any(whole, axis=-1), 1, 2)[..., None]
   mask = jnp.broadcast_to(mask[:, :, 0], (*mask.shape[:2], source))
-  # before[s] is how many keys before s are visible.
+  # before[s] is the number of visible keys before s.
   before = jnp.pad(jnp.cumsum(mask, axis=-1), ((0, 0), (0, 0), (1, 0)))
   first = end = jnp.arange(length)
   first = first * 0 if visible.left is None else first - visible.left

@@ -9,8 +9,8 @@ At the distance i = clip(s − t, −L, L) of key and query, the tables add
                  a ∈ [N, 2L+1, H] + scale · q_t · a[n, L + i]    (Transformer-XL)
 
 and forget gates add F_t − F_s, F_t = Σ log f_u over u ≤ t. All terms are linear in
-memory: a tile of C queries and D keys meets C + D − 1 distances only. Everything
-behind the product is a plain function, which `jax.vjp` differentiates in the tile.
+memory: a tile of C queries and D keys has only C + D − 1 distances. Everything after
+the product is a plain function, which `jax.vjp` differentiates within the tile.
 
 Papers: Self-attention with relative position representations, arXiv:1803.02155;
 Transformer-XL, arXiv:1901.02860; T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409;
@@ -49,9 +49,9 @@ class Logits:
     relative_bias: `[N, 2L+1]`, added by clipped distance.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
     score_mod: (score, b, n, t, s) -> score.
-    bias: broadcastable to `[B, N, T, S]`, added.
-    log_forget: `[B, T, N]`, logarithms of forget gates, for causal calls, T = S.
-    sinks: `[N]`, one more logit for each head, which takes weight and gives no value.
+    bias: added; broadcastable to `[B, N, T, S]`.
+    log_forget: `[B, T, N]`, logarithms of forget gates, for causal calls with T = S.
+    sinks: `[N]`, one more logit per head, which takes weight but has no value.
   """
 
   scale: Any = None
@@ -82,14 +82,14 @@ class Logits:
 
     Args:
       query: `[B, T, N, H]`.
-      visible: its masks of one row say which gates count as 1.
-      shape: of a tile, (B, N, C, D), for which `score_mod` is traced, with scores
-        that vary over mesh axes as the query does. It is not where JAX
-        differentiates the tile: None.
+      visible: gates count as 1 at positions that its key masks exclude.
+      shape: the shape of a tile, (B, N, C, D), for which `score_mod` is traced, with
+        scores that vary over mesh axes as the query does. None traces nothing: JAX
+        then differentiates the tile.
 
     Returns:
-      The queries, which a traced scale is multiplied into; the scores; `score_mod`
-      with the arrays that have no gradient, or None.
+      The queries, into which a traced scale is multiplied; the scores; `score_mod` with
+      the arrays that have no gradient, or None.
     """
     scale = self.scale
     if scale is None:
@@ -101,7 +101,7 @@ class Logits:
       keys = keys[None]
     if gates is not None:
       for mask in visible.masks:
-        # What nobody sees forgets nothing, so padding changes no result.
+        # Gates of masked positions count as 1, so padding never affects the output.
         if mask.shape[2] == 1:
           gates = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), gates, 0.0)
       gates = forget_sums(gates)
@@ -125,7 +125,7 @@ class Logits:
 
 
 PLAIN = Logits()
-"""Products of query and key, times 1/√H."""
+"""The products of query and key times 1/√H."""
 
 
 class WindowOptions(VisibleOptions, total=False):
@@ -160,13 +160,12 @@ def logits_from_options(
 ) -> Logits:
   """The `Logits` that the options of an attention function describe.
 
-  `options` are keywords of `SoftmaxOptions`, none of which may be given beside
-  `logits`. The
-  function's decorator has checked them, but not `logits`, and not gates of forgetting
-  beside a `visible` option, which has to be causal.
+  `options` are keywords of `SoftmaxOptions`, none of which may be given together with
+  `logits`. The function's decorator has checked them, but not `logits`, and not forget
+  gates together with a `visible` option, which has to be causal.
 
   Raises:
-    ValueError: `logits` does not fit, or an option is given beside it.
+    ValueError: `logits` does not fit, or an option is given together with it.
   """
   is_causal = visible.right is not None and visible.right <= 0
   if logits is None:
@@ -200,8 +199,8 @@ def logits_from_options(
 
 
 Pull = Callable[[Array], tuple[Array, Array, Any]]
-"""Cotangent of the scores -> those of queries `[B, N, C, H]`, of keys `[B, K, D, H]`
-and of the arrays of the scores."""
+"""Cotangent of the scores -> cotangents of queries `[B, N, C, H]`, of keys
+`[B, K, D, H]` and of the arrays of the scores."""
 
 _AXES = {"bias": (2, 3), "query_gates": (1, None), "key_gates": (None, 1)}
 """The query axis and the key axis of each array that has them."""
@@ -221,11 +220,11 @@ class Scores:
     soft_cap: c of c · tanh(x / c).
     relative_bias: `[N, 2L+1]`.
     relative_keys: `[#N, 2L+1, H]`.
-    score_mod: traced for a tile.
+    score_mod: a mod traced for a tile.
     bias: `[#B, #N, #T, #S]`.
     query_gates: `[B, T, N, 2]`, see `forget_sums`.
     key_gates: `[B, S, N, 2]`.
-    dtype: of the scores.
+    dtype: the dtype of the scores.
   """
 
   scale: float = dataclasses.field(metadata=_STATIC)
@@ -275,13 +274,13 @@ class Scores:
     places: tuple[Array | int, Array | int],
     score_arrays: Mod | None = None,
   ) -> Float[Array, "B N C D"]:
-    """The scores of a tile; self is `cut` for it.
+    """The scores of a tile; `self` is the result of `cut` for it.
 
     Args:
       query: C queries.
       key: D keys.
       places: positions of the first query and the first key.
-      score_arrays: `score_mod` with its arrays that have no gradient.
+      score_arrays: `score_mod` with the arrays that have no gradient.
     """
     x = self.product(query, key)
     return self.adjusted(x, query, places, score_arrays)
@@ -295,8 +294,8 @@ class Scores:
   ) -> tuple[Float[Array, "B N C D"], Pull]:
     """`tile`, and the function that pulls the cotangent of its result back.
 
-    Products of the backward are in the dtype of the queries, where JAX's derivative
-    would have them in float32.
+    Products of the backward pass are in the dtype of the queries; JAX's derivative
+    would compute them in float32.
     """
     x, pull_adjusted = jax.vjp(
       lambda scores, x, query: scores.adjusted(x, query, places, score_arrays),
@@ -359,7 +358,7 @@ class Scores:
 
 
 def _added(total, part, axes, start, first):
-  """`total` with the gradient of a tile added where `cut` took its array."""
+  """`total` plus the gradient of a tile, at the place from which `cut` took it."""
   at: list[Any] = [0] * total.ndim
   for axis, place in zip(axes, (start, first), strict=True):
     if axis is not None and total.shape[axis] > 1:
@@ -380,8 +379,8 @@ def _at_distance(
 def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
   """y[c, d] = x[c, d − c + C − 1], E = C + D − 1.
 
-  Rows of E + 1 numbers, laid end to end and cut into rows of E, stand one place
-  further in each row. So no gather is needed.
+  It pads rows to E + 1 numbers, flattens them and reshapes to rows of E, which shifts
+  each row by one place more. So no gather is needed.
   """
   *leading, rows, distances = x.shape
   x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])
@@ -423,7 +422,7 @@ def tables_at(
 def above_closed(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N"]:
   """Logarithms of gates, with −2²⁰ for gates that are 0.
 
-  It leaves nothing either, and a sum with it keeps the digits of the others.
+  e^(−2²⁰) is 0 as well, and a sum with −2²⁰ keeps the precision of the other terms.
   """
   return jnp.maximum(log_forget, -(2.0**20))
 
@@ -431,9 +430,9 @@ def above_closed(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N"]:
 def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
   """F at every position as a sum of two numbers, in float32 or more.
 
-  F grows with the length, and the difference of two long sums would lose its
-  digits. So the first number is F rounded and the second what rounding took away;
-  the difference of the first ones of neighbours is exact.
+  F grows with the length, and the difference of two long sums would lose precision. So
+  the first number is F rounded, and the second the rounding error; the difference
+  between first numbers of neighbours is exact.
   """
   return _forget_sums(above_closed(log_forget))
 

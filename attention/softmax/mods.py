@@ -2,12 +2,12 @@
 
     score_mod(score, b, n, t, s) -> score        mask_mod(b, n, t, s) -> bool
 
-b, n, t, s are arrays of whole numbers that broadcast against `[B, N, C, D]`, the
-scores of a tile; so do the results. A function is traced once for the shape of a
-tile. The arrays that it closes over become arguments, so that gradients reach them.
+b, n, t, s are arrays of integers that broadcast against `[B, N, C, D]`, the scores of
+a tile; so do the results. A function is traced once for the shape of a tile. The
+arrays that it closes over become arguments, so that gradients reach them.
 Inside `jax.shard_map`, the gradient of an array that does not vary over a mesh axis is
-summed over that axis once for each tile, as JAX does it for what a loop closes over;
-`jax.lax.pcast(array, axes, to="varying")` outside of the function makes that one sum.
+summed over that axis once per tile, as JAX does for arrays that a loop closes over.
+`jax.lax.pcast(array, axes, to="varying")` outside the function reduces that to one sum.
 
 Paper: Flex attention, arXiv:2412.05496.
 """
@@ -35,8 +35,8 @@ class Mod:
 
   Attributes:
     function: `(arrays, *arguments) -> result`.
-    shape: of a tile, (B, N, C, D); None before it is traced.
-    arrays: floats first, then the others, which have no gradient.
+    shape: the shape of a tile, (B, N, C, D); None before it is traced.
+    arrays: the float arrays first, then the others, which have no gradient.
   """
 
   function: Callable[..., Array] = dataclasses.field(metadata={"static": True})
@@ -46,7 +46,7 @@ class Mod:
   arrays: tuple[Any, ...] = ()
 
   def __call__(self, *arguments: Any, fixed: "Mod | None" = None) -> Array:
-    """The result for one tile; `fixed` has the arrays that `divided` took out."""
+    """The result for one tile; `fixed` has the non-float arrays, from `divided`."""
     more = () if fixed is None else fixed.arrays
     return self.function((*self.arrays, *more), *arguments)
 
@@ -69,7 +69,7 @@ def untraced(name: str, function: Callable[..., Any]) -> Mod:
   """A user's function before the shape of a tile is known.
 
   Raises:
-    ValueError: it is no function.
+    ValueError: it is not a function.
   """
   if not callable(function):
     raise ValueError(
@@ -148,7 +148,7 @@ def as_bool(result: Any) -> Bool[Array, "..."]:
   """Checks that a mask_mod returned bools.
 
   Raises:
-    ValueError: it is not of bool.
+    ValueError: the result is not bool.
   """
   if jnp.result_type(result) != jnp.bool_:
     raise ValueError(f"mask_mod: expected bool, got {jnp.result_type(result)}")
@@ -164,11 +164,12 @@ def at_positions(
 ) -> tuple[ScoreMod | None, MaskMod | None, Float[Array, "B N 1 S"] | None]:
   """Both functions for one query of each example and the keys of a cache.
 
-  The query of an example is at `query`, and its slots hold keys of the positions
-  `keys`. A score_mod gets terms by distance, `bias`, with the score.
+  The query of an example is at position `query`, and its slots hold the keys of
+  positions `keys`. The score passed to a score_mod includes the terms by distance,
+  `bias`.
 
   Returns:
-    The functions of places in the cache, and what is left of the bias.
+    Both as functions of places in the cache, and the bias that remains to be added.
   """
   t, s = query[:, None, None, None], keys[:, None, None, :]
   before = bias
@@ -200,11 +201,11 @@ class BlockMask:
     block_size: (C, D), queries and keys of a block.
     length: T.
     source_length: S.
-    visited: for each block of queries the numbers of its blocks of keys, first ones
-      first, filled up with 0.
-    counts: how many each has. None is all of a row of `visited`, where a number
-      behind that of the last block stands for none.
-    tiles_per_step: blocks of queries of a step; 1 where there are `counts`.
+    visited: for each block of queries, the numbers of its key blocks in ascending
+      order, padded with 0.
+    counts: the number of key blocks of each. None uses whole rows of `visited`, where
+      a number above that of the last block is no block.
+    tiles_per_step: the number of query blocks in a step; 1 with `counts`.
   """
 
   block_size: tuple[int, int] = dataclasses.field(metadata=_STATIC)
@@ -235,12 +236,12 @@ def make_block_mask(
       block_mask = make_block_mask(mask_mod, length=4096)
       flash_attention(q, k, v, mask_mod=mask_mod, block_mask=block_mask)
 
-  Made once, outside `jax.jit`, for all calls with the same mask.
+  Make it once, outside `jax.jit`, for all calls with the same mask.
 
   Args:
     mask_mod: `(b, n, t, s) -> bool`.
-    batch: B; 1 where the mask is that of all examples.
-    num_heads: N; 1 where it is that of all heads.
+    batch: B; 1 if all examples have the same mask.
+    num_heads: N; 1 if all heads have the same mask.
     length: T.
     source_length: S; None is T.
     block_size: (C, D), or one int for both.
@@ -249,7 +250,7 @@ def make_block_mask(
     A `BlockMask`.
 
   Raises:
-    ValueError: a size is out of range, or `mask_mod` returns no bool.
+    ValueError: a size is out of range, or `mask_mod` does not return bool.
 
   Cost: time B·N·T·S, a row of blocks at a time.
   """

@@ -12,7 +12,7 @@ from attention import checks
 from attention.mechanism import Dims, Variables
 
 SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
-"""Options of a call that every exact mechanism takes."""
+"""The options of a call that every exact mechanism takes."""
 
 
 class OwnLogits(NamedTuple):
@@ -36,8 +36,8 @@ class OwnLogits(NamedTuple):
   def supports(self, exact: set[str]) -> frozenset[str]:
     """The capabilities of a mechanism with them, given those without.
 
-    Forget gates are for one sequence and need their order; none of the three has a
-    form for a sequence in shards.
+    Forget gates need self-attention over positions in order; sequence shards support
+    none of the three.
     """
     lost = set(self.given)
     if self.forget:

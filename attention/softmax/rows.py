@@ -2,8 +2,8 @@
 
     out[c] = softmax over d of (scale · q_c · k_d + bias[c, d]), times v_d
 
-Blocks are computed some at a time (`block_map`). Both directions of
-differentiation are JAX's.
+`block_map` computes some blocks at a time. Forward and reverse derivatives come from
+autodiff.
 """
 
 import jax
@@ -27,11 +27,11 @@ def block_attention(
     query: C queries of N heads; head n reads key head n // J, J = N/K.
     key: D keys, heads first.
     value: of the same positions.
-    scale: factor of the products, in float32 like they are; a number, or one for a
-      pair, in the shape of `bias`.
-    bias: added to the logits; `[*A, K, J, C, D]`, as the others, or 1 for an axis.
+    scale: factor of the products, in float32 like them; one number, or one per pair, in
+      the shape of `bias`.
+    bias: added to the logits; `[*A, K, J, C, D]`, where any axis may be 1.
     visible: which pairs count; None is all.
-    kept: factors of the weights, for dropout.
+    kept: factors of the weights for dropout.
 
   Returns:
     out in the dtype of `query` and the log-sum-exp of the logits in float32; zeros,
@@ -69,8 +69,8 @@ def softmax_and_lse(
 ) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
   """Softmax over the `allowed` entries of the last axis, and their log-sum-exp.
 
-  Where nothing is allowed, or all logits are −∞, they are zeros and −∞, with
-  gradients of zero.
+  For a row without allowed entries, or with all logits −∞, they are zeros and −∞, with
+  zero gradients.
   """
   if allowed is not None:
     logits = jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
@@ -82,8 +82,8 @@ def masked_softmax(
 ) -> Float[Array, "*A S"]:
   """Softmax over the `allowed` entries of the last axis; zeros where there is none.
 
-  Gradients of what is not allowed and of empty rows are exact zeros too; a row
-  whose logits are all -inf counts as empty.
+  Gradients of masked entries and of empty rows are exactly zero as well; a row whose
+  logits are all -inf counts as empty.
   """
   return softmax_and_lse(logits, allowed)[0]
 

@@ -1,7 +1,7 @@
 """Attention of each query to the key blocks that were selected for it.
 
-How blocks are selected is the caller's: native sparse attention, mixtures of block
-attention and DeepSeek's sparse attention differ in that alone.
+The caller selects the blocks: native sparse attention, mixture of block attention and
+DeepSeek sparse attention differ only in that.
 """
 
 import functools
@@ -20,7 +20,7 @@ from attention.softmax.rows import block_attention, softmax_and_lse
 from attention.softmax.tiles import Output
 
 _TILE_ROWS = 64
-"""C, queries of a tile."""
+"""C, the number of queries in a tile."""
 
 _KEYS_PER_HEAD = 8
 """Blocks with more keys than this per query head of a key head are computed in tiles."""
@@ -73,21 +73,21 @@ def selected_attention(
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
     A(t) = {s : s // D ∈ block_indices[t], s ≤ t}
 
-  for each head, with D = `block_size`. A block that is named twice counts once.
-  With D = 1, single keys are selected.
+  for each head, with D = `block_size`. A block that is listed twice counts once. D = 1
+  selects single keys.
 
   Args:
-    block_indices: numbers of blocks, in any order, with a selection for each key
-      head (G = K), for all heads (G = 1), or for each query head (G = N). A number
-      that no block has, such as -1, names none.
+    block_indices: numbers of blocks, in any order, with one selection per key head
+      (G = K), for all heads (G = 1), or per query head (G = N). An invalid number,
+      such as -1, names no block.
     block_size: D. The last block may be shorter.
     mask: key mask, `[B, 1, 1, S]`.
-    is_causal: whether a query sees no later key, in its own block as well.
+    is_causal: whether a query sees no later key, even in its own block.
 
   Other options: as `flash_attention`.
 
   Returns:
-    as `flash_attention`. Gradients reach queries, keys, values and the scale; the
+    As `flash_attention`. Gradients reach queries, keys, values and the scale; the
     selection has none.
 
   Raises:
@@ -97,9 +97,10 @@ def selected_attention(
   the arrays, about 6·S·N·(H+V) with `block_size=64`, twice that with gradients, or
   S·K·(H+V) where keys are gathered.
 
-  Keys are gathered for each query where D ≤ 8·N/K, or 8 if G = N. Larger blocks make
-  tiles: pairs of query and block are sorted by block, up to `_TILE_ROWS` queries read a
-  block in one product, and the results of a query are joined by their log-sum-exps.
+  Keys are gathered for each query where D ≤ 8·N/K, or 8 if G = N. Larger blocks are
+  computed in tiles: pairs of query and block are sorted by block, one product serves up
+  to `_TILE_ROWS` queries of a block, and the results of a query are merged by their
+  log-sum-exps.
 
   Papers: NSA, arXiv:2502.11089, section 3.3; MoBA, arXiv:2502.13189.
   """
@@ -120,7 +121,7 @@ def selected_attention(
   keys = _Keys(*split_blocks(source, block_size))
   count, num_blocks = keys.shown.shape[1], block_indices.shape[3]
 
-  # Query heads with selections of their own are rows of their own.
+  # Query heads with their own selections become separate rows.
   repeats = num_heads // kv_heads if groups > kv_heads else 1
   heads = kv_heads, repeats, num_heads // kv_heads // repeats
   num_rows = length * repeats
@@ -174,7 +175,7 @@ def selected_attention(
 def _ascending(
   blocks: Int[Array, "B T G M"], count: int
 ) -> Int[Array, "B T G M"]:
-  """Numbers of blocks in order; `count` stands for no block and for repetitions."""
+  """Block numbers in ascending order; `count` replaces invalid and repeated ones."""
   is_block = (blocks >= 0) & (blocks < count)
   blocks = jnp.sort(jnp.where(is_block, blocks, count).astype(jnp.int32))
   is_new = jnp.diff(blocks, axis=-1, prepend=-1) > 0
@@ -228,14 +229,14 @@ def _attend_in_tiles(rows, keys, *, tiles_per_step, is_causal, scale):
 
 
 class _Tiles(NamedTuple):
-  """Tiles of C pairs (row, block), each of one block, in the order of blocks.
+  """Tiles of C pairs (row, block); each tile has one block, in ascending order.
 
   Attributes:
-    block: `[G]` of each tile.
-    pair: `[G, C]` numbers of pairs, row after row.
-    is_pair: whether there is such a pair.
+    block: `[G]`, the block of each tile.
+    pair: `[G, C]`, the numbers of its pairs, row after row.
+    is_pair: whether the tile has such a pair.
     slot: `[R, M]`, the place of each pair among the G·C.
-    is_part: whether the pair names a block.
+    is_part: whether the pair has a block.
   """
 
   block: Any
@@ -250,12 +251,12 @@ class _Tiles(NamedTuple):
     return self.pair // self.slot.shape[1]
 
   def pair_values(self, x):
-    """`[R, M, …]` of `[G, C, …]`: what each pair has in its tile."""
+    """`[R, M, …]` from `[G, C, …]`: the value of each pair in its tile."""
     x = _at(x.reshape(-1, *x.shape[2:]), self.slot)
     return jnp.where(_as_wide(self.is_part, x), x, 0)
 
   def tile_values(self, x):
-    """`[G, C, …]` of `[R, M, …]`, which `pair_values` undoes."""
+    """`[G, C, …]` from `[R, M, …]`, the inverse of `pair_values`."""
     x = _at(x.reshape(-1, *x.shape[2:]), self.pair)
     return jnp.where(_as_wide(self.is_pair, x), x, 0)
 
@@ -269,8 +270,8 @@ def _as_wide(keep, x):
   return keep.reshape(*keep.shape, *[1] * (x.ndim - keep.ndim))
 
 
-# Which row went to which place is known both ways, so the gradient of a gather is a
-# gather; JAX's would be a sum over places that may be the same, one after another.
+# The map between rows and places is known both ways, so the gradient of a gather is a
+# gather. JAX's would be a scatter-add, which adds to repeated places one by one.
 
 
 def _rows_backward(inputs, saved, grad):
@@ -301,7 +302,7 @@ _row_parts = with_backward(
 def _keys_backward(inputs, saved, grads):
   del saved
   key, _, tiles = inputs
-  # A product with ones: a GPU adds to places that repeat one by one.
+  # A product with ones, because a GPU adds to repeated places one by one.
   ones = jax.nn.one_hot(tiles.block, len(key), dtype=jnp.float32)
 
   def total(x):

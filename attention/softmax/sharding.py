@@ -43,9 +43,8 @@ def attend_to_shards(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """(out, lse) of exact attention where each device has a shard of the sequence.
 
-  Queries follow those of the device before, and
-  so do keys and values. All that has the axis T or S is this device's shard; the rest
-  is the same on every device.
+  Queries, keys and values continue those of the previous device. Every array with an
+  axis T or S is this device's shard; all others are the same on every device.
 
   Args:
     query: `[B, T, N, H]`.
@@ -53,23 +52,23 @@ def attend_to_shards(
     value: `[B, S, K, V]`.
     visible: key masks and segments, and whether the call is causal, with T = S.
     logits: how pairs are scored: a scale and tables by distance.
-    axis_name: of the devices, inside `jax.shard_map`.
-    in_parts: 'ring', or 'balanced', for an even T, in which all devices have the same
-      work in a causal call, or 'all_to_all': each device gets all positions of N/D
-      heads, and sends the results back; for D that divides K.
-    dropout_rate: as in the whole.
+    axis_name: the mesh axis of the devices, inside `jax.shard_map`.
+    in_parts: 'ring'; 'balanced', a ring in zigzag order, which gives all devices the
+      same work in a causal call and needs an even T; or 'all_to_all', in which each
+      device gets all positions of N/D heads and sends the results back, for D that
+      divides K.
+    dropout_rate: as without shards.
     dropout_rng: likewise.
-    block: of `tiles.attend`.
+    block: as in `tiles.attend`.
 
   Raises:
-    ValueError: something that has no form for shards, or an `in_parts` that cannot
-      serve.
+    ValueError: shards do not support an option, or `in_parts` cannot serve the call.
 
-  Cost: time T·(D·S)·N·(H+V) on each of D devices, in a causal call half of it,
-  but with 'ring' for the last device; memory of `flash_attention` on shards, with
-  'all_to_all' that of N/D heads of the whole. What crosses is D − 1 shards of keys
-  and values; balanced one shard more of all arrays; with 'all_to_all' (D − 1)/D of
-  this device's queries, keys, values and results.
+  Cost: time T·(D·S)·N·(H+V) on each of D devices; half of it in a causal call, except
+  for the last device of a 'ring'. Memory of `flash_attention` on shards, or with
+  'all_to_all' on N/D heads of the whole sequence. Each device sends D − 1 shards of keys
+  and values; 'balanced' also one shard of all arrays; 'all_to_all' (D − 1)/D of its
+  queries, keys, values and results instead.
   """
   check_shards(query, key, visible, logits, window=visible.left)
   options = {"axis_name": axis_name, "block": block}
@@ -77,7 +76,7 @@ def attend_to_shards(
     if dropout_rate:
       raise ValueError(
         "dropout_rate: expected 0.0 with 'all_to_all', whose devices draw for "
-        f"some heads alone, got {dropout_rate}; use 'ring'"
+        f"some heads only, got {dropout_rate}; use 'ring'"
       )
     return _all_to_all(query, key, value, visible, logits, **options)
   return _ring(
@@ -102,16 +101,14 @@ def check_shards(
 ) -> None:
   """Raises ValueError for options that sequence shards do not support.
 
-  That is a mask that varies along queries, a causal call with shards of two lengths,
-  most of `logits`, and what is not None in `others`.
+  These are a mask that varies along queries, a causal call with query and key shards of
+  different lengths, most of `logits`, and every option in `others` that is not None.
   """
   for mask in visible.masks:
-    checks.key_mask(
-      mask, query, key, "a sequence in shards has no place for a T×S mask"
-    )
+    checks.key_mask(mask, query, key, "sequence shards support no T×S mask")
   if visible.right is not None and query.shape[1] != key.shape[1]:
     raise ValueError(
-      "is_causal: expected shards of one length, got "
+      "is_causal: expected shards of equal length, got "
       f"{query.shape[1]} queries and {key.shape[1]} keys on a device"
     )
   refused = {
@@ -128,8 +125,8 @@ def check_shards(
   for name, option in refused.items():
     if option is not None:
       raise ValueError(
-        f"{name}: expected none where a sequence lies in shards; attend to the "
-        "whole, with one device for a sequence"
+        f"{name}: expected None for a sequence in shards; attend to the whole "
+        "sequence on one device"
       )
 
 
@@ -148,22 +145,22 @@ def _ring(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """`tiles.attend` to the keys of all D devices, which pass them around a ring.
 
-  Keys and values, with what hides them, go from device r to r + 1, D − 1 times, and
-  what each shard gives, (out, lse), is merged. The backward sends them round again,
-  and their gradients with them: each device adds what its queries give, from the
-  log-sum-exp of all keys, so that it never has more than one shard of the keys.
+  Keys and values, with their masks and segments, go from device r to r + 1, D − 1 times,
+  and the (out, lse) of all shards are merged. The backward pass sends them around again
+  together with their gradients. Each device adds the gradients of its queries, computed
+  from the log-sum-exp over all keys, so it never holds more than one shard of the keys.
 
-  In a causal call the last device works D times as long as the first. A balanced one
-  cuts the whole into 2D chunks and gives device r the chunks r and 2D − 1 − r: late
-  queries see every early key, and besides, early queries see early keys of devices
-  before, and late queries late keys of devices behind.
+  In a causal call the last device works D times as long as the first. Zigzag order
+  ('balanced') cuts the sequence into 2D chunks and gives device r the chunks r and
+  2D − 1 − r. Late queries then see every early key; besides, early queries see early
+  keys of earlier devices, and late queries see late keys of later devices.
 
   Returns:
-    Out and lse of this device's queries. What crosses: D − 1 shards of keys, values
-    and what hides them; backward also D shards of gradients in float32.
+    Out and lse of this device's queries. Each device sends D − 1 shards of keys, values,
+    masks and segments, and in the backward pass also D shards of float32 gradients.
 
   Raises:
-    ValueError: a balanced call of an odd number of positions.
+    ValueError: zigzag order with an odd number of positions.
   """
   is_causal = visible.right is not None
   is_balanced &= is_causal and jax.lax.axis_size(axis_name) > 1
@@ -204,8 +201,8 @@ class _Ring(NamedTuple):
   """The static parameters of a ring.
 
   Attributes:
-    axis_name: of the devices.
-    grid: of a pair of chunks.
+    axis_name: the mesh axis of the devices.
+    grid: the `Grid` of a pair of chunks.
     is_causal: whether queries see no later keys.
   """
 
@@ -216,7 +213,7 @@ class _Ring(NamedTuple):
   def round(self, meet: Callable[..., Any], moving: Any) -> tuple[Any, Any]:
     """Calls `meet(i, moving, resting)` after each of i = 0 … D − 1 hops of `moving`.
 
-    What rests is None in the first, and in the others what the one before left.
+    `resting` is None in the first call, and the previous call's in the others.
     """
 
     def step(carry, i):
@@ -234,7 +231,7 @@ class _Ring(NamedTuple):
   ) -> Iterator[tuple[int, int, Visible, tuple[Any, ...]]]:
     """The pairs of chunks after i hops of the keys, with the loop's inputs for each."""
     queries, _, scores, rng = inputs
-    # JAX computes what is alike in all rounds ahead, and keeps it for every tile.
+    # JAX would compute values common to all rounds ahead and store them for every tile.
     (queries, scores), i = jax.lax.optimization_barrier(((queries, scores), i))
     size = jax.lax.axis_size(self.axis_name)
     rank = jax.lax.axis_index(self.axis_name)
@@ -260,7 +257,7 @@ class _Ring(NamedTuple):
 
 
 def _ring_forward(ring, inputs):
-  """(out, lse) of each chunk of queries, twice: as the result and for the backward."""
+  """(out, lse) of each query chunk, twice: as the result and for the backward pass."""
   queries, keys, *_ = inputs
 
   def meet(i, moving, results):
@@ -416,14 +413,14 @@ def with_halo(
   """This device's positions, with some before and after them.
 
   Args:
-    x: this device's T positions, which follow those of the device before.
-    left: positions to get from before, from as many devices as that takes.
-    right: positions to get from behind.
-    axis_name: of the devices, inside `jax.shard_map`; None is one device.
+    x: this device's T positions, which follow those of the previous device.
+    left: the number of positions to get from before, over as many devices as needed.
+    right: the number of positions to get from after.
+    axis_name: the mesh axis of the devices, inside `jax.shard_map`; None is one device.
 
   Returns:
-    U = left + T + right positions, zeros where the sequence has none. What crosses
-    is left + right positions.
+    U = left + T + right positions, zeros beyond the ends of the sequence. Each device
+    receives left + right positions.
   """
   size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
   length = x.shape[1]
@@ -431,7 +428,7 @@ def with_halo(
   near_left, near_right = min(left, elsewhere), min(right, elsewhere)
 
   def from_device(hop, part):
-    """`part` of the device `hop` places on; zeros where there is none."""
+    """`part` from the device `hop` places further; zeros if there is none."""
     pairs = [(i, i - hop) for i in range(size) if 0 <= i - hop < size]
     return jax.lax.ppermute(part, axis_name, pairs)
 

@@ -5,18 +5,18 @@ For one query, with logits x over the keys A that it may see,
   m = max_A x   l = Σ_A e^(x − m)   out = Σ_A Δ e^(x − m) v / l   lse = m + log l
 
 with out = 0 and lse = −∞ where A is empty; Δ is 1, or with dropout 0 or
-1 / (1 − rate). Of these only inputs, out and lse are kept, and the backward makes
-every tile again. With g the cotangent of out and h that of lse,
+1 / (1 − rate). Of these only inputs, out and lse are stored, and the backward pass
+recomputes every tile. With g the cotangent of out and h that of lse,
 
   p = e^(x − lse)    dv = (p Δ)ᵀ g    dx = p (Δ g vᵀ − δ),   δ = Σ g · out − h
 
-so whatever joins partial results by their lse (`merge`: global tokens, rings, sinks)
-needs no derivative of its own.
+so merging partial results by their lse (`merge`: global tokens, rings, sinks) needs no
+derivative of its own.
 
-A tile is `[B, N, C, D]`, C queries and D keys. A block of C queries takes the keys of
+A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries takes the keys of
 its span in one visit, or block after block with an online softmax. The last block of
-queries or keys moves back to end with the sequence, so that no array is padded. Where
-there is one visit, a GPU or TPU takes several neighbouring tiles in one batched step
+queries or keys is moved back to end with the sequence, so that no array is padded. With
+one visit, a GPU or TPU computes several neighbouring tiles in one batched step
 (`Grid`).
 """
 
@@ -45,7 +45,7 @@ _ONE_VISIT = 2048
 """The largest number of keys that a block of queries takes in one visit."""
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
-"""Stands for −∞, so that differences are numbers in an empty row as well."""
+"""Stands for −∞, so that differences are finite in an empty row as well."""
 
 Output = (
   Float[Array, "B T N V"]
@@ -72,17 +72,17 @@ def attend(
     key: `[B, S, K, H]`, N a multiple of K.
     value: `[B, S, L, V]`, L a divisor of K.
     visible: which pairs count; None is all.
-    logits: how they are scored, a `Logits` or what has its `scores` and `sinks`; the
-      sinks are one more logit of each row. None is the product, scaled by 1/√H.
+    logits: how they are scored: a `Logits`, or an object with `scores` and `sinks`. The
+      sinks are one more logit of each row. None is the product scaled by 1/√H.
     block: (C, D), queries and keys of a tile; None is the platform's choice.
-    dropout_rate: share of weights set to zero.
-    dropout_rng: key of the dropout. A pair's draw follows from its example, head and
-      positions.
+    dropout_rate: share of weights that are set to zero.
+    dropout_rng: random key for dropout. Whether a pair is dropped depends on its
+      example, head and positions.
 
   Returns:
-    out in the dtype of `query`, 0 where a query sees nothing, and the log-sum-exp of
+    out in the dtype of `query`, 0 where a query sees no key, and the log-sum-exp of
     its logits in float32, −∞ there. Both have gradients. Cost: time of all tiles
-    visited; memory beside the arrays B·N·C·D float32, forward and backward.
+    visited; memory in addition to the arrays B·N·C·D float32, forward and backward.
   """
   visible, logits = visible or Visible(), logits or Logits()
   grid = grid_of(query, value, visible, block, dropout_rate)
@@ -97,7 +97,7 @@ def attend(
 
   inputs = inputs_like(match_varying(query, (query, key, value)))
   if varying_axes(inputs) != varying_axes(inputs[0]):
-    # Other arrays vary over more axes, such as those that a mod closes over.
+    # Other arrays, such as those that a mod closes over, vary over more axes.
     inputs = inputs_like(match_varying(query, inputs))
   run = with_backward(partial(forward, grid), partial(backward, grid))
   out, lse = run(vary_beside_mods(inputs))
@@ -111,8 +111,8 @@ class Constants(NamedTuple):
 
   Attributes:
     visible: which pairs count.
-    score_arrays: a score_mod with its arrays that are no floats; None without one.
-    rng: key of the dropout.
+    score_arrays: a score_mod with its non-float arrays; None without one.
+    rng: random key for dropout.
   """
 
   visible: Visible
@@ -134,7 +134,7 @@ def forward(grid: "Grid", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     x = scores.tile(q, k, places, constants.score_arrays)
     if shown is not None:
       x = jnp.where(shown, x, _LOWEST)
-    # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
+    # Not below LOWEST/2, so that no exponential of a masked pair is exp(0).
     m = jnp.maximum(jnp.max(x, -1, keepdims=True), _LOWEST / 2)
     if sums is not None:
       m = jnp.maximum(m, sums[0])
@@ -186,12 +186,12 @@ def backward(
   Args:
     grid: as in `forward`.
     inputs: likewise; the constants stand for their own gradients.
-    results: (out, lse) over all keys of the rows, of which these may be a part.
-    cotangents: theirs.
+    results: (out, lse) over all keys of the rows; `inputs` may have only some of them.
+    cotangents: the cotangents of `results`.
   """
   query, *arrays, constants = inputs
   (out, lse), (out_grad, lse_grad) = results, cotangents
-  # A row without keys has no weights: e^(x − ∞).
+  # A row without keys has weights of 0: e^(x − ∞).
   lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
   def visit(j, rows, start):
@@ -218,7 +218,7 @@ def backward(
       grid.take(x, i) for x in (query, out_grad, out, lse_grad[..., None])
     )
     delta = layout.dot("...v,...v->...", g, o)[..., None] - h
-    # Rows that the step before has had weigh nothing.
+    # Rows that the previous step computed get weights of 0.
     rows = q, g, delta, grid.take(lse[..., None], i, old=jnp.inf)
 
     def body(j, carry):
@@ -234,7 +234,7 @@ def backward(
       visits = grid.visits(constants.visible, starts)
       axes = varying_axes(visits)
       if any(axes - varying_axes(x) for x in jax.tree.leaves(mod)):
-        # A tile sums their gradients over devices, so all visit as many tiles.
+        # A tile sums their gradients over devices, so all must visit equally many tiles.
         visits = jax.lax.pmax(visits, tuple(axes))
       dq, totals = jax.lax.fori_loop(0, visits, body, carry)
     return grid.put(dquery, i, dq), totals
@@ -243,7 +243,7 @@ def backward(
   totals = jax.tree.map(lambda x: zeros(x, jnp.float32), arrays)
   mod = arrays[2].score_mod
   if mod is not None:
-    # Its arrays vary as they did when it was traced, and so do their gradients.
+    # Gradients of its arrays vary over mesh axes as the arrays did when it was traced.
     sums = jax.tree.map(
       lambda x: match_varying(jnp.zeros_like(x, jnp.float32), x), mod
     )
@@ -321,12 +321,12 @@ class Grid(NamedTuple):
     width: D.
     length: T.
     source_length: S.
-    one_visit: whether D keys hold the span of any C queries.
-    tiles_per_step: tiles of a step; 1 unless each has one visit.
-    size: queries of a step.
-    steps: how many there are.
-    is_ragged: whether the last step moves back, over rows of the step before.
-    dropout_rate: share of weights set to zero.
+    one_visit: whether D keys cover the span of any C queries.
+    tiles_per_step: the number of tiles in a step; 1 unless each has one visit.
+    size: the number of queries in a step.
+    steps: the number of steps.
+    is_ragged: whether the last step is moved back over rows of the previous step.
+    dropout_rate: share of weights that are set to zero.
   """
 
   rows: int
@@ -341,7 +341,7 @@ class Grid(NamedTuple):
   dropout_rate: float
 
   def start(self, i: Array) -> Array:
-    """The first query of step i; the last step moves back."""
+    """The first query of step i; the last step is moved back."""
     return jnp.minimum(i * self.size, self.length - self.size)
 
   def starts(self, i: Array) -> Array:
@@ -356,7 +356,7 @@ class Grid(NamedTuple):
   ) -> Float[Array, "..."]:
     """The rows of step i `[B, N, C, F]`, or `[n, B, N, C, F]` of n tiles.
 
-    `old` is in place of those that the step before has had.
+    `old` replaces the rows that the previous step computed.
     """
     x = cut(x, self.start(i), self.size)
     if old is not None and self.is_ragged:
@@ -394,7 +394,7 @@ class Grid(NamedTuple):
       return visited.shape[1] if counts is None else counts[self.row(start)]
     low, high = visible.span(start, self.rows, self.source_length)
     count = -(-(high - low) // self.width)
-    # A number lets JAX differentiate the loop in reverse.
+    # A static number lets JAX differentiate the loop in reverse.
     return count if isinstance(count, int) else jnp.maximum(0, count)
 
   def first(
@@ -414,7 +414,7 @@ class Grid(NamedTuple):
     return first, None if self.one_visit or is_even else fresh
 
   def row(self, start: Array) -> Array:
-    """The number of the tile of rows that begins with a query."""
+    """The number of the row of tiles that begins with query `start`."""
     return (start + self.rows - 1) // self.rows
 
 
@@ -454,7 +454,7 @@ def grid_of(
     count = -(-length // rows)
     tiles_per_step = backend.tiles_per_step(tile_bytes, count)
     if length % rows:
-      # One step for all tiles needs an array of a whole number of tiles.
+      # One step for all tiles needs an array of full tiles.
       tiles_per_step = min(tiles_per_step, -(-count // 2))
   size = rows * tiles_per_step
   return Grid(

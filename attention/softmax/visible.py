@@ -2,10 +2,10 @@
 
     visible = causal() & window(256, 0) & segments(ids, ids) & key_mask(keep)
 
-A `Visible` is a conjunction of conditions on a pair of query and key. Arrays are
-kept as they came, so that a key mask never grows to T×S; causality and windows are
-read off positions. `attention.softmax.tiles` asks for the `span` of keys that a block of
-queries can see, the pairs of one `block`, and keys without what nobody may read.
+A `Visible` is a conjunction of conditions on a pair of query and key. Arrays keep their
+shapes, so that a key mask never grows to T×S; causality and windows follow from
+positions. `attention.softmax.tiles` asks for the `span` of keys that a block of queries
+can see, for the visible pairs of one `block`, and for keys with zeros where masked.
 """
 
 from collections.abc import Callable
@@ -42,19 +42,18 @@ class Visible:
   Attributes:
     masks: each broadcastable to `[B, N, T, S]`, True = attend.
     segments: pairs of ids `[B, T]` and `[B, S]`, which must be equal.
-    lengths: pairs (t `[B]`, s `[B]`), each None for all: queries and keys that count,
-      which `visible_from_options` turns into masks and segments.
+    lengths: pairs (t `[B]`, s `[B]`), the numbers of queries and keys that count, None
+      for all; `visible_from_options` turns them into masks and segments.
     bands: (a `[B, T]`, b `[B, S]`, w, inside): 0 ≤ a_t − b_s < w is `inside`.
     mods: functions (b, n, t, s) -> bool.
-    left: the key lies at most so far before the query; None sets no limit.
-    right: and at most so far behind it. Causal is 0.
-    query_start: position of the first query, which sides and mods count from; None
-      is 0.
+    left: the largest distance of a key before the query; None sets no limit.
+    right: the largest distance of a key after the query; 0 if causal.
+    query_start: position of the first query, for `left`, `right` and mods; None is 0.
     key_start: likewise of the first key.
     block_mask: the only blocks that are visited, from `make_block_mask`.
   """
 
-  # Not typed as arrays: JAX puts other things into a pytree, too.
+  # Not typed as arrays, because JAX puts other objects into a pytree as well.
   masks: tuple[Any, ...] = ()
   segments: tuple[tuple[Any, Any], ...] = ()
   lengths: tuple[tuple[Any, Any], ...] = ()
@@ -115,7 +114,7 @@ class Visible:
       if keys is not None:
         found &= key_mask(jnp.arange(source_length)[None] < keys[:, None])
       if queries is not None:
-        # Queries beyond their number are of a segment that no key is of.
+        # Queries beyond the length get a segment that no key has.
         ids = (jnp.arange(length)[None] >= queries[:, None]).astype(jnp.int32)
         none = jnp.zeros((ids.shape[0], source_length), jnp.int32)
         found &= segments(ids, none)
@@ -153,7 +152,7 @@ class Visible:
   ) -> Bool[Array, "#B #N #C #D"] | None:
     """The visible pairs of `rows` queries from `start` and `width` keys from `first`.
 
-    None is all. Keys before the number `fresh` do not count, if it is given.
+    None is all. If `fresh` is given, keys before that number do not count.
     """
     places = self.places(start, first)
     keys = first + jnp.arange(width)
@@ -186,8 +185,8 @@ class Visible:
   def between(self, queries: Rows, keys: Rows) -> "Visible":
     """The key masks, segments and sides for queries and keys of any positions.
 
-    Each of the two is a function that takes what is known by query, or by key, to
-    those of the positions, and these, `[B, X]`.
+    `queries` and `keys` are pairs: a function that selects these queries, or keys, from
+    an array by position, and their positions, `[B, X]`.
     """
     (query_rows, query_positions), (key_rows, key_positions) = queries, keys
     batch, bands = key_positions.shape[0], ()
@@ -207,7 +206,7 @@ class Visible:
   def readable(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
     """Keys or values, with zeros where they are masked for every query and head.
 
-    So not even a NaN that stands in padding gets through a product.
+    So not even a NaN in padding affects a product.
     """
     for mask in self.masks:
       # XLA:CPU takes a hundred times longer for both axes in one reduction.
@@ -217,7 +216,7 @@ class Visible:
 
 
 def _is_same(x: Any, y: Any) -> bool:
-  """Whether two positions are known to be the same."""
+  """Whether two positions are known to be equal."""
   if x is y:
     return True
   is_traced = any(isinstance(z, jax.core.Tracer) for z in (x, y))
@@ -230,7 +229,7 @@ def causal() -> Visible:
 
 
 def window(left: int | None, right: int | None) -> Visible:
-  """A query sees keys from `left` before it to `right` behind it.
+  """A query sees keys from `left` before it to `right` after it.
 
   A side of None sets no limit.
 
@@ -264,8 +263,8 @@ def lengths(
 ) -> Visible:
   """Only the first queries and keys of each example count; the rest is padding.
 
-  As `query_seq_lengths` and `key_value_seq_lengths` of `jax.nn.dot_product_attention`:
-  results of the other queries are 0. None is all of them.
+  They are `query_seq_lengths` and `key_value_seq_lengths` of
+  `jax.nn.dot_product_attention`: the output of other queries is 0. None is all of them.
 
   Raises:
     ValueError: one is neither None nor integers `[B]`.
@@ -307,8 +306,8 @@ def pair_mask(mask: Bool[Array, "#B #N #T #S"]) -> Visible:
 def mask_mod(function: MaskMod, block_mask: BlockMask | None = None) -> Visible:
   """A query sees a key where `function(b, n, t, s)` is True.
 
-  The indices broadcast against `[B, N, T, S]`. Blocks that `block_mask`, from
-  `make_block_mask(function, …)`, hides are never visited; its block size is taken.
+  The indices broadcast against `[B, N, T, S]`. A call visits only the blocks of
+  `block_mask`, from `make_block_mask(function, …)`, and uses its block size.
   """
   mod = mods_lib.untraced("mask_mod", function)
   return Visible(mods=(mod,), block_mask=block_mask)
@@ -325,10 +324,10 @@ def visible_in_tile(
 
   Args:
     rows: C.
-    keep: keys that a mask leaves.
+    keep: the unmasked keys.
     query_ids: segments of the queries.
     key_ids: segments of the keys.
-    right: the key lies at most so far behind the query, as in `Visible`.
+    right: the largest distance of a key after the query, as in `Visible`.
   """
   return Visible(
     masks=() if keep is None else (keep[:, None, None],),
@@ -416,7 +415,7 @@ def _check_block_mask(
   """Checks that a block mask fits this call."""
   if not mask_mod:
     raise ValueError(
-      "block_mask: expected the mask_mod that it was made of, got None"
+      "block_mask: expected the mask_mod that it was made from, got None"
     )
   if (block_mask.length, block_mask.source_length) != shape[2:]:
     raise ValueError(

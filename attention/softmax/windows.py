@@ -40,12 +40,12 @@ def attend_to_window(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """(out, lse) of a window, which may be dilated.
 
-  `sides` are (left, right) in steps of the dilation, in which tables by distance count
-  too, and `dilations` are one for each query head. Options are those of `tiles.attend`.
+  `sides` are (left, right) in steps of the dilation, as are the distances of tables;
+  `dilations` has one per query head. Options are those of `tiles.attend`.
   """
   length, source_length = query.shape[1], key.shape[1]
   longest = max(length, source_length)
-  # With a step longer than the sequence, a query sees its own position only.
+  # With a dilation longer than the sequence, a query sees only its own position.
   dilations = tuple(min(dilation, longest) for dilation in dilations)
   if len(set(dilations)) > 1:
     options |= {"sides": sides, "dilations": dilations}
@@ -88,8 +88,8 @@ def _by_dilation(
 ) -> Any:
   """(out, lse) of heads with different dilations.
 
-  Tiles require as many query heads for every key head, so a key head whose query
-  heads have several dilations is in several calls.
+  Tiles need equally many query heads for every key head, so a key head whose query
+  heads have different dilations takes part in several calls.
   """
   calls: dict[tuple[int, int], list[Any]] = {}
   for kv_head, own in enumerate(np.reshape(dilations, (key.shape[2], -1))):
@@ -126,11 +126,11 @@ def _of_shards(
 ):
   """(out, lse) of a window where each device has a shard of the sequence.
 
-  Every device gets the keys that its window reaches, and attends to the longer
-  stretch.
+  Every device receives the keys that its window reaches, and attends to the longer
+  sequence.
   """
   length, farthest = query.shape[1], max(options["dilations"])
-  # Farther devices there are none.
+  # There are no devices further away.
   elsewhere = (jax.lax.axis_size(axis_name) - 1) * length
   left, right = (
     min(side * farthest, elsewhere, elsewhere if limit is None else limit)
@@ -175,8 +175,9 @@ def attend_to_union(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """(out, lse) of a window and global tokens.
 
-  `global_qkv` is what the global queries are, and look at. `window` is what
-  `attend_to_window` takes. With `axis_name`, each device has a shard of the sequence.
+  `global_qkv` has the global queries, and the keys and values that they attend to.
+  `window` has arguments of `attend_to_window`. With `axis_name`, each device has a shard
+  of the sequence.
   """
   near: Any = attend_to_window
   if axis_name is not None:
@@ -198,7 +199,7 @@ def attend_to_union(
   is_token &= jnp.diff(index, prepend=-1) != 0
   slots = index - start
   is_here = is_token & (slots >= 0) & (slots < length)
-  # Tokens of other devices, and none, have different places beyond T.
+  # Tokens of other devices, and invalid ones, get distinct places beyond T.
   slots = jnp.where(is_here, slots, length + jnp.arange(slots.shape[1])[None])
 
   def rows(x):
@@ -221,7 +222,7 @@ def attend_to_union(
 
   positions = jnp.broadcast_to(start + jnp.arange(length), query.shape[:2])
   here, there = (lambda x: x, positions), (rows, index)
-  # The keys of the window without global ones, and the global ones.
+  # First the window's keys without global ones, then the global ones.
   is_other = put(jnp.ones_like(positions, bool), ~is_here, slots)
   out, lse = merge(
     near(query, key, value, visible & key_mask(is_other), rng=rngs[0]),
@@ -250,18 +251,18 @@ def check_globals(
   value: Float[Array, "B S K V"],
   logits: Logits,
 ) -> None:
-  """Checks the two arguments of the global tokens."""
+  """Checks the two arguments for global tokens."""
   if global_indices is None:
     if global_qkv is not None:
       raise ValueError(
-        "global_qkv: expected global_indices beside it, got None; it projects "
-        "the tokens that they name"
+        "global_qkv: expected global_indices as well, got None; it projects "
+        "the tokens at these indices"
       )
     return
   if logits.relative_bias is not None or logits.relative_keys is not None:
     raise ValueError(
-      "global_indices: expected None beside relative_bias and relative_keys, "
-      "which are indexed by the place in the window; a global key has none"
+      "global_indices: expected None with relative_bias or relative_keys, which "
+      "are indexed by the place in the window; a global key has none"
     )
   is_integer = jnp.issubdtype(global_indices.dtype, jnp.integer)
   if (
