@@ -82,16 +82,16 @@ def sliding_window_attention(
     global_indices: `[B, G]`, the positions that are global; needs T = S. An
       index outside [0, T), such as -1, names no token, and an index that occurs
       twice counts once.
-    global_qkv: separate (query, key, value) with which the global queries look
-      at all keys. Other queries see global keys through `key` and `value`.
-    block_size: C, the queries of a tile. Only 'xla' takes it. None is the
+    global_qkv: separate (query, key, value) for the attention of global queries to all
+      keys. Other queries see global keys through `key` and `value`.
+    block_size: C, the number of queries in a tile. Only 'xla' takes it. None is the
       choice of `attention.platform.backend.window_rows`.
-    implementation: as `flash_attention`. cuDNN takes a window to the left without a
-      mask. It and tokamax need T = S, and neither has segments, tables, dropout,
+    implementation: as `flash_attention`. cuDNN takes only a window to the left, without
+      a mask. cuDNN and tokamax need T = S, and support no segments, tables, dropout,
       dilation or global tokens.
 
-    axis_name: as `dense_attention`, for a query and key of one sequence. Indices of
-      global tokens are those in the whole; dropout has no form in shards.
+    axis_name: as `dense_attention`, for a query and key of one sequence. Global indices
+      count in the whole sequence; shards do not support dropout.
 
   Other arguments: as `flash_attention`.
 

@@ -91,15 +91,15 @@ def masked_softmax(
 @jax.custom_jvp
 def _softmax(logits):
   """Softmax and log-sum-exp of rows; the lowest finite number stands for −∞."""
-  # The lowest finite number, not −∞: the difference from the maximum is then
-  # a number in an empty row as well, where every exponential is 1.
+  # The lowest finite number, not −∞: the difference from the maximum is then finite in
+  # an empty row as well, where every exponential is 1.
   lowest = jnp.finfo(logits.dtype).min
   maximum = jnp.max(logits, axis=-1, keepdims=True)
   largest = jnp.maximum(maximum, lowest)
   exponentials = jnp.exp(logits - largest)
   total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  # The total is 0 where all logits are −∞. In this order, a row with a NaN
-  # counts as full and keeps it.
+  # The total is 0 where all logits are −∞. In this order, a row with a NaN counts as
+  # non-empty and keeps it.
   total = jnp.where(total == 0.0, 1.0, total)
   is_empty = maximum <= lowest
   weights = jnp.where(is_empty, 0.0, exponentials / total)

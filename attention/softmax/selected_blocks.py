@@ -147,7 +147,7 @@ def selected_attention(
     attend = functools.partial(
       _attend_in_tiles, tiles_per_step=tiles_per_step, **options
     )
-    # Enough pairs for two full tiles of each block, and all that the budget allows.
+    # Enough pairs for two full tiles of each block, and as many as the budget allows.
     row_bytes = query.nbytes // num_rows * 2 * num_blocks
     most = backend.tiles_per_step(row_bytes, num_rows)
     most = max(most, 2 * count * _TILE_ROWS // num_blocks)
@@ -155,8 +155,8 @@ def selected_attention(
     attend = functools.partial(_attend_by_row, **options)
     row_keys = num_blocks * block_size
     row_bytes = 4 * batch * kv_heads * row_keys * (head_dim + value.shape[3])
-    # The backward of a chunk adds to the gradient of all keys, so a chunk gathers at
-    # least as many keys as there are.
+    # The backward pass of a chunk adds to the gradient of all keys, so a chunk gathers
+    # at least as many keys as there are.
     most = backend.tiles_per_step(row_bytes, num_rows)
     most = max(most, key.shape[1] // row_keys)
   chunk = -(-num_rows // -(-num_rows // max(most, 1)))

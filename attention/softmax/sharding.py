@@ -1,11 +1,11 @@
 """Attention over a sequence-sharded input, one shard per device in `jax.shard_map`.
 
-Exact attention sends keys and values round a ring of devices, or exchanges heads for
-positions (`attend_to_shards`). Results of queries that all devices have, such as
-global tokens, are merged over the devices (`merged_over`), and a window needs the
-positions that it reaches beyond a shard (`with_halo`).
+Exact attention sends keys and values around a ring of devices, or exchanges heads for
+positions (`attend_to_shards`). For queries that all devices have, such as global
+tokens, `merged_over` merges the results of the devices. A window needs the positions
+that it reaches beyond a shard (`with_halo`).
 
-Papers: Ring attention with blockwise transformers, arXiv:2310.01889; a balanced ring:
+Papers: Ring attention with blockwise transformers, arXiv:2310.01889; zigzag order:
 Llama 3, section 3.3.2, arXiv:2407.21783; all_to_all: DeepSpeed-Ulysses,
 arXiv:2309.14509.
 """
@@ -213,7 +213,8 @@ class _Ring(NamedTuple):
   def round(self, meet: Callable[..., Any], moving: Any) -> tuple[Any, Any]:
     """Calls `meet(i, moving, resting)` after each of i = 0 … D − 1 hops of `moving`.
 
-    `resting` is None in the first call, and the previous call's in the others.
+    `resting` is None in the first call; in the others it is what the previous call
+    returned for it.
     """
 
     def step(carry, i):

@@ -1,13 +1,13 @@
 """Windows with dilation, with global tokens and over sequence shards.
 
-A dilated window is an ordinary window in another order. The positions of one
-residue class r, t = i·d + r, see keys of the same class only, and within a class the
-window is an ordinary one over i. `[B, T, N, H]` is read as `[B, T/d, d, N, H]`, which
-moves no data and makes the class an axis, and `jax.vmap` runs all classes. Where d
-does not divide T, the shorter classes are padded with keys that no query sees.
+A dilated window is a plain window in another order. The positions of one residue class
+r, t = i·d + r, see only keys of the same class, and within a class the window is a plain
+one over i. Reading `[B, T, N, H]` as `[B, T/d, d, N, H]` moves no data and makes the
+class an axis, over which `jax.vmap` runs. Where d does not divide T, the shorter classes
+are padded with keys that no query sees.
 
-Near keys and global ones are disjoint sets, of which results are merged. In all
-functions `visible` has key masks, segments and sides alone, and `logits` have no sinks.
+Near keys and global ones are disjoint sets, whose results are merged. In all functions
+`visible` has only key masks, segments and sides, and `logits` have no sinks.
 """
 
 from functools import partial
