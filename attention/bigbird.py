@@ -321,7 +321,7 @@ def _collected(
 
   def step(carry, hop):
     moving, taken = carry
-    moving = sharding.passed_on(moving, axis_name)
+    moving = sharding.from_previous_device(moving, axis_name)
     is_here = owner == (rank - hop) % size
     is_here = is_here.reshape(1, -1, *[1] * (x.ndim - 2))
     return (moving, jnp.where(is_here, take(moving), taken)), None

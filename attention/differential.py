@@ -87,7 +87,7 @@ def differential_attention(
       f"{query.shape[3]}"
     )
   halves = _halves(query, key, value)
-  visible = _of_halves(visible, query.shape[2])
+  visible = _repeat_heads(visible, query.shape[2])
   run: Any = attend
   if axis_name is not None:
     run = partial(attend_to_shards, axis_name=axis_name)
@@ -97,7 +97,7 @@ def differential_attention(
   return (out, (first, second)) if return_lse else out
 
 
-def _of_halves(visible: Visible, num_heads: int) -> Visible:
+def _repeat_heads(visible: Visible, num_heads: int) -> Visible:
   """`visible` for the heads of both halves."""
 
   def twice(mod):

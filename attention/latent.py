@@ -92,7 +92,7 @@ def latent_attention(
   head_dim, dtype = query.shape[3], query.dtype
   shared = latent[:, :, :0] if shared_key is None else shared_key
   masks = mask, *getattr(visible, "masks", ())
-  latent, shared = _readable(latent, shared, *masks)
+  latent, shared = _zero_masked(latent, shared, *masks)
   own = head_dim - shared.shape[2]
   if key_kernel.shape[2] != own:
     raise ValueError(
@@ -135,7 +135,7 @@ def latent_attention(
   return (out, result[1]) if return_lse else out
 
 
-def _readable(
+def _zero_masked(
   latent: Array, shared_key: Array, *masks: Array | None
 ) -> tuple[Array, ...]:
   """Zeros both at masked positions, as the kernels' gradients are products with them."""
@@ -251,7 +251,7 @@ def latent(
   def apply(variables, query, key, value, **call) -> Any:
     own = ("key_kernel", "value_kernel", "value", "absorbed")
     call = accepted_options("latent", latent_attention, call, own=own)
-    read = _given(call, key)
+    read = _take_latent(call, key)
     if read.shape[1] != query.shape[1]:
       raise ValueError(
         "query: expected query and key of one sequence, got lengths "
@@ -322,7 +322,7 @@ def latent(
   )
 
 
-def _given(call: dict[str, Any], key: Array | None) -> Array:
+def _take_latent(call: dict[str, Any], key: Array | None) -> Array:
   """Takes `latent` from the options of a call; raises ValueError if it has a key."""
   if key is not None:
     raise ValueError(

@@ -157,16 +157,16 @@ def _recurrence(
   dtype = query.dtype
   key, value = (x.astype(jnp.float32) for x in (key, value))
   before = initial_state
-  angle = _cumulative_turns(turn)
+  angle = _cumulative_angles(turn)
   if before is not None:
-    angle = _turned_on(before.angle[:, None], angle)
+    angle = _add_angles(before.angle[:, None], angle)
   elif lies_in_parts(axis_name):
     own = angle[:, -1:]
-    first = device_prefix(_turned_on, jnp.zeros_like(own), own, axis_name)
-    angle = _turned_on(first, angle)
-  query = _turn(query + params["query_bias"][None, None], angle)
+    first = device_prefix(_add_angles, jnp.zeros_like(own), own, axis_name)
+    angle = _add_angles(first, angle)
+  query = _rotate(query + params["query_bias"][None, None], angle)
   query *= 1.0 if scale is None else scale
-  key = _turn(key + params["key_bias"][None, None], angle)
+  key = _rotate(key + params["key_bias"][None, None], angle)
   last = None if before is None else (before.key, before.value)
   previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
   decay, end = jnp.exp(log_decay)[..., None], (trapezoid * step)[..., None]
@@ -192,7 +192,9 @@ def _recurrence(
 
 
 @jax.custom_jvp
-def _cumulative_turns(turn: Float[Array, "B T N P"]) -> Float[Array, "B T N P"]:
+def _cumulative_angles(
+  turn: Float[Array, "B T N P"],
+) -> Float[Array, "B T N P"]:
   """Cumulative sums modulo 2π, without loss of precision at any length.
 
   Angles are integers, which wrap around at 2³² steps, a full turn.
@@ -203,17 +205,17 @@ def _cumulative_turns(turn: Float[Array, "B T N P"]) -> Float[Array, "B T N P"]:
   return total.astype(turn.dtype) * (2.0 * jnp.pi / 2.0**32)
 
 
-@_cumulative_turns.defjvp
-def _cumulative_turns_jvp(primals, tangents):
-  return _cumulative_turns(*primals), jnp.cumsum(tangents[0], axis=1)
+@_cumulative_angles.defjvp
+def _cumulative_angles_jvp(primals, tangents):
+  return _cumulative_angles(*primals), jnp.cumsum(tangents[0], axis=1)
 
 
-def _turned_on(one, other):
+def _add_angles(one, other):
   """The sum of two angles modulo 2π."""
   return jnp.remainder(one + other, 2.0 * jnp.pi)
 
 
-def _turn(
+def _rotate(
   x: Float[Array, "B T N H"], angle: Float[Array, "B T N P"]
 ) -> Float[Array, "B T N H"]:
   """Rotates the first P pairs of neighbouring features of `x`."""

@@ -87,9 +87,9 @@ def nystrom_attention(
       queries, or the call is causal.
 
   Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³; memory in
-  addition to the arrays B·N·M·(C+M) for tiles of C positions, in the backward
-  five M×M matrices for each iteration and head, and B·T·M numbers where runs are
-  of different lengths. Nothing is T×S.
+  addition to the arrays B·N·M·(C+M) for tiles of C positions, in the backward pass
+  five M×M matrices for each iteration and head, and B·T·M numbers where runs have
+  different lengths. Nothing is T×S.
 
   Departs from its paper in masks, in that L need not divide T, and in that each matrix
   starts by its own norms unless `shared_start`.

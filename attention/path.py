@@ -146,7 +146,7 @@ def _final_keys(key, householder, beta):
   length = key.shape[1]
   size = chunk_size(length, BLOCK)
 
-  def turn(later, block):
+  def step(later, block):
     end, product, *_ = _block_transition(
       *(jnp.swapaxes(x, 1, 2) for x in block)
     )
@@ -156,7 +156,7 @@ def _final_keys(key, householder, beta):
   blocks = [jnp.moveaxis(x, 1, 0) for x in blocks]
   unit = jnp.eye(key.shape[3], dtype=key.dtype)[None, None]
   unit += jnp.zeros_like(key[:, 0, :, :, None])
-  _, keys = jax.lax.scan(turn, unit, blocks, reverse=True)
+  _, keys = jax.lax.scan(step, unit, blocks, reverse=True)
   return join_blocks(jnp.moveaxis(keys, 0, 1), length)
 
 

@@ -242,8 +242,8 @@ def _llama3(theta, features, length, options):
   if low >= high:
     raise ValueError(f"high_freq_factor: expected above {low}, got {high}")
   plain, _ = _plain(theta, features)
-  turns = options[_TRAINED] * plain / (2.0 * math.pi)
-  share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+  rotations = options[_TRAINED] * plain / (2.0 * math.pi)
+  share = np.clip((rotations - low) / (high - low), 0.0, 1.0)
   return share * plain + (1.0 - share) * plain / options["factor"], 1.0
 
 
@@ -255,8 +255,8 @@ def _yarn(theta, features, length, options):
   if given is not None and mscale is not None:
     raise ValueError("attention_factor: expected it or mscale, got both")
 
-  def pair(turns):
-    wavelengths = math.log(options[_TRAINED] / (turns * 2 * math.pi))
+  def pair(rotations):
+    wavelengths = math.log(options[_TRAINED] / (rotations * 2 * math.pi))
     return features * wavelengths / (2 * math.log(theta))
 
   def temperature(weight):
@@ -384,21 +384,21 @@ def rotary(
   """
   checks.check_call({"inputs": inputs}, {"inputs": _HEADS}, {}, ("inputs",))
   check_positions(positions, inputs)
-  turns = int(inputs.shape[-1] * fraction)
-  if turns % 2 or not turns:
+  size = int(inputs.shape[-1] * fraction)
+  if size % 2 or not size:
     raise ValueError(
       f"inputs: expected an even number of features to rotate in pairs, got "
-      f"{turns} of shape {inputs.shape}"
+      f"{size} of shape {inputs.shape}"
     )
   frequencies, factor = rotary_frequencies(
-    turns, theta, scaling, length=positions.max(initial=0) + 1
+    size, theta, scaling, length=positions.max(initial=0) + 1
   )
   sines_and_cosines = sines(positions, frequencies)
   sin, cos = (factor * x[:, :, None] for x in sines_and_cosines)
   exact = jnp.promote_types(inputs.dtype, jnp.float32)
-  left, right = jnp.split(inputs[..., :turns].astype(exact), 2, axis=-1)
+  left, right = jnp.split(inputs[..., :size].astype(exact), 2, axis=-1)
   rotated = [left * cos - right * sin, right * cos + left * sin]
   out = jnp.concatenate(rotated, axis=-1).astype(inputs.dtype)
-  if turns == inputs.shape[-1]:
+  if size == inputs.shape[-1]:
     return out
-  return jnp.concatenate([out, inputs[..., turns:]], axis=-1)
+  return jnp.concatenate([out, inputs[..., size:]], axis=-1)

@@ -192,8 +192,8 @@ def _check_neighbours(**options: Any) -> None:
   for name, option in options.items():
     if option is not None:
       raise ValueError(
-        f"{name}: expected None with global_indices or a dilation; windows of "
-        "neighbours alone have it"
+        f"{name}: expected None with global_indices or a dilation; only a plain "
+        "window supports it"
       )
 
 
@@ -264,8 +264,8 @@ def sliding_window(
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
   if forget and max(spacings) > 1:
     raise ValueError(
-      f"forget: expected False with dilation {dilation}; windows of neighbours "
-      "alone have it"
+      f"forget: expected False with dilation {dilation}; only windows without "
+      "dilation support it"
     )
   function = partial(
     sliding_window_attention,

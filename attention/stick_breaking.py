@@ -26,7 +26,7 @@ from attention.recurrent.scan import scan_leftward
 from attention.softmax.cache import appended
 from attention.softmax.visible import visible_in_tile
 
-_HIDDEN = -1e30
+_MASKED = -1e30
 """The logit of a masked key, whose share of the stick is 0."""
 
 BLOCK = 128
@@ -97,11 +97,11 @@ def stick_breaking_attention(
   size = min(block_size or _block(query), length)
   scale = checks.softmax_scale(scale, query.shape[3])
 
-  def seen(x):
+  def masked(x):
     return x if keep is None else jnp.where(keep[..., None, None], x, 0)
 
   def heads(x):
-    return jnp.moveaxis(split_blocks(seen(x), size), 3, 2)
+    return jnp.moveaxis(split_blocks(masked(x), size), 3, 2)
 
   by_key = keep, key_segment_ids
   keys = heads(key), heads(value), *split_blocks(by_key, size)
@@ -112,12 +112,14 @@ def stick_breaking_attention(
     key, value, keep, key_ids = keys
     shown = visible_in_tile(size, keep, query_ids, key_ids, right)
     query = jnp.swapaxes(query, 1, 2)
-    return _broken(query, state, key, value, shown, scale)
+    return _take_weight(query, state, key, value, shown, scale)
 
   def start(rows):
     query, _, keys = rows
     query = jnp.swapaxes(query, 1, 2)
-    return visit(rows, _whole(query, value), keys, 0 if attend_current else -1)
+    return visit(
+      rows, _initial_state(query, value), keys, 0 if attend_current else -1
+    )
 
   _, out = scan_leftward(start, visit, rows, keys)
   return join_blocks(out, length).astype(query.dtype)
@@ -131,7 +133,7 @@ def _block(query: Array) -> int:
   return backend.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
 
-def _whole(query: Float[Array, "B N C H"], value: Array) -> Any:
+def _initial_state(query: Float[Array, "B N C H"], value: Array) -> Any:
   """The state of queries before their first key."""
   # Not constants, so that they are sharded as the queries are.
   spent = jnp.zeros_like(query[..., :1], jnp.float32)
@@ -139,7 +141,7 @@ def _whole(query: Float[Array, "B N C H"], value: Array) -> Any:
   return spent, jnp.zeros_like(spent, shape=shape)
 
 
-def _broken(
+def _take_weight(
   query: Float[Array, "B N C H"],
   state: tuple[Float[Array, "B N C 1"], Float[Array, "B N C V"]],
   key: Float[Array, "B K D H"],
@@ -151,14 +153,14 @@ def _broken(
   spent, out = state
   x = scale * query_dot("bkqh,bkdh->bkqd", query, key)
   if shown is not None:
-    x = jnp.where(shown, x, _HIDDEN)
+    x = jnp.where(shown, x, _MASKED)
   # Not −|x|, whose derivative at 0 is −1: softplus(0) and log β have slopes of ½.
   near = jnp.log1p(jnp.exp(jnp.minimum(x, -x)))
-  breaks = jnp.maximum(x, 0.0) + near  # softplus(x) = −log(1 − β)
-  later = _later_sums(breaks)
+  taken = jnp.maximum(x, 0.0) + near  # softplus(x) = −log(1 − β)
+  later = _later_sums(taken)
   weights = jnp.exp(jnp.minimum(x, 0.0) - near - later - spent)
   more = query_dot("bkqd,bkdv->bkqv", weights.astype(value.dtype), value)
-  return spent + jnp.sum(breaks, -1, keepdims=True), out + more
+  return spent + jnp.sum(taken, -1, keepdims=True), out + more
 
 
 def _later_sums(x: Float[Array, "B N C D"]) -> Float[Array, "B N C D"]:
@@ -188,9 +190,9 @@ def stick_breaking(attend_current: bool = False) -> Attention:
     slots = jnp.arange(cache.key.shape[1])[None]
     seen = slots <= index if attend_current else slots < index
     rows = jnp.swapaxes(query, 1, 2)
-    _, out = _broken(
+    _, out = _take_weight(
       rows,
-      _whole(rows, value),
+      _initial_state(rows, value),
       jnp.moveaxis(cache.key, 2, 1),
       jnp.moveaxis(cache.value, 2, 1),
       seen[:, None, None],

@@ -55,7 +55,7 @@ def strided_2d_attention(
     scale: factor of the logits; None is 1/√H. The paper's code uses 1/√F, where F is
       the number of features of all heads.
 
-  Other arguments, and what is returned: as `flash_attention`, with S = T.
+  Other arguments and results: as `flash_attention`, with S = T.
 
   Raises:
     ValueError: the grid has more than T positions, or `is_causal`.
@@ -76,7 +76,7 @@ def strided_2d_attention(
     )
   length = query.shape[1]
   check_grid(grid)
-  chosen = _chosen(length, grid, stride)
+  chosen = _selected_positions(length, grid, stride)
   if mask is not None and mask.shape[-1] > 1:
     mask = mask[..., chosen]
   if key_segment_ids is not None:
@@ -103,7 +103,7 @@ def strided_2d_attention(
   )
 
 
-def _chosen(
+def _selected_positions(
   length: int, grid: tuple[int, int] | None, stride: int
 ) -> Int[np.ndarray, "C"]:
   """The positions of the selected keys."""

@@ -40,8 +40,8 @@ def attention_weights(
   """
   if isinstance(fn, Attention) or not callable(fn):
     raise ValueError(
-      f"fn: expected an attention function, got {type(fn).__name__}; of a record "
-      "give functools.partial(record.apply, variables)"
+      f"fn: expected an attention function, got {type(fn).__name__}; for a mechanism "
+      "give functools.partial(mechanism.apply, variables)"
     )
   batch, source_length, num_kv_heads, _ = (query if key is None else key).shape
   identity = jnp.broadcast_to(

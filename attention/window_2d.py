@@ -77,7 +77,7 @@ def window_2d_attention(
     block_size: the number of queries computed at the same time, in whole windows, at
       least one; None is the platform's choice.
 
-  Other arguments, and what is returned: as `flash_attention`, with S = T.
+  Other arguments and results: as `flash_attention`, with S = T.
 
   Raises:
     ValueError: the grid does not have T positions, the mask varies along queries, or

@@ -125,7 +125,7 @@ def _params(query, query_kernel, key_kernel, mix, scale):
   return query_kernel, key_kernel, share, jnp.float32(scale)
 
 
-def _no_keys(keys, window):
+def _masked_keys(keys, window):
   """Masked keys, for the window before the first position."""
   return tuple(
     jnp.zeros((x.shape[0], window, *x.shape[2:]), x.dtype) for x in keys
@@ -155,7 +155,7 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   else:
     window = min(window, length)
     far = empty(batch, kv_heads, phi, value_dim)
-    near = _no_keys(keys, window)
+    near = _masked_keys(keys, window)
   size = chunk_size(length, block_size)
   numbers = 2 * size + window + 4 * head_dim + 2 * value_dim
   numbers += (window + size) // size * (head_dim + value_dim)
@@ -176,7 +176,7 @@ def _step(count, window, params, state, xs):
   query, *keys = xs
   _, length, _, head_dim = query.shape
   kv_heads, size = keys[0].shape[2], length // count
-  near, far = (_no_keys(keys, window), None) if state is None else state
+  near, far = (_masked_keys(keys, window), None) if state is None else state
   keys = [jnp.concatenate(x, axis=1) for x in zip(near, keys, strict=True)]
   key, value, keep = *keys[:2], keys[2] > 0
   # Keys that leave the window.

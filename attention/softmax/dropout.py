@@ -17,7 +17,7 @@ _GOLDEN = np.uint32(0x9E3779B9)
 
 def shared(key: Array | None) -> Array:
   """Keys [1, 1], from a key of either kind that JAX has."""
-  key = _given(key)
+  key = _require_key(key)
   if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
     key = jax.random.wrap_key_data(key)
   return key.reshape(SHARED)
@@ -35,7 +35,7 @@ def split(
 
   The keys of all heads are then the same.
   """
-  key = _given(key)
+  key = _require_key(key)
   if not is_shared(key):
     return jax.random.split(key, shape)
   shape = (shape,) if isinstance(shape, int) else shape
@@ -64,9 +64,9 @@ def factors(
       )
     key = key[0, 0]
   for number in numbers:
-    key = jax.random.fold_in(_given(key), number)
+    key = jax.random.fold_in(_require_key(key), number)
   keep = 1.0 - rate
-  return jax.random.bernoulli(_given(key), keep, shape) / keep
+  return jax.random.bernoulli(_require_key(key), keep, shape) / keep
 
 
 def pair_factors(
@@ -91,7 +91,7 @@ def pair_factors(
     return jnp.broadcast_to(
       shared_factors, (batch, num_heads, *shared_factors.shape[2:])
     )
-  first_key, second_key = jax.random.bits(_given(key), (2,), "uint32")
+  first_key, second_key = jax.random.bits(_require_key(key), (2,), "uint32")
   head_starts = jnp.arange(batch * num_heads, dtype=jnp.uint32) * _GOLDEN
   head_starts = head_starts.reshape(batch, num_heads, 1, 1)
   rows = head_starts + queries.astype(jnp.uint32)[None, None, :, None]
@@ -104,7 +104,7 @@ def pair_factors(
   return jnp.where(is_kept, jnp.float32(1.0 / keep), 0.0)
 
 
-def _given(key: Array | None) -> Array:
+def _require_key(key: Array | None) -> Array:
   if key is None:
     raise ValueError("key: expected a random key for dropout, got None")
   return key

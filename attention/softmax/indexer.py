@@ -70,13 +70,13 @@ def rotated(
   arrays: dict[str, Any], positions: Int[Array, "#B T"]
 ) -> dict[str, Any]:
   """Rotates half of each index query and key by its position."""
-  turns = {}
+  results = {}
   for name in arrays.keys() & {"index_query", "index_key"}:
     x = arrays[name]
     heads = x if x.ndim == 4 else x[:, :, None]
     heads = rotary(heads, positions, fraction=0.5)
-    turns[name] = heads if x.ndim == 4 else heads[:, :, 0]
-  return {**arrays, **turns}
+    results[name] = heads if x.ndim == 4 else heads[:, :, 0]
+  return {**arrays, **results}
 
 
 def chosen(

@@ -187,17 +187,17 @@ def _call(kernel, query, key, value, visible, logits):
   # A kernel masks a key through its logit, which a NaN would survive.
   arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
 
-  hidden = is_causal and length <= source
+  is_masked = is_causal and length <= source
 
   if kernel == "cudnn":
-    if source % 2 and not hidden and mask is None and bias is None:
+    if source % 2 and not is_masked and mask is None and bias is None:
       # Cheaper than a mask, which would become a bias.
       options["key_value_seq_lengths"] = jnp.full(
         key.shape[0], source, jnp.int32
       )
-      hidden = True
+      is_masked = True
     # Its backward pass takes only even lengths.
-    arrays = _padded(*arrays, hidden, multiple=2)
+    arrays = _padded(*arrays, is_masked, multiple=2)
     options["implementation"] = "cudnn"
     attend = jax.nn.dot_product_attention
   else:
@@ -207,7 +207,7 @@ def _call(kernel, query, key, value, visible, logits):
       arrays = (*arrays[:3], whole, bias)
     # On a GPU, its tiles must be full.
     if on_tpu or bias is not None or (mask is not None and mask.shape[2] > 1):
-      arrays = _padded(*arrays, hidden, multiple=128)
+      arrays = _padded(*arrays, is_masked, multiple=128)
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
     attend = tokamax.dot_product_attention
   *qkv, padded_mask, padded_bias = arrays
@@ -217,15 +217,15 @@ def _call(kernel, query, key, value, visible, logits):
   return jnp.where(_rows_that_see(mask, visible, length, source), out, 0)
 
 
-def _padded(query, key, value, mask, bias, hidden, multiple):
+def _padded(query, key, value, mask, bias, is_masked, multiple):
   """Pads all arrays to lengths that are multiples of `multiple`.
 
-  A mask excludes the padding, unless it is `hidden` without one. Mask and bias are
-  returned in the full size T×S.
+  A mask excludes the padding, unless `is_masked` says that the call already does. Mask
+  and bias are returned in the full size T×S.
   """
   length, source = query.shape[1], key.shape[1]
   rows, columns = -length % multiple, -source % multiple
-  if mask is None and columns and not hidden:
+  if mask is None and columns and not is_masked:
     mask = jnp.ones((1, 1, 1, source), bool)
 
   def sequence(x, more):

@@ -179,7 +179,7 @@ def logits_from_options(
     for name, option in options.items():
       if option is not None:
         raise ValueError(
-          f"{name}: expected None beside logits, which has its own"
+          f"{name}: expected None together with logits, which has its own"
         )
   checks.check_call(
     {

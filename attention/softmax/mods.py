@@ -165,8 +165,8 @@ def at_positions(
   """Both functions for one query of each example and the keys of a cache.
 
   The query of an example is at position `query`, and its slots hold the keys of
-  positions `keys`. The score passed to a score_mod includes the terms by distance,
-  `bias`.
+  positions `keys`. `bias` has the terms by distance, which a score_mod gets as part of
+  its score.
 
   Returns:
     Both as functions of places in the cache, and the bias that remains to be added.

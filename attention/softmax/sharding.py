@@ -175,7 +175,7 @@ def _ring(
   queries: Any = query, tuple(ids for ids, _ in visible.segments)
   keys: Any = key, value, keep, tuple(ids for _, ids in visible.segments)
   if is_balanced:
-    queries, keys = (_exchanged(x, axis_name) for x in (queries, keys))
+    queries, keys = (_to_zigzag(x, axis_name) for x in (queries, keys))
   else:
     queries, keys = (queries,), (keys,)
   causal = Visible(right=0 if is_causal else None)
@@ -192,7 +192,7 @@ def _ring(
     return results[0]
   early, late = results
   out, lse = (
-    _in_order(x, y, axis_name) for x, y in zip(early, late, strict=True)
+    _from_zigzag(x, y, axis_name) for x, y in zip(early, late, strict=True)
   )
   return out, lse
 
@@ -219,7 +219,9 @@ class _Ring(NamedTuple):
 
     def step(carry, i):
       moving, resting = carry
-      return meet(i, passed_on(moving, self.axis_name), resting), None
+      return meet(
+        i, from_previous_device(moving, self.axis_name), resting
+      ), None
 
     size = jax.lax.axis_size(self.axis_name)
     carry = meet(0, moving, None)
@@ -295,7 +297,7 @@ def _ring_backward(ring, inputs, results, cotangents):
 
   nothing = (None,) * len(queries)
   (_, key_grads), resting = ring.round(meet, (keys, nothing))
-  key_grads = passed_on(key_grads, ring.axis_name)
+  key_grads = from_previous_device(key_grads, ring.axis_name)
   query_grads, score_grads = resting
   return (
     tuple((x, ids) for x, (_, ids) in zip(query_grads, queries, strict=True)),
@@ -311,48 +313,50 @@ def _added(total: Any, more: Any) -> Any:
   return more if total is None else jax.tree.map(jnp.add, total, more)
 
 
-def passed_on(tree: Any, axis_name: str) -> Any:
+def from_previous_device(tree: Any, axis_name: str) -> Any:
   """The tree of the previous device; the last device precedes the first."""
   size = jax.lax.axis_size(axis_name)
   around = [(i, (i + 1) % size) for i in range(size)]
   return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, around), tree)
 
 
-def _exchanged(tree: Any, axis_name: str) -> tuple[Any, ...]:
+def _to_zigzag(tree: Any, axis_name: str) -> tuple[Any, ...]:
   """This device's early chunk of the tree, and its late chunk."""
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
   def chunks(x):
     halves = [
-      jax.lax.ppermute(half, axis_name, _moves(size, parity))
+      jax.lax.ppermute(half, axis_name, _chunk_moves(size, parity))
       for parity, half in enumerate(jnp.split(x, 2, axis=1))
     ]
-    return _sorted(halves, rank)
+    return _swap_by_parity(halves, rank)
 
   leaves, structure = jax.tree.flatten(tree)
   both = zip(*map(chunks, leaves), strict=True)
   return tuple(structure.unflatten(x) for x in both)
 
 
-def _in_order(
+def _from_zigzag(
   early: Shaped[Array, "B C *A"], late: Shaped[Array, "B C *A"], axis_name: str
 ) -> Shaped[Array, "B T *A"]:
-  """Undoes `_exchanged`."""
+  """Undoes `_to_zigzag`."""
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
   halves = [
-    jax.lax.ppermute(x, axis_name, [(to, of) for of, to in _moves(size, i)])
-    for i, x in enumerate(_sorted((early, late), rank))
+    jax.lax.ppermute(
+      x, axis_name, [(to, of) for of, to in _chunk_moves(size, i)]
+    )
+    for i, x in enumerate(_swap_by_parity((early, late), rank))
   ]
   return jnp.concatenate(halves, axis=1)
 
 
-def _moves(size: int, parity: int) -> list[tuple[int, int]]:
+def _chunk_moves(size: int, parity: int) -> list[tuple[int, int]]:
   """The (source, destination) devices of the even or the odd ones of 2D chunks."""
   numbers = range(parity, 2 * size, 2)
   return [(n // 2, min(n, 2 * size - 1 - n)) for n in numbers]
 
 
-def _sorted(pair, rank):
+def _swap_by_parity(pair, rank):
   """(even, odd) chunk as (early, late) or back: r is one, 2D − 1 − r the other."""
   one, other = pair
   is_even = rank % 2 == 0

@@ -121,7 +121,7 @@ def _by_dilation(
   )
 
 
-def _of_shards(
+def _attend_to_shards(
   query, key, value, visible, logits, rng, *, axis_name, **options
 ):
   """(out, lse) of a window where each device has a shard of the sequence.
@@ -181,7 +181,7 @@ def attend_to_union(
   """
   near: Any = attend_to_window
   if axis_name is not None:
-    near = partial(_of_shards, axis_name=axis_name)
+    near = partial(_attend_to_shards, axis_name=axis_name)
   near = partial(near, logits=logits, dropout_rate=dropout_rate, **window)
   if global_indices is None or global_indices.shape[1] == 0:
     return near(query, key, value, visible, rng=dropout_rng)
