@@ -138,7 +138,7 @@ def delta_product(
     `other_key_kernel [F, R−1, N, H]` and `other_value_kernel [F, R−1, N, V]`.
 
   Raises:
-    ValueError: `num_householder` is no positive int, or as `delta`.
+    ValueError: `num_householder` is not a positive int, or as `delta`.
 
   Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
   Unlike in the paper, only the keys and values of the last update are convolved: a

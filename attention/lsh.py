@@ -2,7 +2,7 @@
 
 Each round sorts the tokens of a head by (segment, bucket, position) and cuts them
 into chunks of C; a chunk attends to itself and to the chunk before it. The rounds
-are joined by the log-sum-exp of their logits (`attention.softmax.tiles.merge`).
+are merged by the log-sum-exp of their logits (`attention.softmax.tiles.merge`).
 
 The paper weighs a pair that occurs in N_ij rounds by 1 / N_ij in each. Here the first
 of these rounds counts it with weight 1, which gives the same sum. A comparison of

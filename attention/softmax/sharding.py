@@ -278,7 +278,7 @@ def _ring_forward(ring, inputs):
 
 
 def _ring_backward(ring, inputs, results, cotangents):
-  """Gradients of the inputs; arrays that are no floats stand for their own."""
+  """Gradients of the inputs; non-float arrays stand for their own gradients."""
   queries, keys, _, rng = inputs
 
   def meet(i, moving, resting):
