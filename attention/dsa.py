@@ -247,13 +247,7 @@ def dsa(
     index_weight,
     scale=None,
   ):
-    del (
-      variables,
-      query,
-      index_query,
-      index_weight,
-      scale,
-    )  # Only keys are stored.
+    del variables, query, index_query, index_weight, scale  # Keys are kept.
     keys = layout.put(cache.key, key, 0)
     values = layout.put(cache.value, value, 0)
     places = jnp.arange(key.shape[1])[None]
