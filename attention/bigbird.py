@@ -8,12 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention, Sizes
 from attention.platform import backend, layout
 from attention.platform.blocks import split_blocks
 from attention.platform.derivative import match_varying
