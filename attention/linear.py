@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
-from attention.mechanism import Attention, Dims, Sizes, Variables
+from attention.mechanism import Attention, Dims, Hyperparameters, Variables
 from attention.recurrent.features import (
   FeatureMap,
   attend,
@@ -193,7 +193,7 @@ def feature_mechanism(
   *,
   init: Callable[[Array, Dims], Variables],
   projected: Callable[..., tuple[Array, Array]] | None = None,
-  sizes: Sizes | None = None,
+  sizes: Hyperparameters | None = None,
 ) -> Attention:
   """The record of a mechanism whose cache is a state.
 
@@ -250,7 +250,7 @@ def feature_mechanism(
     ),
     approximates="dense",
     cost="linear",
-    sizes=sizes or Sizes(),
+    sizes=sizes or Hyperparameters(),
   )
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
 from attention.decorators import attention_factory, attention_function
-from attention.mechanism import Attention, Sizes, accepted_options
+from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend, layout
 from attention.softmax import dropout, tiles
 from attention.softmax.cache import prompt_rows
@@ -473,7 +473,7 @@ def lsh(
     prefill=prefill,
     approximates="shared_qk",
     cost="linear",
-    sizes=Sizes(short={"chunk_size": 8}),
+    sizes=Hyperparameters(short={"chunk_size": 8}),
   )
 
 

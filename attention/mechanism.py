@@ -70,7 +70,7 @@ Options = Mapping[str, Any]
 # Compared and hashed by identity: models are hashed with their records, and a
 # mapping has no hash.
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sizes:
+class Hyperparameters:
   """Hyperparameters for sequences of different lengths; others keep the default.
 
   Attributes:
@@ -165,7 +165,7 @@ class Attention(NamedTuple):
   supports: frozenset[str]
   approximates: Literal["dense", "shared_qk"] | None = None
   cost: Literal["linear", "quadratic"] = "quadratic"
-  sizes: Sizes = Sizes()
+  sizes: Hyperparameters = Hyperparameters()
   causal_only: bool = False
   prefill: Callable[..., Cache] | None = None
   ignores_padding: bool = True

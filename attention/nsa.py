@@ -11,7 +11,7 @@ from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.mechanism import Attention, Sizes
+from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.platform.blocks import padded
 from attention.recurrent import gates
@@ -296,7 +296,7 @@ def nsa(
     approximates="dense",
     causal_only=True,
     gates=read,
-    sizes=Sizes(
+    sizes=Hyperparameters(
       short={
         "compress_size": 8,
         "stride": 4,

@@ -150,7 +150,7 @@ def mechanism(
 
 
 def _layer_results(
-  scores: scores_lib.Scores, paths: Sequence[str], mechanisms: Mechanisms
+  scores: scores_lib.Quality, paths: Sequence[str], mechanisms: Mechanisms
 ) -> tuple[list[dict[str, float]], float]:
   """Error, loss and accuracy with each layer swapped alone; the error of all."""
   errors, whole = scores.errors(mechanisms)

@@ -64,7 +64,9 @@ def _default(function, option):
 
 
 def test_common_size_in_benchmarks():
-  size = _only(r"at a common size: (\d+) keys", mechanisms.Sizes.__doc__)
+  size = _only(
+    r"at a common size: (\d+) keys", mechanisms.Hyperparameters.__doc__
+  )
   timed = {name: s.timed(16_384) for name, s in _DEFAULTS.items()}
   # Its window is the side of a square of keys.
   assert timed.pop("window_2d")["window"] ** 2 == size
