@@ -290,7 +290,7 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
   assert task.decode([7, task.eos_id, 8]) == "7"
   assert "bits_per_character" not in task.summarize({"loss": (1.0, 1.0)})
   with pytest.raises(
-    ValueError, match=r"ids from 0 to 29, separated by spaces .* '30'"
+    ValueError, match=r"ids from 0 to 29, separated by spaces, got '30'"
   ):
     task.encode("30")
   task.save(tmp_path / "run")
