@@ -156,7 +156,7 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
   rate = getattr(feature[config.audio_feature], "sample_rate", None)
   if rate != config.sample_rate:
     raise DataError(
-      f"task.source: {name} has {rate} samples a second, expected "
+      f"task.source: {name} has {rate} samples per second, expected "
       f"{config.sample_rate} (task.sample_rate)"
     )
   other = catalog.held_out_split(builder, name, "source")

@@ -74,7 +74,7 @@ def test_attention_over_a_file(run, tmp_path):
     ([f"--image={file}", "--query=6,0"], "--query: expected a row below 6"),
     ([f"--image={file}", "--query=1"], "--query: expected a row below 6"),
     (["--image=/nowhere.png"], "--image: /nowhere.png: no such file"),
-    (["--text=1"], "text: expected an image, which is not typed"),
+    (["--text=1"], "text: expected an image, got the text"),
     ([], "--text: expected the text that the model reads, or --image"),
   ):
     assert message in commands.fault(draw(*arguments))
