@@ -14,14 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Sizes
 from attention.platform import backend, layout
 from attention.softmax import own_logits
 from attention.softmax.logits import Scores

@@ -8,13 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  accepted_options,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention, Sizes
 from attention.platform import backend, layout
 from attention.platform.blocks import split_blocks
 from attention.platform.derivative import match_varying
@@ -423,7 +418,6 @@ def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
 
   def apply(variables, query, key, value, **call) -> Any:
     checks.check_qkv(query, key, value)
-    call = accepted_options("bigbird", function, call)
     if call.get("random_blocks") is None:
       axis_name = call.get("axis_name")
       devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)

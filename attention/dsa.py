@@ -8,15 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.flash import flash_attention
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  accepted_options,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Sizes, accepted_options
 from attention.platform import layout
 from attention.recurrent.gates import check_given
 from attention.softmax import indexer

@@ -12,15 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Dims,
-  Sizes,
-  Variables,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import applied, attention_factory, attention_function
+from attention.mechanism import Attention, Dims, Sizes, Variables
 from attention.recurrent.features import (
   FeatureMap,
   attend,

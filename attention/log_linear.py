@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.decorators import attention_factory, attention_function
 from attention.gated_linear import mamba2, with_steps
-from attention.mechanism import Attention, attention_factory, attention_function
+from attention.mechanism import Attention
 from attention.platform import layout
 from attention.recurrent import gates, packing, recurrence
 from attention.recurrent.scan import (

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention.mechanism import Attention, attention_factory
+from attention.decorators import attention_factory
+from attention.mechanism import Attention
 from attention.recurrent import gates
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention, segment_begins

@@ -5,15 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-  no_variables,
-)
+from attention.mechanism import Attention, Sizes, no_variables
 from attention.recurrent.features import visible_keys
 from attention.softmax.block_selection import best_blocks
 from attention.softmax.cache import appended

@@ -9,17 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attention.decorators import attention_factory, attention_function
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.mechanism import (
-  Attention,
-  Dims,
-  Variables,
-  accepted_options,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Dims, Variables
 from attention.softmax import own_logits
 from attention.softmax.tiles import Output
 from attention.softmax.visible import EVERY_PAIR, Visible, VisibleOptions
@@ -136,8 +130,7 @@ def multiplicative(general: bool = True) -> Attention:
     return variables["params"]["kernel"] if general else None
 
   def apply(variables, query, key, value, **call) -> Any:
-    call = accepted_options("multiplicative", multiplicative_attention, call)
-    call.setdefault("kernel", kernel_of(variables))
+    call: dict[str, Any] = {"kernel": kernel_of(variables), **call}
     return multiplicative_attention(query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, scale=None, **tables):

@@ -7,13 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import applied, attention_factory, attention_function
+from attention.mechanism import Attention, Sizes
 from attention.platform import backend
 from attention.platform.blocks import padded, split_blocks
 from attention.softmax import sharding

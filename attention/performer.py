@@ -17,13 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
+from attention.decorators import attention_factory, attention_function
 from attention.linear import feature_mechanism
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Sizes
 from attention.recurrent.features import FeatureMap, attend, root_scale
 
 _RELU_EPSILON = 1e-3

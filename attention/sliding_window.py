@@ -15,14 +15,9 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import attend_to_slots
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Sizes
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
 from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since

@@ -7,14 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
+from attention.decorators import applied, attention_factory, attention_function
 from attention.flash import flash_attention
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Sizes
 from attention.softmax.tiles import Output
 from attention.window_2d import check_grid, nearest_square
 

@@ -8,13 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import applied, attention_factory, attention_function
+from attention.mechanism import Attention, Sizes
 from attention.platform import backend
 from attention.platform.blocks import block_map, padded
 from attention.softmax import dropout

@@ -15,14 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.linear import hedgehog_features, identity_kernels, project_heads
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Sizes
 from attention.platform import layout
 from attention.recurrent.features import (
   FeatureMap,

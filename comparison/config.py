@@ -24,7 +24,7 @@ LAYERS = "layers"
 """The leaf of a variant that lists mechanisms, which layers take in turn."""
 
 APART = "apart"
-"""The value of `Comparison.together` that gives every run its own process."""
+"""The value of `Comparison.together` that measures every run by itself."""
 BUDGETS = ("budget_seconds", "budget_flops")
 """Fields that stand in place of `num_steps`."""
 FIRST_CHOOSING_SEED = 10_000
@@ -85,8 +85,8 @@ class Comparison:
     grid: leaf -> values; of each row the best combination is reported.
     across: leaf -> values; every combination is a row of its own.
     halving: how the point of the grid is chosen.
-    together: whether runs that differ in seed and learning rate alone share a
-      process.
+    together: whether runs that differ in seed and learning rate alone are made
+      one after another and measured once.
     per_task: task -> leaves that its runs take.
     references: task -> name -> {metric: value} from elsewhere, for the report.
     overrides: every other section or leaf, which all runs take.

@@ -48,8 +48,8 @@ def paced(
 def shared(comparison: Comparison) -> dict[str, Any]:
   """What all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)
-  # More mechanisms, variants and seeds may come later; how runs share a process
-  # and what a report names beside them changes no number.
+  # More mechanisms, variants and seeds may come later; how runs are
+  # measured and what a report names beside them changes no number.
   for field in ("attention", "seeds", "variants", "together", "references"):
     mapping.pop(field, None)
   # What is set for a task that does not run changes no number either.

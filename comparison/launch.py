@@ -1,11 +1,9 @@
-"""Makes what a comparison still lacks: runs of one shape together, or each apart."""
+"""Makes what a comparison still lacks: trains each run, and measures each shape."""
 
 from collections.abc import Callable, Sequence
-import contextlib
-import dataclasses
 from pathlib import Path
 
-from comparison import records, worker
+from comparison import records, train_run, worker
 from comparison.config import APART, Comparison
 from comparison.plan import Run, grouped
 from settings.errors import RunError, one_line
@@ -30,10 +28,10 @@ def launch(
   Args:
     runs: of the plan.
     workdir: of the comparison.
-    comparison: says which runs share a process, and the map of which is kept.
+    comparison: says which runs are measured together, and the map of which is kept.
     share: of their steps, where they are evaluated and stop; None trains to the
       end, and measures those that are reported.
-    after: called whenever runs of one process have ended.
+    after: called whenever runs of one shape have ended.
 
   Raises:
     RunError: a record cannot be written, or another process makes one of them.
@@ -55,7 +53,13 @@ def launch(
           flush=True,
         )
       if queue:
-        _make(queue, workdir, share, comparison.seed_numbers[0], _TRIES)
+        for run in queue:
+          if (home := records.home(workdir, run)).is_dir():
+            with ownership.lock(home):  # Another process may be making it.
+              pass
+        for run in queue:
+          _train(run, workdir, share)
+        _measure(queue, workdir, comparison.seed_numbers[0])
         after()
   except OSError as error:
     raise RunError(
@@ -85,48 +89,40 @@ def _has_ended(run: Run, workdir: Path, share: float | None) -> bool:
   return share is not None and records.loss_at(workdir, run, share) is not None
 
 
-def _make(
-  runs: Sequence[Run],
-  workdir: Path,
-  share: float | None,
-  map_seed: int,
-  tries: int,
-) -> None:
-  """Makes runs of one shape in one process; what fails is tried again, apart.
-
-  Raises:
-    RunError: another process makes one of them.
-  """
-  for run in runs:
-    if (home := records.home(workdir, run)).is_dir():
-      with ownership.lock(home):
-        pass
-  with contextlib.ExitStack() as stack:
-    for run in runs:
-      stack.enter_context(records.running(workdir, run))
-    fault = worker.run(
-      {
-        "workdir": str(workdir),
-        "runs": [dataclasses.asdict(run) for run in runs],
-        "share": share,
-        "map_seed": map_seed,
-      }
-    )
-  # Where a process of several ends, nobody knows by whose fault.
-  remaining_tries = tries if fault and len(runs) > 1 else tries - 1
-  for run in runs:
-    if _has_ended(run, workdir, share):
-      continue
+def _train(run: Run, workdir: Path, share: float | None) -> None:
+  """Trains a run; what fails is tried again."""
+  if records.status(workdir, run) == records.TRAINED:
+    return
+  reason = ""
+  for tries_left in reversed(range(_TRIES)):
+    with records.running(workdir, run):
+      train_run.train(run, workdir, share)
+    is_trained = records.status(workdir, run) == records.TRAINED
+    if is_trained or _has_ended(run, workdir, share):
+      return
     record = records.of(workdir, run.identity)
-    reason = fault or record.get("reason") or "it was stopped"
-    if remaining_tries:
+    reason = record.get("reason") or "it was stopped"
+    if tries_left:
       print(f"  {run.identity}: failed: {reason}; tried again", flush=True)
-      _make([run], workdir, share, map_seed, remaining_tries)
-    elif record.get("status") == records.TRAINED:
-      reason = f"measuring: {reason}"
-      records.update(workdir, run.identity, reason=reason)
-      print(f"  {run.identity}: {reason}", flush=True)
-    else:
-      spent = records.usage(workdir, run)
-      records.write(workdir, run, status=records.FAILED, reason=reason, **spent)
-      print(f"  {run.identity}: failed: {reason}", flush=True)
+  spent = records.usage(workdir, run)
+  records.write(workdir, run, status=records.FAILED, reason=reason, **spent)
+  print(f"  {run.identity}: failed: {reason}", flush=True)
+
+
+def _measure(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
+  """Measures those of one shape that are reported; after a fault each by itself."""
+  trained = {
+    run.identity: run.seed == map_seed
+    for run in runs
+    if not run.choosing and records.status(workdir, run) == records.TRAINED
+  }
+  if not trained or not worker.measure(workdir, trained):
+    return
+  for identity, with_map in trained.items():
+    record = records.of(workdir, identity)
+    if record["status"] != records.TRAINED or record["reason"]:
+      continue
+    if fault := worker.measure(workdir, {identity: with_map}):
+      reason = f"measuring: {fault}"
+      records.update(workdir, identity, reason=reason)
+      print(f"  {identity}: {reason}", flush=True)

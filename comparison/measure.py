@@ -52,6 +52,6 @@ def measure(workdir: Path) -> None:
       f"other programs use {busy:.2f} cores now; measure when the machine is idle"
     )
   for shape in shapes.values():
-    fault = worker.run({"workdir": str(workdir), "trained": shape})
+    fault = worker.measure(workdir, shape)
     if fault:
       print(f"  {', '.join(shape)}: not measured: {fault}", flush=True)

@@ -340,7 +340,7 @@ def _without_numbers(like: Any) -> Any:
 def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
   """A state of an older checkpoint, with seed and peak from the config of its run."""
   opt_state = like.opt_state._replace(
-    count=state.step,
+    count=_copy(state.step),  # Both are donated.
     hyperparams={"peak": np.float32(config.optimizer.learning_rate)},
     inner_state=state.opt_state,
   )

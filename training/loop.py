@@ -34,7 +34,6 @@ def run(
   experiment: Experiment,
   workdir: pathlib.Path,
   stop_at: int | None = None,
-  signals: Signals | None = None,
 ) -> Results | None:
   """Trains from the newest checkpoint, or from the start, to the end.
 
@@ -47,28 +46,34 @@ def run(
     workdir: where everything is written; its config is there already.
     stop_at: number of updates after which to evaluate the first held-out split,
       save and return; None goes to the end, whose schedule it is either way.
-    signals: of a caller with several runs, who has entered them and looks at
-      `signals.stop`; default those of this run alone.
 
   Returns:
     Final metrics of every split; None if `stop_at` or SIGTERM asked to stop first,
     with everything saved.
 
   Raises:
-    KeyboardInterrupt: SIGINT asked to stop this run alone, with everything saved.
+    KeyboardInterrupt: SIGINT asked to stop, with everything saved.
     RunError: data cannot be read; a loss, a gradient or an updated parameter is not
       finite; or a held-out loss is not, or is far beyond that of guessing.
     ConfigError: no checkpoint is intact.
   """
-  if signals is None:
-    with Signals() as signals:
-      # Of several processes the others would miss this one.
-      if not cluster.are_several():
-        signals.abandon = before_a_step(workdir)
-      results = run(experiment, workdir, stop_at, signals)
-    if results is None and signals.stop == signal.SIGINT:
-      raise KeyboardInterrupt
-    return results
+  with Signals() as signals:
+    # Of several processes the others would miss this one.
+    if not cluster.are_several():
+      signals.abandon = before_a_step(workdir)
+    results = _run(experiment, workdir, stop_at, signals)
+  if results is None and signals.stop == signal.SIGINT:
+    raise KeyboardInterrupt
+  return results
+
+
+def _run(
+  experiment: Experiment,
+  workdir: pathlib.Path,
+  stop_at: int | None,
+  signals: Signals,
+) -> Results | None:
+  """`run`, which hears of signals by `signals`."""
   config = experiment.config.train
   mesh = parallel.make_mesh(config)
   built = experiment.model, experiment.task, config, mesh

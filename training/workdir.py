@@ -21,6 +21,7 @@ CONFIG = "config.json"
 SLOTS = "slots"
 XLA_FLAGS = "xla_flags"
 GENERATOR = "random_numbers"
+DEVICE = "device"
 STOPPED = "stopped"
 """Name in the final metrics of a run that `patience` has ended: where and why."""
 
@@ -202,7 +203,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
 
 def _config(written: Mapping[str, Any]) -> dict[str, Any]:
   """Without what is of the process that began the run."""
-  process_fields = (XLA_FLAGS, GENERATOR)
+  process_fields = (XLA_FLAGS, GENERATOR, DEVICE)
   return {k: x for k, x in written.items() if k not in process_fields}
 
 
@@ -241,17 +242,24 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
 
   The file has every leaf, in 'slots' which mechanism fills which slot (a config
   may have chosen dense where the mechanism of its name cannot serve), in
-  'xla_flags' how this process compiles, and in 'random_numbers' how it draws.
+  'xla_flags' how this process compiles, in 'random_numbers' how it draws, and in
+  'device' what it computes with.
   """
   make(workdir)
   content = {
     SLOTS: models.slots(config.model),
     XLA_FLAGS: process.flags(),
     GENERATOR: process.generator(),
+    DEVICE: process.devices(),
     **config.to_mapping(),
   }
   text = json.dumps(content, indent=2, ensure_ascii=False)
   atomic.write_text(workdir / CONFIG, text + "\n")
+
+
+def device(workdir: Path) -> str | None:
+  """The devices that a run was last started on; None of an older run."""
+  return _read(workdir).get(DEVICE)
 
 
 def final_metrics(

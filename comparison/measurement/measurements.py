@@ -5,11 +5,13 @@ from pathlib import Path
 import statistics
 from typing import Any
 
+import jax
 import numpy as np
 
 from comparison.measurement import approximation, costs, usage
 from settings.errors import one_line
 from training import experiment, experiment_config, metrics, workdir
+from training.devices import process
 from training.inference import generation
 from training.pictures import attention_maps
 
@@ -52,8 +54,7 @@ def trained(
   results["map"] = None
   if with_map:
     results["map"] = attention_maps.sketch(run.model, variables, run.task)
-  machine = usage.machine()
-  return results | {"jax": machine["jax"], "device": machine["device"]}
+  return results | {"jax": jax.__version__, "device": process.devices()}
 
 
 def step_cost(run: experiment.Experiment) -> dict[str, Any]:

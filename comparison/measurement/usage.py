@@ -4,10 +4,10 @@ import functools
 import os
 from pathlib import Path
 import platform
-import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 import psutil
@@ -39,20 +39,25 @@ class Meter:
     others = _busy_seconds() - self._busy - (time.process_time() - self._own)
     return max(0.0, others / max(time.monotonic() - self._start, 1e-3))
 
-  def read(self) -> Usage:
-    """The resources that this process has used so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  def read_child(self, used: Any) -> Usage:
+    """The resources of a process that started with this meter and has ended.
+
+    Args:
+      used: its resource usage, from `os.wait4`.
+    """
+    seconds = max(time.monotonic() - self._start, 1e-3)
+    cpu_seconds = used.ru_utime + used.ru_stime
     return {
-      "seconds": time.monotonic() - self._start,
-      "cpu_seconds": time.process_time() - self._own,
-      "peak_bytes": peak * _PEAK_UNIT,
-      "others_cores": self.others_cores(),
+      "seconds": seconds,
+      "cpu_seconds": cpu_seconds,
+      "peak_bytes": used.ru_maxrss * _PEAK_UNIT,
+      "others_cores": max(0.0, self.others_cores() - cpu_seconds / seconds),
     }
 
 
 @functools.cache
 def machine() -> dict[str, str | int | None]:
-  """The 'commit', 'cpu', 'cores', 'jax' version and 'device' of this process.
+  """The 'commit', 'cpu', 'cores' and 'jax' version of this process.
 
   The commit is that of the checkout of this file; None without a checkout. Cores are
   those that this process may use: another number of cores changes the order of some
@@ -63,7 +68,6 @@ def machine() -> dict[str, str | int | None]:
     "cpu": _cpu(),
     "cores": _cores(),
     "jax": jax.__version__,
-    "device": f"{jax.device_count()} × {jax.devices()[0].device_kind}",
   }
 
 

@@ -130,7 +130,7 @@ def test_options_are_taken_or_refused():
         ValueError, match=rf"^{option}: toy has no such option; it has .*mask, "
       ):
         accepted(**{option: asked})
-  with pytest.raises(ValueError, match=r"^mask: the record of toy has its own"):
+  with pytest.raises(ValueError, match=r"^mask: toy sets it itself"):
     mechanisms.accepted_options("toy", function, {"mask": None}, own=["mask"])
   assert mechanisms.accepted_options("toy", lambda **any: None, {"x": 3})
 

@@ -74,7 +74,7 @@ def test_common_size_in_benchmarks():
 
 def test_tokens_of_the_pictures():
   length = draw_mechanisms._LENGTH
-  assert _only(r"Queries and keys are (\d+) tokens", _PAGE) == length
+  assert _only(r"The input has (\d+) tokens", _PAGE) == length
 
 
 _SIZES = re.compile(r"\b(?:32|64|128|256|512|1024|2048|4096)\b|\bC = \d")

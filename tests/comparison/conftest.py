@@ -1,13 +1,13 @@
 """Stand-ins for what trains and measures: no process, no model, the same files."""
 
 import json
+import time
 
 import pytest
 
-from comparison import worker
+from comparison import process, records, train_run, worker
 from comparison.measurement import measurements
-from training import loop
-from training.signals import Signals
+from settings.errors import ConfigError, one_line
 
 
 @pytest.fixture
@@ -27,43 +27,46 @@ class Trainer:
     end: run -> step at which `patience` ends it; None where it does not.
     calls: (run, where it was to stop), as they came.
     measured: identities, as they came.
-    died: why the process ends after it has done all; empty where it does not.
+    processes: numbers of runs of each process that measures, as they came.
+    code: exit code of each process that has done all.
   """
 
   def __init__(self, monkeypatch):
     self.loss = lambda run, step: 1.0
     self.metrics = lambda run, step: {}
     self.end = lambda run: None
-    self.calls, self.measured, self.processes, self.died = [], [], [], ""
-    monkeypatch.setattr(worker, "run", self.process)
-    monkeypatch.setattr(worker, "begin", self.begin)
-    monkeypatch.setattr(loop, "run", self.train)
+    self.calls, self.measured, self.processes, self.code = [], [], [], 0
+    monkeypatch.setattr(process, "run", self.process)
+    monkeypatch.setattr(train_run, "command", lambda *asked: asked)
     monkeypatch.setattr(measurements, "trained", self.measure)
     monkeypatch.setattr(
       measurements, "step_cost", lambda run: {"step_seconds": 0.25}
     )
 
-  def process(self, request):
-    """`worker.run`, what goes through a pipe included."""
-    request = json.loads(json.dumps(request))
-    self.processes.append([run["seed"] for run in request.get("runs", ())])
+  def process(self, command, request=None, watch=None):
+    """`process.run`, what goes through a pipe included."""
+    code, error, start = self.code, "", time.monotonic()
+    if request is not None:
+      request = json.loads(json.dumps(request))
+      self.processes.append(len(request.get("trained", ())))
+      worker.work(request)
+    else:
+      run, home, share, steps = command
+      stop_at = None if share is None else records.step_at(steps, share)
+      try:
+        self.train(run, home, stop_at)
+      except Exception as fault:
+        code = 2 if isinstance(fault, ConfigError) else 1
+        error = one_line(fault)
+    seconds = time.monotonic() - start
+    used = {"seconds": seconds, "cpu_seconds": seconds, "others_cores": 0.0}
+    return process.Ended(code, error, used | {"peak_bytes": 2e6}, None)
 
-    def say(identity, text):
-      print(f"  {identity}: {text}")
-
-    worker.work(request, Signals(), say)
-    return self.died
-
-  def begin(self, run, home):
-    """`worker.begin`; the run itself stands for all that is made of it."""
-    steps = [line["step"] for line in worker.metrics.read(home)]
-    return None if {run.steps, self.end(run)} & {*steps} else run
-
-  def train(self, run, home, stop_at, signals):
-    """`loop.run`: one line for each of two held-out splits at the end."""
-    del signals
+  def train(self, run, home, stop_at):
+    """`train.py`: one line for each of two held-out splits at the end."""
     self.calls.append((run, stop_at))
     home.mkdir(parents=True, exist_ok=True)
+    (home / "config.json").write_text('{"device": "1 × cpu"}')
     step = stop_at or run.steps or run.leaves["num_steps"]
     if (end := self.end(run)) is not None and end <= step:
       step, stop_at = end, None
@@ -73,8 +76,9 @@ class Trainer:
       for split in splits:
         line = {"step": step, "split": split, "seconds": 1.0, "loss": loss}
         line |= self.metrics(run, step)
+        if step == end:
+          line["stopped"] = "no gain"
         file.write(json.dumps(line) + "\n")
-    return None if stop_at else {}
 
   def measure(self, home, *, with_map, shape):
     """`measurements.trained`."""

@@ -1,19 +1,19 @@
 """Which processes a comparison starts, and what is kept of them."""
 
-import contextlib
+import json
+import pathlib
 import signal
 import time
 
 import pytest
 
 from comparison import folder as folder_lib
-from comparison import plan, records, run, worker
+from comparison import plan, process, records, run, train_run, worker
 from comparison.launch import launch
 from comparison.measurement import measurements
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
-from training import metrics, ownership
-from training.signals import Signals
+from training import ownership
 
 
 def small(seeds="0,1", **changes):
@@ -28,7 +28,7 @@ def launched(one, folder, **options):
   return runs
 
 
-def ended(record):
+def ended_as(record):
   return record["status"], record["reason"]
 
 
@@ -111,22 +111,23 @@ def test_a_row_has_one_mechanism(folder, trainer):
     made(num_features=8)
 
 
-def test_seeds_and_rates_share_a_process_and_nothing_else_does(folder, trainer):
+def test_seeds_and_rates_are_measured_together_and_nothing_else_is(
+  folder, trainer
+):
   rates = {"optimizer": {"learning_rate": "1e-3,3e-3"}}
   told = []
   launched(
     small("0,5", across=rates), folder, after=lambda: told.append(len(told))
   )
   launched(small("0", num_steps=13), folder)
-  assert trainer.processes == [[0, 0, 5, 5], [0]]
+  assert trainer.processes == [4, 1]
   assert told == [0]
   found = records.read(folder)[0]
-  assert sorted(r["together"] for r in found) == [1, 4, 4, 4, 4]
   for record in found:
     has_map = record["measured"]["map"] is not None
     assert has_map == (record["seed"] == 0)
   launched(small("0,5", together="apart", num_steps=14), folder)
-  assert trainer.processes[2:] == [[0], [5]]
+  assert trainer.processes[2:] == [1, 1]
 
 
 def test_what_sentences_are_scored_by_is_in_the_record(folder, trainer):
@@ -151,12 +152,12 @@ def test_what_could_not_be_measured_is_measured_again_not_trained(
     launched(small(), folder)
   assert capsys.readouterr().out.count("not measured: no measure") == 2
   for record in records.read(folder)[0]:
-    assert ended(record) == (records.TRAINED, "measuring: no measure")
+    assert ended_as(record) == (records.TRAINED, "measuring: no measure")
   before = by_seed(folder)[1]["seconds"]
   launched(small(), folder)
   assert len(trainer.calls) == 2
   for record in records.read(folder)[0]:
-    assert ended(record) == (records.DONE, "")
+    assert ended_as(record) == (records.DONE, "")
   assert by_seed(folder)[1]["seconds"] == before
 
 
@@ -173,12 +174,13 @@ def test_what_fails_is_tried_once_more_apart_and_its_time_counts(
 
   trainer.loss = loss
   launched(small("0,1,2,5"), folder)
-  assert trainer.processes == [[0, 1, 2, 5], [1]]
+  assert [run.seed for run, _ in trainer.calls] == [0, 1, 1, 2, 5]
+  assert trainer.processes == [2]
   found = by_seed(folder)
   assert found[0]["status"] == found[5]["status"] == records.DONE
-  assert ended(found[1]) == (records.FAILED, "it diverged")
+  assert ended_as(found[1]) == (records.FAILED, "it diverged")
   assert found[1]["seconds"] > 0.1
-  assert ended(found[2]) == (records.FAILED, "no such data")
+  assert ended_as(found[2]) == (records.FAILED, "no such data")
   out = capsys.readouterr().out
   assert out.count("failed: it diverged") == 2
   assert out.count("failed: no such data") == out.count("tried again") == 1
@@ -188,48 +190,51 @@ def test_what_fails_is_tried_once_more_apart_and_its_time_counts(
   assert {r["status"] for r in records.read(folder)[0]} == {records.DONE}
 
 
-def test_what_a_process_that_ends_leaves_is_made_apart(
+def test_what_a_process_that_measures_leaves_is_measured_apart(
   folder, trainer, monkeypatch, capsys
 ):
-  def process(request):
-    seeds = [run["seed"] for run in request["runs"]]
-    if seeds == [3]:
-      return "exit code -9: no message"
-    if 3 not in seeds:
-      return trainer.process(request)
-    before = seeds.index(3)
-    trainer.process(request | {"runs": request["runs"][:before]})
-    return "exit code -9: no message"
+  def ended(command, request=None, watch=None):
+    found = trainer.process(command, request, watch)
+    return found._replace(code=-9, error="no message") if request else found
 
-  monkeypatch.setattr(worker, "run", process)
+  def measured(request):
+    """Ends after the first, and never comes to what has seed 3."""
+    identities = [x for x in request["trained"] if "-3-" not in x]
+    chosen = {x: request["trained"][x] for x in identities[:1]}
+    work(request | {"trained": chosen})
+
+  work = worker.work
+  monkeypatch.setattr(worker, "work", measured)
+  monkeypatch.setattr(process, "run", ended)
   launched(small("0,3,5"), folder)
   found = by_seed(folder)
   assert found[0]["status"] == found[5]["status"] == records.DONE
-  assert ended(found[3]) == (records.FAILED, "exit code -9: no message")
-  out = capsys.readouterr().out
-  # In the group and twice by itself, and the innocent one once in the group.
-  assert out.count("failed: exit code -9") == 4
+  reason = "measuring: exit code -9: no message"
+  assert ended_as(found[3]) == (records.TRAINED, reason)
+  assert reason in capsys.readouterr().out
+  # In the group, and those that are left by themselves.
+  assert trainer.processes == [3, 1, 1]
 
 
 def test_a_stopped_run_is_a_record_and_its_time_counts(
   folder, trainer, monkeypatch
 ):
-  runs = plan.plan(small("0,1"))
-  signals = Signals()
-
-  def stopped(run, home, stop_at, signals):
-    signals.stop = signal.SIGTERM
+  def stopped(command, request=None, watch=None):
     time.sleep(0.05)
+    used = {"seconds": 0.05, "cpu_seconds": 0.01, "others_cores": 0.0}
+    return process.Ended(0, "", used, signal.SIGTERM)
 
   with monkeypatch.context() as patch:
-    patch.setattr(worker.loop, "run", stopped)
-    worker.train(runs, folder, None, 0, signals, lambda *told: None)
+    patch.setattr(process, "run", stopped)
+    with pytest.raises(SystemExit) as info:
+      launched(small("0,1"), folder)
+  assert info.value.code == 128 + signal.SIGTERM
   (record,) = records.read(folder)[0]
   assert (record["status"], record["seed"]) == (records.STOPPED, 0)
   assert "the same command continues it" in record["reason"]
   launched(small("0,1"), folder)
   assert {r["status"] for r in records.read(folder)[0]} == {records.DONE}
-  assert by_seed(folder)[0]["seconds"] > 0.05 > by_seed(folder)[1]["seconds"]
+  assert by_seed(folder)[0]["seconds"] >= 0.05 > by_seed(folder)[1]["seconds"]
 
 
 def test_a_full_disk_is_one_line(folder, trainer, monkeypatch):
@@ -295,62 +300,85 @@ def test_a_budget_of_seconds_is_timed_once_for_all_seeds(
   assert len(list((folder / "budgets").iterdir())) == 1
 
 
-def test_a_process_is_heard_and_stopped_with_this_one(
-  tmp_path, monkeypatch, capsys
-):
+def test_a_process_is_stopped_with_this_one(tmp_path, capsys):
   """It saves itself before this one ends."""
   script = tmp_path / "script.py"
   script.write_text("""
 import json, os, pathlib, signal, sys
 asked = json.load(sys.stdin)
-print(asked['say'], flush=True)
-if asked['say'] == 'broken': sys.exit('it\\nbroke')
+if asked['end'] == 'broken': sys.exit('it\\nbroke')
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 os.kill(os.getppid(), signal.SIGTERM)
 signal.sigwait({signal.SIGTERM})
 pathlib.Path(asked['path']).touch()
-print('saved', flush=True)
-if asked['say'] == 'abandoned':
+if asked['end'] == 'abandoned':
   print('stopped before a step', file=sys.stderr, flush=True)
   os._exit(143)
 """)
-  monkeypatch.setattr(worker, "_COMMAND", [str(script)])
-  assert worker.run({"say": "broken"}) == "exit code 1: broke"
+  ended = process.run([str(script)], {"end": "broken"})
+  assert ended.fault == "exit code 1: broke"
+  assert ended.stop is None
+  assert ended.used["peak_bytes"] > 1e6
   handler = signal.getsignal(signal.SIGTERM)
   saved = tmp_path / "saved"
-  for word in ("hello", "abandoned"):
-    with pytest.raises(SystemExit) as ended:
-      worker.run({"say": word, "path": str(saved)})
-    assert ended.value.code == 128 + signal.SIGTERM
+  for word, code, error in (
+    ("saved", 0, "no message"),
+    ("abandoned", 143, "stopped before a step"),
+  ):
+    ended = process.run([str(script)], {"end": word, "path": str(saved)})
+    assert (ended.code, ended.error) == (code, error)
     assert saved.exists()
     assert signal.getsignal(signal.SIGTERM) == handler
-  # That it was heard is said before the process is asked to stop, and perhaps
-  # before what the process had said is read.
-  heard = worker._STOPPING
-  lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == "broken"
-  assert {*lines[1:3]} == {"hello", heard}
-  assert {*lines[4:6]} == {"abandoned", heard}
-  assert (lines[3], *lines[6:]) == ("saved", "saved", "  stopped before a step")
+    with pytest.raises(SystemExit) as info:
+      ended.end_with_signal()
+    assert info.value.code == 128 + signal.SIGTERM
+  assert capsys.readouterr().out.splitlines() == [process._STOPPING] * 2
+
+
+def test_a_run_says_now_and_then_where_it_is(tmp_path, monkeypatch, capsys):
+  """By its metrics.jsonl, however its own output is written."""
+  now = 0.0
+  monkeypatch.setattr(train_run.time, "monotonic", lambda: now)
+  [run] = plan.plan(small("0"))
+  progress = train_run.Progress(run, tmp_path, 1000)
+  told = []
+  for step in (0, 100, 200, 300):
+    now += 5.0
+    line = {"step": step, "split": "train", "seconds": 0.5 * step, "loss": 2.5}
+    if step:
+      with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n" + '{"step": 1, "spl')
+    progress()
+    told.append(capsys.readouterr().out)
+    text = (tmp_path / "metrics.jsonl").read_text() if step else ""
+    if step:
+      (tmp_path / "metrics.jsonl").write_text(text.rpartition("\n")[0] + "\n")
+  # The first is due after ten seconds, the next ten seconds after it.
+  start = f"  {run.identity}: step "
+  assert told == [
+    "",
+    f"{start}100/1000  loss 2.5000  0:07:30 left\n",
+    "",
+    f"{start}300/1000  loss 2.5000  0:05:50 left\n",
+  ]
+
+
+def test_a_row_is_what_a_person_would_run(tmp_path, monkeypatch):
+  [run] = plan.plan(small("3", **{"model.num_layers": 1}))
+  found = train_run.command(run, tmp_path, None, 10)
+  root = pathlib.Path(__file__).parents[2]
+  assert found == [
+    str(root / "train.py"),
+    *run.arguments,
+    f"--workdir={tmp_path}",
+  ]
+  assert train_run.command(run, tmp_path, 0.5, 10)[-1] == "--stop_at=5"
+  monkeypatch.chdir(tmp_path)
+  config = train_run.command(run, tmp_path, None, 10)[1]
+  assert config == f"--config={root}/configs/duplicate.py:dense"
 
 
 @pytest.mark.thorough
-def test_a_run_says_now_and_then_where_it_is(monkeypatch, capsys):
-  clock = iter((0.0, 5.0, 10.0, 12.0, 20.0))
-  monkeypatch.setattr(worker.time, "monotonic", lambda: next(clock))
-  said = []
-  spoken = worker.Steps(said.append)
-  progress = metrics.Progress(0, 1000)
-  with contextlib.redirect_stdout(spoken):
-    print("continues from the checkpoint of step 50")
-    for step in (100, 200, 300):
-      progress.update(step, {"loss": 2.5}, 0.5 * step)
-    progress.say("step 300  validation  loss 2.4000")
-  # The first is after ten seconds; the next is due ten seconds after it.
-  assert said == ["step 200/1000  loss 2.5000  0:06:40 left"]
-  assert not capsys.readouterr().out
-
-
 def test_a_run_that_diverges_stops_no_other(tmp_path):
   """Real ones: the second diverges, and the third is trained."""
   leaves = {
@@ -375,16 +403,12 @@ def test_a_run_that_diverges_stops_no_other(tmp_path):
     plan.Run("recall", "dense", "dense", own["seed"], leaves | own, {}, steps=4)
     for own in chosen
   ]
-  told = []
-
-  def train(runs):
-    worker.train(runs, tmp_path, None, 9, Signals(), lambda *x: told.append(x))
-
-  train(runs)
+  one = small("0,1,2,3", tasks="recall")
+  launch(runs, tmp_path, one)
   found = by_seed(tmp_path)
   assert [found[seed]["status"] for seed in range(4)] == [
     records.DONE,
-    records.STOPPED,
+    records.FAILED,
     records.DONE,
     records.FAILED,
   ]
@@ -392,7 +416,4 @@ def test_a_run_that_diverges_stops_no_other(tmp_path):
   # Of one shape, one is measured.
   first, last = (found[seed]["measured"]["step_seconds"] for seed in (0, 2))
   assert first == last
-  # What is trained already is measured, and keeps its time.
-  records.update(tmp_path, runs[0].identity, status=records.TRAINED)
-  train(runs[:1])
-  assert by_seed(tmp_path)[0]["seconds"] == found[0]["seconds"]
+  assert found[0]["machine"]["device"] == found[0]["measured"]["device"]

@@ -1,7 +1,9 @@
 """What is measured again and when, and what other programs take of a machine."""
 
-import multiprocessing
+import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -91,18 +93,20 @@ def work(seconds):
     pass
 
 
-def test_others_are_seen_and_own_work_is_not():
+def test_others_are_seen_and_own_work_and_that_of_a_child_are_not():
   meter = usage.Meter()
   work(0.3)
-  child = multiprocessing.get_context("spawn").Process(target=work, args=(1.0,))
-  child.start()
-  child.join()
+  script = "import time\nwhile time.process_time() < 1: pass"
+  child = subprocess.Popen([sys.executable, "-c", script])
+  _, _, used = os.wait4(child.pid, 0)
+  child.returncode = 0
   elapsed = time.monotonic() - meter._start
   # The machine may be busy with more than the child, never with less.
   seen = meter.others_cores()
   assert seen * elapsed > 0.8
-  own = meter.read()["cpu_seconds"]
-  assert 0.3 <= own < 0.3 + seen * elapsed
+  own = meter.read_child(used)
+  assert 1.0 <= own["cpu_seconds"] < 1.0 + seen * elapsed
+  assert own["others_cores"] < seen
 
 
 def test_the_machine_is_told():

@@ -43,6 +43,11 @@ def flags() -> str:
   return os.environ.get("XLA_FLAGS", "")
 
 
+def devices() -> str:
+  """The devices of JAX, for the records of a run: '1 × cpu'."""
+  return f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+
+
 def generator() -> str:
   """JAX's random number generator in this process, for the records of a run."""
   values: Any = jax.config

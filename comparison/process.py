@@ -1,0 +1,104 @@
+"""A program that a comparison runs in a process of its own, to its end."""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+from comparison.measurement import usage
+from settings.errors import one_line
+from training.signals import Signals
+
+_STOPPING = (
+  "stopping: a step that runs is finished and saved; run it again to continue"
+)
+_WATCHED_SECONDS = 0.1
+
+
+class Ended(NamedTuple):
+  """A process that has ended.
+
+  Attributes:
+    code: its exit code; of a signal that ended it, the negative number.
+    error: the last line of its standard error, which says what went wrong.
+    used: what it took of the machine.
+    stop: SIGTERM or SIGINT, if one was handed on to it.
+  """
+
+  code: int
+  error: str
+  used: usage.Usage
+  stop: signal.Signals | None
+
+  @property
+  def fault(self) -> str:
+    """Why it failed, on one line; empty if it did not."""
+    return f"exit code {self.code}: {self.error}" if self.code else ""
+
+  def end_with_signal(self) -> None:
+    """Ends this process too, if a signal has ended that one."""
+    if self.stop == signal.SIGINT:
+      raise KeyboardInterrupt
+    if self.stop is not None:
+      sys.exit(128 + self.stop)
+
+
+def run(
+  arguments: Sequence[str],
+  request: Mapping[str, Any] | None = None,
+  watch: Callable[[], None] = lambda: None,
+) -> Ended:
+  """Runs Python in a process of its own to its end.
+
+  SIGTERM and SIGINT are handed on to it; that they came is said at once.
+
+  Args:
+    arguments: of Python.
+    request: JSON-ready, its standard input.
+    watch: called now and then until it ends.
+  """
+  with (
+    tempfile.TemporaryFile("w+", encoding="utf-8") as inputs,
+    tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+  ):
+    json.dump(request, inputs)
+    inputs.seek(0)
+    meter = usage.Meter()
+    process = subprocess.Popen(
+      [sys.executable, *arguments],
+      stdin=inputs,
+      stdout=subprocess.DEVNULL,
+      stderr=errors,
+      # Whatever the locale, it says what this process reads.
+      env=os.environ | {"PYTHONIOENCODING": "utf-8:replace"},
+    )
+    with process, Signals(functools.partial(_stop, process)) as signals:
+      try:
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+          watch()
+          time.sleep(_WATCHED_SECONDS)
+      except BaseException:
+        process.terminate()
+        raise
+      _, status, resources = ended
+      process.returncode = os.waitstatus_to_exitcode(status)
+    errors.seek(0)
+    *_, last = errors.read().strip().splitlines() or ["no message"]
+    return Ended(
+      process.returncode,
+      one_line(RuntimeError(last)),
+      meter.read_child(resources),
+      signals.stop,
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+  """Says at once that a signal came, and hands it on."""
+  print(_STOPPING, flush=True)
+  process.terminate()

@@ -1,0 +1,151 @@
+"""Trains one run of a comparison by its command, and writes its record."""
+
+from collections.abc import Mapping
+import datetime
+from pathlib import Path
+import time
+from typing import Any
+
+from comparison import plan, process, records, worker
+from comparison.measurement import usage
+from comparison.plan import Run
+from settings.errors import one_line
+from training import atomic, evaluate, metrics, workdir
+
+_ROOT = Path(__file__).parents[1]
+_CONFIGS = "--config=configs/"
+_REFUSED = 2
+"""Exit code of train.py where a config cannot be: another try would end alike."""
+
+_QUIET_SECONDS = 10.0
+"""A run that trains says where it is as often, at most."""
+
+_PLACE = ("step", "split", "seconds")
+"""Names in the final evaluation that say when it was made; the others are metrics."""
+
+
+def train(run: Run, folder: Path, share: float | None) -> None:
+  """Runs `train.py` with a run's own arguments, and writes its record.
+
+  Args:
+    run: of the plan.
+    folder: of the comparison.
+    share: of the steps, where it is evaluated and stops; None goes to the end.
+  """
+  home, ended, status, reason = records.home(folder, run), None, "", ""
+  used: usage.Usage = {}
+  try:
+    if records.steps(folder, run) is None:
+      worker.time_step(folder, run)
+    steps = records.steps(folder, run)
+    assert steps is not None
+    timed = run.with_num_steps(steps)
+    config = plan.config_of(run.task, run.mechanism, timed.leaves)
+    if workdir.final_metrics(home, config) is None:
+      ended = process.run(
+        command(timed, home, share, steps), watch=Progress(run, home, steps)
+      )
+      used = ended.used
+      records.check_data(folder, home)
+    if workdir.final_metrics(home, config) is not None:
+      status = records.TRAINED
+    elif ended is not None and ended.code == _REFUSED:
+      status, reason = records.FAILED, ended.error
+    else:
+      status, reason = records.STOPPED, "stopped; the same command continues it"
+      if ended is not None and ended.code and ended.stop is None:
+        reason = ended.error
+  except ValueError as error:
+    status, reason = records.FAILED, one_line(error)
+  # It is tried again.
+  except Exception as error:
+    status, reason = records.STOPPED, one_line(error)
+  # A run may have been trained before, and is to be measured.
+  if records.status(folder, run) != records.TRAINED:
+    _write(run, folder, used, status=status, reason=reason)
+  if ended is not None:
+    if ended.stop is not None and ended.code > 128:  # It ended at once.
+      print(f"  {ended.error}", flush=True)
+    ended.end_with_signal()
+
+
+def command(run: Run, home: Path, share: float | None, steps: int) -> list[str]:
+  """What Python runs: `train.py`, its arguments as the record has them, a folder."""
+  config, *leaves = run.arguments
+  # As typed in the checkout; elsewhere `configs/` is where that is.
+  if Path.cwd() != _ROOT:
+    config = config.replace(_CONFIGS, f"--config={_ROOT}/configs/", 1)
+  arguments = [str(_ROOT / "train.py"), config, *leaves, f"--workdir={home}"]
+  if share is not None:
+    arguments.append(f"--stop_at={records.step_at(steps, share)}")
+  return arguments
+
+
+class Progress:
+  """Says now and then where a run is, by its metrics.jsonl, and the time left."""
+
+  def __init__(self, run: Run, home: Path, steps: int):
+    self._run, self._home, self._steps = run, home, steps
+    self._due, self._said = time.monotonic() + _QUIET_SECONDS, 0
+
+  def __call__(self) -> None:
+    """Prints the last line of training if one is due."""
+    if time.monotonic() < self._due:
+      return
+    self._due = time.monotonic() + _QUIET_SECONDS
+    lines = [x for x in metrics.read(self._home) if x["split"] == "train"]
+    if lines and lines[-1]["step"] > self._said:
+      values = lines[-1]
+      step, seconds = values["step"], values["seconds"]
+      self._said = step
+      left = datetime.timedelta(
+        seconds=round(seconds / step * (self._steps - step))
+      )
+      numbers = {k: v for k, v in values.items() if k not in _PLACE}
+      text = f"step {step}/{self._steps}  {metrics.format_values(numbers)}"
+      print(f"  {self._run.identity}: {text}  {left} left", flush=True)
+
+
+def _write(
+  run: Run, folder: Path, used: usage.Usage, *, status: str, **ending: Any
+) -> None:
+  """Writes the record of a run that has ended."""
+  steps = records.steps(folder, run)
+  arguments = run.with_num_steps(steps).arguments if steps else run.arguments
+  spent = records.usage(folder, run)
+  fields = {**ending, **spent, **_sum(spent, used), "arguments": arguments}
+  if status == records.FAILED:
+    print(f"  {run.identity}: failed: {ending['reason']}", flush=True)
+  if status == records.TRAINED:
+    home = records.home(folder, run)
+    outcome = _outcome(home)
+    machine = usage.machine() | {"device": workdir.device(home)}
+    fields |= {**outcome, "machine": machine, "measured": {}}
+    # What chooses is not reported, so its cost is not measured.
+    status = records.DONE if run.choosing else records.TRAINED
+    numbers = {k: v for k, v in outcome["final"].items() if k not in _PLACE}
+    print(f"  {run.identity}: {metrics.format_values(numbers)}", flush=True)
+  records.write(folder, run, status=status, **fields)
+
+
+def _outcome(home: Path) -> dict[str, Any]:
+  """What a run left in its folder for its record.
+
+  'final' is the last evaluation, 'history' all lines. 'sentences' has ten
+  numbers for each sentence of the last split, where the task is judged by BLEU.
+  """
+  history = metrics.read(home)
+  final = [line for line in history if line["split"] != "train"][-1]
+  outcome = {"final": final, "history": history}
+  sentences = atomic.read_json(home / evaluate.SENTENCES)
+  return outcome | ({"sentences": sentences["statistics"]} if sentences else {})
+
+
+def _sum(spent: Mapping[str, float | None], used: usage.Usage) -> usage.Usage:
+  """What several processes of a run took: seconds add up, all else is the most."""
+  total = dict(used)
+  for name, value in spent.items():
+    if value is not None and name in used:
+      reduction = sum if name.endswith("seconds") else max
+      total[name] = reduction((value, used[name]))
+  return total
