@@ -80,7 +80,7 @@ def test_attention_over_a_file(run, tmp_path):
     assert message in commands.fault(draw(*arguments))
   PIL.Image.fromarray(np.stack([pixels] * 3, -1)).save(file)
   message = commands.fault(draw(f"--image={file}"))
-  assert "expected 1 channels, as the images of this run have, got 3" in message
+  assert "expected 1 channels, as in the images of this run, got 3" in message
 
 
 def test_a_run_becomes_published_weights(run, tmp_path):
