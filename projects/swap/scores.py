@@ -22,7 +22,7 @@ class Quality(NamedTuple):
 
   Attributes:
     of: `(mechanisms, swapped places) -> {'loss', 'accuracy'}`.
-    errors: `mechanisms -> relative error of each place`, and of all together.
+    errors: `mechanisms -> (relative error of each place, total relative error)`.
   """
 
   of: Callable[[Mechanisms, set[str]], dict[str, float]]
