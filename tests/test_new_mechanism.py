@@ -15,7 +15,8 @@ import types
 
 from attention import dense
 from attention import mechanism as mechanisms
-from attention.mechanism import ATTENTIONS, attention_factory
+from attention.decorators import attention_factory
+from attention.mechanism import ATTENTIONS
 
 
 @attention_factory
