@@ -39,7 +39,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   """
   name = getattr(function, "__name__", "attention")
   signature = inspect.signature(function)
-  parameters, shared = _written_out(signature.parameters)
+  parameters, shared = _with_shared_options(signature.parameters)
   seen, scored = [], []
   if shared and "visible" in signature.parameters:
     seen = ["visible", *(n for n in parameters if n in shared & SEEN)]
@@ -103,17 +103,18 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
 
   # As it is written, where `help` would show jaxtyping's classes.
   written = [
-    p.replace(annotation=_written(p.annotation)) for p in parameters.values()
+    p.replace(annotation=_annotation_text(p.annotation))
+    for p in parameters.values()
   ]
   shown = signature.replace(
     parameters=written,
-    return_annotation=_written(signature.return_annotation),
+    return_annotation=_annotation_text(signature.return_annotation),
   )
   setattr(checked, "__signature__", shown)  # noqa: B010
   return checked
 
 
-def _written_out(
+def _with_shared_options(
   parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[Mapping[str, inspect.Parameter], AbstractSet[str]]:
   """All parameters, with the keywords of `**pairs: Unpack[…]`; and these."""
@@ -142,16 +143,16 @@ def _written_out(
   return {p.name: p for p in [*qkv, *shared, *others]}, names
 
 
-class _Written(str):
+class _AnnotationText(str):
   """An annotation that shows as its text."""
 
   __repr__ = str.__str__
 
 
-def _written(annotation: Any) -> _Written:
+def _annotation_text(annotation: Any) -> _AnnotationText:
   """An annotation without the names of modules: Float[Array, 'B T N H']."""
   text = inspect.formatannotation(annotation)
-  return _Written(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
+  return _AnnotationText(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
 
 
 def attention_factory(

@@ -20,7 +20,7 @@ from attention.recurrent.scan import (
   chunk_size,
   chunks_per_step,
   device_prefix,
-  lies_in_parts,
+  is_sequence_sharded,
   scan,
 )
 from attention.recurrent.triangular import decay_to_end, pair_decays
@@ -120,8 +120,8 @@ def _recurrence(
     initial_state, value, shape, "N, H, H+V", num_segments
   )
   axis_name = options.get("axis_name")
-  is_part = lies_in_parts(axis_name)
-  if lies_in_parts(axis_name):
+  is_part = is_sequence_sharded(axis_name)
+  if is_sequence_sharded(axis_name):
     _, own = recurrence.recurrent_attention(
       query, written, value, log_decay=log_decay[..., 0]
     )

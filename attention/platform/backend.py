@@ -15,12 +15,13 @@ difference on other devices.
 The properties are read from the default device while a program is traced. To trace a
 program on one kind of machine for another, name the other one:
 
-    with platform.tracing_for("gpu"):
+    with attention.platform.tracing_for("gpu"):
       jax.jit(f).trace(...).lower(lowering_platforms=("cuda",))
 
 A program for several platforms has a version for each:
 
-    jax.export.export(jax.jit(platform.portable(f)), platforms=("cpu", "cuda", "tpu"))
+    portable = attention.platform.portable(f)
+    jax.export.export(jax.jit(portable), platforms=("cpu", "cuda", "tpu"))
 
 If the batch of `jax.export` is a symbol, the tiles suit the largest batch that its
 scope allows, as in `symbolic_shape("b", constraints=["b <= 64"])`. Without a limit,

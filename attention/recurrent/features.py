@@ -42,7 +42,7 @@ from attention.recurrent.scan import (
   chunk_size,
   chunks_per_step,
   device_prefix,
-  lies_in_parts,
+  is_sequence_sharded,
   scan,
 )
 from attention.recurrent.triangular import pairs
@@ -259,7 +259,7 @@ def attend(
   if block_size is not None:
     checks.check_at_least("block_size", block_size, 1)
   keys = key, value, visible_keys(mask, query, key)
-  is_part = lies_in_parts(axis_name)
+  is_part = is_sequence_sharded(axis_name)
   if not is_causal:
     state = state_after(phi, None, keys, block_size)
     if is_part:

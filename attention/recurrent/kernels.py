@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from attention import checks
 from attention.platform import backend
-from attention.recurrent.scan import lies_in_parts
+from attention.recurrent.scan import is_sequence_sharded
 
 Implementation = Literal["xla", "jla"]
 
@@ -132,7 +132,7 @@ def _obstacle(kind, qkv, gates, options, scale, axis_name) -> str:
       return f"needs the package {package} {version}, which is not installed"
     if installed != version:
       return f"needs {package} {version}, got {installed}"
-  if lies_in_parts(axis_name):
+  if is_sequence_sharded(axis_name):
     return "cannot take a sharded sequence"
   if isinstance(scale, jax.core.Tracer):
     return "takes a number for scale, got an array"

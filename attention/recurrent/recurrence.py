@@ -55,7 +55,7 @@ from attention.recurrent.scan import (
   chunk_size,
   chunks_per_step,
   device_prefix,
-  lies_in_parts,
+  is_sequence_sharded,
   scan,
 )
 from attention.recurrent.triangular import (
@@ -175,8 +175,8 @@ def recurrent_attention(
   scale = checks.softmax_scale(scale, query.shape[3])
   scaled = query.astype(jnp.float32) * scale
   inputs = scaled, key, value, log_decay, erase, replacement
-  if lies_in_parts(axis_name):
-    own = _stretch(erases_before_decay, *inputs)
+  if is_sequence_sharded(axis_name):
+    own = _range_transition(erases_before_decay, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(joined, first, own, axis_name)
   if packed is None:
@@ -259,7 +259,7 @@ def segment_begins(
   segment_ids: Int[Array, "B T"], axis_name: str | None
 ) -> Bool[Array, "B T"]:
   """Where a new segment starts; the first one continues from the initial state."""
-  if lies_in_parts(axis_name):
+  if is_sequence_sharded(axis_name):
     before = sharding.with_halo(segment_ids, 1, 0, axis_name)[:, :-1]
   else:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
@@ -460,7 +460,9 @@ def unchunked(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
   return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
-def _stretch(erases_before_decay, query, key, value, log_decay, erase, moved):
+def _range_transition(
+  erases_before_decay, query, key, value, log_decay, erase, replacement
+):
   """(M, S') of a range of positions; M is H×H, or D×1 if it is diagonal."""
   if erase is None:
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None]
@@ -471,7 +473,7 @@ def _stretch(erases_before_decay, query, key, value, log_decay, erase, moved):
   state = jnp.eye(size, size + value.shape[3], dtype=key.dtype)[None, None]
   state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
   value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
-  inputs = query, key, value, log_decay, erase, moved
+  inputs = query, key, value, log_decay, erase, replacement
   state = _attend(erases_before_decay, inputs, state)[1]
   return state[..., :size], state[..., size:]
 

@@ -314,7 +314,7 @@ def chunk_prefixes(
   return jax.lax.optimization_barrier(before)
 
 
-def lies_in_parts(axis_name: str | None) -> TypeGuard[str]:
+def is_sequence_sharded(axis_name: str | None) -> TypeGuard[str]:
   """Whether the call has one of several shards of a sequence."""
   return axis_name is not None and jax.lax.axis_size(axis_name) > 1
 

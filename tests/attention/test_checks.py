@@ -383,3 +383,9 @@ def test_former_modules_have_what_their_successors_have():
       assert getattr(old, name) is getattr(new, name)
     with pytest.raises(AttributeError, match="nosuch"):
       old.nosuch  # noqa: B018
+
+
+def test_the_former_name_of_apply_on_shards():
+  mechanism = attention.dense()
+  with pytest.warns(DeprecationWarning, match="apply now, which takes axis_na"):
+    assert mechanism.apply_sharded is mechanism.apply
