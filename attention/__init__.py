@@ -64,6 +64,7 @@ from attention.path import path, path_attention
 from attention.dsa import dsa, dsa_attention
 # isort: on
 
+from attention.attention_fn import as_attention_fn
 from attention.checks import near
 from attention.mechanism import ATTENTIONS, Attention, Dims
 from attention.platform import backend
@@ -95,7 +96,6 @@ backend.warn_of_faulty_fusion()
 
 if TYPE_CHECKING:
   from attention import definitions as definitions
-  from attention.flax import as_attention_fn as as_attention_fn
 
 __version__ = "0.1.0"
 
@@ -109,6 +109,7 @@ __all__ = [
   "additive_attention",
   "alibi_bias",
   "alibi_slopes",
+  "as_attention_fn",
   "attention_weights",
   "bigbird",
   "bigbird_attention",
@@ -193,10 +194,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-  """Imports what no function here needs where it is read: definitions, and Flax."""
+  """Imports the definitions where they are read: no function here needs them."""
   if name == "definitions":
     return importlib.import_module("attention.definitions")
-  if name == "as_attention_fn":
-    return importlib.import_module("attention.flax").as_attention_fn
   hint = near(name, __all__)
   raise AttributeError(f"module 'attention' has no attribute {name!r}{hint}")

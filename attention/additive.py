@@ -14,14 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend, layout
 from attention.softmax import own_logits
 from attention.softmax.logits import Scores
@@ -290,5 +285,5 @@ def additive(width: int = 64) -> Attention:
     prefill=prefill,
     # Everything that dense attention supports, except tables by distance.
     supports=dense().supports - {"relative"} - own_logits.SUPPORTS,
-    sizes=Sizes(timed=lambda length: {"width": 16}),
+    sizes=Hyperparameters(timed=lambda length: {"width": 16}),
   )

@@ -8,12 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend, layout
 from attention.platform.blocks import split_blocks
 from attention.platform.derivative import match_varying
@@ -445,5 +441,5 @@ def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
     supports=frozenset({"mask", "segments", "dropout", "sequence"}),
     approximates="dense",
     cost="linear",
-    sizes=Sizes(short={"block_size": 2, "num_random": 1}),
+    sizes=Hyperparameters(short={"block_size": 2, "num_random": 1}),
   )

@@ -15,12 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.mechanism import (
-  Attention,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import applied, attention_factory, attention_function
+from attention.mechanism import Attention
 from attention.platform import backend
 from attention.platform.layout import query_dot
 from attention.softmax import dropout, own_logits

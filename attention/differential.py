@@ -10,14 +10,10 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import decode as decode_dense
 from attention.dense import dense
-from attention.mechanism import (
-  Attention,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention
 from attention.softmax import own_logits
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.cache import prefill as prefill_dense

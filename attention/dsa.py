@@ -8,15 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.flash import flash_attention
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  accepted_options,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import layout
 from attention.recurrent.gates import check_given
 from attention.softmax import indexer
@@ -265,7 +259,7 @@ def dsa(
     approximates="dense",
     gates=lambda variables, inputs: indexer.read(variables["params"], inputs),
     loss=loss,
-    sizes=Sizes(
+    sizes=Hyperparameters(
       short={"top_k": 4, "num_index_heads": 2, "index_dim": 8},
       timed=lambda length: {"top_k": min(256, length)},
     ),

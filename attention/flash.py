@@ -10,13 +10,9 @@ from typing import Any, Unpack
 from jaxtyping import Array, Float
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
-from attention.mechanism import (
-  Attention,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention
 from attention.softmax import kernels, own_logits
 from attention.softmax.kernels import Implementation, InParts
 from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions

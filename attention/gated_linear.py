@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.mechanism import Attention, attention_factory, attention_function
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention
 from attention.positions import alibi_slopes
 from attention.recurrent import gates
 from attention.recurrent.kernels import Implementation

@@ -7,14 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.decorators import attention_factory, attention_function
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.mechanism import (
-  Attention,
-  accepted_options,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, accepted_options
 from attention.platform import layout
 from attention.recurrent.gates import check_given
 from attention.softmax import own_logits

@@ -12,15 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Dims,
-  Sizes,
-  Variables,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import applied, attention_factory, attention_function
+from attention.mechanism import Attention, Dims, Hyperparameters, Variables
 from attention.recurrent.features import (
   FeatureMap,
   attend,
@@ -201,7 +194,7 @@ def feature_mechanism(
   *,
   init: Callable[[Array, Dims], Variables],
   projected: Callable[..., tuple[Array, Array]] | None = None,
-  sizes: Sizes | None = None,
+  sizes: Hyperparameters | None = None,
 ) -> Attention:
   """Builds a linear-attention mechanism, whose cache is a state.
 
@@ -259,7 +252,7 @@ def feature_mechanism(
     ),
     approximates="dense",
     cost="linear",
-    sizes=sizes or Sizes(),
+    sizes=sizes or Hyperparameters(),
   )
 
 

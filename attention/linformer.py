@@ -5,13 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import applied, attention_factory, attention_function
+from attention.mechanism import Attention, Hyperparameters
 from attention.softmax.logits import Logits
 from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask
@@ -219,7 +214,7 @@ def linformer(
     supports=frozenset({"cross", "rowwise", "mask", "sequence"}),
     approximates="dense",
     cost="linear",
-    sizes=Sizes(
+    sizes=Hyperparameters(
       short={"rank": 16},
       long={"rank": 64},
       timed=lambda length: {"rank": min(256, length)},

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.decorators import attention_factory, attention_function
 from attention.gated_linear import mamba2, with_steps
-from attention.mechanism import Attention, attention_factory, attention_function
+from attention.mechanism import Attention
 from attention.platform import layout
 from attention.recurrent import gates, packing, recurrence
 from attention.recurrent.scan import (
@@ -26,7 +27,7 @@ from attention.recurrent.scan import (
   chunk_size,
   chunks_per_step,
   device_prefix,
-  lies_in_parts,
+  is_sequence_sharded,
   scan,
 )
 from attention.recurrent.triangular import decay_to_end, pair_decays
@@ -105,7 +106,7 @@ def _recurrence(
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
   batch, length, num_heads, head_dim = query.shape
-  is_part, levels = lies_in_parts(axis_name), level_scales.shape[3]
+  is_part, levels = is_sequence_sharded(axis_name), level_scales.shape[3]
   total = length * (jax.lax.axis_size(axis_name) if is_part else 1)
   least = max(2, (total - 1).bit_length() + 1)
   if levels < least:
@@ -152,7 +153,7 @@ def _recurrence(
   placed = visible_positions(keep, begins, count, axis_name)
   attend = functools.partial(_attend, *placed, inputs)
   sums, last = sums.astype(jnp.float32), placed[1][:, -1]
-  if lies_in_parts(axis_name):
+  if is_sequence_sharded(axis_name):
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None, None, None]
     after, _ = attend(sums)
     own = factor, after[:, :, :, None], last.reshape(-1, *[1] * 5)
@@ -186,7 +187,7 @@ def visible_positions(
     count = later[0] + jnp.where(later[1], 0, earlier[0])
     return count, earlier[1] | later[1]
 
-  if lies_in_parts(axis_name):
+  if is_sequence_sharded(axis_name):
     own = counted(count)[1][:, -1], jnp.any(began, axis=1)
     first = jax.tree.map(jnp.zeros_like, own)
     count, _ = device_prefix(both, first, own, axis_name)

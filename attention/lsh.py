@@ -21,13 +21,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  accepted_options,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend, layout
 from attention.softmax import dropout, tiles
 from attention.softmax.cache import prompt_rows
@@ -478,7 +473,7 @@ def lsh(
     prefill=prefill,
     approximates="shared_qk",
     cost="linear",
-    sizes=Sizes(short={"chunk_size": 8}),
+    sizes=Hyperparameters(short={"chunk_size": 8}),
   )
 
 

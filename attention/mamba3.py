@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention.mechanism import Attention, attention_factory
+from attention.decorators import attention_factory
+from attention.mechanism import Attention
 from attention.recurrent import gates
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention, segment_begins
-from attention.recurrent.scan import device_prefix, lies_in_parts
+from attention.recurrent.scan import device_prefix, is_sequence_sharded
 from attention.softmax import sharding
 
 
@@ -160,7 +161,7 @@ def _recurrence(
   angle = _cumulative_angles(turn)
   if before is not None:
     angle = _add_angles(before.angle[:, None], angle)
-  elif lies_in_parts(axis_name):
+  elif is_sequence_sharded(axis_name):
     own = angle[:, -1:]
     first = device_prefix(_add_angles, jnp.zeros_like(own), own, axis_name)
     angle = _add_angles(first, angle)
@@ -240,7 +241,9 @@ def _previous(rows, last, mask, segment_ids, axis_name):
   """
   if last is None:
     last = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), rows)
-  if mask is None and segment_ids is None and not lies_in_parts(axis_name):
+  if (
+    mask is None and segment_ids is None and not is_sequence_sharded(axis_name)
+  ):
     before = jax.tree.map(
       lambda y, x: jnp.concatenate([y[:, None], x[:, :-1]], axis=1), last, rows
     )
@@ -262,7 +265,7 @@ def _previous(rows, last, mask, segment_ids, axis_name):
     x = jnp.take_along_axis(x, places, axis=1)
     return jnp.where(places >= starts, x, 0.0)
 
-  if lies_in_parts(axis_name):
+  if is_sequence_sharded(axis_name):
     is_known = jnp.maximum(places, starts)[:, -1, 0, 0] > 0
     own = is_known, jax.tree.map(lambda *x: read(*x)[:, -1], last, rows)
     first = jax.tree.map(jnp.zeros_like, own)

@@ -12,14 +12,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.mechanism import Attention, attention_factory, attention_function
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention
 from attention.recurrent import gates, packing, recurrence
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
   chunks_per_step,
   device_prefix,
-  lies_in_parts,
+  is_sequence_sharded,
   scan,
 )
 from attention.recurrent.triangular import decay_to_end, pair_decays
@@ -120,8 +121,8 @@ def _recurrence(
     initial_state, value, shape, "N, H, H+V", num_segments
   )
   axis_name = options.get("axis_name")
-  is_part = lies_in_parts(axis_name)
-  if lies_in_parts(axis_name):
+  is_part = is_sequence_sharded(axis_name)
+  if is_sequence_sharded(axis_name):
     _, own = recurrence.recurrent_attention(
       query, written, value, log_decay=log_decay[..., 0]
     )

@@ -5,15 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-  no_variables,
-)
+from attention.mechanism import Attention, Hyperparameters, no_variables
 from attention.recurrent.features import visible_keys
 from attention.softmax.block_selection import best_blocks
 from attention.softmax.cache import appended
@@ -130,7 +124,7 @@ def moba(block_size: int = 64, top_k: int = 4) -> Attention:
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,
-    sizes=Sizes(
+    sizes=Hyperparameters(
       short={"block_size": 8, "top_k": 3},
       timed=lambda length: {"block_size": 64, "top_k": 4},
     ),

@@ -9,16 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attention.decorators import attention_factory, attention_function
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.mechanism import (
-  Attention,
-  Dims,
-  Variables,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Dims, Variables
 from attention.softmax import own_logits
 from attention.softmax.tiles import Output
 from attention.softmax.visible import EVERY_PAIR, Visible, VisibleOptions

@@ -8,15 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
 from attention.flash import flash_attention
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.platform.blocks import padded
 from attention.recurrent import gates
@@ -302,7 +297,7 @@ def nsa(
     approximates="dense",
     causal_only=True,
     gates=read,
-    sizes=Sizes(
+    sizes=Hyperparameters(
       short={
         "compress_size": 8,
         "stride": 4,

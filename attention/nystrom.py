@@ -7,13 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import applied, attention_factory, attention_function
+from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend
 from attention.platform.blocks import padded, split_blocks
 from attention.softmax import sharding
@@ -318,5 +313,5 @@ def nystrom(
     supports=frozenset({"mask", "sequence"}),
     approximates="dense",
     cost="linear",
-    sizes=Sizes(short={"num_landmarks": 8}),
+    sizes=Hyperparameters(short={"num_landmarks": 8}),
   )

@@ -18,13 +18,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
-from attention.mechanism import (
-  Attention,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention
 from attention.platform import backend
 from attention.platform.blocks import block_map, join_blocks, split_blocks
 from attention.platform.layout import dot, query_dot

@@ -17,13 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
+from attention.decorators import attention_factory, attention_function
 from attention.linear import feature_mechanism
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Hyperparameters
 from attention.recurrent.features import FeatureMap, attend, root_scale
 
 _RELU_EPSILON = 1e-3
@@ -162,7 +158,7 @@ def performer(num_features: int = 256, kernel: Kernel = "softmax") -> Attention:
     _feature_map,
     own=lambda variables: {**variables["constants"], "kernel": kernel},
     init=init,
-    sizes=Sizes(
+    sizes=Hyperparameters(
       short={"num_features": 128}, timed=lambda length: {"num_features": 256}
     ),
   )

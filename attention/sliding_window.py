@@ -16,14 +16,9 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import attend_to_slots
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
 from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
@@ -351,7 +346,7 @@ def sliding_window(
     cost="linear",
     causal_only=forget,
     gates=own.gates,
-    sizes=Sizes(
+    sizes=Hyperparameters(
       short={"window": 8},
       long={"window": 64},
       timed=lambda length: {"window": min(256, length // 2)},

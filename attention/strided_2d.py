@@ -7,14 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
+from attention.decorators import applied, attention_factory, attention_function
 from attention.flash import flash_attention
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Hyperparameters
 from attention.softmax.tiles import Output
 from attention.window_2d import check_grid, nearest_square
 
@@ -144,5 +139,5 @@ def strided_2d(
     supports=frozenset({"mask", "full_mask", "segments", "dropout"}),
     approximates="dense",
     cost="quadratic",
-    sizes=Sizes(short={"stride": 2}),
+    sizes=Hyperparameters(short={"stride": 2}),
   )

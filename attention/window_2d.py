@@ -8,13 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.decorators import applied, attention_factory, attention_function
+from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend
 from attention.platform.blocks import block_map, padded
 from attention.softmax import dropout
@@ -318,5 +313,7 @@ def window_2d(
     supports=frozenset({"mask", "segments", "dropout"}),
     approximates="dense",
     cost="linear",
-    sizes=Sizes(short={"window": 3}, timed=lambda length: {"window": 16}),
+    sizes=Hyperparameters(
+      short={"window": 3}, timed=lambda length: {"window": 16}
+    ),
   )

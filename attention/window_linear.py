@@ -15,14 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.decorators import applied, attention_factory, attention_function
 from attention.linear import hedgehog_features, identity_kernels, project_heads
-from attention.mechanism import (
-  Attention,
-  Sizes,
-  applied,
-  attention_factory,
-  attention_function,
-)
+from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.recurrent.features import (
   FeatureMap,
@@ -309,7 +304,7 @@ def window_linear(window: int = 64) -> Attention:
     approximates="dense",
     cost="linear",
     causal_only=True,
-    sizes=Sizes(
+    sizes=Hyperparameters(
       short={"window": 8},
       timed=lambda length: {"window": min(256, length // 2)},
     ),

@@ -236,7 +236,15 @@ def replace_attention(
 
   Returns:
     `[B, T, V]` float32.
+
+  Raises:
+    ValueError: the model has no attention modules.
   """
+  if not hasattr(model, "attend"):
+    raise ValueError(
+      "model: a recurrent model has no attention modules; expected a model with a "
+      "field `attend`"
+    )
   ids, options = model.arguments(batch)
 
   def replaced(module: MultiHeadAttention, query, key, value, **call):

@@ -1,4 +1,4 @@
-"""Prepared data of the tests go to a folder of their own, made once."""
+"""Fixtures: prepared data of tests are stored once in a separate folder."""
 
 from tests.tasks.folders import (  # noqa: F401 - fixtures
   _cache,

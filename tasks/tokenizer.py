@@ -197,8 +197,8 @@ def train_tokenizer(
   library.train_from_iterator(parts(text), trainer)
   if library.get_vocab_size() < size:
     raise DataError(
-      f"task.vocab_size: expected at most {library.get_vocab_size()}, the number "
-      f"of subwords in this text, got {size}"
+      f"task.vocab_size: expected at most {library.get_vocab_size()} subwords, "
+      f"the number that this text supports, got {size}"
     )
   return Tokenizer(library.to_str().encode())
 

@@ -15,7 +15,8 @@ import types
 
 from attention import dense
 from attention import mechanism as mechanisms
-from attention.mechanism import ATTENTIONS, attention_factory
+from attention.decorators import attention_factory
+from attention.mechanism import ATTENTIONS
 
 
 @attention_factory
@@ -29,7 +30,7 @@ def banded(width: int, *, sharpness: float = 1.0):
     supports=frozenset({"cross", "mask", "segments", "dropout"}),
     approximates="dense",
     cost="linear",
-    sizes=mechanisms.Sizes(
+    sizes=mechanisms.Hyperparameters(
       short={"width": 4},
       long={"width": 32},
       timed=lambda length: {"width": min(256, length)},

@@ -1,10 +1,10 @@
-"""Each mechanism as its paper defines it: naive, in float64 NumPy.
+"""The mechanisms as their papers define them: naive, in float64 NumPy.
 
 `attention.definitions.performer_attention` has the name and the arguments of
-`attention.performer_attention`, less those that say how it is computed, and
-dropout. It takes what `np.asarray` takes and returns float64. Each is written to
-be read beside the paper, T×S and all. The fast functions are held to these, and
-share nothing with them. `recurrent` has the recurrences.
+`attention.performer_attention`, without dropout and the arguments that only affect the
+computation. It accepts what `np.asarray` accepts and returns float64. Each definition
+follows its paper and may use T×S memory. The fast functions are tested against the
+definitions and share no code with them. `recurrent` has the recurrences.
 """
 
 from attention.definitions.additive import additive_attention

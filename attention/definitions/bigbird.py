@@ -13,10 +13,10 @@ from attention.definitions.dense import dense_attention
 def attended_blocks(
   length: int, block_size: int, random_blocks: ArrayLike
 ) -> Bool[np.ndarray, "N T S"]:
-  """The pairs of A(t): is the block of s one that the block of t attends to.
+  """The pairs (t, s) with s in A(t): the block of t attends to the block of s.
 
     A(t) = {s : b(s) ∈ {0, L, b(t)−1, b(t), b(t)+1} ∪ random_blocks[b(t)−1]}
-    A(t) = all s                                        where b(t) ∈ {0, L}
+    A(t) = all s                                        if b(t) ∈ {0, L}
 
   with b(t) = t // block_size and L = b(T−1).
   """
@@ -46,13 +46,13 @@ def bigbird_attention(
     out[t] = Σ_{s∈A(t)} softmax_{s∈A(t)}(scale · q_t · k_s) v_s
 
   with the A(t) of `attended_blocks`. It is one softmax over the union: a block
-  that is listed twice, near or global as well counts once.
+  that is listed twice, or is also near or global, counts once.
 
   Args:
-    block_size: C; the last block holds the positions that are left.
+    block_size: C; the last block has the remaining positions.
     random_blocks: `[N, max(L−1, 0), R]`, the random blocks of every block
-      between the first and the last; a number outside [0, L], such as −1, names
-      no block.
+      between the first and the last; a number outside [0, L], such as −1, stands
+      for no block.
     **options: as `dense_attention`; is_causal must be False.
 
   Paper: Big Bird, section 2 and appendix D, arXiv:2007.14062.

@@ -1,4 +1,4 @@
-"""DeltaProduct by definition: R corrections of a state at each position."""
+"""DeltaProduct by definition: R delta-rule updates of a state at each position."""
 
 from typing import Any
 
@@ -65,9 +65,9 @@ def delta_product(
   num_householder: int = 2,
   **call: Any,
 ) -> Result:
-  """Gated DeltaProduct: the last of R keys is the caller's, the others are read.
+  """Gated DeltaProduct: the last of R keys is `key`, the others come from `inputs`.
 
-  Values of another width than V are those of the last correction alone. Paper:
+  Values of a width other than V are used only in the last update. Paper:
   arXiv:2502.10297, section 3.
   """
 

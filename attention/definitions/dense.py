@@ -40,16 +40,16 @@ def dense_attention(
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
     is_causal: query t sees keys s ≤ t.
     scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     bias: broadcastable to `[B, N, T, S]`.
     relative_bias: b, `[N, 2L+1]` (T5, ALiBi).
-    relative_keys: a, `[2L+1, H]` (Shaw) or, one for each head, `[N, 2L+1, H]`
-      (Transformer-XL); its L may be another.
-    sinks: `[N]`, a logit for each head in the sum of the softmax alone.
+    relative_keys: a, `[2L+1, H]` (Shaw) or, per head, `[N, 2L+1, H]`
+      (Transformer-XL); its L may differ.
+    sinks: `[N]`, one logit per head that only adds to the sum of the softmax.
     logits_soft_cap: c; scale · q · k becomes c · tanh(scale · q · k / c).
-    log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls;
-      positions that a mask of one row hides forget nothing.
+    log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls; it is 0
+      at positions that a key mask excludes.
     score_mod: `(score, b, n, t, s) -> score`.
     mask_mod: `(b, n, t, s) -> bool`.
 
@@ -83,15 +83,15 @@ def dense_attention(
   b_table, a_table = shared.as_float64(relative_bias, relative_keys)
   a_table = np.broadcast_to(a_table, (num_heads, *a_table.shape[-2:]))
   sinks = np.broadcast_to(-np.inf if sinks is None else sinks, num_heads)
-  forgotten = np.zeros((batch, max(visible.shape[2:]), num_heads))
+  cum_log_forget = np.zeros((batch, max(visible.shape[2:]), num_heads))
   if log_forget is not None:
     if not is_causal:
       raise ValueError("is_causal: expected True with log_forget, got False")
     (forget,) = shared.as_float64(log_forget)
     if mask is not None and np.shape(mask)[2] == 1:
-      # All queries miss the same positions.
+      # The mask is the same for all queries.
       forget = np.where(np.asarray(mask)[:, :, 0].swapaxes(1, 2), forget, 0.0)
-    forgotten = np.cumsum(forget, axis=1)
+    cum_log_forget = np.cumsum(forget, axis=1)
 
   def weights(b, n, t, s):
     logits = scale * key[b, s, n] @ query[b, t, n]
@@ -102,7 +102,7 @@ def dense_attention(
     if score_mod is not None:
       logits = np.asarray(score_mod(logits, b, n, t, s), np.float64)
     logits = logits + bias[b, n, t, s]
-    logits += forgotten[b, t, n] - forgotten[b, s, n]
+    logits += cum_log_forget[b, t, n] - cum_log_forget[b, s, n]
     return shared.softmax(logits, sinks[n])
 
   return shared.weighted_values(weights, value, visible)

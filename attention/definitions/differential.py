@@ -20,8 +20,8 @@ def differential_attention(
   """(softmax(scale · Q₁ K₁ᵀ) − λ softmax(scale · Q₂ K₂ᵀ)) V.
 
   Args:
-    query: Q₁ is its first half along H, Q₂ its second.
-    key: of two halves as well.
+    query: Q₁ and Q₂, concatenated along H.
+    key: K₁ and K₂, concatenated along H.
     value: `[B, S, K, V]`.
     weight: λ.
     **options: as `dense_attention`; scale None is 1/√(H/2).

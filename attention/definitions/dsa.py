@@ -10,17 +10,17 @@ from attention.definitions.dense import dense_attention
 
 
 def selected_keys(visible, index, top_k) -> tuple[np.ndarray, np.ndarray]:
-  """I `[B, T, S]`, −∞ for a key that is not visible, and which keys are selected.
+  """I `[B, T, S]`, −∞ for invisible keys, and a mask of the selected keys.
 
   I[t, s] = Σ_i w_ti · relu(q_ti · k_s)
   """
   query, key, weight = shared.as_float64(*index)
-  # A position that a mask hides may hold anything.
+  # Masked positions may have any content.
   key = np.where(visible.any((1, 2))[..., None], key, 0.0)
   products = np.maximum(np.einsum("btid,bsd->btis", query, key), 0.0)
   scores = np.einsum("bti,btis->bts", weight, products)
   scores = np.where(visible[:, 0], scores, -np.inf)
-  # The first of equal scores.
+  # A stable sort prefers the first of equal scores.
   order = np.argsort(-scores, axis=-1, kind="stable")
   selected = np.zeros(scores.shape, bool)
   np.put_along_axis(selected, order[..., :top_k], True, axis=-1)
@@ -46,9 +46,9 @@ def dsa_attention(
     index_query: q, `[B, T, I, D]`.
     index_key: k, `[B, S, D]`.
     index_weight: w, `[B, T, I]`.
-    top_k: keys of a query; of equal scores, the earlier one.
+    top_k: number of keys per query; of equal scores, the earlier one is taken.
     scale: factor of the logits; None is 1/√H.
-    is_causal: whether a query sees no later key.
+    is_causal: whether query t sees only keys s ≤ t.
     **options: mask and segments.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.

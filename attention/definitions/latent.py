@@ -19,7 +19,7 @@ def latent_attention(
   value: ArrayLike | None = None,
   **options: Any,
 ) -> shared.Result:
-  """Dense attention to keys and values that are made of the latent numbers.
+  """Dense attention to keys and values that are projected from latent vectors.
 
     k[s, n] = [c_s · W_K[n]; r_s]        v[s, n] = c_s · W_V[n]
 
@@ -29,7 +29,7 @@ def latent_attention(
     key_kernel: W_K, `[R, N, C]`.
     value_kernel: W_V, `[R, N, V]`.
     shared_key: r, `[B, S, P]`, the same for all heads; None is P = 0.
-    value: `[B, S, K, V]`, in place of v; query head n reads head n // (N/K).
+    value: `[B, S, K, V]`, replaces v; query head n reads head n // (N/K).
     **options: as `dense_attention`.
 
   Paper: DeepSeek-V2, section 2.1, equations 9 to 19, arXiv:2405.04434.
@@ -37,7 +37,7 @@ def latent_attention(
   c, W_K, W_V = shared.as_float64(latent, key_kernel, value_kernel)
   r = np.zeros((*c.shape[:2], 0)) if shared_key is None else shared_key
   r = np.repeat(np.asarray(r, np.float64)[:, :, None], W_K.shape[1], axis=2)
-  # A position that a mask hides may hold anything.
+  # Masked positions may have any content.
   with np.errstate(all="ignore"):
     key = np.concatenate([np.einsum("BSR,RNC->BSNC", c, W_K), r], axis=-1)
     values = np.einsum("BSR,RNV->BSNV", c, W_V)

@@ -15,7 +15,7 @@ def elu_plus_one(x: np.ndarray) -> np.ndarray:
 
 
 def hedgehog_features(x: np.ndarray) -> np.ndarray:
-  """[softmax(x), softmax(−x)], Hedgehog's map of an x that is projected."""
+  """[softmax(x), softmax(−x)], Hedgehog's map of a projected x."""
   return np.concatenate([shared.softmax(x), shared.softmax(-x)], axis=-1)
 
 
@@ -33,8 +33,8 @@ def linear_attention(
     out[t] = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s)        over the visible s
 
   Args:
-    feature_map: φ, from `[..., H]` to `[..., M]`, nothing below 0.
-    scale: None is φ(x), as in the paper; else φ(√scale · x).
+    feature_map: φ ≥ 0, from `[..., H]` to `[..., M]`.
+    scale: None means φ(x), as in the paper; else φ(√scale · x).
     **options: mask and is_causal as in `dense_attention`.
 
   Paper: Transformers are RNNs, equations 5 and 9, arXiv:2006.16236.
@@ -42,7 +42,7 @@ def linear_attention(
   query, key, value = shared.as_float64(query, key, value)
   root = 1.0 if scale is None else np.sqrt(np.asarray(scale))
   visible = shared.visible_pairs(query, key, **options)
-  # All features are computed, also of keys that no query sees: no NaN there.
+  # Features of masked keys are computed too, so NaN must be removed.
   key = shared.zero_hidden(key, np.any(visible, axis=(1, 2)))
   queries, keys = shared.as_float64(
     feature_map(root * query), feature_map(root * key)

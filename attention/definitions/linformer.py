@@ -22,14 +22,13 @@ def linformer_attention(
 
     out = softmax(scale · Q (Eᵀ K)ᵀ) (Fᵀ V)
 
-  Masked keys and values are zero before they are mixed. An input of S
-  positions uses the first S rows of E and F. An example whose keys are all
-  masked gives zeros.
+  Masked keys and values are set to zero before the mixing. An input of S positions
+  uses the first S rows of E and F. If all keys of an example are masked, its results
+  are zeros.
 
   Args:
-    key_projection: E, `[S', R]`, or `[K, S', R]` with one for each key head;
-      S' ≥ S.
-    value_projection: F, of the same form; None is E.
+    key_projection: E, `[S', R]`, or `[K, S', R]` with one per key head; S' ≥ S.
+    value_projection: F, with the same shape; None is E.
     mask: key mask, broadcastable to `[B, 1, 1, S]`.
     is_causal: must be False: each of the R rows mixes all positions.
     scale: factor of the logits; None is 1/√H.

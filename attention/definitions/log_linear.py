@@ -1,4 +1,4 @@
-"""Log-linear attention, pair by pair: a scale for the level of each pair."""
+"""Log-linear attention by definition: a state and a scale for each level."""
 
 from typing import Any
 
@@ -26,10 +26,10 @@ def log_linear_attention(
 
     out_t = scale · Σ_l scales_tl (S_t^l)ᵀ q_t
 
-  S^0 is of t alone. After it, the states of the levels 0, 1, … that are not empty,
-  up to the first that is, become that one: a binary counter. Hidden positions are
-  skipped and give zeros. A state is the S of levels 1, 2, … `[B, N, L-1, H, V]` and
-  how many positions they are of, `[B]`. Other arguments: as `delta_rule_attention`.
+  S^0 has only position t. After the position, the states of levels 0, 1, … below the
+  first empty level are merged into that level, as in a binary counter. Masked positions
+  are skipped and give zeros. The state is S of levels 1, 2, … `[B, N, L-1, H, V]` and
+  the number of their positions, `[B]`. Other arguments: as in `delta_rule_attention`.
 
   Paper: arXiv:2506.04761, section 3.
   """
@@ -59,7 +59,7 @@ def log_linear_attention(
       read = np.einsum("lhv,h->lv", own, query[b, t, n])
       out[b, t, n] = scale * scales[b, t, n] @ read
       counts[at] += 1
-      # The lowest digit of the count; older ones than all levels are at the last.
+      # The lowest set bit of the count; the last level takes all older positions.
       level = int(counts[at] & -counts[at]).bit_length()
       level = min(level, scales.shape[3] - 1)
       own[level] += own[:level].sum(axis=0)
@@ -73,9 +73,10 @@ def log_linear_attention(
 def log_linear(
   query: ArrayLike, key: ArrayLike, value: ArrayLike, **rest: Any
 ) -> Result:
-  """Log-linear Mamba-2: scales are softplus(a ∘ (inputs · W)).
+  """Log-linear Mamba-2, with the scales softplus(a ∘ (inputs · W)).
 
-  W is `level_kernel` `[F, N, L]`, a `level_gain` `[N, L]`. The rest is `mamba2`.
+  W is `level_kernel` `[F, N, L]`, a is `level_gain` `[N, L]`. All else is as in
+  `mamba2`.
   """
   weights = rest.pop("level_kernel"), np.zeros(1)
   raw = recurrent.linear(rest["inputs"], *weights, call=rest)

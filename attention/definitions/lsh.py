@@ -1,4 +1,4 @@
-"""LSH attention (Reformer, Kitaev 2020), from its visible sets."""
+"""LSH attention (Reformer, Kitaev et al., 2020), with explicit visible sets."""
 
 from typing import Any
 
@@ -18,15 +18,15 @@ def lsh_visible_sets(
   chunk_size: int,
   is_causal: bool,
 ) -> Bool[np.ndarray, "T S"]:
-  r"""P_i of one example and head, as row i, for each of its T positions i.
+  r"""The visible sets P_i of one example and head, as rows of a matrix.
 
     h_r(j) = argmax [q_j R_r; −q_j R_r],        P_i = ∪_r P_i^(r) \ {i}
 
-  Round r sorts the tokens by (bucket, position) and cuts them into chunks of
-  C. P_i^(r) are the tokens of i's bucket in i's chunk or in the one before it.
-  Causal, they are the last C tokens of i's bucket up to i, i included. A token
-  that sees no other sees itself, and a masked one sees nothing. Tokens of
-  different segments never share a bucket.
+  Round r sorts the tokens by (bucket, position) and splits them into chunks of C.
+  P_i^(r) has the tokens of i's bucket in i's chunk or in the previous one. In causal
+  calls it has the last C tokens of i's bucket up to and including i. A token that sees
+  no other token sees itself, and a masked token sees nothing. Tokens of different
+  segments never share a bucket.
   """
   length = len(vectors)
   sets = np.zeros((length, length), bool)
@@ -41,7 +41,7 @@ def lsh_visible_sets(
       rank = (alike & past).sum(axis=-1)
       near = past & (rank[:, None] - rank < chunk_size)
     else:
-      # Masked tokens come last.
+      # Masked tokens are sorted to the end.
       in_order = np.lexsort((bucket, segments, ~unmasked))
       chunk = np.argsort(in_order) // chunk_size
       near = np.isin(chunk[:, None] - chunk, (0, 1))
@@ -62,7 +62,7 @@ def lsh_attention(
   key_segment_ids: ArrayLike | None = None,
   **options: Any,
 ) -> shared.Result:
-  """Every token attends to near ones of its own bucket, over several hashes.
+  """Every token attends to near tokens of its own bucket, over several hash rounds.
 
     out_i = Σ_{j∈P_i} softmax_{j∈P_i}(scale · q_i·k_j) v_j
     k_j = q_j / |q_j|,  0 for q_j = 0
@@ -70,18 +70,18 @@ def lsh_attention(
   with the P_i of `lsh_visible_sets`.
 
   Args:
-    query: `[B, T, N, H]`, queries and, normalised, keys.
+    query: `[B, T, N, H]`, the queries and, after normalisation, the keys.
     value: `[B, T, K, V]`.
-    rotations: `[rounds, H, buckets/2]`; a last axis of 0 is one bucket.
+    rotations: `[rounds, H, buckets/2]`; a last axis of 0 means one bucket.
     chunk_size: C.
     mask: token mask, broadcastable to `[B, 1, 1, T]`.
-    is_causal: token i sees j ≤ i only.
-    key_segment_ids: `[B, T]`; a token sees those of its own segment only.
-    **options: scale, and query_segment_ids, the same once more; a token whose
+    is_causal: token i sees only j ≤ i.
+    key_segment_ids: `[B, T]`; a token sees only its own segment.
+    **options: scale, and query_segment_ids, equal to key_segment_ids; a token whose
       two ids differ sees nothing.
 
-  Departs from the paper in the causal form, whose distance is counted inside
-  the bucket, and in that the first chunk does not look back on the last.
+  Departs from the paper: the causal form counts distances inside the bucket, and the
+  first chunk does not attend to the last one.
 
   Paper: Reformer, section 2, arXiv:2001.04451.
   """

@@ -1,4 +1,4 @@
-"""Mamba-3 by definition: position by position, with what was before it."""
+"""Mamba-3 by definition, position by position."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def mamba3(
   rotary_fraction: float = 0.5,
   **call: Any,
 ) -> Result:
-  """Mamba-3 (SISO), with the parameters of `attention.mamba3` among `call`.
+  """Mamba-3 (SISO); `call` includes the parameters of `attention.mamba3`.
 
   Paper: arXiv:2603.15569, sections 3.1 and 3.2.
   """
@@ -40,7 +40,7 @@ def mamba3(
   step = np.logaddexp(0.0, read(w) + b)
   decay = np.exp(-step * np.maximum(np.logaddexp(0.0, read(a)), 1e-4))
   mix = recurrent.sigmoid(read(m))
-  turn = np.pi * np.tanh(read(phi))[:, :, None] * step[..., None]
+  rotation = np.pi * np.tanh(read(phi))[:, :, None] * step[..., None]
   query = np.asarray(query, np.float64) + query_bias
   key, value = (
     shared.repeat_heads(recurrent.seen(x, call), num_heads)
@@ -53,26 +53,26 @@ def mamba3(
   out = np.zeros((batch, length, num_heads, value.shape[3]))
   for i, n in np.ndindex(batch, num_heads):
     state = np.zeros((head_dim, value.shape[3]))
-    written, angle = np.zeros_like(state), np.zeros(phi.shape[1])
+    update, angle = np.zeros_like(state), np.zeros(phi.shape[1])
     for t in range(length):
       if t and ids is not None and ids[i, t] != ids[i, t - 1]:
-        state, written = 0.0 * state, 0.0 * state
+        state, update = 0.0 * state, 0.0 * state
       if kept[i, t]:
-        angle = angle + turn[i, t, n]
-        before, written = (
-          written,
-          np.outer(_turned(key[i, t, n], angle), value[i, t, n]),
+        angle = angle + rotation[i, t, n]
+        previous, update = (
+          update,
+          np.outer(_rotated(key[i, t, n], angle), value[i, t, n]),
         )
         d = step[i, t, n]
-        state = decay[i, t, n] * (state + (1 - mix[i, t, n]) * d * before)
-        state = state + mix[i, t, n] * d * written
-      read_out = state.T @ _turned(query[i, t, n], angle)
+        state = decay[i, t, n] * (state + (1 - mix[i, t, n]) * d * previous)
+        state = state + mix[i, t, n] * d * update
+      read_out = state.T @ _rotated(query[i, t, n], angle)
       out[i, t, n] = scale * read_out + skip[n] * value[i, t, n]
   return out * same[:, :, None, None]
 
 
-def _turned(x, angle):
-  """`x` as complex numbers of neighbouring pairs, the first times e^(i·angle)."""
+def _rotated(x, angle):
+  """Rotates the first neighbouring pairs of `x`, as complex numbers, by `angle`."""
   size = 2 * len(angle)
   z = (x[:size:2] + 1j * x[1:size:2]) * np.exp(1j * angle)
   return np.concatenate([np.stack([z.real, z.imag], -1).ravel(), x[size:]])

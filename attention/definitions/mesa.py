@@ -1,4 +1,4 @@
-"""MesaNet, position by position: a linear system is solved exactly for each query."""
+"""MesaNet, position by position, with an exact linear solve for each query."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ def mesa_attention(
   return_state: bool = False,
   **options: Any,
 ) -> Result | tuple[Result, Float64[np.ndarray, "B N H X"]]:
-  """The ridge regression from keys to values, of weights that decay.
+  """Ridge regression from keys to values, with decaying weights.
 
     S_kk ← e^g_t S_kk + β_t k_t k_tᵀ        S_kv ← e^g_t S_kv + β_t k_t v_tᵀ
     out_t = scale · S_kvᵀ (S_kk + diag(λ))⁻¹ q_t
 
   with λ = `regularizer` `[N, H]`. `scale` None is 1; states are [S_kk, S_kv]
-  `[B, N, H, H+V]`. Other arguments: as `delta_rule_attention`.
+  `[B, N, H, H+V]`. Other arguments: as in `delta_rule_attention`.
 
   Paper: arXiv:2506.05233.
   """
@@ -55,8 +55,8 @@ def mesa_attention(
       own[:] = 0.0
     if seen[b, t]:
       k, v = key[b, t, n], value[b, t, n]
-      written = beta[b, t, n] * np.outer(k, np.concatenate([k, v]))
-      own[:] = np.exp(g[b, t, n]) * own + written
+      update = beta[b, t, n] * np.outer(k, np.concatenate([k, v]))
+      own[:] = np.exp(g[b, t, n]) * own + update
     s_kk, s_kv = own[:, :head_dim], own[:, head_dim:]
     x = np.linalg.solve(s_kk + np.diag(ridge[n]), query[b, t, n])
     if seen[b, t] or num_segments is None:
@@ -68,9 +68,9 @@ def mesa_attention(
 def mesa(query: ArrayLike, key: ArrayLike, value: Any, **rest: Any) -> Result:
   """MesaNet: β = σ(inputs · W_β + b_β) and e^g = σ(inputs · W_g + b_g).
 
-  `inputs` `[B, T, F]`, W_β is `rate_kernel` `[F, N]`, W_g `decay_kernel`, biases are
-  `[N]`, and λ = `min_regularizer` + softplus(`regularizer`). Queries and keys have
-  length 1. Paper: arXiv:2506.05233, section 4; the other arguments are its call.
+  `inputs` is `[B, T, F]`, W_β is `rate_kernel` `[F, N]`, W_g is `decay_kernel`, biases
+  are `[N]`, and λ = `min_regularizer` + softplus(`regularizer`). Queries and keys are
+  normalised to length 1. Paper: arXiv:2506.05233, section 4.
   """
   names = ("inputs", "decay_kernel", "decay_bias", "rate_kernel", "rate_bias")
   inputs, *weights = (rest.pop(name) for name in names)

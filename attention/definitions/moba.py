@@ -18,10 +18,11 @@ def moba_attention(
   is_causal: bool = True,
   scale: float | ArrayLike | None = None,
 ) -> Result:
-  """A query attends to its own block and the top_k − 1 past ones of best mean.
+  """A query attends to its own block and to the top_k − 1 best earlier blocks.
 
-  Of equal blocks the earlier is taken. Hidden keys have no part in a mean. Paper:
-  arXiv:2502.13189, section 2.2.
+  The score of a block is the product of the query with the mean of its keys, without
+  masked keys. Of equal blocks the earlier one is taken. Paper: arXiv:2502.13189,
+  section 2.2.
   """
   if not is_causal:
     raise ValueError("is_causal: expected True, got False")

@@ -18,12 +18,12 @@ def multiplicative_attention(
   scale: float | ArrayLike | None = None,
   **options: Any,
 ) -> shared.Result:
-  """Scores are products, with a trained matrix between: softmax(Q W Kᵀ) V.
+  """Bilinear scores with a trained matrix: softmax(Q W Kᵀ) V.
 
     dot      score(t, s) = q_t · k_s                 kernel None
     general  score(t, s) = q_t · W_n k_s             kernel W
 
-  This is `dense_attention` with the queries W_nᵀ q_t and the scale 1.
+  This equals `dense_attention` with the queries W_nᵀ q_t and the scale 1.
 
   Args:
     kernel: W, `[N, H, H]`, query features first.

@@ -23,7 +23,7 @@ def nsa_attention(
   is_causal: bool = True,
   scale: float | ArrayLike | None = None,
 ) -> Result:
-  """Compressed, selected and near keys, with a gate for each of the three.
+  """Compressed, selected and near keys, with one gate for each of the three.
 
   Paper: arXiv:2502.11089, equations 5 to 11.
   """

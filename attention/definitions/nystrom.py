@@ -13,7 +13,7 @@ def iterated_inverse(
 
   Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞),    Z ← ¼ Z (13 I − A Z (15 I − A Z (7 I − A Z)))
 
-  with `norm` in place of ‖A‖₁ where it is given.
+  where `norm`, if given, replaces ‖A‖₁.
   """
   A, eye = matrix, np.eye(len(matrix))
   largest = np.linalg.norm(A, 1) if norm is None else norm
@@ -25,9 +25,9 @@ def iterated_inverse(
 
 
 def landmark_runs(tokens: np.ndarray, num_landmarks: int) -> list[np.ndarray]:
-  """Cuts n tokens into L runs: the token of rank r is in run floor(r·L/n).
+  """Splits n tokens into L runs: the token of rank r is in run floor(r·L/n).
 
-  Runs without a token, of which there are some where L > n, are left out.
+  Empty runs, which exist if L > n, are left out.
   """
   run = np.arange(len(tokens)) * num_landmarks // max(len(tokens), 1)
   return [tokens[run == i] for i in np.unique(run)]
@@ -45,21 +45,21 @@ def nystrom_attention(
   is_causal: bool = False,
   scale: float | ArrayLike | None = None,
 ) -> shared.Result:
-  """Queries meet keys through landmarks, the means Q̃ and K̃ of runs of tokens.
+  """Attention through landmarks, the means Q̃ and K̃ of runs of tokens.
 
     F = softmax(scale · Q K̃ᵀ),  A = softmax(scale · Q̃ K̃ᵀ)
     B = softmax(scale · Q̃ Kᵀ),  out = F · A⁺ · (B V)
 
-  with the A⁺ of `iterated_inverse` and the runs of `landmark_runs`. Masked
-  tokens are in no run and not among the keys of B. A masked query still has its
-  row of F; an example whose tokens are all masked gives zeros.
+  with the A⁺ of `iterated_inverse` and the runs of `landmark_runs`. Masked tokens are
+  excluded from the runs and from the keys of B. A masked query still has its row of F.
+  If all tokens of an example are masked, its results are zeros.
 
   Args:
     num_landmarks: L.
-    pinv_iterations: steps of the iteration for A⁺.
-    shared_start: all of them start by the largest ‖A‖₁ in the batch.
+    pinv_iterations: number of iterations for A⁺.
+    shared_start: whether all matrices start with the largest ‖A‖₁ in the batch.
     mask: key mask, broadcastable to `[B, 1, 1, S]`.
-    is_causal: must be False: a landmark is a mean over both sides.
+    is_causal: must be False, because landmarks include later tokens.
     scale: factor of the logits; None is 1/√H.
 
   Paper: Nyströmformer, sections 3.2 and 3.3, arXiv:2102.03902.
@@ -94,11 +94,11 @@ def nystrom_attention(
 def depthwise_convolution(
   value: ArrayLike, kernel: ArrayLike, *, mask: ArrayLike | None = None
 ) -> shared.Result:
-  """What the paper's code adds to the output: values filtered along the length.
+  """The convolution of values along the length that the paper's code adds.
 
     out[t] = Σ_j kernel[j, n] · v_{t + j − ⌊R/2⌋}        over visible positions
 
-  with `kernel` `[R, N]`, R odd, one filter for each query head.
+  with `kernel` `[R, N]`, R odd, one filter per query head.
   """
   value, kernel = shared.as_float64(value, kernel)
   size, num_heads = kernel.shape

@@ -20,7 +20,7 @@ def path_attention(
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
 ) -> shared.Result:
-  """Softmax attention to keys that the positions behind them have turned.
+  """Softmax attention to keys transformed by the Householder products after them.
 
     score_ts = scale · q_tᵀ H_t H_{t−1} ⋯ H_{s+1} k_s + Σ_{s<u≤t} log f_u
     out_t = Σ_{s≤t} softmax_s(score_ts) v_s              H_j = I − β_j w_j w_jᵀ
@@ -32,10 +32,10 @@ def path_attention(
     householder: w, `[B, T, K, H]`.
     beta: β, `[B, T, K]`.
     log_forget: log f, `[B, T, N]`; None is 0.
-    mask: key mask `[B, 1, 1, T]`; a hidden position turns and forgets nothing.
+    mask: key mask `[B, 1, 1, T]`; masked positions have H = I and log f = 0.
     is_causal: must be True.
     scale: None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, T]`.
 
   Returns:
@@ -50,7 +50,7 @@ def path_attention(
   arrays = shared.as_float64(query, key, value, householder, beta, log_forget)
   batch, length, num_heads, head_dim = arrays[0].shape
   seen = shared.visible_tokens(mask, batch, length)
-  # A position that a mask hides may hold anything.
+  # Masked positions may have any content.
   query, (key, value, w, rate, forget) = (
     arrays[0],
     (shared.zero_hidden(x, seen) for x in arrays[1:]),

@@ -11,7 +11,7 @@ from attention.definitions import shared
 def log_random_features(
   x: ArrayLike, projection: ArrayLike, kernel: str
 ) -> np.ndarray:
-  """Log φ(x), from `[..., H]` to `[..., M]`, with ω_m the rows of `projection`.
+  """Log φ(x), from `[..., H]` to `[..., M]`, where ω_m are the rows of `projection`.
 
   'softmax'  φ_m(x) = exp(ω_m·x − |x|²/2) / √M
   'relu'     φ_m(x) = max(ω_m·x / √M, 0) + 0.001
@@ -35,7 +35,7 @@ def performer_attention(
   scale: float | ArrayLike | None = None,
   **options: Any,
 ) -> shared.Result:
-  """Softmax attention whose exponentials are estimated by random features.
+  """Softmax attention with exponentials estimated by random features.
 
     exp(scale · q·k) ≈ Σ_m φ_m(q̃) φ_m(k̃)                     x̃ = √scale · x
     out[t] = Σ_s φ(q̃_t)·φ(k̃_s) v_s / Σ_s φ(q̃_t)·φ(k̃_s)
@@ -43,10 +43,10 @@ def performer_attention(
   over the visible s, with the φ of `log_random_features`.
 
   Args:
-    projection: `[M, H]`, rows ω_m.
-    kernel: 'softmax', or 'relu', which is a kernel of its own and no estimate
-      of softmax.
-    scale: of the estimated logits; None is 1/√H.
+    projection: `[M, H]`, with rows ω_m.
+    kernel: 'softmax', or 'relu', a different kernel that does not approximate
+      softmax.
+    scale: factor of the estimated logits; None is 1/√H.
     **options: mask and is_causal as in `dense_attention`.
 
   Paper: Rethinking attention with Performers, section 2, arXiv:2009.14794.
@@ -54,15 +54,15 @@ def performer_attention(
   query, key, value = shared.as_float64(query, key, value)
   root = np.sqrt(shared.logit_scale(scale, query.shape[3]))
   visible = shared.visible_pairs(query, key, **options)
-  # All features are computed, also of keys that no query sees: no NaN there.
+  # Features of masked keys are computed too, so NaN must be removed.
   key = shared.zero_hidden(key, np.any(visible, axis=(1, 2)))
   log_queries = log_random_features(root * query, projection, kernel)
   log_keys = log_random_features(root * key, projection, kernel)
   log_keys = shared.repeat_heads(log_keys, query.shape[2])
 
   def weights(b, n, t, s):
-    # φ_m(q_t) φ_m(k_s) for all s and m. The softmax over both together divides
-    # by their sum, the normaliser, and does not leave the range of floats.
+    # φ_m(q_t) φ_m(k_s) for all s and m. A joint softmax over both divides by their
+    # sum, the normaliser, and stays in the range of floats.
     log_products = log_queries[b, t, n] + log_keys[b, s, n]
     products = shared.softmax(log_products.ravel()).reshape(log_products.shape)
     return products.sum(-1)

@@ -1,8 +1,8 @@
-"""Recurrences, position by position: the two rules, and mechanisms of them.
+"""Recurrences, position by position: the two rules, and the mechanisms.
 
-`gated_linear_attention` and `delta_rule_attention` are given decays and rates.
-The other functions have those of their papers, read from `inputs` `[B, T, F]`,
-and take as `**call` mask, is_causal, scale and both segment ids.
+`gated_linear_attention` and `delta_rule_attention` take decays and β as arguments. The
+other functions compute those of their papers from `inputs` `[B, T, F]`; their `**call`
+has mask, is_causal, scale and both segment ids.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ def gated_linear_attention(
   log_decay: ArrayLike,
   **options: Any,
 ) -> Result | WithState:
-  """A state that decays, to which every position adds.
+  """A decaying sum of outer products.
 
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ        out_t = scale · S_tᵀ q_t
 
-  with g = `log_decay`. Other arguments and results: as `delta_rule_attention`.
+  with g = `log_decay`. Other arguments and results: as in `delta_rule_attention`.
 
   Paper: arXiv:2312.06635, equation 3; arXiv:2307.08621, equation 6.
   """
@@ -57,35 +57,35 @@ def delta_rule_attention(
   num_segments: int | None = None,
   return_state: bool = False,
 ) -> Result | WithState:
-  """A state that replaces what it has for a key.
+  """The delta rule: a state update that replaces the value stored for a key.
 
     S' = diag(e^g_t) S_{t−1}
     S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ
     out_t = scale · S_tᵀ q_t
 
-  With an `erase_key` p, S_{t−1}ᵀ (b_t ∘ p_t) is in the place of S'ᵀ (b_t ∘ k_t).
+  With an `erase_key` p, S_{t−1}ᵀ (b_t ∘ p_t) replaces S'ᵀ (b_t ∘ k_t).
 
   Args:
     query: `[B, T, Q, H]`.
     key: `[B, T, K, H]`.
-    value: `[B, T, U, V]`; N is the most of Q, K and U.
-    beta: β, `[B, T, N]`; None is 1, and without an erase gate it replaces nothing.
+    value: `[B, T, U, V]`; N is the largest of Q, K and U.
+    beta: β, `[B, T, N]`; None is 1. Without β and `erase_gate` nothing is erased.
     log_decay: g, `[B, T, N]` or `[B, T, N, H]`; None is 0.
     erase_key: p, `[B, T, K, H]`, or None.
     erase_gate: b, `[B, T, N, H]`; None is 1.
     write_gate: w, `[B, T, N, V]`; None is 1.
-    normalize_keys: whether queries and keys are those of `unit`.
-    mask: broadcastable to `[B, 1, 1, T]`: a hidden position is skipped.
+    normalize_keys: whether queries and keys are normalised by `unit`.
+    mask: broadcastable to `[B, 1, 1, T]`; masked positions are skipped.
     is_causal: must be True.
     scale: None is 1/√H.
     initial_state: `[B, N, H, V]`; None is 0.
-    segment_ids: `[B, T]`: the state is 0 again where they change.
-    num_segments: G; each id from 0 to G−1 then has a state of its own, first and last,
-      `[B, G, N, H, V]`, and results at hidden positions are 0.
-    return_state: whether S_T is returned as well.
+    segment_ids: `[B, T]`; the state is reset to 0 where they change.
+    num_segments: G; each id from 0 to G−1 then has its own initial and final state,
+      `[B, G, N, H, V]`, and results at masked positions are 0.
+    return_state: whether S_T is also returned.
 
   Returns:
-    `[B, T, N, V]`; with `return_state` S_T as well.
+    `[B, T, N, V]`; with `return_state` also S_T.
 
   Paper: arXiv:2406.06484, equation 2; arXiv:2412.06464, equation 10;
   arXiv:2510.26692, equation 1; with `erase_key` arXiv:2506.02475, equation 9.
@@ -102,14 +102,14 @@ def delta_rule_attention(
     np.ones(1) if x is None else np.asarray(x, np.float64)
     for x in (erase_gate, write_gate, beta)
   )
-  p, value, written = p * b, value * w, key * rate[..., None]
+  p, value, write_key = p * b, value * w, key * rate[..., None]
   g = decays(log_decay, query)
 
   def update(state, at):
     decayed = np.exp(g[at])[:, None] * state
     read = decayed if erase_key is None else state
     error = value[at] - read.T @ p[at] if erases else value[at]
-    return decayed + np.outer(written[at], error)
+    return decayed + np.outer(write_key[at], error)
 
   return recurrence(
     update,
@@ -146,7 +146,7 @@ def recurrence(
   num_segments: int | None = None,
   return_state: bool = False,
 ) -> Result | WithState:
-  """Results of S ← `update(S, (b, t, n))`, read by the query, and the last S."""
+  """Runs S ← `update(S, (b, t, n))`; returns out = scale · Sᵀ q, and the last S."""
   query = np.asarray(query, np.float64)
   batch, length, num_heads, head_dim = query.shape
   options = mask, is_causal, segment_ids, num_segments
@@ -172,7 +172,7 @@ def first_state(
   shape: tuple[int, ...],
   num_segments: int | None,
 ) -> Float64[np.ndarray, "B G *A"]:
-  """A state `shape`, `[B, …]`, of each segment, or one without `num_segments`."""
+  """The initial state of `shape`, `[B, …]`, for each segment, by default one."""
   state = np.zeros((shape[0], num_segments or 1, *shape[1:]))
   if initial_state is not None:
     state += np.asarray(initial_state, np.float64).reshape(state.shape)
@@ -187,10 +187,10 @@ def starts(
   segment_ids: ArrayLike | None = None,
   num_segments: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Three arrays `[B, T]` that say who is where.
+  """Three arrays `[B, T]` that describe the positions.
 
-  Where segments but the first begin anew, which positions a mask leaves, and which state
-  is theirs: with `num_segments` that of their id, otherwise number 0.
+  They are: whether a segment other than the first starts, whether the position is
+  visible, and the number of its state: with `num_segments` its id, otherwise 0.
   """
   if not is_causal:
     raise ValueError("is_causal: expected True, got False")
@@ -225,8 +225,8 @@ def lightning(
 ) -> Result:
   """MiniMax-01: head n of N decays by exp(−2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)).
 
-  Paper: arXiv:2501.08313, section 2.2, for N a power of two. Of other N, heads beyond
-  the last power P have the slopes of 2P heads, every other one, as ALiBi's have.
+  Paper: arXiv:2501.08313, section 2.2, for N a power of two. For other N, heads beyond
+  the largest power of two P ≤ N have every other slope of 2P heads, as in ALiBi.
   """
   num_heads = np.shape(query)[2]
   power = 1 << (num_heads.bit_length() - 1)
@@ -254,7 +254,7 @@ def gated_linear(
   temperature: float = 16.0,
   **call: Any,
 ) -> Result:
-  """GLA: decays σ(inputs · W₁ W₂ + b)^(1/temperature) for each channel.
+  """GLA: decays σ(inputs · W₁ W₂ + b)^(1/temperature) per channel.
 
   W₁ is `gate_down` `[F, R]`, W₂ `gate_up` `[R, N, H]`, b `gate_bias` `[N, H]`.
   Paper: arXiv:2312.06635, section 4.4.
@@ -278,11 +278,11 @@ def mamba2(
   rule: Callable[..., Any] = delta_rule_attention,
   **call: Any,
 ) -> Result:
-  """SSD: what is written is Δ_t k_t v_tᵀ, and D v_t is added to the result.
+  """SSD: the state update is Δ_t k_t v_tᵀ, and D v_t is added to the result.
 
   Δ = softplus(inputs · `step_kernel` `[F, N]` + `step_bias` `[N]`), the decay is
   e^(−Δ e^log_rate) with `log_rate` `[N]`, D is `skip` `[N]`. `scale` None is 1.
-  `rule` is for the mechanism that builds on it.
+  `rule` is for log-linear attention, which builds on this function.
   Paper: arXiv:2405.21060, section 7; its C, B and x are query, key and value.
   """
   step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
@@ -291,9 +291,9 @@ def mamba2(
     shared.repeat_heads(seen(x, call), len(rate)) for x in (key, value)
   )
   call["scale"] = 1.0 if scale is None else scale
-  written = value * step[..., None]
+  scaled_value = value * step[..., None]
   decay = -np.exp(rate) * step
-  out = packed(rule, query, key, written, call, log_decay=decay)
+  out = packed(rule, query, key, scaled_value, call, log_decay=decay)
   return out + skip[:, None] * value
 
 
@@ -308,9 +308,9 @@ def delta(
   log_decay: ArrayLike | None = None,
   **call: Any,
 ) -> Result:
-  """DeltaNet: queries and keys of length 1, β = max_rate · σ(inputs · W_β).
+  """DeltaNet: queries and keys of unit length, β = max_rate · σ(inputs · W_β).
 
-  W_β is `rate_kernel` `[F, N]`; `log_decay` is for the mechanisms that build on it.
+  W_β is `rate_kernel` `[F, N]`; `log_decay` is for functions that build on this one.
   Paper: arXiv:2406.06484, section 3.3.
   """
   rates = linear(inputs, rate_kernel, np.zeros(()), call=call)
@@ -331,7 +331,7 @@ def gated_delta(
   log_rate: ArrayLike,
   **rest: Any,
 ) -> Result:
-  """Gated DeltaNet: as `delta`, with decays of heads as in `mamba2`.
+  """Gated DeltaNet: `delta` with decays per head as in `mamba2`.
 
   Paper: arXiv:2412.06464, equation 10.
   """
@@ -350,7 +350,7 @@ def kimi_delta(
   step_up: ArrayLike,
   **rest: Any,
 ) -> Result:
-  """Kimi Delta Attention: as `gated_delta`, with decays of channels.
+  """Kimi Delta Attention: `gated_delta` with decays per channel.
 
   Its `step_kernel` is `step_down` `[F, R]` times `step_up` `[R, N, H]`, and its
   `step_bias` is `[N, H]`. Paper: arXiv:2510.26692, section 4.
@@ -379,7 +379,7 @@ def comba(
 
     S_t = S_{t−1}(α_t − σ(a) β_t k_t k_tᵀ) + β_t v_t k_tᵀ        out = S_t (q_t − d k_t)
 
-  in the paper's letters, whose S is ours transposed. a is `feedback` `[N]`, d is
+  in the paper's notation, whose S is the transpose of ours. a is `feedback` `[N]`, d is
   `correction` `[N]`. Paper: arXiv:2506.02475, table 1, equations 9 and 10.
   """
   step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
@@ -416,8 +416,9 @@ def gated_delta_2(
 ) -> Result:
   """Gated DeltaNet-2: b = max_rate · σ(inputs · W_b) and w = σ(inputs · W_w).
 
-  W_b is `erase_kernel` `[F, N, H]`, W_w `write_kernel` `[F, N, V]`; values of another
-  width have the mean of w. Decays are those of `kimi_delta`. Paper: arXiv:2605.22791.
+  W_b is `erase_kernel` `[F, N, H]`, W_w is `write_kernel` `[F, N, V]`; values of a width
+  other than V use the mean of w. Decays are those of `kimi_delta`. Paper:
+  arXiv:2605.22791.
   """
   step = linear(inputs, step_down, step_up, step_bias, call=call)
   rate = np.exp(np.asarray(log_rate, np.float64))[:, None]
@@ -440,7 +441,7 @@ def gated_delta_2(
 def seen_positions(
   call: dict[str, Any], batch: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """`[B, T]`: what mask and segment ids leave, and where the two ids agree."""
+  """Two masks `[B, T]`: visible positions, and positions whose two ids agree."""
   same = np.ones((batch, length), bool)
   if call.get("query_segment_ids") is not None:
     same &= np.equal(call["query_segment_ids"], call["key_segment_ids"])
@@ -455,7 +456,7 @@ def packed(
   call: dict[str, Any],
   **gates: ArrayLike | None,
 ) -> Result:
-  """The recurrence; a position with two different segment ids is in neither."""
+  """Calls a recurrence; a position whose two segment ids differ is in neither segment."""
   kept, same = seen_positions(call, *np.shape(query)[:2])
   call = {**call, **gates}
   call.pop("query_segment_ids", None)
@@ -471,7 +472,7 @@ def sigmoid(x: ArrayLike) -> np.ndarray:
 
 
 def seen(x: ArrayLike, call: dict[str, Any]) -> np.ndarray:
-  """`x` in float64, 0 at positions that are hidden, even if it is NaN there."""
+  """`x` in float64, set to 0 at masked positions, even if it is NaN there."""
   x = np.asarray(x, np.float64)
   return shared.zero_hidden(x, seen_positions(call, *x.shape[:2])[0])
 
@@ -479,7 +480,7 @@ def seen(x: ArrayLike, call: dict[str, Any]) -> np.ndarray:
 def linear(
   inputs: ArrayLike, *weights: Any, call: dict[str, Any]
 ) -> np.ndarray:
-  """X W₁ … + b, for the weights W₁, …, b."""
+  """Computes x W₁ … + b, for the weights W₁, …, b."""
   *kernels, bias = shared.as_float64(*weights)
   x = seen(inputs, call)
   for kernel in kernels:
@@ -488,6 +489,6 @@ def linear(
 
 
 def unit(x: ArrayLike) -> np.ndarray:
-  """Vectors of length 1, up to the 10⁻⁶ that keeps zeros."""
+  """Normalises vectors to length 1, up to 10⁻⁶, which keeps zeros."""
   x = np.asarray(x, np.float64)
   return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)

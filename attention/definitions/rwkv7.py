@@ -22,8 +22,8 @@ def rwkv7_attention(
 ) -> Result | WithState:
   """S_t = diag(e^g_t) S_{t−1} + b_t (S_{t−1}ᵀ a_t)ᵀ + k_t v_tᵀ, out = scale · Sᵀ q.
 
-  g is `log_decay`, a `removal` and b `replacement`, each `[B, T, N, H]`; others as in
-  `delta_rule_attention`. Paper: arXiv:2503.14456, equation 17.
+  g is `log_decay`, a is `removal` and b is `replacement`, each `[B, T, N, H]`; other
+  arguments as in `delta_rule_attention`. Paper: arXiv:2503.14456, equation 17.
   """
   num_heads = np.shape(query)[2]
   g, a, b = shared.as_float64(log_decay, removal, replacement)
@@ -33,8 +33,8 @@ def rwkv7_attention(
   )
 
   def update(state, at):
-    moved = np.outer(b[at], state.T @ a[at]) + np.outer(key[at], value[at])
-    return np.exp(g[at])[:, None] * state + moved
+    change = np.outer(b[at], state.T @ a[at]) + np.outer(key[at], value[at])
+    return np.exp(g[at])[:, None] * state + change
 
   return recurrent.recurrence(update, query, value.shape[3], **options)
 
@@ -48,7 +48,7 @@ def rwkv7(
   scale: float | None = None,
   **call: Any,
 ) -> Result:
-  """RWKV-7's parameters, as `attention.rwkv7` names them, and its bonus.
+  """RWKV-7 with its bonus, and with the parameters of `attention.rwkv7`.
 
   Paper: arXiv:2503.14456, section 4.
   """

@@ -26,9 +26,9 @@ def selected_attention(
 
   Args:
     block_indices: `[B, T, G, M]`; query head n has the selection n // (N/G). A
-      number that no block has names none, and one that is there twice counts once.
-    block_size: keys of a block.
-    is_causal: whether a query sees no later key.
+      number out of range stands for no block, and a repeated block counts once.
+    block_size: number of keys per block.
+    is_causal: whether query t sees only keys s ≤ t.
     **options: as `dense_attention`.
 
   Papers: Native sparse attention, arXiv:2502.11089, section 3.3; MoBA,

@@ -1,4 +1,4 @@
-"""What definitions share: heads, who sees whom, one softmax, weighted values."""
+"""Functions that definitions share: heads, visible pairs, softmax, weighted values."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 Result = Float64[np.ndarray, "B T N V"]
-"""What a definition returns; zeros for a query that sees no key."""
+"""The result of a definition; zeros for a query that sees no key."""
 
 
 def as_float64(*arrays: ArrayLike) -> list[np.ndarray]:
@@ -29,9 +29,10 @@ def visible_pairs(
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
 ) -> Bool[np.ndarray, "B N T S"]:
-  """The pairs of query and key that options of `dense_attention` leave.
+  """The pairs of query and key that the options of `dense_attention` allow.
 
-  ValueError for a mask of another shape and for one of the two segment ids.
+  Raises:
+    ValueError: the mask has a wrong shape, or only one of the segment ids is given.
   """
   batch, length, num_heads, _ = np.shape(query)
   shape = batch, num_heads, length, np.shape(key)[1]
@@ -53,13 +54,13 @@ def visible_pairs(
 def visible_tokens(
   mask: ArrayLike | None, batch: int, length: int
 ) -> Bool[np.ndarray, "B S"]:
-  """The tokens that a key mask leaves; ValueError for a mask of other axes."""
+  """The tokens that a key mask allows; ValueError for a mask of another shape."""
   mask = np.asarray(True if mask is None else mask)
   return np.broadcast_to(mask, (batch, 1, 1, length))[:, 0, 0]
 
 
 def zero_hidden(x: np.ndarray, visible: np.ndarray) -> np.ndarray:
-  """`x` `[B, S, …]`, 0 where `visible` `[B, S]` is False, NaN or not."""
+  """`x` `[B, S, …]`, set to 0 where `visible` `[B, S]` is False, even if it is NaN."""
   return np.where(visible.reshape(*visible.shape, *[1] * (x.ndim - 2)), x, 0.0)
 
 
@@ -83,10 +84,10 @@ def softmax(
 ) -> np.ndarray:
   """exp(x_s) / (exp(sink) + Σ_r exp(x_r)) along the last axis.
 
-  Zeros where all x are −∞, and nothing where there are none.
+  Zeros if all x are −∞; an empty axis is allowed.
   """
   largest = logits.max(-1, keepdims=True, initial=sink)
-  # The largest is subtracted, which changes nothing but the range of floats.
+  # Subtracting the largest logit avoids overflow and does not change the result.
   weights = np.exp(logits - np.where(largest == -np.inf, 0, largest))
   total = weights.sum(-1, keepdims=True)
   if sink > -np.inf:
@@ -99,9 +100,9 @@ def weighted_values(
   value: Float64[np.ndarray, "B S K V"],
   visible: Bool[np.ndarray, "B N T S"],
 ) -> Result:
-  """out[b, t, n] = Σ_s weights(b, n, t, s) v_s over the s that t may see.
+  """out[b, t, n] = Σ_s weights(b, n, t, s) v_s over the visible s.
 
-  `weights` gets all of these s at once, in order. The others are not read.
+  `weights` gets an array of all visible s, in order. Other positions are not read.
   """
   batch, num_heads, length, _ = visible.shape
   value = repeat_heads(value, num_heads)
@@ -115,6 +116,6 @@ def weighted_values(
 def at_distance(
   table: Float[np.ndarray, "D *A"], distance: np.ndarray
 ) -> np.ndarray:
-  """The entries for distances clipped to −L … L of a table of D = 2L+1."""
+  """Entries of a table of D = 2L+1 rows, for distances clipped to −L … L."""
   longest = len(table) // 2
   return table[longest + np.clip(distance, -longest, longest)]

@@ -1,4 +1,4 @@
-"""Longformer's sliding window (Beltagy 2020), as the paper defines it."""
+"""Longformer's sliding window (Beltagy et al., 2020), as the paper defines it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def attended_pairs(
 ) -> Bool[np.ndarray, "B N T S"]:
   """The pairs of A(t): in the window, or with a global query or a global key.
 
-  They are limited further by the `options` of `shared.visible_pairs`.
+  The `options` of `shared.visible_pairs` restrict them further.
   """
   batch, length, num_heads, _ = np.shape(query)
   left, right = (window, window) if isinstance(window, int) else window
@@ -40,7 +40,7 @@ def attended_pairs(
 
 
 def _spread(table: np.ndarray, spacing: np.ndarray) -> np.ndarray:
-  """A table by i, `[N, 2L+1, …]`, as one by the distance i · spacing_n."""
+  """Converts a table by i, `[N, 2L+1, …]`, to one by the distance i · spacing_n."""
   longest = table.shape[1] // 2
   distance = np.arange(-longest * spacing.max(), longest * spacing.max() + 1)
   rows = zip(table, distance // spacing[:, None], strict=True)
@@ -61,23 +61,23 @@ def sliding_window_attention(
   global_qkv: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
   **options: Any,
 ) -> shared.Result:
-  """Every query attends to the keys near it and to a few global ones.
+  """Every query attends to near keys and to a few global keys.
 
     out[t] = Σ_{s∈A(t)} softmax_{s∈A(t)}(scale · q_t · k_s) v_s
     A(t) = {t + i·dilation : −left ≤ i ≤ right} ∪ {s global}
     A(t) = all s                                        for a global t
 
-  It is one softmax over the union. A global query is read from `global_qkv`,
-  with the keys and values that it sees, where that is given.
+  It is one softmax over the union. If `global_qkv` is given, global queries and their
+  keys and values come from it.
 
   Args:
     window: w for left = right = w, or (left, right).
-    dilation: one int, or one for each of the N heads.
-    relative_bias: `[N, 2L+1]`, by the i of A(t).
-    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, by the i of A(t).
+    dilation: one int, or one per head.
+    relative_bias: `[N, 2L+1]`, indexed by the i of A(t).
+    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, indexed by the i of A(t).
     mask_mod: `(b, n, t, s) -> bool`.
-    global_indices: `[B, G]`; an index outside [0, T), such as −1, names no
-      token. Relative tables have no entry for global keys.
+    global_indices: `[B, G]`; an index outside [0, T), such as −1, stands for no
+      token. Relative tables have no entries for global keys.
     global_qkv: the paper's separate projections (query, key, value) for global
       queries.
     **options: as `dense_attention`.

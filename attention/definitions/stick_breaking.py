@@ -18,7 +18,7 @@ def stick_breaking_attention(
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
 ) -> shared.Result:
-  """Each key, from the nearest to the farthest, breaks off a share of what is left.
+  """Each key, from the nearest to the farthest, takes a share of the remaining weight.
 
     β_ts = σ(scale · q_t · k_s)
     out_t = Σ_{s<t} A_ts v_s        A_ts = β_ts · Π_{s<j<t} (1 − β_tj)
@@ -27,11 +27,11 @@ def stick_breaking_attention(
     query: as in `dense_attention`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    attend_current: whether the key of the query's own position comes first, s ≤ t.
-    mask: key mask `[B, 1, 1, T]`; a hidden key breaks nothing off.
+    attend_current: whether the key at the query's own position is included, s ≤ t.
+    mask: key mask `[B, 1, 1, T]`; masked keys take no weight.
     is_causal: must be True.
     scale: None is 1/√H.
-    query_segment_ids: `[B, T]`; a key of another segment breaks nothing off.
+    query_segment_ids: `[B, T]`; keys of another segment take no weight.
     key_segment_ids: `[B, T]`.
 
   Returns:
@@ -58,14 +58,13 @@ def stick_breaking_attention(
 
   def weights(b, n, t, s):
     logits = scale * key[b, s, n] @ query[b, t, n]
-    broken = np.exp(-np.logaddexp(0.0, -logits))
-    kept = np.exp(
-      -np.logaddexp(0.0, logits)
-    )  # 1 − β, also where β rounds to 1.
-    left, result = 1.0, np.zeros(len(s))
+    beta = np.exp(-np.logaddexp(0.0, -logits))
+    # 1 − β, accurate even if β rounds to 1.
+    one_minus_beta = np.exp(-np.logaddexp(0.0, logits))
+    remaining, result = 1.0, np.zeros(len(s))
     for i in reversed(range(len(s))):
-      result[i] = left * broken[i]
-      left *= kept[i]
+      result[i] = remaining * beta[i]
+      remaining *= one_minus_beta[i]
     return result
 
   return shared.weighted_values(weights, value, visible)

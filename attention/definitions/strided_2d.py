@@ -1,4 +1,4 @@
-"""Keys of every s-th row and column (CvT; Wu et al., 2021), as defined."""
+"""Keys of every s-th row and column (CvT; Wu et al., 2021), by definition."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ def strided_2d_attention(
     out[t] = Σ_{s∈A} softmax_{s∈A}(scale · q_t · k_s) v_s
 
   Args:
-    grid: (rows, columns) of the last positions, row after row; None is ⌈√T⌉
-      columns and as many rows as it takes, of which the last may be incomplete.
+    grid: (rows, columns) of the last positions, in row-major order; None means ⌈√T⌉
+      columns and as many rows as needed, the last of which may be incomplete.
     stride: s.
     **options: as `dense_attention`; is_causal must be False.
 

@@ -13,11 +13,11 @@ from attention.definitions.dense import dense_attention
 def axis_pairs(
   place: np.ndarray, size: int, window: int, shift: int
 ) -> tuple[np.ndarray, Bool[np.ndarray, "T S"], Bool[np.ndarray, "T S"]]:
-  """What one axis of a grid says of pairs of positions, given their `place` on it.
+  """Describes pairs of positions along one axis of a grid, given their `place` on it.
 
-  Padded from `size` to whole windows, it is rolled: y = (place − shift) mod padded.
-  Returns y_t − y_s; whether both are in one window; whether only the roll joins
-  them, which brings what was before `shift` to the end.
+  The axis is padded from `size` to whole windows and rolled: y = (place − shift) mod
+  padded. Returns y_t − y_s; whether both are in one window; and whether only the roll
+  joins them, which moves the positions before `shift` to the end.
   """
   padded = -(-size // window) * window
   y = (place - shift) % padded
@@ -43,18 +43,19 @@ def window_2d_attention(
     out[t] = Σ_{s∈A(t)} softmax_{s∈A(t)}(scale · q_t · k_s + b[i]) v_s
     i = (dy + w − 1) · (2w − 1) + (dx + w − 1)
 
-  A(t) are the keys of the window of t that not only the roll brings there, and
-  dy = y_t − y_s, dx = x_t − x_s, both by `axis_pairs`. Where the grid has at
-  most w rows or columns, the window has as many and nothing is shifted; b stays
-  the table of w.
+  A(t) has the keys of the window of t that are not joined by the roll alone, and dy =
+  y_t − y_s, dx = x_t − x_s, both from `axis_pairs`. If the grid has at most w rows or
+  columns, the side of the window is reduced to their number and there is no shift; b
+  stays the table of w.
 
   Args:
-    grid: (rows, columns) of the positions, row after row; None is ⌈√T⌉ columns
-      and as many rows as it takes, of which the last may be incomplete.
+    grid: (rows, columns) of the positions, in row-major order; None means ⌈√T⌉ columns
+      and as many rows as needed, the last of which may be incomplete.
     window: w, the side of a window.
     shift: s.
     relative_bias: b, `[(2w − 1)², N]`.
-    hidden_logit: added to what only the roll joins, which then is in A(t).
+    hidden_logit: includes pairs that only the roll joins in A(t), and is added to
+      their logits.
     **options: as `dense_attention`; is_causal must be False.
 
   Paper: Swin transformer, section 3.2, arXiv:2103.14030.

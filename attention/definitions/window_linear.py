@@ -1,4 +1,4 @@
-"""Window and linear attention under one normaliser, as LoLCATs defines it."""
+"""Window and linear attention with one normaliser, as LoLCATs defines it."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def window_linear_attention(
   scale: float | ArrayLike | None = None,
   **options: Any,
 ) -> shared.Result:
-  """Exponentials for the last W keys, products of features for those before.
+  """Exponentials for the last W keys, products of features for earlier keys.
 
     out[t] = Σ_s a[t, s] v_s / Σ_s a[t, s]
     a[t, s] = γ exp(scale · q_t·k_s − m_t)                     t − W < s ≤ t
@@ -35,7 +35,7 @@ def window_linear_attention(
     query_kernel: W_q, `[N, H, H]`.
     key_kernel: W_k, `[K, H, H]`.
     mix: `[N]`, the logit of γ.
-    window: W, the number of near keys, that of the query included.
+    window: W, the number of near keys, including the query's own position.
     is_causal: must be True.
     scale: factor of the near logits; None is 1/√H.
     **options: mask as in `dense_attention`.

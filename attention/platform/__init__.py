@@ -1,4 +1,4 @@
-"""What differs between CPU, GPU and TPU, and how arrays are laid out."""
+"""Differences between CPU, GPU and TPU, and the layout of arrays."""
 
 from attention.platform.backend import portable as portable
 from attention.platform.backend import tracing_for as tracing_for

@@ -1,34 +1,33 @@
-"""What is known of devices; no other module tells one kind from another.
+"""Properties of the kinds of devices.
 
-These facts are kept here.
-
-  tile_bytes      how many bytes of scores are worked on at once. A CPU takes
-                  one tile after another, the smallest whose products run at
-                  full rate, which is about the size of its cache. A GPU or TPU
-                  takes as many as the budget allows in one batched step,
+  tile_bytes      the memory budget of the scores in one step. A CPU takes one
+                  tile after another, the smallest whose products run at full
+                  rate, which is about the size of its cache. A GPU or TPU takes
+                  as many tiles as the budget allows in one batched step,
                   because a long loop of small steps would leave it idle. The
-                  number does not depend on T, so memory stays linear in T.
+                  budget does not depend on T, so memory stays linear in T.
 
-Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
-'bkqd,bkdh->bkqh' to its fast kernel and others to a slower one. Products of
-blocks have one of these forms wherever they can, on every device, since other
-devices do not mind.
+Products. XLA:CPU uses its fast kernel for batched products of the forms
+'bkqh,bkdh->bkqd' and 'bkqd,bkdh->bkqh', and a slower one for others. Products of
+blocks have one of these forms where possible, on every device; the form makes no
+difference on other devices.
 
-All are chosen while a program is traced, from the default device. A program
-that is traced on one kind of machine for another names the other one:
+The properties are read from the default device while a program is traced. To trace a
+program on one kind of machine for another, name the other one:
 
-    with platform.tracing_for("gpu"):
+    with attention.platform.tracing_for("gpu"):
       jax.jit(f).trace(...).lower(lowering_platforms=("cuda",))
 
-and one for several has a plan for each:
+A program for several platforms has a version for each:
 
-    jax.export.export(jax.jit(platform.portable(f)), platforms=("cpu", "cuda", "tpu"))
+    portable = attention.platform.portable(f)
+    jax.export.export(jax.jit(portable), platforms=("cpu", "cuda", "tpu"))
 
-A batch of `jax.export` that is a symbol is planned for the largest one that its scope
-allows, `symbolic_shape("b", constraints=["b <= 64"])`, and as on a CPU, a tile after
-the other, where it allows any.
+If the batch of `jax.export` is a symbol, the tiles suit the largest batch that its
+scope allows, as in `symbolic_shape("b", constraints=["b <= 64"])`. Without a limit,
+tiles are computed one after the other, as on a CPU.
 
-How the numbers were found is in benchmarks/README.md, "What made it fast".
+benchmarks/README.md, "What made it fast", describes how the numbers were found.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,18 +44,18 @@ import warnings
 import jax
 
 LEAST_ROWS = 512
-"""The fewest rows of a product that runs at its full rate."""
+"""The smallest number of rows with which a product runs at full rate."""
 
 
 DIAGONAL_ROWS = 64
-"""Rows of a product of which only some diagonals are wanted."""
+"""Rows of a product of which only some diagonals are needed."""
 
 
 class Profile(NamedTuple):
-  """One kind of device.
+  """The properties of one kind of device.
 
   Attributes:
-    tile_bytes: scores that are worked on at once; 0 is one tile.
+    tile_bytes: bytes of scores in one step; 0 means one tile.
   """
 
   tile_bytes: int
@@ -72,10 +71,10 @@ _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def tracing_for(name: str) -> Iterator[None]:
-  """What is traced inside is meant for 'cpu', 'gpu' or 'tpu'.
+  """A context in which functions are traced for 'cpu', 'gpu' or 'tpu'.
 
-  `jax.jit` keeps what it has traced by function: wrap a function anew to trace
-  it for another platform.
+  `jax.jit` caches traces by function: wrap the function again to trace it for another
+  platform.
   """
   if name not in ("cpu", "gpu", "tpu"):
     raise ValueError(f"name: expected 'cpu', 'gpu' or 'tpu', got {name!r}")
@@ -87,16 +86,16 @@ def tracing_for(name: str) -> Iterator[None]:
 
 
 def portable(function: Callable[..., Any]) -> Callable[..., Any]:
-  """`function` of arrays, traced for 'cpu', 'gpu' and 'tpu' into one program.
+  """Traces a function for 'cpu', 'gpu' and 'tpu' into one program.
 
-  `jax.lax.platform_dependent` takes the one of the platform that it is lowered for,
-  and so does a program of `jax.export` where it is called.
+  `jax.lax.platform_dependent` selects the version for the platform of lowering; a
+  program of `jax.export` selects it when it is called.
 
   Args:
-    function: `(*arrays) -> arrays`; pytrees of them as well.
+    function: `(*arrays) -> arrays`, also of pytrees.
 
   Returns:
-    The same function. It is traced three times as long, and compiled as before.
+    The same function. Tracing takes three times as long, compilation does not change.
   """
 
   def planned(name):
@@ -116,7 +115,7 @@ def portable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name() -> str:
-  """'cpu', 'gpu' or 'tpu': where the program being traced will run."""
+  """'cpu', 'gpu' or 'tpu': the platform for which the program is traced."""
   return _CHOSEN.get() or jax.default_backend()
 
 
@@ -126,7 +125,7 @@ def profile() -> Profile:
 
 
 def _affordable(num_bytes: int) -> int:
-  """How many things of so many bytes the budget allows; any number may be a symbol."""
+  """How many tiles of `num_bytes` bytes, possibly a symbol, fit into the budget."""
   if jax.export.is_symbolic_dim(num_bytes):
     num_bytes = next(x for x in _POWERS if is_at_most(num_bytes, x))
   return profile().tile_bytes // num_bytes
@@ -136,7 +135,7 @@ _POWERS = [2**i for i in range(65)]
 
 
 def is_at_most(size: Any, bound: int) -> bool:
-  """Whether a size is no larger than a bound, as far as a symbol tells."""
+  """Whether a size is certainly at most a bound; it may be a symbol."""
   try:
     return bound == _POWERS[-1] or size <= bound
   except jax.errors.InconclusiveDimensionOperation:
@@ -144,18 +143,18 @@ def is_at_most(size: Any, bound: int) -> bool:
 
 
 def tiles_per_step(tile_bytes: int, count: int) -> int:
-  """How many of `count` tiles of so many bytes each are one step.
+  """The number of tiles, of `tile_bytes` bytes each, in one step.
 
-  As many as the budget allows, and then as few as the same number of steps needs.
+  As many as the budget allows, reduced to what the same number of steps needs.
   """
   most = max(_affordable(tile_bytes), 1)
   return -(-count // -(-count // most))
 
 
 def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
-  """How many of `length` rows, each with so many bytes of scores, are a tile.
+  """The number of rows, with `row_bytes` bytes of scores each, in one tile.
 
-  At least `least`; None is `LEAST_ROWS`.
+  At least `least`, by default `LEAST_ROWS`, and at most `length`.
   """
   least = LEAST_ROWS if least is None else least
   return min(max(_affordable(row_bytes), least), length)
@@ -164,21 +163,21 @@ def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
 def block(
   pair_bytes: int, rows: int, width: int, length: int, source_length: int
 ) -> tuple[int, int]:
-  """Queries and keys of a tile that walks over all keys.
+  """The numbers of queries and keys of a tile, for loops over all tiles.
 
-  One position more than a block has makes two blocks of little more than half of it,
-  not two whole ones, which would be four times the pairs.
+  A length of one position more than a block gives two blocks of little more than half
+  of it. Two whole blocks would compute four times as many pairs.
 
   Args:
-    pair_bytes: what is held for one query and one key, of all heads.
-    rows: the fewest queries that are fast.
-    width: the fewest keys that are fast.
+    pair_bytes: bytes for one query and one key, over all heads.
+    rows: smallest number of queries that is fast.
+    width: smallest number of keys that is fast.
     length: T.
     source_length: S.
 
   Returns:
-    Both doubled as often as the budget allows, and then evened out: as small as the
-    same number of blocks allows, in multiples of 16 for vectors and matrix units.
+    Both numbers, doubled as often as the budget allows, and then balanced: as small as
+    the same number of blocks allows, in multiples of 16 for vector and matrix units.
   """
   most = _affordable(pair_bytes)
   while 4 * rows * width <= most:
@@ -191,34 +190,34 @@ def block(
 
 
 def window_rows(width: int) -> int:
-  """C of a tile whose queries see `width` keys each, and the tile C − 1 more.
+  """C of a tile whose queries see `width` keys each; the tile has width + C − 1 keys.
 
-  Narrow windows would waste their keys on larger tiles.
+  In larger tiles, most pairs of a narrow window would be masked.
   """
   return 128 if width > 256 else 64
 
 
 FUSION_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
-"""The flag of XLA that, set to nothing, switches the faulty fusion off."""
+"""The XLA flag that switches off the faulty fusion if it is set to nothing."""
 
 
 def has_faulty_fusion(version: str) -> bool:
-  """Whether a jaxlib, as '0.10.2', compiles some products for CPUs wrongly.
+  """Whether a jaxlib, such as '0.10.2', compiles some products for CPUs wrongly.
 
-  The first and the last version that were seen to do so are 0.10.2 and 0.12.0.1:
-  benchmarks/README.md, "XLA:CPU's faulty fusion". Later ones have not been tried.
+  The first and the last affected version that were tried are 0.10.2 and 0.12.0.1; see
+  "XLA:CPU's faulty fusion" in benchmarks/README.md. Later ones have not been tried.
   """
   numbers = tuple(int(x) for x in version.split(".")[:4] if x.isdigit())
   return (0, 10, 2) <= numbers <= (0, 12, 0, 1)
 
 
 def warn_of_faulty_fusion() -> None:
-  """Warns where programs for this CPU may be compiled wrongly, and names the flag.
+  """Warns if programs for this CPU may be compiled wrongly, and names the flag.
 
-  It starts no backend: JAX computes on a CPU if `jax_platforms` says so, or if no
+  Initialises no backend: JAX computes on a CPU if `jax_platforms` says so, or if no
   plugin of an accelerator is installed.
   """
-  config: Any = jax.config  # Its settings have no types.
+  config: Any = jax.config  # Its settings are untyped.
   chosen = config.jax_platforms
   if chosen:
     is_cpu = chosen.split(",")[0] == "cpu"

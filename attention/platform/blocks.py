@@ -1,4 +1,4 @@
-"""Blocks of positions: split, computed some at a time, and joined."""
+"""Blocks of positions: splitting, computing a few at a time, and joining."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +11,16 @@ from jaxtyping import Array, Shaped
 def block_map(
   function: Callable[..., Any], blocks_per_step: int, *arrays: Any
 ) -> Any:
-  """`function` of each of G blocks, at most `blocks_per_step` of them in one step.
+  """Applies `function` to each of G blocks, at most `blocks_per_step` in one step.
 
-  A step is made again in the backward, so that memory is that of one step.
+  Steps are recomputed in the backward pass, so that memory is that of one step.
 
   Args:
-    function: `(*arrays) -> results` of one block. It may read other arrays, whose
+    function: `(*arrays) -> results` for one block. It may read other arrays, whose
       gradients are summed over the steps.
-    blocks_per_step: the most blocks in one step.
-    *arrays: trees of arrays `[X, G, …]`, each with an axis of blocks. Steps of equal
-      size may need more blocks than there are; these are zeros.
+    blocks_per_step: largest number of blocks in one step.
+    *arrays: pytrees of arrays `[X, G, …]` with an axis of blocks. Blocks of zeros are
+      appended to make steps of equal size.
 
   Returns:
     The results of all blocks `[X, G, …]`.
@@ -37,16 +37,16 @@ def block_map(
     x = x if size == 1 else x.reshape(-1, *x.shape[2:])
     return jnp.moveaxis(x[:count], 0, 1)
 
-  # One block has no axis for blocks, around which XLA would copy its logits.
+  # A single block has no axis of blocks, for which XLA would copy its logits.
   run = function if size == 1 else jax.vmap(function)
   step = jax.checkpoint(lambda arrays: run(*arrays), prevent_cse=False)
   return jax.tree.map(whole, jax.lax.map(step, jax.tree.map(by_step, arrays)))
 
 
 def split_blocks(arrays: Any, size: int) -> Any:
-  """Arrays `[B, T, …]` as blocks `[B, G, C, …]` of C = `size` positions.
+  """Splits a pytree of arrays `[B, T, …]` into blocks `[B, G, C, …]`, C = `size`.
 
-  The last is filled up with zeros. A pytree of them keeps its structure.
+  The last block is padded with zeros.
   """
 
   def split(x):
@@ -57,10 +57,9 @@ def split_blocks(arrays: Any, size: int) -> Any:
 
 
 def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
-  """`function` of C = `size` positions at a time of a pytree of `[B, T, …]`.
+  """Applies `function` to C = `size` positions at a time of a pytree of `[B, T, …]`.
 
-  Memory is that of one step, as in `block_map`. What it returns of each C positions
-  is returned of all T.
+  Memory is that of one step, as in `block_map`. The results are joined along T.
   """
   length = jax.tree.leaves(rows)[0].shape[1]
   chunks = split_blocks(rows, min(size, length))
@@ -73,12 +72,12 @@ def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
 def join_blocks(
   x: Shaped[Array, "B G N C *H"], length: int
 ) -> Shaped[Array, "B T N *H"]:
-  """Undoes `split_blocks` on blocks with their heads first."""
+  """Inverts `split_blocks`, for blocks with the head axis before the positions."""
   x = jnp.swapaxes(x, 2, 3)
   return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
 def padded(x: Array, *more: int) -> Array:
-  """`x` with so many zeros behind each axis that follows the first."""
+  """Pads the axes after the first at their end with given numbers of zeros."""
   rest = x.ndim - 1 - len(more)
   return jnp.pad(x, [(0, 0), *((0, n) for n in more), *[(0, 0)] * rest])

@@ -1,13 +1,13 @@
-"""A function with a backward of its own that is differentiated forwards as well.
+"""Functions with a custom backward pass that also support forward mode.
 
-`jax.custom_vjp` refuses `jax.jvp`, `jax.linearize` and `jax.jacfwd`. Here the
+`jax.custom_vjp` does not support `jax.jvp`, `jax.linearize` and `jax.jacfwd`. Here the
 derivative is one linear operation on the tangents,
 
     ẏ = J(x) ẋ
 
-whose transpose is the given backward. As long as nobody asks for ẏ itself, J is never
-computed: reverse mode costs what it does with `jax.custom_vjp`. Forward mode
-differentiates the function as it is written.
+whose transpose is the custom backward pass. J is computed only if ẏ itself is needed,
+so reverse mode costs the same as with `jax.custom_vjp`. Forward mode differentiates the
+function as it is written.
 """
 
 from collections.abc import Callable
@@ -25,22 +25,22 @@ def with_backward(
   backward: Callable[[Any, Any, Any], Any],
   plain: Callable[[Any], Any] | None = None,
 ) -> Callable[[Any], Any]:
-  """`x -> y` with a given backward, for all of JAX's transformations.
+  """Makes a function `x -> y` with a custom backward pass, for all transformations.
 
-  Neither function may close over traced arrays.
+  The functions must not close over traced arrays.
 
   Args:
-    forward: `x -> (y, saved)` of pytrees of arrays; y has derivatives in the floats
-      of x. JAX differentiates this where a tangent of y is asked for.
-    backward: `(x, saved, y_grad) -> x_grad`, of the structure of x. What it has for
-      leaves that are no floats is ignored.
-    plain: `x -> y`, the same in another form, for calls without a derivative. None
-      is `forward`.
+    forward: `x -> (y, saved)` of pytrees of arrays; y is differentiable in the
+      floating-point leaves of x. JAX differentiates it in forward mode.
+    backward: `(x, saved, y_grad) -> x_grad`, with the structure of x. Its values for
+      other leaves are ignored.
+    plain: `x -> y`, an equivalent function for calls without derivative; None means
+      `forward`.
 
   Returns:
-    `x -> y`. Forward mode, reverse mode, forward over reverse (`jax.hessian`) and
-    `jax.vmap` work; reverse over reverse does where every loop has a length that is
-    known while tracing.
+    `x -> y`. It supports forward mode, reverse mode, forward over reverse
+    (`jax.hessian`) and `jax.vmap`, and reverse over reverse if the length of every
+    loop is known while tracing.
   """
 
   @jax.custom_jvp
@@ -55,10 +55,11 @@ def with_backward(
     x_tree = jax.tree.structure(x)
     vectors = x_tree.flatten_up_to(tangents[0])
     floats = _floats(jax.tree.leaves(x))
-    # Not the vectors themselves: what the operation keeps must not be traced.
+    # Only the dtypes: the parameters of the primitive must not be tracers.
     dtypes = [vectors[i].dtype for i in floats]
     y_floats = _floats(y_leaves)
-    # Of the others alone, since a batch may be a symbol, which NumPy does not know.
+    # Only for leaves that are not floats, because NumPy does not support symbolic
+    # batch sizes.
     still: list[Any] = [
       None if i in y_floats else np.zeros(leaf.shape, jax.dtypes.float0)
       for i, leaf in enumerate(y_leaves)
@@ -98,22 +99,22 @@ def with_backward(
 
 
 def match_varying(tree: Any, like: Any = None) -> Any:
-  """The arrays, varying over all mesh axes that any of them (or of `like`) does.
+  """Casts arrays to vary over all mesh axes of any of them, or of any in `like`.
 
-  Inside `jax.shard_map`, loops and custom derivatives want one type of all.
+  Inside `jax.shard_map`, loops and custom derivatives need arrays of one type.
   """
   return vary(tree, varying_axes(tree if like is None else like))
 
 
 def varying_axes(tree: Any) -> frozenset[str]:
-  """The mesh axes that any of the arrays varies over inside `jax.shard_map`."""
+  """The mesh axes over which any of the arrays varies inside `jax.shard_map`."""
   leaves = jax.tree.leaves(tree)
   varying = (jax.typeof(x).manual_axis_type.varying for x in leaves)
   return frozenset().union(*varying)
 
 
 def vary(tree: Any, axes: frozenset[str]) -> Any:
-  """The arrays, varying over these mesh axes as well."""
+  """Casts arrays to also vary over the given mesh axes."""
   if not axes:
     return tree
 
@@ -125,13 +126,13 @@ def vary(tree: Any, axes: frozenset[str]) -> Any:
 
 
 def _floats(leaves):
-  """Where the leaves with a derivative are."""
+  """The indices of the floating-point leaves."""
   dtypes = [jnp.result_type(leaf) for leaf in leaves]
   return [i for i, t in enumerate(dtypes) if jnp.issubdtype(t, jnp.inexact)]
 
 
 def _replaced(leaves, places, others):
-  """`leaves` with others at some places."""
+  """`leaves` with the leaves at some indices replaced."""
   leaves = list(leaves)
   for place, other in zip(places, others, strict=True):
     leaves[place] = other

@@ -1,9 +1,9 @@
-"""Blocks of arrays: cut one out, multiply it, put it back.
+"""Blocks of arrays: slicing, products, and updates.
 
 Arrays are `[B, T, N, H]`, and a block of C positions is `[B, N, C, H]`. N = J·K query
-heads share K key heads, J each, which are never repeated: a product takes the C rows
-of J heads together. B and the heads stay two axes from the first line to the last:
-arrays that are sharded along either are computed where they are.
+heads share K key heads, which are never repeated: a product takes the C rows of J
+query heads together. B and the heads are always separate axes, so that arrays which
+are sharded along either need no communication.
 """
 
 from functools import partial, reduce
@@ -17,7 +17,7 @@ dot = partial(jnp.einsum, preferred_element_type=jnp.float32)
 """An einsum that accumulates in float32."""
 
 cut = partial(jax.lax.dynamic_slice_in_dim, axis=1)
-"""`cut(x, start, size)`: positions of x."""
+"""`cut(x, start, size)`: `size` positions of x from `start`."""
 
 
 def query_dot(
@@ -26,9 +26,9 @@ def query_dot(
   y: Float[Array, "B K D Y"],
   dtype: Any = jnp.float32,
 ) -> Float[Array, "B N C Z"]:
-  """A product of rows of every query head with the key head that it reads.
+  """A product of the rows of every query head with its key head.
 
-  `spec` is 'bkqh,bkdh->bkqd' or 'bkqd,bkdv->bkqv', Q = J·C rows of one key head.
+  `spec` is 'bkqh,bkdh->bkqd' or 'bkqd,bkdv->bkqv', with Q = J·C rows per key head.
   """
   grouped = x.reshape(x.shape[0], y.shape[1], -1, x.shape[3])
   product = jnp.einsum(spec, grouped, y, preferred_element_type=dtype)
@@ -40,7 +40,7 @@ def key_dot(
 ) -> Float[Array, "B K D H"]:
   """Σ x_c ⊗ y_c over C rows of the query heads of each key head, in float32."""
   x, y = (z.reshape(z.shape[0], kv_heads, -1, z.shape[3]) for z in (x, y))
-  # In this order XLA:CPU takes its fast kernel.
+  # XLA:CPU uses its fast kernel for this order.
   product = dot("bkhq,bkqd->bkhd", jnp.swapaxes(y, 2, 3), x)
   return jnp.swapaxes(product, 2, 3)
 
@@ -62,17 +62,17 @@ def add_tiles(
   begin: Array | int,
   rows: int,
 ) -> Float[Array, "B S K H"]:
-  """`total` with n tiles added, tile i to the D positions from `begin + i · rows`.
+  """Adds n tiles to `total`, tile i to the D positions from `begin + i · rows`.
 
-  A tile that would stand over an end of `total` is that of the D positions there, and
-  what lies beyond its own ones is left out. Shifted sums, not a scatter: neighbours
-  overlap, and additions to one place would follow one another in any order.
+  A tile that would extend beyond an end of `total` covers the D positions at that end;
+  its rows outside its own range are ignored. The sum uses shifts instead of a scatter,
+  because tiles overlap and a scatter would add to one position in any order.
   """
   source_length, width = total.shape[1], tiles.shape[3]
   wanted = begin + rows * jnp.arange(tiles.shape[0])
   moved = jnp.clip(wanted, 0, source_length - width) - wanted
   tiles = _moved(tiles, moved)
-  # Blocks of `rows` positions: block o of tile i belongs to block i + o of the sum.
+  # In blocks of `rows` positions, block o of tile i is added to block i + o.
   blocks = -(-width // rows)
   padding = [(0, 0)] * 3 + [(0, blocks * rows - width), (0, 0)]
   tiles = jnp.pad(tiles, padding)
@@ -93,18 +93,19 @@ def add_blocks(
   tiles: Float[Array, "n B K D H"],
   wanted: Int[Array, "n"],
 ) -> Float[Array, "B S K H"]:
-  """`total` with n tiles added, tile i to the block `wanted[i]` of D positions.
+  """Adds n tiles to `total`, tile i to the block `wanted[i]` of D positions.
 
-  Blocks may repeat; of a number that none has, nothing is added. A tile of the last
-  block is that of the last D positions. A product with ones, in the dtype of the tiles
-  and summed in float32: accelerators add to places that repeat one by one.
+  Blocks may repeat; a number without a block adds nothing. A tile of the last block
+  covers the last D positions. The sum is a product with one-hot vectors in the dtype of
+  the tiles, accumulated in float32, because accelerators serialise scatter updates to
+  the same position.
   """
   source_length, width = total.shape[1], tiles.shape[3]
   count = -(-source_length // width)
   if missing := count * width - source_length:
     tiles = _moved(tiles, jnp.where(wanted == count - 1, -missing, 0))
   ones = jax.nn.one_hot(wanted, count, dtype=tiles.dtype)
-  # Factors of 16 bits are exact at any precision.
+  # Factors with 16 bits are exact at any precision.
   precision = "default" if ones.dtype.itemsize < 4 else "highest"
   sums = dot("nc,nbkdh->bcdkh", ones, tiles, precision=precision)
   sums = sums.reshape(total.shape[0], -1, *total.shape[2:])
@@ -116,8 +117,8 @@ def tiles(
 ) -> Shaped[Array, "B n D *F"]:
   """The n tiles of D = `width` positions that begin at 0, `rows`, 2·`rows`, …
 
-  S is (n − 1)·`rows` + D. Tiles are blocks side by side, so that gradients are the
-  shifted sums of `add_tiles`, with n known.
+  S is (n − 1)·`rows` + D. Tiles are concatenated blocks, so that gradients are shifted
+  sums as in `add_tiles`, with a known n.
   """
   count, blocks = (x.shape[1] - width) // rows + 1, -(-width // rows)
   missing = (count - 1 + blocks) * rows - x.shape[1]
@@ -128,7 +129,7 @@ def tiles(
 
 
 def _taken(x: Array, index: Int[Array, "n"], axis: int) -> Array:
-  """Places of an axis, with zeros where there is none."""
+  """Takes indices along an axis; zeros for indices out of range."""
   index = jnp.where(index < 0, x.shape[axis], index)
   return jnp.take(x, index, axis=axis, mode="fill", fill_value=0)
 
@@ -136,7 +137,7 @@ def _taken(x: Array, index: Int[Array, "n"], axis: int) -> Array:
 def _moved(
   tiles: Float[Array, "n B K D H"], by: Int[Array, "n"]
 ) -> Float[Array, "n B K D H"]:
-  """Tiles with their rows `by` places further on, and zeros where none came."""
+  """Shifts the rows of tiles by `by` positions, with zeros where none come in."""
   width = tiles.shape[3]
   return jax.vmap(lambda x, by: _taken(x, jnp.arange(width) - by, 2))(tiles, by)
 
@@ -146,9 +147,9 @@ def written(
   now: Shaped[Array, "B 1 *F"],
   here: Bool[Array, "B S"],
 ) -> Shaped[Array, "B S *F"]:
-  """A cache with the position `here` of each example replaced.
+  """Replaces the position `here` of each example in a cache.
 
-  A selection, not a scatter: it fuses, and every example may be at another
+  A select instead of a scatter: it fuses, and every example may be at another
   position.
   """
   here = here.reshape(*here.shape, *[1] * (past.ndim - 2))
@@ -158,17 +159,17 @@ def written(
 def rows_at(
   x: Shaped[Array, "B T *F"], index: Int[Array, "B G"]
 ) -> Shaped[Array, "B G *F"]:
-  """Rows of `x` at other positions in every example."""
+  """Gathers rows of `x` at the positions `index` of each example."""
   return jax.vmap(lambda rows, i: rows[i])(x, index)
 
 
 def head_rows(
   x: Shaped[Array, "B T K *F"], index: Int[Array, "B N G C"]
 ) -> Shaped[Array, "B N G C *F"]:
-  """Rows of head n, read from head n // (N/K) of x; zeros for index T.
+  """Gathers rows for head n from head n // (N/K) of x; zeros for index T.
 
-  A row may be read several times. In half precision, the sum of its gradients would
-  be rounded at each of them.
+  A row may be read several times, and in half precision the sum of its gradients would
+  be rounded after each term. So the rows are read in float32.
   """
   dtype = x.dtype
   if jnp.issubdtype(dtype, jnp.floating):
@@ -188,10 +189,10 @@ def zeros_after(
   dtype: Any = None,
   shape: tuple[Any, ...] | None = None,
 ) -> Float[Array, "..."]:
-  """`jnp.zeros_like(like, dtype, shape=shape)`, not made before `event` is there.
+  """`jnp.zeros_like(like, dtype, shape=shape)`, allocated only after `event`.
 
-  XLA:GPU makes zeros that depend on nothing in one kernel for all layers of a model,
-  as the step begins, and keeps those of the last layer until its turn.
+  XLA:GPU creates zeros without dependencies for all layers of a model in one kernel at
+  the start of the step, and keeps them until the last layer.
   """
   zero = jnp.zeros((), like.dtype if dtype is None else dtype)
   zero, _ = jax.lax.optimization_barrier((zero, event))

@@ -1,9 +1,9 @@
-"""Programs of eager calls: one for a function, its static options and shapes.
+"""Compiled programs of eager calls, cached by function, static options and shapes.
 
-`jax.lax.scan`, `map` and `while_loop` compile anew for each new Python function, and
+`jax.lax.scan`, `map` and `while_loop` compile again for each new Python function, and
 a function that is defined inside a call is new in each call. So an eager call of
-attention compiled its loops every time, which took seconds. Here a call runs as one
-`jax.jit` program, which is kept.
+attention would compile its loops every time, which takes seconds. Here an eager call
+runs as one cached `jax.jit` program.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,22 +22,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST = 1024
-"""How many programs are kept, the least recently used goes first; each has one
-executable for each set of shapes, as every `jax.jit`."""
+"""Number of cached programs, beyond which the least recently used is dropped; each has
+one executable per set of shapes, like every `jax.jit`."""
 
 _ARRAY = object()
 """Stands for an array among the leaves of a call."""
 
 
 def compiled_once(function: Callable[P, R]) -> Callable[P, R]:
-  """`function`, whose calls with equal static options share one program.
+  """Lets eager calls of `function` with equal static options share one program.
 
-  Arrays, anywhere in the arguments, are inputs of the program; all else is static. In
-  `jax.grad`, `jax.vmap` and others the program is differentiated or batched as a
-  whole, and kept as well; in `jax.jit` its operations become part of the caller's.
+  Arrays, anywhere in the arguments, are inputs of the program; all other values are
+  static. In `jax.grad`, `jax.vmap` and others the program is differentiated or batched
+  as a whole, and the result is cached too. In `jax.jit` its operations become part of
+  the caller's program.
 
-  A call with a Python function among its arguments, such as a `score_mod`, runs as
-  it is written: such a function may read variables that change between calls.
+  A call with a Python function among its arguments, such as a `score_mod`, is not
+  cached, because the function may read variables that change between calls.
 
   Args:
     function: a pure function of pytrees.
@@ -72,12 +73,12 @@ def _program(function, structure, static, *_) -> Callable[[list[Any]], Any]:
 
 
 def forget() -> None:
-  """Drops all programs, for tests that change what is read while tracing."""
+  """Drops all cached programs, for tests that change values read while tracing."""
   _program.cache_clear()
 
 
 def promoted(*arrays: Array) -> list[Array]:
-  """The arrays in one dtype, the one in which jnp computes with all of them."""
+  """Casts arrays to their common dtype by JAX's type promotion."""
   return [x.astype(jnp.result_type(*arrays)) for x in arrays]
 
 
@@ -87,10 +88,10 @@ def call_with_auto_axes(
   args: tuple[Any, ...],
   options: Mapping[str, Any],
 ) -> Any:
-  """`function(*args, **options)`, inside of which no axis of the query's is explicit.
+  """Calls `function(*args, **options)` with all explicit mesh axes set to Auto.
 
-  There the compiler chooses shardings, as on other meshes. Results are sharded as the
-  query is: `[B, T, N, …]` along these axes, and all else along B.
+  Inside, the compiler chooses shardings, as on other meshes. Results are sharded like
+  the query: `[B, T, N, …]` along these axes, and all others along B.
   """
   mesh = jax.typeof(query).sharding.mesh
   if not mesh.explicit_axes:

@@ -1,1 +1,1 @@
-"""What recurrences are made of: scans, chunks, gates, feature maps, packed sequences."""
+"""Parts of recurrences: scans, chunks, gates, feature maps, packed sequences."""

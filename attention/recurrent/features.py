@@ -1,27 +1,27 @@
-"""Attention through features of queries and keys, with one state for all keys.
+"""Attention with feature maps of queries and keys, with one state for all keys.
 
-With features φ(x) ≥ 0, M of them,
+With M features φ(x) ≥ 0,
 
     out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s)
 
-over all keys, or those s ≤ t. Values have a one appended, X = V+1, so that the last
+over all keys, or over s ≤ t. A one is appended to values, X = V+1, so that the last
 column of every sum of values is the normaliser.
 
-Whatever is summed is `Scaled`: a pair (c, x) that stands for e^c x. Performer's
-features overflow, so they are given as logarithms; a state has one c for each feature,
-the largest logarithm of its keys, and what queries read one for each row, so that the
-largest term of its normaliser is at least 1. `join` adds pairs as online softmax does:
-keys to a state, chunks, prompts and devices to each other, and what a query reads of a
-state to what it reads of its chunk. Scales cancel in the ratio, so no gradient flows
-through them. Features that stay in float32's range have no scale.
+All sums are `Scaled`: a pair (c, x) that stands for e^c x. Performer's features
+overflow, so they are given as logarithms. A state has one c per feature, the largest
+logarithm of its keys; the result of a query has one c per row, so that the largest
+term of its normaliser is at least 1. `join` adds pairs as online softmax does: keys to
+a state; the states of chunks, prompts and devices; and the results of a query for a
+state and for its chunk. Scales cancel in the ratio, so no gradient flows through them.
+Features that stay in float32's range have no scale.
 
-Within a chunk, queries read keys by their scores. Those of logarithms are a product
-with one scale for each query and each key. A row whose largest features lie where
-those of its keys do not may be out of range then (n_t < 1e-24 up to these scales).
-Where a step has such rows, they are computed again with a scale for each query and
-feature, the largest of the keys that it sees, which falls behind from query to query
-like the decays of a recurrence (`pairs`). Whether a row is one depends on the keys
-that it sees, so no later key changes a bit of it.
+Within a chunk, results are computed from scores. For log features, the scores are a
+product with one scale per query and one per key. If the largest features of a query
+are not those of its keys, its row may be out of range (n_t < 1e-24 up to these
+scales). If a step has such rows, they are recomputed with a scale for each query and
+feature, the largest over the visible keys, which acts like the decays of a recurrence
+(`pairs`). Whether a row is recomputed depends only on its visible keys, so no later key
+changes a bit of it.
 
 Axes of a step are `[B, K, J, G, C, ·]`: G chunks of C rows, for each of the J = N/K
 query heads of a key head; J is 1 for keys.
@@ -42,22 +42,22 @@ from attention.recurrent.scan import (
   chunk_size,
   chunks_per_step,
   device_prefix,
-  lies_in_parts,
+  is_sequence_sharded,
   scan,
 )
 from attention.recurrent.triangular import pairs
 
 BLOCK = 256
-"""R, positions of a step that is not causal."""
+"""R, the number of positions of a step that is not causal."""
 
 _EMPTY = -1e30
-"""The scale of no keys: finite, and below every other."""
+"""The scale of an empty state: finite, and below every other scale."""
 
 _NOTHING = 1e-30
-"""Lower normalisers count as 0."""
+"""Smaller normalisers count as 0."""
 
 _LOST = 1e-24
-"""A normaliser below this may lack terms out of range."""
+"""A smaller normaliser may lack terms that are out of range."""
 
 _PRODUCT, _SUM = "...qm,...sm->...qs", "...qs,...sx->...qx"
 
@@ -70,10 +70,10 @@ class FeatureMap:
   """A feature map; a pytree of its arrays.
 
   Attributes:
-    function: `(x [..., H], *params) -> [..., M]`, row by row: φ, or log φ.
+    function: `(x [..., H], *params) -> [..., M]`, applied to each row: φ or log φ.
     size: M.
     is_log: whether `function` returns logarithms.
-    params: arrays.
+    params: arrays that `function` reads.
   """
 
   function: Callable[..., Array] = dataclasses.field(metadata=_STATIC)
@@ -88,11 +88,11 @@ class FeatureMap:
 
 
 class Scaled(NamedTuple):
-  """e^scale · sums; also the decode cache.
+  """Stands for e^scale · sums; also the decode cache.
 
   Attributes:
-    scale: `[*A, 1, M]` of a state, `[*A, C, 1]` of rows; None is 0.
-    sums: `[*A, X, M]` of a state, `[*A, C, X]` of rows.
+    scale: `[*A, 1, M]` for a state, `[*A, C, 1]` for rows; None is 0.
+    sums: `[*A, X, M]` for a state, `[*A, C, X]` for rows.
   """
 
   scale: Float[Array, "..."] | None
@@ -100,7 +100,7 @@ class Scaled(NamedTuple):
 
 
 def empty(batch: int, kv_heads: int, phi: FeatureMap, value_dim: int) -> Scaled:
-  """The state of no keys, float32 for activations of any dtype."""
+  """The empty state, in float32 for activations of any dtype."""
   scale = None
   if phi.is_log:
     scale = jnp.full((batch, kv_heads, 1, phi.size), _EMPTY, jnp.float32)
@@ -109,7 +109,7 @@ def empty(batch: int, kv_heads: int, phi: FeatureMap, value_dim: int) -> Scaled:
 
 
 def join(one: Scaled, other: Scaled) -> Scaled:
-  """The sum of two."""
+  """The sum of two scaled sums."""
   if one.scale is None or other.scale is None:
     return Scaled(None, one.sums + other.sums)
   first, second = jax.lax.stop_gradient((one.scale, other.scale))
@@ -123,7 +123,7 @@ def _largest(x, axis):
 
 
 def _total(features, values, is_log) -> Scaled:
-  """The state of keys' features `[*A, C, M]` and values `[*A, C, X]`."""
+  """The state of key features `[*A, C, M]` and values `[*A, C, X]`."""
   scale = None
   if is_log:
     scale = _largest(features, -2)
@@ -132,7 +132,7 @@ def _total(features, values, is_log) -> Scaled:
 
 
 def _read(state: Scaled, queries) -> Scaled:
-  """What features `[*A, C, M]` of queries read of a state."""
+  """The scaled results of query features `[*A, C, M]` for a state."""
   scale = None
   if state.scale is not None:
     queries = queries + jax.lax.stop_gradient(state.scale)
@@ -142,17 +142,19 @@ def _read(state: Scaled, queries) -> Scaled:
 
 
 def divided(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
-  """Numerator / normaliser, the last column; 0 where that is nothing."""
+  """Divides by the normaliser, the last column; 0 if that is near 0."""
   normaliser = jax.lax.stop_gradient(sums[..., -1:])
-  nothing = jnp.abs(normaliser) <= _NOTHING  # False for nan, which must show.
-  # To a normaliser of 1 first: the derivative of a quotient squares its denominator,
-  # which would leave float32's range.
+  nothing = (
+    jnp.abs(normaliser) <= _NOTHING
+  )  # False for NaN, which must propagate.
+  # First scale the normaliser to 1: the derivative of a quotient squares its
+  # denominator, which would leave float32's range.
   sums *= jnp.where(nothing, 0.0, 1.0 / jnp.where(nothing, 1.0, normaliser))
   return sums[..., :-1] / jnp.where(nothing, 1.0, sums[..., -1:])
 
 
 def _read_chunk(queries, keys, is_log) -> Scaled:
-  """What queries read of the keys s ≤ t of their chunk, by scores `[*A, C, C]`."""
+  """The scaled results of queries for keys s ≤ t of a chunk, by scores `[*A, C, C]`."""
   features, values = keys
   if not is_log:
     scores = jnp.tril(jnp.einsum(_PRODUCT, queries, features))
@@ -189,20 +191,20 @@ def _read_chunk(queries, keys, is_log) -> Scaled:
 
 
 def rows(x, kv_heads, count=1):
-  """`[B, G·C, K·J, D]` as `[B, K, J, G, C, D]` with G = `count`."""
+  """Reshapes `[B, G·C, K·J, D]` to `[B, K, J, G, C, D]` with G = `count`."""
   batch, length, heads, width = x.shape
   shape = batch, count, length // count, kv_heads, heads // kv_heads, width
   return x.reshape(shape).transpose(0, 3, 4, 1, 2, 5)
 
 
 def unrows(x):
-  """Undoes `rows`."""
+  """Inverts `rows`."""
   x = x.transpose(0, 3, 4, 1, 2, 5)
   return x.reshape(x.shape[0], x.shape[1] * x.shape[2], -1, x.shape[5])
 
 
 def key_rows(phi, keys, count=1):
-  """Features of keys, and values with ones; of hidden keys both are nothing."""
+  """Features of keys, and values with a one appended; both vanish for masked keys."""
   key, value, keep = keys
   keys = key, value, keep[..., None, None]
   key, value, keep = (rows(x, x.shape[2], count) for x in keys)
@@ -216,10 +218,10 @@ def key_rows(phi, keys, count=1):
 def chunk_sums(
   is_log: bool, state: Scaled | None, queries: Array, keys: tuple[Array, Array]
 ) -> tuple[Scaled, Scaled]:
-  """The state after G chunks of keys, and what queries read of it and of s ≤ t.
+  """The state after G chunks of keys, and the results of queries for keys s ≤ t.
 
-  Queries are features, and keys as `key_rows` gives them. A state of None is nothing,
-  for G = 1.
+  Queries are features, and keys are those of `key_rows`. None is the empty state, for
+  G = 1.
   """
 
   def last(states):
@@ -244,19 +246,20 @@ def attend(
   block_size: int | None = None,
   axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Attention through any feature map, with the options of `linear_attention`.
+  """Attention with any feature map, with the options of `linear_attention`.
 
-  With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`.
-  What crosses is the state: one sum, causal ⌈log₂ D⌉ + 1 messages.
+  With `axis_name`, each device has a shard of the sequence, inside `jax.shard_map`.
+  Devices exchange states: one sum, or in causal calls ⌈log₂ D⌉ + 1 messages.
 
   Raises:
     ValueError: the mask varies along queries, `block_size` is neither None nor a
-      positive int, or parts of a causal call have two lengths.
+      positive int, or queries and keys of a causal call have shards of different
+      lengths.
   """
   if block_size is not None:
     checks.check_at_least("block_size", block_size, 1)
   keys = key, value, visible_keys(mask, query, key)
-  is_part = lies_in_parts(axis_name)
+  is_part = is_sequence_sharded(axis_name)
   if not is_causal:
     state = state_after(phi, None, keys, block_size)
     if is_part:
@@ -289,13 +292,13 @@ def _causal_step(count, phi, state, xs):
 
 
 def visible_keys(mask, query, key, *instead: str) -> Bool[Array, "B S"]:
-  """Which keys a key mask leaves; arguments are those of `checks.key_mask`."""
+  """Which keys a key mask allows; the arguments are those of `checks.key_mask`."""
   keep = checks.key_mask(mask, query, key, *instead)
   return jnp.ones(key.shape[:2], bool) if keep is None else keep
 
 
 def _positions_per_step(phi, x, block_size):
-  """Of a step that is not causal, as even as they can be."""
+  """The number of positions of a step that is not causal, in steps of equal size."""
   size, length = block_size, x.shape[1]
   if size is None:
     size = BLOCK * chunks_per_step(x, BLOCK, phi.size + 2 * x.shape[3])
@@ -308,7 +311,7 @@ def state_after(
   keys: Sequence[Array],
   block_size: int | None = None,
 ) -> Scaled:
-  """A state, None for the empty one, with keys, their values, and which count."""
+  """Adds keys, given as (key, value, keep), to a state; None is the empty state."""
   is_empty = state is None
   if state is None:
     batch, _, kv_heads, value_dim = keys[1].shape
@@ -326,7 +329,7 @@ def _state_step(phi, state, keys):
 def read_all(
   phi: FeatureMap, state: Scaled, query: Array, block_size: int | None = None
 ) -> Float[Array, "B T N V"]:
-  """What all queries read of one state."""
+  """The results of all queries for one state."""
   size = _positions_per_step(phi, query, block_size)
   return scan(_read_step, (phi, state), (), query, size=size)[1]
 
@@ -344,8 +347,8 @@ def state_before(
   """The state of the keys of all devices before this one."""
   if keys[0].shape[1] != length:
     raise ValueError(
-      "is_causal: expected parts of one length, got "
-      f"{length} queries and {keys[0].shape[1]} keys on a device"
+      "is_causal: expected as many keys as queries on each device, got "
+      f"{length} queries and {keys[0].shape[1]} keys"
     )
   own = state_after(phi, None, keys)
   batch, kv_heads, width, _ = own.sums.shape
@@ -359,11 +362,11 @@ def root_scale(
   """√scale; None is 1/√H.
 
   Raises:
-    ValueError: it is not above 0.
+    ValueError: the scale is not above 0.
   """
   scale = checks.softmax_scale(scale, head_dim)
   if not isinstance(scale, jax.Array) and scale <= 0.0:
     raise ValueError(
-      f"scale: expected > 0, for its root scales query and key, got {scale}"
+      f"scale: expected > 0, because its root scales query and key, got {scale}"
     )
   return jnp.sqrt(jnp.float32(scale))

@@ -1,4 +1,4 @@
-"""What recurrences read from their inputs, and the record of such a mechanism."""
+"""Gates of recurrences, and the mechanism of a recurrence."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -27,12 +27,12 @@ Gate = Callable[[Params, Array], Array]
 
 
 def gates_from_keys(mechanism: Attention) -> Attention:
-  """A mechanism whose gates are read from its keys.
+  """Makes a mechanism compute its gates from its keys.
 
-  For callers that have queries, keys and values and nothing that they are
-  projected from: benchmarks, pictures, the contract. F of its `Dims` is K·H. A
-  mechanism without gates is returned as it is. One that makes its own keys
-  ('own_keys') makes them from the keys.
+  For callers that have queries, keys and values but not the inputs of their
+  projections: benchmarks, pictures, the contract. F of its `Dims` is K·H. A mechanism
+  without gates is returned unchanged. A mechanism that makes its own keys ('own_keys')
+  makes them from the given keys.
   """
   gates = mechanism.gates
   if gates is None:
@@ -43,7 +43,7 @@ def gates_from_keys(mechanism: Attention) -> Attention:
     return gates(variables, key.reshape(*key.shape[:2], -1))
 
   def reading(function, has_cache=False):
-    """A function of the record that is given gates."""
+    """Wraps a function of the mechanism to compute its gates."""
 
     def call(variables, *args, **options):
       cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
@@ -64,12 +64,12 @@ def gates_from_keys(mechanism: Attention) -> Attention:
 
 
 def kernel(key: Array, *shape: int) -> Float[Array, "..."]:
-  """A matrix from the first axis to the others, N(0, 1/F)."""
+  """Draws a matrix from N(0, 1/F), with F the first axis."""
   return jax.random.normal(key, shape) / math.sqrt(shape[0])
 
 
 def _float32_params(variables: Variables) -> Params:
-  """The parameters in float32, in which recurrences compute."""
+  """The parameters in float32, the dtype of recurrences."""
   params = variables.get("params", {})
   return jax.tree.map(lambda x: x.astype(jnp.float32), params)
 
@@ -83,15 +83,15 @@ def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
 def step_params(
   keys: Sequence[Array] | Array, dims: Dims, rank: int | None = None
 ) -> dict[str, Array]:
-  """What `step_decay` reads, of three random keys, or of four with a rank.
+  """Draws the parameters of `step_decay`.
 
-  softplus(b) = Δ is 0.001 to 0.1, uniform in its logarithm, and e^A uniform between 1
-  and 16, as in Mamba-2.
+  softplus(b) = Δ is log-uniform from 0.001 to 0.1, and e^A is uniform from 1 to 16, as
+  in Mamba-2.
 
   Args:
-    keys: of each matrix, of b and of A.
-    dims: of the mechanism.
-    rank: R of W₁ `[F, R]` and W₂ `[R, N, H]`; None is one W `[F, N]`.
+    keys: random keys of each matrix, of b and of A: three, or four with a rank.
+    dims: sizes of the mechanism.
+    rank: R of W₁ `[F, R]` and W₂ `[R, N, H]`; None means one W `[F, N]`.
   """
   *keys, bias_key, rate_key = keys
   heads = dims.num_heads, dims.head_dim
@@ -111,7 +111,7 @@ def step_params(
 
 
 def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
-  """Δ = softplus(x · W + b) for each head, or with W₁ · W₂ for each channel."""
+  """Δ = softplus(x · W + b) per head, or with W₁ · W₂ per channel."""
   kernels = "step_kernel", "step_down", "step_up"
   kernels = [params[name] for name in kernels if name in params]
   steps = project(inputs, *kernels)
@@ -119,35 +119,35 @@ def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
 
 
 def step_decay(params: Params, inputs: Float[Array, "B T F"]) -> Array:
-  """The log-decays −Δ e^A of each head or channel; each head has one A."""
+  """The log decays −Δ e^A per head or channel, with one A per head."""
   steps, rate = step(params, inputs), jnp.exp(params["log_rate"])
   return -steps * rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
 
 
 def check_given(name: str, call: Mapping[str, Any], *options: str) -> None:
-  """Raises ValueError where a call lacks what `gates` of a record makes for it."""
+  """Raises ValueError if a call lacks the options that the mechanism's `gates` makes."""
   for option in options:
     if call.get(option) is None:
       raise ValueError(
-        f"{option}: {name} attention reads it from what queries are projected "
-        "from, got none; give the call **attention.gates(variables, inputs)"
+        f"{option}: {name} attention computes it from the inputs of the layer, got "
+        "none; give the call **attention.gates(variables, inputs)"
       )
 
 
 def check_rate(max_rate: float) -> None:
-  """Raises ValueError unless it is above 0 and at most 2."""
+  """Raises ValueError unless `max_rate` is above 0 and at most 2."""
   if not 0.0 < max_rate <= 2.0:
-    # With a larger β, states of keys of length 1 grow.
+    # With a larger β and keys of unit length, states grow.
     raise ValueError(
       f"max_rate: expected above 0 and at most 2, got {max_rate!r}"
     )
 
 
 def rate(max_rate: float) -> Gate:
-  """The gate β = max_rate · sigmoid(x · W) of a `rate_kernel`.
+  """The gate β = max_rate · sigmoid(x · W), with W the parameter `rate_kernel`.
 
   Raises:
-    ValueError: as `check_rate`.
+    ValueError: as in `check_rate`.
   """
   check_rate(max_rate)
 
@@ -168,7 +168,7 @@ _ARRAYS = {
   "beta": Float[Array, "B T N"],
   "initial_state": Float[Array, "B N H V"],
 }
-"""Queries and keys are one sequence, and values may have more heads."""
+"""Queries and keys have the same length, and values may have more heads."""
 
 
 def recurrent_mechanism(
@@ -183,19 +183,19 @@ def recurrent_mechanism(
   arrays: Mapping[str, Any] = types.MappingProxyType({}),
   init_state: Callable[[int, Dims], Cache] | None = None,
 ) -> Attention:
-  """The record of a recurrence, given its decays and rates.
+  """Makes the mechanism of a recurrence.
 
   Args:
-    name: of the mechanism, for messages.
+    name: name of the mechanism, for messages.
     recurrence: `(params, query, key, value, **options) -> (out, state)`. Gates are
-      options; all arrays have N heads, and keys, values and gates of hidden positions
+      options; all arrays have N heads, and keys, values and gates of masked positions
       are 0.
-    implementation: an option of the recurrence, where it computes whole sequences;
-      None where it has no such option.
-    init: `(key, dims) -> params`, needed if there are gates.
-    gates: option -> the function of params and inputs that computes it.
-    arrays: annotations of the gates beside `log_decay` and `beta`.
-    init_state: `(batch, dims) -> state`; None is zeros `[B, N, H, V]`.
+    implementation: value of the recurrence's option of this name for whole sequences;
+      None if it has no such option.
+    init: `(key, dims) -> params`, required if there are gates.
+    gates: maps options to functions `(params, inputs)` that compute them.
+    arrays: annotations of gates other than `log_decay` and `beta`.
+    init_state: `(batch, dims) -> state`; None means zeros `[B, N, H, V]`.
 
   Returns:
     An `Attention` whose cache is the state of each example.
@@ -253,7 +253,8 @@ def recurrent_mechanism(
 
   def read(variables, inputs):
     params = _float32_params(variables)
-    # Once: of several casts, devices along 'tensor' would sum each gradient apart.
+    # A single cast: with several, devices along 'tensor' would sum each gradient
+    # separately.
     inputs = inputs.astype(jnp.float32)
     return {gate: function(params, inputs) for gate, function in gates.items()}
 
@@ -289,10 +290,10 @@ def _attend(
   query_segment_ids=None,
   key_segment_ids=None,
 ):
-  """Results and state of a recurrence that is `given` its gates.
+  """The results and the state of a recurrence, with its gates in `given`.
 
-  Query and key are one sequence, so a position whose two segment ids differ is in
-  neither segment: it is hidden, and it sees nothing.
+  Queries and keys are one sequence, so a position whose two segment ids differ is in
+  neither segment: it is masked, and its result is 0.
   """
   num_heads = max(x.shape[2] for x in (query, key, value))
   query, key, value = (

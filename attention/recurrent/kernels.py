@@ -1,6 +1,6 @@
-"""Which kernel computes a recurrence: the chunks here (XLA) or jax-linear-attention.
+"""The kernels of jax-linear-attention, an alternative to the chunked form in XLA.
 
-What its kernels take was read in version 0.1.0, and they were compiled for an H100.
+The supported calls are those of version 0.1.0, compiled for an H100.
 """
 
 import importlib
@@ -13,12 +13,12 @@ from jaxtyping import Array, Float
 
 from attention import checks
 from attention.platform import backend
-from attention.recurrent.scan import lies_in_parts
+from attention.recurrent.scan import is_sequence_sharded
 
 Implementation = Literal["xla", "jla"]
 
 _VERSIONS = {"jax-linear-attention": "0.1.0", "jax": "0.11.2"}
-"""The form of such kernels changes with every release of JAX."""
+"""Required versions: the format of such kernels changes with every release of JAX."""
 
 _SUPPORTS = {
   "simple_gla": "scalar_gate.supports_simple_gla",
@@ -29,11 +29,12 @@ _SUPPORTS = {
   "gdn2": "gdn2.supports_gdn2",
   "rwkv7": "rwkv7.supports_rwkv7",
 }
-"""Kind of recurrence -> what says whether a kernel takes a call of it."""
+"""Maps the kind of a recurrence to the predicate that says whether a kernel
+supports a call."""
 
 _LEAST_DECAY = -30.0
-"""Kernels subtract sums of logarithms, which strong decays would leave inexact; what
-e^−30 leaves is nothing in float32."""
+"""Smallest log decay: kernels subtract sums of logarithms, which strong decays would
+make inexact, and a factor of e^−30 is negligible in float32."""
 
 
 def recurrence(
@@ -51,15 +52,15 @@ def recurrence(
   lower_bound: float | None,
   **call: Any,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """The output and state of `recurrent_attention`, of arrays from its `by_head`.
+  """Computes `recurrent_attention` by a kernel, for the arrays of its `by_head`.
 
-  `decays` says whether anything does, and `dtype` in `call` what queries, keys and
-  values were. Decays count as `lower_bound` below it; a bound of at least −2.5 gets
-  RWKV-7 a faster kernel. The rest of `call` is `scale`, `initial_state`, `segment_ids` and
-  `axis_name`.
+  `decays` says whether there are decays. `call` has `dtype`, the original dtype of
+  queries, keys and values, and `scale`, `initial_state`, `segment_ids` and `axis_name`.
+  Log decays are clipped to `lower_bound`; with a bound of at least −2.5, RWKV-7 uses a
+  faster kernel.
 
   Raises:
-    ValueError: no kernel serves the call.
+    ValueError: no kernel supports the call.
   """
   rate = jnp.ones_like(log_decay[..., :1]) if beta is None else beta
   least = _LEAST_DECAY if lower_bound is None else lower_bound
@@ -71,7 +72,7 @@ def recurrence(
     gates = {"w": decay, "a": -erase_key, "b": replacement}
     return _output("rwkv7", query, key, value, gates, **call)
   if erase_key is not None:
-    # RWKV-7's kernel has it, and takes as long as the chunks here (gpu.md).
+    # RWKV-7's kernel supports it, but is not faster than the chunked form (gpu.md).
     raise ValueError(
       "implementation: 'jla' cannot take erase_key; use 'xla' or None"
     )
@@ -104,7 +105,7 @@ def _output(
   num_segments=None,
   **options,
 ):
-  """What the kernel of a kind gives for queries, keys, values, and its gates."""
+  """The output and state of the kernel of a kind."""
   query, gates = arrays[0], arrays[3]
   qkv = [x.astype(dtype) for x in arrays[:3]]
   scale = checks.softmax_scale(scale, query.shape[-1])
@@ -121,7 +122,7 @@ def _output(
 
 
 def _obstacle(kind, qkv, gates, options, scale, axis_name) -> str:
-  """Why no kernel serves a call; empty where one does."""
+  """The reason why no kernel supports a call; empty if one does."""
   if backend.name() != "gpu":
     return f"needs an H100 or H200, got {backend.name()}"
   for package, version in _VERSIONS.items():
@@ -131,15 +132,15 @@ def _obstacle(kind, qkv, gates, options, scale, axis_name) -> str:
       return f"needs the package {package} {version}, which is not installed"
     if installed != version:
       return f"needs {package} {version}, got {installed}"
-  if lies_in_parts(axis_name):
-    return "cannot take a sequence in parts"
+  if is_sequence_sharded(axis_name):
+    return "cannot take a sharded sequence"
   if isinstance(scale, jax.core.Tracer):
     return "takes a number for scale, got an array"
   module, name = _SUPPORTS[kind].split(".")
   module = importlib.import_module(f"jla.ops.mosaic_gpu.{module}")
   if getattr(module, name)(*qkv, *gates.values(), **options):
     return ""
-  # It does not say why.
+  # The predicate gives no reason.
   query, _, value = qkv
   device = jax.devices()[0]
   generation = getattr(device, "compute_capability", "none")

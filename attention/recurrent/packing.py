@@ -1,10 +1,10 @@
-"""Packed sequences with a first and a last state for each of them.
+"""Packed sequences with an initial and a final state for each segment.
 
-A row of T positions has up to G segments. They are laid out anew so that each begins a
-chunk: there the state becomes the segment's first one, and the state after its last chunk
-is the one that is returned. Zeros fill chunks up and change no state, and hidden
-positions have no place. Segments of l positions take ⌈l/C⌉ chunks each, together at most
-(T + G·(C−1)) / C, so memory is linear in T + G·C.
+A row of T positions has up to G segments. They are rearranged so that each starts a
+chunk. There the state is set to the segment's initial state, and the state after its last
+chunk is the final state. Chunks are padded with zeros, which change no state, and masked
+positions are removed. A segment of l positions takes ⌈l/C⌉ chunks; all segments take at
+most (T + G·(C−1)) / C, so memory is linear in T + G·C.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ from attention.platform.blocks import padded
 from attention.recurrent.scan import CHUNK, Resets, chunk_size
 
 _SHORTEST = 16
-"""The least C, for rows of many short segments."""
+"""The smallest C, for rows of many short segments."""
 
 
 class Packing(NamedTuple):
-  """Where positions of segments are among X chunks of C.
+  """The positions of segments in X chunks of C.
 
   Attributes:
     size: C.
-    place: of each position; beyond all chunks where it is hidden.
-    offset: how many positions of its segment are before it.
-    opens: whether a segment begins with the chunk.
-    segment: of each chunk.
-    last: the last chunk of each segment; −1 for an empty one.
+    place: new index of each position; beyond all chunks if the position is masked.
+    offset: number of earlier positions of the same segment.
+    opens: whether a segment starts at the chunk.
+    segment: segment of each chunk.
+    last: last chunk of each segment; −1 for an empty segment.
   """
 
   size: int
@@ -43,7 +43,7 @@ class Packing(NamedTuple):
   last: Int[Array, "B G"]
 
   def spread(self, tree: Any) -> Any:
-    """Arrays `[B, T, …]` as `[B, X·C, …]`, with zeros where no position is."""
+    """Rearranges arrays `[B, T, …]` to `[B, X·C, …]`, padded with zeros."""
     length = self.opens.shape[1] * self.size
 
     def put(rows, place):
@@ -58,12 +58,12 @@ class Packing(NamedTuple):
     inputs: Any,
     states: Any,
   ) -> tuple[Array, Any]:
-    """Results, 0 where hidden, and the last state of each segment.
+    """The results, 0 at masked positions, and the final state of each segment.
 
     Args:
       attend: `(inputs, resets) -> results, states after each chunk`.
       inputs: a pytree of `[B, T, …]`.
-      states: a pytree of first states `[B, G, …]`.
+      states: a pytree of initial states `[B, G, …]`.
     """
     first = jax.tree.map(lambda x: layout.rows_at(x, self.segment), states)
     out, after = attend(self.spread(inputs), Resets(self.opens, first))
@@ -85,17 +85,17 @@ def pack(
   keep: Bool[Array, "B T"] | None,
   num_segments: int,
 ) -> Packing:
-  """Lays out the segments 0 … G−1 of each row, each of which is one stretch.
+  """Computes the layout of the segments 0 … G−1 of each row, each contiguous.
 
-  Positions of another id, such as −1, are hidden.
+  Positions with another id, such as −1, are masked.
 
   Raises:
     ValueError: there are no ids.
   """
   if segment_ids is None:
     raise ValueError(
-      "num_segments: expected segment_ids [B, T] from 0 to num_segments - 1 "
-      "beside it, got None"
+      "num_segments: expected segment_ids [B, T] from 0 to num_segments - 1 with "
+      "it, got None"
     )
   length, segment_ids = segment_ids.shape[1], segment_ids.astype(jnp.int32)
   size = min(CHUNK, max(_SHORTEST, length // num_segments))
@@ -104,7 +104,7 @@ def pack(
   is_there = (segment_ids >= 0) & (segment_ids < num_segments)
   keep = is_there if keep is None else keep & is_there
   places = jnp.arange(length)[None]
-  # The last position before each that is kept, and whether its segment is another.
+  # The last unmasked position before each, and whether its segment differs.
   before = jax.lax.cummax(jnp.where(keep, places, -1), axis=1)
   before = jnp.pad(before[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
   earlier = layout.rows_at(segment_ids, jnp.maximum(before, 0))
@@ -133,7 +133,7 @@ def packing_of(
   num_segments: int,
   options: dict[str, Any],
 ) -> Packing:
-  """The layout of segments with states of their own, whose ids leave the options."""
+  """The layout of segments with separate states; pops their ids from the options."""
   keep = checks.key_mask(options["mask"], query, query)
   return pack(options.pop("segment_ids"), keep, num_segments)
 
@@ -145,10 +145,10 @@ def first_state(
   letters: str,
   num_segments: int | None,
 ) -> Float[Array, "B *A"]:
-  """A first state `[B, *shape]` in float32, or one for each segment; None is 0.
+  """The initial state `[B, *shape]` in float32, or one per segment; None is 0.
 
   Raises:
-    ValueError: it has another shape, whose axes are `letters`.
+    ValueError: it has another shape; the message names the axes by `letters`.
   """
   if num_segments is not None:
     shape, letters = (num_segments, *shape), f"G, {letters}"
@@ -163,14 +163,14 @@ def first_state(
 
 
 def whole_steps(resets: Resets, count: int) -> Resets:
-  """Resets with zeros behind, for steps of `count` of the X chunks."""
+  """Pads resets with zeros, for steps of `count` of the X chunks."""
   return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), resets)
 
 
 def head_resets(
   resets: Resets | None, factor: Float[Array, "B N G X Y"]
 ) -> Resets | None:
-  """Resets as `chunk_prefixes` takes them, to the states (0, `[B, N, G, …]`)."""
+  """Resets in the form of `chunk_prefixes`, to the states (0, `[B, N, G, …]`)."""
   if resets is None:
     return None
   states = jnp.moveaxis(resets.states, 1, 2)

@@ -1,19 +1,19 @@
-"""A state that decays and learns from keys and values, chunk by chunk.
+"""Gated linear recurrences and delta rules, chunk by chunk.
 
-For each head, with g the logarithm of a decay and p the key that is erased,
+For each head, with log decay g and erase key p,
 
     gated   S_t = S' + k_t v_tᵀ                  S' = diag(e^g_t) S_{t−1}
     delta   S_t = S' + k_t (v_t − S'ᵀ p_t)ᵀ        or S_{t−1}ᵀ p_t
     out_t = scale · S_tᵀ q_t
 
-A rate β multiplies k. The keys p are k itself for the delta rule. What was made of it
-has other keys, which read S_{t−1}: the state before the decay. RWKV-7 writes what it
-reads at a key c, not k:
+The writing strength β multiplies k. For the delta rule, p is k itself. Variants such as
+Comba use a separate erase key, which reads S_{t−1}, the state before the decay. RWKV-7
+subtracts the erased value at a key c instead of k:
 
-    moved   S_t = S' + k_t v_tᵀ − c_t (S_{t−1}ᵀ p_t)ᵀ
+    replaced   S_t = S' + k_t v_tᵀ − c_t (S_{t−1}ᵀ p_t)ᵀ
 
-A chunk of C positions that begins with the state S is a sum over pairs. With G_ij =
-Σ g_u over j < u ≤ i, G_i that from the beginning on, and A^x_ij = Σ_h x_ih k_jh e^G_ijh,
+A chunk of C positions with initial state S is a sum over pairs. With G_ij = Σ g_u over
+j < u ≤ i, G_i the sum from the start of the chunk, and A^x_ij = Σ_h x_ih k_jh e^G_ijh,
 
     out = (q ⊙ e^G_i) S + tril(A^q) u        S ← diag(e^G_C) S + (k ⊙ e^G_Cj)ᵀ u
 
@@ -21,23 +21,23 @@ where u = v for the gated form, and for the delta rule (WY form)
 
     u = U − W S        (I + stril(A^p)) [U, W] = [v, p ⊙ e^G_i]
 
-with G up to i − 1 in A^p and beside p where p reads S_{t−1}. Where it is moved, u is
-added to by the pairs with c of what is read, e:
+If p reads S_{t−1}, G in A^p and next to p ends at i − 1. In the replaced form u = v, and
+the erased values e add terms with c:
 
     (I + stril(B^p)) e = stril(A^p) v + (p ⊙ e^G_i) S        B^x_ij = Σ_h x_ih c_jh e^G_ijh
     out += −tril(B^q) e        S += −(c ⊙ e^G_Cj)ᵀ e
 
-Where decays are of channels or the state is small, a CPU computes a long call without
-derivative position by position (`_position`): only gradients need the products of
+If decays are per channel or the state is small, a CPU computes long calls without
+derivatives position by position (`_position`): only gradients need the products of
 chunks.
 
-Every exponent is a sum of decays, hence never positive: nothing overflows, and what
-underflows is nothing. Where a segment begins, g is −10³⁰, and nothing of what was
-before is left. A position that is hidden or appended has g = 0 and k = p = v = 0.
+Every exponent is a sum of log decays, hence never positive: nothing overflows, and terms
+that underflow are negligible. At the start of a segment, g is −10³⁰, which clears the
+state. Masked positions and padding have g = 0 and k = p = v = 0.
 
-What a stretch of positions does to a state is linear, S → M S + S', and two stretches
-are one: (M₂, S₂) after (M₁, S₁) is (M₂ M₁, M₂ S₁ + S₂). So an associative scan gives
-the state before each of many chunks that are worked on at once, or before each device.
+A range of positions transforms a state linearly, S → M S + S', and (M₁, S₁) followed by
+(M₂, S₂) is (M₂ M₁, M₂ S₁ + S₂). So an associative scan gives the state before each of
+many chunks that are computed in parallel, or before each device.
 """
 
 import functools
@@ -55,7 +55,7 @@ from attention.recurrent.scan import (
   chunk_size,
   chunks_per_step,
   device_prefix,
-  lies_in_parts,
+  is_sequence_sharded,
   scan,
 )
 from attention.recurrent.triangular import (
@@ -69,11 +69,11 @@ from attention.recurrent.triangular import (
 from attention.softmax import sharding
 
 _SMALL_STATE = 2**15
-"""Numbers of a state that a CPU has in its cache: then one decay for all channels is
-faster position by position as well."""
+"""Largest size of a state that fits into a CPU's cache: with such a state, computing
+position by position is faster even with one decay per head."""
 
 FORGOTTEN = -1e30
-"""The logarithm of a decay that leaves nothing; finite, so that sums are."""
+"""The log decay that clears a state; finite, so that sums of it are finite."""
 
 
 def recurrent_attention(
@@ -99,24 +99,24 @@ def recurrent_attention(
   implementation: kernels.Implementation | None = None,
   lower_bound: float | None = None,
 ) -> Any:
-  """The recurrence of `gated_linear_attention`, or of `delta_rule_attention`.
+  """The recurrence of `gated_linear_attention` or `delta_rule_attention`.
 
-  It is the second where there is a rate, or a key or gate of what is erased. Then p is
-  b ∘ `erase_key` and reads S_{t−1}, or is b ∘ `key` and reads S'. What is written is
-  (w ∘ v) βk, with b, w and β of 1 if None. With a `replacement` c, what an `erase_key`
-  reads is written there. With `normalize_keys`, queries and keys are those of
-  `unit_length`. `lower_bound` of the decays is for kernels.
+  It is the delta rule if `beta`, `erase_key` or `erase_gate` is given. Then p is b ∘
+  `erase_key`, which reads S_{t−1}, or b ∘ `key`, which reads S'. The recurrence writes
+  w ∘ v at the key βk; b, w and β default to 1. With a `replacement` c, the value that
+  `erase_key` reads is subtracted at c. With `normalize_keys`, queries and keys are
+  normalised by `unit_length`. `lower_bound` of log decays is for kernels.
 
-  With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`; the
-  first begins with no state.
+  With `axis_name`, each device has a shard of the sequence, inside `jax.shard_map`; the
+  first starts from the zero state.
 
   Raises:
-    ValueError: `log_decay` or the mask does not fit, or the call is not causal.
+    ValueError: `log_decay` or the mask has a wrong shape, or the call is not causal.
 
-  Cost: time T·N·(C·(H+V) + H·V), with the delta rule T·N·C·(C+2H+V) more. On devices
-  twice or, with the delta rule, thrice that; what crosses is B·N·H·V numbers for each
-  of ⌈log₂ D⌉ + 1 messages, and as many numbers of M: B·N or B·N·H, with the delta
-  rule B·N·H².
+  Cost: time T·N·(C·(H+V) + H·V); the delta rule adds T·N·C·(C+2H+V). With a sharded
+  sequence twice that, or thrice with the delta rule; devices exchange ⌈log₂ D⌉ + 1
+  messages of B·N·H·V numbers for the state and, for M, B·N or B·N·H numbers, or B·N·H²
+  with the delta rule.
   """
   decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
   query = for_values(for_values(query, key), value)
@@ -124,7 +124,7 @@ def recurrent_attention(
   beta = None if beta is None else beta[..., None]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   packed = None
-  if implementation != "jla":  # The kernels find out where segments begin.
+  if implementation != "jla":  # The kernels handle segments themselves.
     options["segment_ids"] = segment_ids
     if num_segments is not None:
       packed = packing.packing_of(query, num_segments, options)
@@ -175,8 +175,8 @@ def recurrent_attention(
   scale = checks.softmax_scale(scale, query.shape[3])
   scaled = query.astype(jnp.float32) * scale
   inputs = scaled, key, value, log_decay, erase, replacement
-  if lies_in_parts(axis_name):
-    own = _stretch(erases_before_decay, *inputs)
+  if is_sequence_sharded(axis_name):
+    own = _range_transition(erases_before_decay, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(joined, first, own, axis_name)
   if packed is None:
@@ -191,7 +191,7 @@ def recurrent_attention(
 
 
 def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
-  """X / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
+  """Normalises to x / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
   x = x.astype(jnp.float32)
   squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
   return x * jax.lax.rsqrt(squares + 1e-6)
@@ -200,7 +200,7 @@ def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
 def for_values(
   x: Float[Array, "B T Q H"], value: Float[Array, "B T U V"]
 ) -> Float[Array, "B T N H"]:
-  """Queries or keys for every head of the values, where these have more."""
+  """Repeats queries or keys for every head of the values if these have more."""
   return jnp.repeat(x, max(1, value.shape[2] // x.shape[2]), axis=2)
 
 
@@ -214,15 +214,15 @@ def by_head(
   segment_ids: Int[Array, "B T"] | None = None,
   axis_name: str | None = None,
 ) -> tuple[tuple[Any, ...], Float[Array, "B T N _"], Array | None]:
-  """Arrays for each query head in float32, which are 0 at hidden positions.
+  """Converts arrays to float32 for each query head, with 0 at masked positions.
 
   Returns:
-    `arrays` `[B, T, K or N, D]`, of which None stays None, as `[B, T, N, D]`;
-    log-decays, which are `FORGOTTEN` where a segment begins, with D of 1 or H; and
-    where one begins `[B, T, 1, 1]`, None without segments.
+    `arrays` `[B, T, K or N, D]`, where None stays None, as `[B, T, N, D]`; log decays
+    with D of 1 or H, which are `FORGOTTEN` at the start of a segment; and whether a
+    segment starts `[B, T, 1, 1]`, None without segments.
 
   Raises:
-    ValueError: as `recurrent_attention`.
+    ValueError: as in `recurrent_attention`.
   """
   heads = query.shape[:3]
   if not is_causal:
@@ -245,8 +245,8 @@ def by_head(
       x = jnp.where(keep[:, :, None, None], x, 0.0)
     return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
 
-  # Constant decays would be folded: XLA for GPUs then computes the decays of all pairs
-  # while it compiles, for minutes.
+  # Prevents constant folding: for constant decays, XLA:GPU would compute the decays of
+  # all pairs during compilation, which takes minutes.
   log_decay = jax.lax.optimization_barrier(log_decay)
   log_decay, begins = seen(log_decay.reshape(*heads, -1)), None
   if segment_ids is not None:
@@ -258,8 +258,8 @@ def by_head(
 def segment_begins(
   segment_ids: Int[Array, "B T"], axis_name: str | None
 ) -> Bool[Array, "B T"]:
-  """Where another segment begins; the first of all goes on from the initial state."""
-  if lies_in_parts(axis_name):
+  """Where a new segment starts; the first one continues from the initial state."""
+  if is_sequence_sharded(axis_name):
     before = sharding.with_halo(segment_ids, 1, 0, axis_name)[:, :-1]
   else:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
@@ -267,16 +267,16 @@ def segment_begins(
 
 
 def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
-  """The results and the last state, or with `resets` those after each chunk.
+  """The results and the last state, or with `resets` the states after each chunk.
 
   Args:
-    erases_before_decay: whether erased keys read S_{t−1}, not S'.
-    inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log-decays
-      `[B, T, N, 1 or H]`, and erased keys and replacements `[B, T, N, H]` or None,
-      float32. Those of hidden positions are 0.
+    erases_before_decay: whether erase keys read S_{t−1} instead of S'.
+    inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log decays
+      `[B, T, N, 1 or H]`, and erase keys and replacements `[B, T, N, H]` or None, in
+      float32, with 0 at masked positions.
     state: `[B, N, H, V]`, or None for 0.
-    resets: of `packing`, for chunks of C = `size`.
-    size: None is that for the length.
+    resets: resets of `packing`, for chunks of C = `size`.
+    size: C; None chooses it by the length.
   """
   query, _, value, log_decay, *_ = inputs
   batch, length, num_heads, head_dim = query.shape
@@ -304,7 +304,7 @@ def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
 
 
 class _Inputs(NamedTuple):
-  """Queries, keys, values, log-decays, and p and c or None, of positions or chunks."""
+  """Queries, keys, values, log decays, and p and c or None, by position or chunk."""
 
   query: Array
   key: Array
@@ -315,9 +315,9 @@ class _Inputs(NamedTuple):
 
 
 def _position(erases_before_decay, params, state, inputs):
-  """One position `[B, N, ·]` of the recurrence, as its papers write it."""
+  """One position `[B, N, ·]` of the recurrence, as written in the papers."""
   del params
-  x = _Inputs(*inputs[:-1])  # The last is `resets`, which only chunks have.
+  x = _Inputs(*inputs[:-1])  # The last is `resets`, which only chunks use.
   decayed = jnp.exp(x.log_decay)[..., None] * state
   read_from = state if erases_before_decay else decayed
   if x.erase is None:
@@ -339,7 +339,7 @@ def _read(state, key):
 
 
 def _step(count, erases_before_decay, params, state, inputs):
-  """`count` chunks, `[B, N, count, C, ·]`, of which each begins as the last ends."""
+  """`count` consecutive chunks, `[B, N, count, C, ·]`."""
   del params
   *arrays, resets = inputs
   x = _Inputs(*chunks(arrays, count))
@@ -373,20 +373,21 @@ def _step(count, erases_before_decay, params, state, inputs):
   return after[:, :, -1], out
 
 
-# Each rule returns `update`, which gives what pairs within a chunk and the state before
-# it add to the results and to the state, but for the decayed state itself; and what the
-# matrix of the transition S → M S + S' has beside the decays, or None.
+# Each rule returns `update`, a function of the state before the chunk that returns the
+# terms added to the results and to the state, without the decayed state itself. It also
+# returns a function for the part that is subtracted from the decays in the matrix M of
+# S → M S + S', or None.
 
 
 def _gated(x):
-  """The u of the gated form is v."""
+  """The gated form: u = v."""
   [[scores]] = _scores([x.query], [x.key], x.log_decay)
   scores, last = jnp.tril(scores), _decayed_to_end(x.key, x.log_decay)
   return lambda _: (scores @ x.value, last @ x.value), None
 
 
 def _delta(x, decays, erases_before_decay):
-  """The u of the delta rule is (I + stril(A^p))⁻¹ (v − (p ⊙ e^G) S)."""
+  """The delta rule: u = (I + stril(A^p))⁻¹ (v − (p ⊙ e^G) S)."""
   reader, known = _erased_keys(x.erase, decays, erases_before_decay)
   [[scores, overlaps]] = _scores([x.query, reader], [x.key], x.log_decay)
   scores, last = jnp.tril(scores), _decayed_to_end(x.key, x.log_decay)
@@ -401,7 +402,7 @@ def _delta(x, decays, erases_before_decay):
 
 
 def _replaced(x, decays, erases_before_decay):
-  """Values are written at k, and what p reads is erased at another key c."""
+  """The replaced form: values are added at k, and the value at p is erased at c."""
   reader, known = _erased_keys(x.erase, decays, erases_before_decay)
   readers, keys = [x.query, reader], [x.key, x.replacement]
   at_key, at_replacement = _scores(readers, keys, x.log_decay)
@@ -424,27 +425,27 @@ def _replaced(x, decays, erases_before_decay):
 
 
 def _decayed_to_end(key, log_decay):
-  """Keys as the state after their chunk has them, `[B, N, G, H, C]`."""
+  """Keys decayed to the end of their chunk, `[B, N, G, H, C]`."""
   to_end = jnp.exp(decay_to_end(log_decay))
   return jnp.swapaxes(key * to_end, -2, -1)
 
 
 def _erased_keys(erase, decays, erases_before_decay):
-  """Erased keys in the order of scores, and with the decays since the chunk began."""
+  """Erase keys as readers of scores, and decayed from the start of the chunk."""
   if erases_before_decay:
-    # A reader at i − 1 sees what is there before the decay of i.
+    # Position i reads the state before its decay, as a reader at i − 1 does.
     return shifted(erase, -1), erase * jnp.exp(shifted(decays, 1))
   return erase, erase * jnp.exp(decays)
 
 
 def _earlier(overlaps, erases_before_decay):
-  """What erased keys read of earlier positions of their chunk."""
+  """The products of erase keys with earlier positions of their chunk."""
   overlaps = shifted(overlaps, 1) if erases_before_decay else overlaps
   return jnp.tril(overlaps, -1)
 
 
 def chunks(arrays: Any, count: int) -> Any:
-  """Arrays `[B, G·C, N, D]` as `[B, N, G, C, D]` with G = `count`."""
+  """Reshapes arrays `[B, G·C, N, D]` to `[B, N, G, C, D]` with G = `count`."""
 
   def rows(x):
     x = x.reshape(x.shape[0], count, -1, *x.shape[2:])
@@ -454,23 +455,25 @@ def chunks(arrays: Any, count: int) -> Any:
 
 
 def unchunked(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
-  """Undoes `chunks` on one array."""
+  """Inverts `chunks` for one array."""
   x = x.transpose(0, 2, 3, 1, 4)
   return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
-def _stretch(erases_before_decay, query, key, value, log_decay, erase, moved):
-  """(M, S') of these positions; M is H×H, or D×1 for the diagonal of one."""
+def _range_transition(
+  erases_before_decay, query, key, value, log_decay, erase, replacement
+):
+  """(M, S') of a range of positions; M is H×H, or D×1 if it is diagonal."""
   if erase is None:
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None]
     inputs = query, key, value, log_decay, None, None
     return factor, _attend(False, inputs, None)[1]
-  # Together the state that they make of I with values of 0, and of 0 with theirs.
+  # One call for both: the final state from I with values 0, and from 0 with `value`.
   batch, _, num_heads, size = key.shape
   state = jnp.eye(size, size + value.shape[3], dtype=key.dtype)[None, None]
   state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
   value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
-  inputs = query, key, value, log_decay, erase, moved
+  inputs = query, key, value, log_decay, erase, replacement
   state = _attend(erases_before_decay, inputs, state)[1]
   return state[..., :size], state[..., size:]
 
@@ -478,7 +481,7 @@ def _stretch(erases_before_decay, query, key, value, log_decay, erase, moved):
 def joined(
   earlier: tuple[Array, Array], later: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-  """(M, S') of two stretches."""
+  """(M, S') of two consecutive ranges of positions."""
 
   def transform(x):
     return factor * x if factor.shape[-1] == 1 else factor @ x
@@ -488,7 +491,7 @@ def joined(
 
 
 def _scores(readers, keys, log_decay):
-  """A^x_ij `[B, N, G, C, C]` of each key and reader x; any finite number where i < j."""
+  """A^x_ij `[B, N, G, C, C]` for each key and reader x; arbitrary where i < j."""
   if log_decay.shape[-1] > 1:
     return pairs(readers, keys, log_decay)
   decay = pair_decays(log_decay)

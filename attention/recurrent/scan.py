@@ -2,15 +2,16 @@
 
     state, y_i = step(params, state, x_i)        i = 0, 1, …
 
-Arrays stay `[B, T, …]`: a chunk is cut out where it is worked on, and what comes
-of it is written in place. For gradients the state before each chunk is kept,
-and everything else is computed again.
+Arrays stay `[B, T, …]`: each step slices its chunk, and writes its results in place.
+For gradients the state before each chunk is stored, and everything else is recomputed
+in the backward pass.
 
-`jax.lax.scan` of a step under `jax.checkpoint`, differentiated by JAX, wants the chunks
-as the first axis, for which XLA copies every array. At T 4,096 on a CPU its forward
+`jax.lax.scan` of a step under `jax.checkpoint`, differentiated by JAX, needs the chunks
+as the first axis, for which XLA copies every array. At T 4,096 on a CPU its forward pass
 takes 1.15 to 1.36 times as long (linear, Performer, GLA, delta rule, KDA), gradients
 0.95 to 1.23 times, and temporaries with gradients are 1.3 to 2.0 times as large.
-That is what the backward here buys; `attention.platform.derivative` keeps forward mode beside it.
+Therefore this module has its own backward pass; `attention.platform.derivative` adds
+forward mode.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from attention.platform.derivative import match_varying, with_backward
 from attention.platform.layout import zeros_after
 
 CHUNK = 64
-"""C, positions of a chunk of causal forms."""
+"""C, the number of positions of a chunk in causal forms."""
 
 T = TypeVar("T")
 
@@ -36,11 +37,11 @@ Tree = Any
 
 
 class Resets(NamedTuple):
-  """Which of X chunks begin with a state of their own.
+  """Chunks, out of X, that start from a given state.
 
   Attributes:
-    opens: `[B, X]`.
-    states: a pytree of `[B, X, …]`.
+    opens: whether a chunk starts from a given state, `[B, X]`.
+    states: the given states, a pytree of `[B, X, …]`.
   """
 
   opens: Bool[Array, "B X"]
@@ -60,24 +61,24 @@ def scan(
   """Runs `step(params, state, x) -> (state, y)` over chunks of a sequence.
 
   Args:
-    step: of one chunk; must not close over traced arrays.
+    step: the step of one chunk; must not close over traced arrays.
     params: a pytree that every step reads.
-    state: a pytree, the state before the first chunk.
-    xs: a pytree of `[B, T, …]`. T is that of the first leaf; longer leaves are cut.
-      Zeros fill the last chunk, and a step must not change the state for them. Of
-      `Resets` every step has as many.
-    size: C, positions of a chunk.
-    is_empty: whether `state` is the empty state. If so, and if there is one chunk
-      only, `step` may get None in its place.
-    position: the step of one position, `[B, …]`. On a CPU it takes the place of
-      `step` in a call that is not differentiated, where it is faster.
+    state: the state before the first chunk, a pytree.
+    xs: a pytree of `[B, T, …]`. T is that of the first leaf; longer leaves are
+      truncated. The last chunk is padded with zeros, for which a step must not change
+      the state. `Resets` are divided evenly among the steps.
+    size: C, the number of positions of a chunk.
+    is_empty: whether `state` is the empty state. If so, and if there is only one chunk,
+      `step` may get None instead.
+    position: the step of one position, `[B, …]`. On a CPU it replaces `step` in calls
+      without derivative, where it is faster.
 
   Returns:
-    The last state, and the y together, a pytree of `[B, T, …]` or as many rows as the
-    steps have together.
+    The last state, and the concatenated y, a pytree of `[B, T, …]`, or with the total
+    number of rows of the steps.
 
-  Cost: time of the steps, four times that with gradients. Memory of the results; with
-  gradients also one state for each chunk, and the gradients of `params` and `xs`.
+  Cost: the time of the steps, with gradients four times that. Memory of the results;
+  with gradients also one state per chunk, and the gradients of `params` and `xs`.
   """
   length = jax.tree.leaves(xs)[0].shape[1]
   count = -(-length // size)
@@ -111,7 +112,7 @@ def scan(
 
 
 def _forward(step, count, arrays):
-  """The results, and what `_backward` needs: numbers of chunks and states before."""
+  """The results, and the residuals of `_backward`: chunk numbers and states."""
   params, state, xs = arrays
   leaf = jax.tree.leaves(xs)[0]
   _, y = jax.eval_shape(step, params, state, _chunk(xs, 0, count))
@@ -156,7 +157,7 @@ def _one_by_one(position, arrays):
 
 
 def _chunk(xs: Tree, i: jax.Array | int, count: int) -> Tree:
-  """Part i of all arrays, of as many equal parts."""
+  """Part i of `count` equal parts of all arrays."""
   cut = jax.lax.dynamic_slice_in_dim
   return jax.tree.map(
     lambda x: cut(x, i * (x.shape[1] // count), x.shape[1] // count, 1), xs
@@ -164,7 +165,7 @@ def _chunk(xs: Tree, i: jax.Array | int, count: int) -> Tree:
 
 
 def _written(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
-  """All arrays with chunk i replaced; those without a gradient as they are."""
+  """Replaces chunk i of all arrays; arrays without gradient stay unchanged."""
   put, no_grad = jax.lax.dynamic_update_slice_in_dim, jax.dtypes.float0
   return jax.tree.map(
     lambda x, y: x if y.dtype == no_grad else put(x, y, i * y.shape[1], 1),
@@ -179,7 +180,7 @@ def chunk_size(length: int, block_size: int | None = None) -> int:
 
 
 def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
-  """How many chunks, with so many numbers a row, are one step; 1 on a CPU."""
+  """The number of chunks, with `numbers` values per row, in one step; 1 on a CPU."""
   batch, length, num_heads, _ = x.shape
   chunk_bytes = 4 * size * batch * num_heads * numbers
   return backend.tiles_per_step(chunk_bytes, -(-length // size))
@@ -191,29 +192,29 @@ def scan_leftward(
   rows: Tree,
   keys: Tree,
 ) -> T:
-  """What each of G blocks of queries makes of the blocks of keys before it.
+  """Scans each of G blocks of queries over the earlier blocks of keys, right to left.
 
     state_i = start(rows_i)
     state_i ← step(rows_i, state_i, keys_j)        j = i − 1, …, 1, 0
 
   for causal mechanisms whose score of a pair depends on all keys between the two.
-  Blocks i and G − 1 − i take G − 1 steps together, so a loop of that many serves a
-  pair of them: no step is spent on a block of keys that a query does not see, and
-  none waits for a condition. Where G is odd, block 0 is left out, and i goes with
-  G − i.
+  Blocks i and G − 1 − i together take G − 1 steps, so one loop of this length computes
+  both: no step is spent on an invisible block of keys, and no step is conditional. If G
+  is odd, block 0 is computed separately, and block i is paired with G − i.
 
   Args:
-    start: reads the block of keys at the same positions, which `rows` then has.
-    step: of one block of queries and one of keys.
+    start: computes the state of a block of queries with the keys at the same positions,
+      which are part of `rows`.
+    step: the step of one block of queries and one block of keys.
     rows: a pytree of blocks `[X, G, …]`.
-    keys: likewise.
+    keys: a pytree of blocks `[X, G, …]`.
 
   Returns:
     The last states, with G as their second axis.
 
-  Cost: time of G starts and of G·(G−1)/2 steps, with gradients five times that;
-  memory of the results, and for gradients the G states of one pair of blocks. What
-  a state only adds up is not kept.
+  Cost: the time of G starts and of G·(G−1)/2 steps, with gradients five times that;
+  memory of the results, and for gradients the G states of one pair of blocks, without
+  the parts of a state that are only accumulated.
   """
   count = jax.tree.leaves(keys)[0].shape[1]
   odd = count % 2
@@ -223,11 +224,12 @@ def scan_leftward(
     return firsts
 
   def far_and_near(x):
-    """Blocks G − 1 − p, which see more, and blocks p, `[X, P, 2, …]`."""
+    """Pairs of blocks G − 1 − p, which see more keys, and p, `[X, P, 2, …]`."""
     x = x[:, odd:]
     return jnp.stack([x[:, : pairs - 1 : -1], x[:, :pairs]], axis=2)
 
-  # A far block takes `far` keys to its left, and then the near one takes the others.
+  # In each loop, the far block visits `far` blocks of keys to its left, and then the
+  # near block visits its own.
   leftward = jax.tree.map(
     lambda x: jnp.moveaxis(x[:, :visits][:, ::-1], 1, 0), keys
   )
@@ -284,10 +286,10 @@ def chunk_prefixes(
   own: T,
   resets: Resets | None = None,
 ) -> T:
-  """The states before each of G chunks: `first`, joined with `own` of those before.
+  """The states before each of G chunks: `first` joined with `own` of earlier chunks.
 
-  The axis −3 of arrays is G in `own`, and 1 in `first`. With `resets`, which say where a
-  chunk begins with a state of its own, these states are in the place of what was before.
+  The axis −3 of arrays is G in `own`, and 1 in `first`. A chunk in `resets` starts from
+  its given state instead.
   """
   if resets is not None:
     opens, states = resets
@@ -305,26 +307,27 @@ def chunk_prefixes(
   states = jax.tree.map(
     lambda x, y: jnp.concatenate([x, y[..., :-1, :, :]], axis=-3), first, own
   )
-  # Fused with what is around it, the scan at 256 chunks of 65 x 256 aborts a TPU's compiler.
+  # Prevents fusion with surrounding operations: with 256 chunks of 65 x 256 the TPU
+  # compiler would abort.
   states = jax.lax.optimization_barrier(states)
   before = jax.lax.associative_scan(join, states, axis=-3)
   return jax.lax.optimization_barrier(before)
 
 
-def lies_in_parts(axis_name: str | None) -> TypeGuard[str]:
-  """Whether a call has a part of a sequence, of which other devices have others."""
+def is_sequence_sharded(axis_name: str | None) -> TypeGuard[str]:
+  """Whether the call has one of several shards of a sequence."""
   return axis_name is not None and jax.lax.axis_size(axis_name) > 1
 
 
 def device_prefix(
   join: Callable[[T, T], T], first: T, own: T, axis_name: str
 ) -> T:
-  """`own` of all devices before this one, joined, inside `jax.shard_map`.
+  """Joins `own` of all devices before this one, inside `jax.shard_map`.
 
   `join` is `(earlier, later) -> both`, and associative. The first device gets `first`.
 
-  Cost: ⌈log₂ D⌉ + 1 messages of the size of `own`: to the devices that are 1, 2, 4, …
-  places on, and at last to the next.
+  Cost: ⌈log₂ D⌉ + 1 messages of the size of `own`, to the devices at distances 1, 2, 4,
+  …, and finally to the next device.
   """
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 

@@ -1,8 +1,9 @@
-"""Lower triangular matrices of a chunk: pairs of positions with decays, and inverses.
+"""Lower triangular matrices of a chunk: scores of pairs with decays, and inverses.
 
-With decays g_u, a pair of a later position i and an earlier j has e^(Σ g_u over j < u ≤ i).
-No exponent is above 0, because a quotient of two exponentials would overflow, and none is
-a difference of two long sums that were rounded, which would lose its digits.
+With log decays g_u, the pair of a later position i and an earlier j has the factor
+e^(Σ g_u over j < u ≤ i). No exponent is above 0, because a quotient of two exponentials
+could overflow. No exponent is a difference of two rounded long sums, which would lose
+digits.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float
 from attention.platform import backend
 
 _SHORT = 8
-"""Positions whose products of matrices would be smaller than what accelerators multiply."""
+"""Chunks of this size have matrix products too small for accelerators."""
 
 
 def pairs(
@@ -24,14 +25,16 @@ def pairs(
 ) -> list[list[Float[Array, "*Q G C C"]]]:
   """Σ_m x_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
 
-  Of each of `keys`, those of all readers x. By halves: a later and an earlier half
-  split at the beginning of the later one, which makes their pairs a product of matrices.
-  Halves that are too short for such a product go by distances.
+  Returns for each of `keys` the scores of all readers x. Recursively splits the chunk in
+  halves: decays are split at the start of the later half, which makes the pairs across
+  halves a matrix product. Halves that are too short for a matrix product are computed
+  one distance at a time.
   """
   size = log_decay.shape[-2]
   if size <= (1 if backend.name() == "cpu" else _SHORT):
     return _by_distance(readers, keys, log_decay)
-  # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
+  # Twice as many chunks instead of another axis: XLA:CPU aborts on products of arrays
+  # with eight axes.
   halves = jax.tree.map(
     lambda x: x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1]),
     (readers, keys, log_decay),
@@ -47,9 +50,10 @@ def pairs(
 
 
 def _by_distance(readers, keys, log_decay):
-  """`pairs` of a short chunk, those of each distance d = i − j after one another.
+  """`pairs` of a short chunk, one distance d = i − j at a time.
 
-  The decay over d + 1 positions is that over d and one more, so no digits are lost.
+  The log decay over d + 1 positions is that over d positions plus one term, so no digits
+  are lost.
   """
   size = log_decay.shape[-2]
   diagonals = [jnp.eye(size, k=-d, dtype=log_decay.dtype) for d in range(size)]
@@ -57,7 +61,7 @@ def _by_distance(readers, keys, log_decay):
   diagonals = diagonals.reshape(*[1] * (log_decay.ndim - 2), *diagonals.shape)
 
   def placed(*scores):
-    """`[*Q, C, C]` of the scores `[*Q, C]` of every distance."""
+    """Makes `[*Q, C, C]` of the scores `[*Q, C]` of every distance."""
     return jnp.sum(jnp.stack(scores, axis=-1)[..., None] * diagonals, axis=-2)
 
   total, by_distance = jnp.zeros_like(log_decay), []
@@ -74,7 +78,7 @@ def products(
   rows: Sequence[Float[Array, "*Q C M"]],
   columns: Sequence[Float[Array, "*A D M"]],
 ) -> list[list[Float[Array, "*Q C D"]]]:
-  """For each y of `columns`, x yᵀ of each x of `rows`; those of one x are one product."""
+  """For each y of `columns`, x yᵀ for each x of `rows`; one product per x."""
   together = jnp.concatenate(columns, axis=-2)
   by_row = [
     jnp.split(jnp.einsum("...qm,...sm->...qs", x, together), len(columns), -1)
@@ -84,15 +88,15 @@ def products(
 
 
 def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
-  """Σ over the positions after each one."""
+  """Σ g over the positions after each one."""
   return _running_sum(shifted(log_decay, -1), -1)
 
 
 def _running_sum(x, direction):
-  """Σ of each position and all before it, or with a direction of −1 all after it.
+  """The inclusive cumulative sum; with a direction of −1 from the end.
 
-  A windowed sum over eight positions compiles for eleven seconds for a TPU; on a CPU,
-  it is faster than shifted ones.
+  For a TPU, a `cumsum` over eight positions takes eleven seconds to compile, so shifted
+  sums replace it there; on a CPU `cumsum` is faster.
   """
   size, distance = x.shape[-2], 1
   if size > _SHORT or backend.name() == "cpu":
@@ -103,7 +107,7 @@ def _running_sum(x, direction):
 
 
 def shifted(x: Float[Array, "*A C D"], distance: int) -> Float[Array, "*A C D"]:
-  """Rows so many positions later, or with a negative number earlier; zeros come in."""
+  """Shifts rows to later positions, or to earlier ones if negative; fills with 0."""
   later, earlier = max(distance, 0), max(-distance, 0)
   kept = x[..., earlier : x.shape[-2] - later, :]
   return jnp.pad(kept, [(0, 0)] * (x.ndim - 2) + [(later, earlier), (0, 0)])
@@ -112,21 +116,21 @@ def shifted(x: Float[Array, "*A C D"], distance: int) -> Float[Array, "*A C D"]:
 def triangle(
   own: Float[Array, "*A E D D"], across: Float[Array, "*A G D D"]
 ) -> Float[Array, "*A G C C"]:
-  """[[A, 0], [X, D]] of A and D, which take turns in `own`, and X."""
+  """[[A, 0], [X, D]], with A and D alternating in `own`, and X = `across`."""
   first, second = own[..., ::2, :, :], own[..., 1::2, :, :]
   return jnp.block([[first, jnp.zeros_like(across)], [across, second]])
 
 
 _FORGETS = -104.0
-"""The logarithm of a decay that leaves nothing in float32."""
+"""The logarithm of a decay that is 0 in float32."""
 
 
 def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
   """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere.
 
-  Σ is the difference of two sums over all u ≤ i and u ≤ j, which keep their digits:
-  multiples of 2⁻¹¹ up to 2¹³ are added without rounding, and what is left of each g is
-  small. Decays that leave nothing are counted, not added.
+  Σ is the difference of the sums over u ≤ i and u ≤ j, which lose no digits: multiples
+  of 2⁻¹¹ up to 2¹³ are added without rounding, and the remainder of each g is small.
+  Decays of 0 are counted instead of added.
   """
   forgets = log_decay < _FORGETS
   kept = jnp.where(forgets, 0.0, log_decay)
@@ -135,18 +139,18 @@ def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
   sums = (jnp.cumsum(x, axis=-2) for x in terms)
   coarse, fine, count = (x - jnp.swapaxes(x, -2, -1) for x in sums)
   total = jnp.where(count > 0.0, -jnp.inf, coarse + fine)
-  # Not of a position and itself: its 0 would have a gradient, which rounds others away.
+  # Without i = j: the gradient of its 0 would absorb the others by rounding.
   is_earlier = jnp.tri(log_decay.shape[-2], k=-1, dtype=bool)
   return jnp.exp(jnp.where(is_earlier, total, 0.0))
 
 
 @jax.custom_jvp
 def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
-  """(I + L)⁻¹ of L that is 0 on and above its diagonal, by halves.
+  """(I + L)⁻¹ for a strictly lower triangular L, by recursive halving.
 
     [[A, 0], [X, D]]⁻¹ = [[A⁻¹, 0], [−D⁻¹ X A⁻¹, D⁻¹]]
 
-  which is forward substitution with blocks for numbers, and as stable.
+  This is blocked forward substitution, and as stable.
   """
   size = lower.shape[-1]
   if size <= 2:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from attention import checks
-from attention.mechanism import Dims, attention_function
+from attention.decorators import attention_function
+from attention.mechanism import Dims
 from attention.platform import backend, layout
 from attention.platform.blocks import chunk_map
 from attention.positions import rotary

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.mechanism import attention_function
+from attention.decorators import attention_function
 from attention.platform import backend, layout
 from attention.platform.blocks import block_map, chunk_map, split_blocks
 from attention.platform.derivative import with_backward

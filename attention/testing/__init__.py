@@ -1,8 +1,8 @@
-"""The contract of an attention mechanism, as checks to run on one's own.
+"""The contract of attention mechanisms, as checks for your own mechanism.
 
-`check_mechanism(factory, definition)` in a test holds a mechanism to what all
-mechanisms of this library are held to. `CHECKS` is the same contract as a list,
-so that a suite can run each check as a test of its own.
+`check_mechanism(factory, definition)` checks a mechanism against the contract that all
+mechanisms of this library satisfy. `CHECKS` lists the checks, so that a test suite can
+run each of them as a separate test.
 """
 
 from attention.testing.calls import Case, assert_close

@@ -1,4 +1,4 @@
-"""Random calls, and how their results are compared."""
+"""Random calls, and comparisons of their results."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ from attention.mechanism import Dims
 
 
 class Case(NamedTuple):
-  """A shape and the options of a call, drawn by `draw`.
+  """The sizes and the options of a random call, which `draw` makes.
 
-  Options are named as in `supports`; there are 'scale', 'global_qkv', the two
-  tables of 'relative' alone, and 'relative_keys_by_head' as well. Sizes are T, S
-  (None is T), K, V, B, N and H.
+  Options are named as in `supports`. Further options are 'scale', 'global_qkv', the
+  single tables of 'relative', and 'relative_keys_by_head'. The sizes are T, S (None is
+  T), K, V, B, N and H.
   """
 
   options: tuple[str, ...] = ()
@@ -34,11 +34,11 @@ class Case(NamedTuple):
   def dims(self) -> Dims:
     """The sizes from which a mechanism makes its variables."""
     N, K, H = self.num_heads, self.num_kv_heads, self.head_dim
-    # Longer than most calls, so that Linformer's first rows are in use.
+    # Longer than most calls, so that Linformer uses only its first rows.
     return Dims(N, K, H, max(self.keys, 16), K * H)
 
   def limited(self, supports: Collection[str]) -> "Case":
-    """The case without the options that a mechanism does not support."""
+    """The case without options that a mechanism does not support."""
     known = {"scale", *supports}
     kept = [x for x in self.options if {x, x.split("_")[0]} & known]
     return self._replace(options=tuple(kept))
@@ -102,10 +102,10 @@ LONG_CAUSAL = Case(
   length=307,
   batch=1,
 )
-"""Longer than a block, so that states and windows cross from one to the next."""
+"""Longer than a block, so that states and windows cross block boundaries."""
 
 
-# Not `assert`, which `python -O` leaves out and only pytest explains.
+# Not `assert`, which `python -O` removes and only pytest explains.
 def require(condition: Any, message: str) -> None:
   """Raises AssertionError with `message` unless `condition` holds."""
   if not condition:
@@ -117,7 +117,7 @@ def assert_close(
 ) -> None:
   """Raises unless |got - expected| ≤ tolerance · (largest expected magnitude).
 
-  The AssertionError calls `got` by its `name`.
+  The AssertionError refers to `got` by its `name`.
   """
   got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
   told = f"{name} has shape {got.shape}, expected {expected.shape}"

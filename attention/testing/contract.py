@@ -1,4 +1,4 @@
-"""The contract as a list of checks, and `check_mechanism` that runs it."""
+"""The contract as a list of checks, and `check_mechanism`, which runs them."""
 
 from collections.abc import Callable, Mapping, Sequence
 import inspect
@@ -18,7 +18,7 @@ from attention.testing import (  # noqa: F401 - each adds its laws
 from attention.testing.mechanism import LAWS, Check, Mechanism
 
 CHECKS: tuple[Check, ...] = tuple(LAWS)
-"""The contract. What a mechanism does not support takes no part."""
+"""The contract. Checks of capabilities that a mechanism lacks are skipped."""
 
 
 def check_mechanism(
@@ -34,48 +34,47 @@ def check_mechanism(
   one_matrix: bool = True,
   cache: Literal["length", "nothing"] | None = None,
 ) -> None:
-  """Holds a mechanism to the contract that all mechanisms here keep.
+  """Checks a mechanism against the contract of all mechanisms in this library.
 
       def test_decay():
         check_mechanism(decay, decay_definition)
 
-  What `supports` names is compared with the definition, alone and together,
-  values and gradients; what it does not name must raise. Nothing leaks: the
-  future, padding, other examples. Decoding equals the causal call.
+  The capabilities in `supports` are compared with the definition, separately and
+  combined, in values and gradients; all others must raise. The future, masked padding
+  and other examples must not affect a result. Decoding must equal the causal call.
   Every check runs under `jax.numpy_rank_promotion('raise')`, which makes jnp
   refuse to broadcast arrays of different ranks: write `rate[:, None] * x`.
 
   Args:
     factory: `(**options) -> Attention`.
-    definition: `(variables, query, key, value, **call) -> out`, the
-      mechanism's formula in float64 NumPy. It gets the variables of
-      `init`, with other numbers where all of a variable are equal, and the options
-      of a call, all floating-point arrays in float64;
-      what the record's `gates` read are the keys, as `[B, T, K·H]`;
-      for a mechanism whose query is its key ('shared_qk') there is no `key`, and
-      for one that makes its own ('own_keys') decoding has no `value`.
-      `attention.definitions` has those of the mechanisms here.
-    options: hyperparameters for the factory; None is its defaults.
+    definition: `(variables, query, key, value, **call) -> out`, the formula of the
+      mechanism in float64 NumPy. It gets the variables of `init`, where noise is added
+      to constant ones, and the options of a call, with all floating-point arrays in
+      float64. The inputs of the mechanism's `gates` are the keys, as `[B, T, K·H]`. A
+      mechanism whose query is its key ('shared_qk') gets no `key`, and for a mechanism
+      that makes its own keys ('own_keys') decoding has no `value`.
+      `attention.definitions` has the definitions of the mechanisms in this library.
+    options: hyperparameters for the factory; None means its defaults.
     normalised: whether the rows of the attention matrix sum to 1.
     sparse: whether a query may see none of the keys that a call allows.
-    pads: whether a sequence with masked padding gives what the sequence gives
-      alone; False where the pattern depends on the length.
-    past_error: how far the future may move the past; more than 0 only for a
-      mechanism that adds the same terms in another order.
-    bounded: whether queries and keys of any length give results near the values;
-      False for a sum of values that nothing divides, such as a recurrence's.
-    one_matrix: whether the result is one matrix times the values; False where each
-      channel of a value has weights of its own, or other values are read as well.
-    cache: 'length' if the decode cache must grow with max_length, and be refused when
-      it is full, 'nothing' if it must not grow; None allows both.
+    pads: whether masked padding at the end does not change the results of a sequence;
+      False if the pattern depends on the length.
+    past_error: the largest effect of later positions on earlier results; above 0 only
+      for a mechanism that may add the same terms in another order.
+    bounded: whether results stay near the values for queries and keys of any length;
+      False for an unnormalised sum of values, as in a recurrence.
+    one_matrix: whether the result is one matrix times the values; False if each channel
+      of a value has its own weights, or if other values are read as well.
+    cache: 'length' if the decode cache must grow with max_length and be refused when it
+      is full, 'nothing' if it must not grow; None allows both.
 
   Raises:
-    AssertionError: lists every check that failed, with what was found and what
-      to do.
-    ValueError: `factory` makes no mechanism, or a hyperparameter without a default
-      is not in `options`.
+    AssertionError: at least one check failed; the message lists each of them with the
+      difference and advice.
+    ValueError: `factory` does not make a mechanism, or a hyperparameter without default
+      is missing in `options`.
 
-  Cost: it compiles about twenty-five small programs, half a minute on one core.
+  Cost: compiles about twenty-five small programs, half a minute on one core.
   """
   is_function = callable(factory) and not isinstance(factory, Attention)
   takes = [*inspect.signature(factory).parameters] if is_function else []
@@ -109,13 +108,13 @@ def _report(
   failed: Sequence[tuple[Check, Exception]],
   total: int,
 ) -> str:
-  """One paragraph for each thing that was found, in the order of `CHECKS`."""
+  """One paragraph per distinct failure, in the order of `CHECKS`."""
   alike: dict[str, list[tuple[Check, str]]] = {}
   for check, error in failed:
     message, place = str(error), _place(mechanism, error)
     if place:
       message = f"{type(error).__name__}: {message}\n{place}"
-    # An error in one place is one fault, for all shapes in its message.
+    # Errors raised at one line are one fault, even if their messages differ.
     fault = place or f"{message} {check.advice}"
     if "jax_numpy_rank_promotion" in message:
       fault = _RANKS
@@ -135,15 +134,15 @@ def _report(
   return "\n".join(lines)
 
 
-_RAISES = "A call that `supports` names must not raise an error."
+_RAISES = "A call that `supports` allows must not raise an error."
 _RANKS = (
-  "Write out the axes that arrays get, `rate[:, None] * distance[None, :]`: "
+  "Add broadcast axes explicitly, `rate[:, None] * distance[None, :]`: "
   "the contract is checked under jax.numpy_rank_promotion('raise')."
 )
 
 
 def _place(mechanism: Mechanism, error: Exception) -> str:
-  """Where a mechanism raised, in the file of its factory if that took part."""
+  """The line that raised an error, if possible in the file of the factory."""
   if isinstance(error, AssertionError):
     return ""
   here = str(pathlib.Path(__file__).parent)

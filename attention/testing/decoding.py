@@ -25,7 +25,7 @@ def _start(
   """Variables, an empty cache, query, key and value, options of the call."""
   qkv, call = mechanism.draw(case.limited(mechanism.supports))
   if "own_keys" in mechanism.supports:
-    del qkv[2:]  # A cache has no place for other values.
+    del qkv[2:]  # The cache does not store separate values.
   dims = case.dims._replace(value_dim=case.value_dim)
   variables = mechanism.variables(dims)
   sizes = case.batch, case.length, dims, dtype
@@ -34,7 +34,7 @@ def _start(
 
 
 def _causal(mechanism, variables, qkv, **call):
-  """The causal call on the whole sequence, by the definition that it equals."""
+  """The result of the definition for the causal call on the whole sequence."""
   return mechanism.define(variables, qkv, is_causal=True, **call)
 
 
@@ -52,7 +52,7 @@ def _step(mechanism):
 
 
 def _steps(mechanism, variables, cache, qkv):
-  """Decodes position after position; returns the results and the cache."""
+  """Decodes one position at a time; returns the results and the cache."""
   step, _ = _step(mechanism)
   outs = []
   for t in range(qkv[0].shape[1]):
@@ -63,14 +63,15 @@ def _steps(mechanism, variables, cache, qkv):
 
 @law("decode")
 def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
-  """Decoding in `jax.lax.scan` must give what the causal call gives.
+  """Decoding in `jax.lax.scan` must equal the causal call.
 
-  With relative_bias and relative_keys, and with score_mod and mask_mod, where
-  `supports` has them; in these functions t is the position, and s that of the
-  key in each slot of the cache. Values are as wide as `Dims.value_dim` says. Every
-  leaf of the cache has a leading axis B, and a shape and dtype that stay. Frequent causes: the new key is written one place
-  off, places that are not filled yet are not masked, query head n does not read
-  key head n // (N/K), an example depends on others of its batch.
+  Also with relative_bias and relative_keys, and with score_mod and mask_mod, if
+  `supports` has them; in these functions t is the position, and s is the position of
+  the key in each slot of the cache. Values have the width `Dims.value_dim`. Every leaf
+  of the cache has a leading axis B, and its shape and dtype do not change. Frequent
+  causes: the new key is written to a neighbouring slot, empty slots are not masked,
+  query head n does not read key head n // (N/K), an example depends on others of its
+  batch.
   """
   names = ("relative_bias", "relative_keys_by_head")
   case = _CASE._replace(options=names, num_kv_heads=1)
@@ -120,10 +121,10 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
 
 @law("decode")
 def decoding_is_compiled_once(mechanism: Mechanism) -> None:
-  """Steps are compiled once, as a generating program calls them.
+  """All steps of decoding must share one compiled program.
 
-  A cache must keep its structure, shapes and dtypes from step to step. In bfloat16
-  it must give the definition within 2e-2: keep sums, logits and normalisers in
+  A cache must keep its structure, shapes and dtypes from step to step. In bfloat16,
+  results must equal the definition within 2e-2: keep sums, logits and normalisers in
   float32.
   """
   _, traces = _step(mechanism)

@@ -1,4 +1,4 @@
-"""Nothing leaks: the future, padding, the batch, empty rows, huge logits."""
+"""Independence of the future, padding and the batch; empty rows and huge logits."""
 
 from typing import Any
 
@@ -21,16 +21,16 @@ from attention.testing.mechanism import (
   separate,
 )
 
-# All laws are about the arrays of `Mechanism.draw_masked`, so that one program
-# `backward` of a direction serves them.
+# All laws use the arrays of `Mechanism.draw_masked`, so that they share one program
+# `backward` per direction.
 
 
 @law("causal", bits=True)
 def future_changes_nothing(mechanism: Mechanism) -> None:
-  """With is_causal=True, query t may see keys s ≤ t only.
+  """With is_causal=True, query t must see only keys s ≤ t.
 
-  In values, maxima and normalisers alike. Where a mechanism adds the same terms in
-  another order (it sorts), past_error=1e-6 allows for the rounding.
+  This holds for values, maxima and normalisers. If a mechanism may add the same terms in
+  another order, for example because it sorts, past_error=1e-6 allows for rounding.
   """
   long = mechanism.draw(LONG_CAUSAL.limited(mechanism.supports))
   if "mask" in long[1]:
@@ -73,7 +73,7 @@ def future_has_no_gradient(mechanism: Mechanism) -> None:
   cotangent[:, 5] = 1.0
   _, gradient = backward(mechanism, True, qkv, call, cotangent)
   for grad in map(np.asarray, gradient):
-    # A sparse one may not see its own position.
+    # In a sparse mechanism, a query may not see its own position.
     require(
       mechanism.sparse or np.abs(grad[:, 5]).max() > 0,
       "result 5 has no gradient at position 5",
@@ -85,9 +85,9 @@ def future_has_no_gradient(mechanism: Mechanism) -> None:
 
 @law("mask", where=lambda mechanism: mechanism.pads, each_direction=True)
 def padding_changes_nothing(mechanism: Mechanism, is_causal: bool) -> None:
-  """A sequence with masked padding behind it must give what it gives alone.
+  """Masked padding at the end must not change the results of a sequence.
 
-  pads=False says that the pattern depends on the length, padding included.
+  pads=False declares that the pattern depends on the length, including padding.
   """
   padded, call = mechanism.draw_masked()
   short = [x[:, :7].copy() for x in padded]
@@ -104,12 +104,12 @@ def padding_changes_nothing(mechanism: Mechanism, is_causal: bool) -> None:
 def hidden_positions_may_hold_anything(
   mechanism: Mechanism, is_causal: bool
 ) -> None:
-  """Keys, values and gates that a key mask hides must not change a bit.
+  """Masked keys, values and gates must not change a bit of results and gradients.
 
-  Of results and gradients, whatever they hold: NaN, infinity, large numbers. Their own
-  gradient may be NaN, if they are. NaN gets through a product even with a weight of
-  zero, so set them to zero first (`Visible.readable`), ahead of functions that have
-  parameters. A query that is NaN must change its own result alone.
+  This holds for any content: NaN, infinity, large numbers. The gradient of a masked
+  position may be NaN if its content is. NaN times a weight of zero is NaN, so set masked
+  positions to zero first (`Visible.readable`), before functions that have parameters. A
+  query that is NaN must affect only its own result.
   """
   qkv, call = mechanism.draw_masked()
   hidden = ~call["mask"][:, 0, 0, :]
@@ -131,13 +131,13 @@ def hidden_positions_may_hold_anything(
 
 @law("full_mask", bits=True, each_direction=True)
 def hidden_from_every_query(mechanism: Mechanism, is_causal: bool) -> None:
-  """A mask of pairs may hide a key from every query, or have one row for all.
+  """A key that a full mask hides from every query must not affect any result.
 
-  What the key and its value hold must change nothing then, as with a key mask.
+  This holds also for a full mask with one row for all queries, as for a key mask.
   """
   qkv, call = mechanism.draw_masked()
   hidden, gates = np.arange(13) % 4 == 1, mechanism.gates(qkv)
-  # Gates of decay count between keys, unless a key mask hides their position.
+  # Decays between keys count unless a key mask excludes their position.
   keys = gates if "own_keys" in mechanism.supports else {}
   pairs = np.random.default_rng(1).random((8, 4, 13, 13)) < 0.7
   for mask in (
@@ -162,7 +162,7 @@ def _filled(x: Any, where: Any, content: float) -> np.ndarray:
 def _all_results(
   mechanism: Mechanism, is_causal: bool, qkv: Any, call: dict[str, Any]
 ) -> dict[str, np.ndarray]:
-  """The result, and gradients of all that has any, by their names."""
+  """The result, and the gradients of all differentiable arrays, by name."""
   call = {**call, **({"is_causal": True} if is_causal else {})}
   parts = separate(mechanism, mechanism.variables(Case().dims), qkv, call)
   cotangent = np.random.default_rng(2).standard_normal(qkv[0].shape, np.float32)
@@ -182,7 +182,7 @@ def _same(
   hidden: np.ndarray,
   filled: Any,
 ) -> None:
-  """What was `filled` has no gradient where it is hidden, but what 0 · NaN is."""
+  """Compares results; gradients of `filled` arrays must be 0 or NaN where masked."""
   own = tuple(f"['{name}']" for name in ("key", "value", *filled))
   for name, x in got.items():
     told, y = f"{content} where the mask hides changes {name}", expected[name]
@@ -195,9 +195,9 @@ def _same(
 
 @law("mask", each_direction=True)
 def empty_rows_give_zeros(mechanism: Mechanism, is_causal: bool) -> None:
-  """A query that may attend to nothing gives zeros, with gradients of zero.
+  """A query that may attend to nothing must give zeros, with gradients of zero.
 
-  `attention.softmax.rows.masked_softmax` does that.
+  `attention.softmax.rows.masked_softmax` does this.
   """
   qkv, call = mechanism.draw_masked(hides=False)
   call["mask"][1] = False
@@ -220,9 +220,9 @@ def empty_rows_give_zeros(mechanism: Mechanism, is_causal: bool) -> None:
 
 @law("segments", each_direction=True)
 def lone_segment_gives_zeros(mechanism: Mechanism, is_causal: bool) -> None:
-  """A query whose segment has no key gives zeros.
+  """A query whose segment has no key must give zeros.
 
-  Compare query_segment_ids with key_segment_ids, leave out pairs that differ.
+  Compare query_segment_ids with key_segment_ids, and mask pairs that differ.
   """
   qkv, call = mechanism.draw_masked(hides=False)
   call["query_segment_ids"][:, 4] = 7
@@ -238,12 +238,12 @@ def lone_segment_gives_zeros(mechanism: Mechanism, is_causal: bool) -> None:
 def huge_logits_stay_finite(mechanism: Mechanism, is_causal: bool) -> None:
   """Logits of ±10,000 must give finite results and gradients, near the values.
 
-  Subtract the maximum before the exponential. bounded=False says that nothing
-  divides the sum of values.
+  Subtract the maximum before the exponential. bounded=False declares that the sum of
+  values is not normalised.
   """
   drawn, call = mechanism.draw_masked()
   query, key, value = drawn[0], drawn[1], drawn[-1]
-  # |key|² / √H = 1e4; queries along the keys, against them and neither.
+  # |key|² / √H = 1e4; queries along the keys, opposite to them, and random.
   key = key * np.sqrt(1e4 * np.sqrt(8))
   key /= np.linalg.norm(drawn[1], axis=-1, keepdims=True)
   along = np.repeat(key, 2, axis=2)
@@ -263,10 +263,10 @@ def huge_logits_stay_finite(mechanism: Mechanism, is_causal: bool) -> None:
 
 @law(each_direction=True)
 def gradients_of_any_size(mechanism: Mechanism, is_causal: bool) -> None:
-  """Gradients must be 1e18 times larger or smaller where the cotangent is.
+  """Gradients must scale with cotangents that are 1e18 times larger or smaller.
 
-  Squares of small and large numbers leave float32: an iteration in the backward
-  pass should divide by the largest number first.
+  Squares of such numbers leave the range of float32: an iteration in the backward pass
+  should divide by the largest number first.
   """
   qkv, call = mechanism.draw_masked()
   _, expected = backward(mechanism, is_causal, qkv, call)
@@ -280,7 +280,7 @@ def gradients_of_any_size(mechanism: Mechanism, is_causal: bool) -> None:
 
 @law(bits=True, each_direction=True)
 def examples_are_apart(mechanism: Mechanism, is_causal: bool) -> None:
-  """An example must not change by a bit with others of its batch.
+  """Other examples of a batch must not change a bit of an example's result.
 
   Take no maximum, sum or norm over axis 0.
   """
@@ -297,10 +297,10 @@ def examples_are_apart(mechanism: Mechanism, is_causal: bool) -> None:
 
 @law("rowwise")
 def rowwise(mechanism: Mechanism) -> None:
-  """A query alone must give what it gives among others.
+  """The result of a query must not depend on the other queries.
 
-  If the result depends on the query's position or on other queries, 'rowwise' must
-  leave `supports`.
+  If it depends on the query's position or on other queries, remove 'rowwise' from
+  `supports`.
   """
   (query, *rest), call = mechanism.draw_masked()
   whole, _ = backward(mechanism, False, [query, *rest], call)

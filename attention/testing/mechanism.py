@@ -1,4 +1,4 @@
-"""A mechanism as the contract sees it, and the laws that it is held to."""
+"""A mechanism with its definition, as the contract checks it, and the laws."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -16,9 +16,9 @@ from attention.testing.calls import Case, require
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mechanism:
-  """A factory with hyperparameters, its definition, and what cannot be read.
+  """A factory with hyperparameters, its definition, and its declared properties.
 
-  The arguments are those of `check_mechanism`, which describes them.
+  The arguments are those of `check_mechanism`, which documents them.
   """
 
   factory: Callable[..., Attention]
@@ -42,40 +42,40 @@ class Mechanism:
 
   @functools.cached_property
   def record(self) -> Attention:
-    """What the factory returns; its gates, if it has any, read its keys."""
+    """The mechanism of the factory; its gates, if any, are computed from its keys."""
     return gates_from_keys(self.factory(**self.options))
 
   @property
   def supports(self) -> frozenset[str]:
-    """What the record claims."""
+    """The capabilities of the mechanism."""
     return self.record.supports
 
   @property
   def directions(self) -> tuple[bool, ...]:
-    """The values of `is_causal` that it takes."""
+    """The values of `is_causal` that the mechanism supports."""
     return directions(self.record)
 
   @property
   def shares_query_and_key(self) -> bool:
-    """Whether query and key are one array, which `draw` gives once."""
+    """Whether query and key are one array, which `draw` returns once."""
     return "shared_qk" in self.supports
 
   def three(self, qkv: Any) -> tuple[Any, Any, Any]:
-    """Query, key and value, None for what `draw` leaves out."""
+    """Query, key and value, with None for arrays that `draw` leaves out."""
     if self.shares_query_and_key:
       return qkv[0], None, qkv[1]
     query, key, value, *_ = (*qkv, None)
     return query, key, value
 
   def apply(self, variables: Variables, qkv: Any, **call: Any) -> Any:
-    """The call on arrays as `draw` gives them, causal where it has to be."""
+    """Calls the mechanism on arrays of `draw`; causal if it only supports that."""
     return self.record.apply(variables, *self.three(qkv), **self._call(call))
 
   def _call(self, call: dict[str, Any]) -> dict[str, Any]:
     return {"is_causal": True, **call} if self.record.causal_only else call
 
   def decoder(self, name: str) -> Callable[..., Any]:
-    """'init_cache', 'decode' or 'prefill' of the record, which has to be there."""
+    """The function 'init_cache', 'decode' or 'prefill', which must not be None."""
     function = getattr(self.record, name)
     require(function, f"`supports` names 'decode', but {name} is None")
     return function
@@ -83,17 +83,17 @@ class Mechanism:
   def variables(self, dims: Dims) -> Variables:
     """The variables that `init` draws, once for each `dims`.
 
-    A trained variable whose numbers are all equal, such as a bias of 0, gets others.
+    Noise is added to trained variables that are constant, such as a bias of 0.
     """
     return _variables(self, dims)
 
   def draw(self, case: Case, seed: int = 0) -> tuple[list, dict[str, Any]]:
-    """`case.draw`, without the key where the query is the key."""
+    """`case.draw`, without the key if the query is the key."""
     arrays, call = case.draw(seed)
     return arrays[:: 2 if self.shares_query_and_key else 1], call
 
   def gates(self, qkv: Any) -> dict[str, Any]:
-    """What the record's gates read of the keys, as options of a call."""
+    """The gates, computed from the keys, as options of a call."""
     read = self.factory(**self.options).gates
     if read is None:
       return {}
@@ -104,9 +104,9 @@ class Mechanism:
   def draw_masked(
     self, length: int = 13, seed: int = 0, *, hides: bool = True
   ) -> tuple[list, dict[str, Any]]:
-    """Arrays, a mask of keys and one segment, as far as it takes them.
+    """Arrays, a key mask and a single segment, as far as they are supported.
 
-    The mask hides some keys, or none; the batch is 8.
+    The mask excludes some keys, or with `hides` False none; the batch is 8.
     """
     case = Case(("mask", "segments"), length=length, batch=8)
     arrays, call = self.draw(case.limited(self.supports), seed)
@@ -117,7 +117,7 @@ class Mechanism:
     return arrays, call
 
   def define(self, variables: Variables, qkv: Any, **call: Any) -> Any:
-    """The definition's result on arrays in float64, checked to be float64."""
+    """The result of the definition in float64; checks that it is float64."""
     tree = in_float64((variables, list(qkv), self._call(call)))
     variables, qkv, call = tree
     out = self.definition(variables, *qkv, **call)
@@ -130,7 +130,7 @@ class Mechanism:
 
 
 def in_float64(tree: Any) -> Any:
-  """Floating-point arrays as float64 NumPy arrays, all else as it is."""
+  """Converts floating-point arrays to float64 NumPy arrays; leaves all else."""
 
   def converted(x):
     is_array = isinstance(x, np.ndarray | jax.Array)
@@ -142,14 +142,14 @@ def in_float64(tree: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _variables(mechanism, dims):
-  # One program, where eager JAX would compile one for each operation.
+  # One program; eager JAX would compile one per operation.
   variables = jax.jit(lambda key: mechanism.record.init(key, dims))(
     jax.random.key(0)
   )
   rng = np.random.default_rng(0)
 
   def drawn(leaf):
-    """Zeros would hide the sign of a bias, and ones a scale that is not read."""
+    """Adds noise: zeros would hide a wrong sign of a bias, and ones an unused scale."""
     if np.ptp(leaf) > 0:
       return leaf
     noise = rng.normal(0.0, 0.3, leaf.shape)
@@ -159,7 +159,7 @@ def _variables(mechanism, dims):
   return {**variables, **jax.tree.map(drawn, trained)}
 
 
-# Compiling takes most of the contract's time, so laws share programs.
+# Compilation takes most of the contract's time, so laws share programs.
 @functools.lru_cache(maxsize=4)
 def forward(mechanism: Mechanism, is_causal: bool) -> Callable[..., Any]:
   """The compiled call `(qkv, **call) -> out`."""
@@ -168,10 +168,10 @@ def forward(mechanism: Mechanism, is_causal: bool) -> Callable[..., Any]:
 
 
 def separate(mechanism: Mechanism, variables: Any, qkv: Any, call: Any) -> Any:
-  """What a call has gradients for, its other arrays, its Python values.
+  """Splits a call into differentiable arrays, other arrays, and Python values.
 
-  The first are floating-point arrays but constants, as {'params', 'arrays',
-  'options'}; `together` puts these and the others together again.
+  The first are all floating-point arrays except constants, as {'params', 'arrays',
+  'options'}. `together` inverts this function.
   """
   names = ("query", "key", "value") if len(qkv) == 3 else ("query", "value")
   trained = {k: x for k, x in variables.items() if k != "constants"}
@@ -219,9 +219,9 @@ def backward(
   cotangent: Any = None,
   dims: Dims | None = None,
 ) -> tuple[Any, list]:
-  """The result and the gradients of `qkv`; the cotangent None is all ones.
+  """The result, and the gradients of `qkv` for a cotangent, by default of ones.
 
-  The variables are those of `dims`; None is those of most calls.
+  The variables are those of `dims`, by default those of most calls.
   """
   if cotangent is None:
     cotangent = np.ones(qkv[0].shape, np.float32)
@@ -238,15 +238,15 @@ class Check:
   """A law of the contract.
 
   Attributes:
-    name: the law, and in brackets the call that it is checked on.
-    law: `(mechanism) -> None`, raises AssertionError where it does not hold. Its
+    name: name of the law, with the checked call in brackets.
+    law: `(mechanism) -> None`, raises AssertionError if the law does not hold. Its
       docstring is the advice.
-    needs: capabilities of the mechanisms that the law is about.
-    where: a further condition.
-    every_setting: whether it depends on the hyperparameters of a mechanism, so
-      that a suite with several settings of one checks each of them.
-    bits: whether the law is about bits, and so needs the optimisation by XLA
-      that users have.
+    needs: capabilities that a mechanism needs for the law to apply.
+    where: a further condition on the mechanism.
+    every_setting: whether the law depends on hyperparameters, so that a suite with
+      several settings of a mechanism should check each of them.
+    bits: whether the law compares bits, and so needs the XLA optimisations of normal
+      use.
   """
 
   name: str
@@ -261,16 +261,16 @@ class Check:
 
   @property
   def advice(self) -> str:
-    """What must hold, and what to do where it does not."""
+    """The condition, and advice in case of a failure."""
     law = getattr(self.law, "func", self.law)
     return " ".join(str(law.__doc__).split())
 
   def applies(self, mechanism: Mechanism) -> bool:
-    """Whether the law is about `mechanism`."""
+    """Whether the law applies to `mechanism`."""
     return self.needs <= mechanism.supports and self.where(mechanism)
 
   def __call__(self, mechanism: Mechanism) -> None:
-    """Checks a mechanism, without silent broadcasting of ranks.
+    """Checks a mechanism, without implicit rank promotion.
 
     Raises:
       AssertionError: the law does not hold.
@@ -280,14 +280,14 @@ class Check:
 
 
 LAWS: list[Check] = []
-"""The contract; `law` adds to it, and so do laws of several calls."""
+"""The contract, to which `law` and modules with parametrised laws add."""
 
 
 def law(*needs: str, **facts: Any) -> Callable[..., Check]:
-  """Makes a function a check of its name, for mechanisms that support `needs`.
+  """Registers a function as a check, for mechanisms that support `needs`.
 
-  With each_direction=True it gets `is_causal` as well, False and True as far as a
-  mechanism takes it.
+  With each_direction=True the function also gets `is_causal`, once for each value that
+  the mechanism supports.
   """
   each_direction = facts.pop("each_direction", False)
 

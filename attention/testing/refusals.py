@@ -1,4 +1,4 @@
-"""What a record claims, and what a mechanism must refuse."""
+"""The capabilities that a mechanism declares, and calls that it must refuse."""
 
 from functools import partial
 import re
@@ -16,9 +16,9 @@ from attention.testing.mechanism import LAWS, Check, Mechanism, law
 
 @law()
 def record(mechanism: Mechanism) -> None:
-  """`supports` must hold names that attention.mechanism.Attention lists.
+  """`supports` must have only names that attention.mechanism.Attention lists.
 
-  And 'decode' exactly where init_cache and decode are given, and not None.
+  It must have 'decode' if and only if init_cache and decode are not None.
   """
   supports = mechanism.supports
   unknown = ", ".join(sorted(supports - CAPABILITIES.keys()))
@@ -38,7 +38,7 @@ def record(mechanism: Mechanism) -> None:
 
 
 def _error(mechanism: Mechanism, qkv: Any, call: Any) -> Exception | None:
-  """What a call raises while it is traced."""
+  """The exception that a call raises while it is traced, or None."""
   variables = mechanism.variables(Case().dims)
   try:
     jax.eval_shape(lambda qkv: mechanism.apply(variables, qkv, **call), qkv)
@@ -61,7 +61,7 @@ def _raises(
   )
 
 
-# Where the argument has another name, what is drawn for it, and what is added.
+# Capability -> names of its arguments, the drawn call, and additional options.
 _REFUSED = {
   "causal": ("is_causal", Case(("causal",)), {}),
   "bidirectional": ("is_causal", Case(), {"is_causal": False}),
@@ -79,10 +79,9 @@ _REFUSED = {
 def _refused(mechanism: Mechanism, feature: str) -> None:
   """No option may be accepted and ignored.
 
-  What `supports` does not name must raise ValueError('argument: what was expected
-  and what came; what to do instead'). `attention.mechanism.accepted_options` does
-  that for options that a function's signature does not have, `checks.key_mask`
-  for masks.
+  An option that `supports` does not name must raise ValueError('argument: expected this,
+  got that; advice'). `attention.mechanism.accepted_options` does this for options that
+  a function's signature does not have, `checks.key_mask` for masks.
   """
   arguments, case, more = _REFUSED[feature]
   if feature == "dropout":
@@ -116,9 +115,9 @@ LAWS += [
   where=lambda mechanism: not {"value_heads", "own_keys"} & mechanism.supports,
 )
 def refuses_values_of_more_heads(mechanism: Mechanism) -> None:
-  """Values of more heads than queries and keys have must raise ValueError.
+  """Values with more heads than queries and keys must raise ValueError.
 
-  Or `supports` must name 'value_heads'.
+  Otherwise `supports` must have 'value_heads'.
   """
   qkv, _ = mechanism.draw(Case(num_kv_heads=4))
   *qk, value = qkv
@@ -129,10 +128,10 @@ def refuses_values_of_more_heads(mechanism: Mechanism) -> None:
 
 @law(every_setting=False)
 def refuses_an_unknown_option(mechanism: Mechanism) -> None:
-  """An option that the mechanism does not have must raise, with any value.
+  """An unknown option must raise an error, with any value.
 
-  Do not catch options with **kwargs; `attention.mechanism.accepted_options` reads
-  them from the function's signature.
+  Do not ignore options in **kwargs; `attention.mechanism.accepted_options` checks
+  them against the function's signature.
   """
   qkv, _ = mechanism.draw(Case())
   for value in (3, None, False, 0.0):
@@ -146,10 +145,10 @@ def refuses_an_unknown_option(mechanism: Mechanism) -> None:
 
 @law(every_setting=False)
 def refuses_wrong_arguments(mechanism: Mechanism) -> None:
-  """What does not fit must raise ValueError that names the argument, when traced.
+  """Wrong arguments must raise ValueError that names the argument, while tracing.
 
   `attention.checks` has the checks: check_qkv, check_mask, key_mask,
-  softmax_scale, or check_pairs for all.
+  softmax_scale, or check_pairs for all of them.
   """
   qkv, _ = mechanism.draw(Case())
   query, *key, value = qkv
@@ -173,7 +172,7 @@ def refuses_wrong_arguments(mechanism: Mechanism) -> None:
     ((2, 1, 1, 13), np.float32),
   ):
     wrong.append((pattern, qkv, {"mask": np.ones(shape, dtype)}))
-  # A wrong argument has to pass jaxtyping to reach the function's own checks.
+  # Without jaxtyping, so that wrong arguments reach the function's own checks.
   before = jaxtyping.config.jaxtyping_disable
   jaxtyping.config.update("jaxtyping_disable", True)
   try:

@@ -1,8 +1,9 @@
 """Tests of an installed library: `pytest --pyargs attention.testing`.
 
-They need pytest and no file of the repository. Dense attention is held to the whole
-contract, and one call of each mechanism below to its definition, values and
-gradients. The repository's own suite holds every mechanism to every law.
+They need pytest, but no file of the repository. Dense attention is checked against the
+whole contract; the mechanisms below are checked against their definitions in one call
+each, in values and gradients. The repository's test suite checks every mechanism
+against the whole contract.
 """
 
 import inspect
@@ -26,7 +27,7 @@ _MECHANISMS: dict[str, dict[str, Any]] = {
   "gated_delta": {},
   "stick_breaking": {},
 }
-"""Mechanisms whose variables are arguments of their definition, and options."""
+"""Options of mechanisms whose variables are arguments of their definitions."""
 
 
 def _mechanism(name: str, options: dict[str, Any]) -> Mechanism:
@@ -39,7 +40,7 @@ def _mechanism(name: str, options: dict[str, Any]) -> Mechanism:
   settings = {key: value for key, value in options.items() if key in taken}
 
   def define(variables, *arrays, **call):
-    # Gates of a recurrence are made from its inputs: here, the keys.
+    # Gates of a recurrence are computed from its inputs, here the keys.
     if "inputs" in taken:
       key = np.asarray(arrays[1])
       call["inputs"] = key.reshape(*key.shape[:2], -1)
@@ -57,13 +58,13 @@ _DENSE = _mechanism("dense", {})
   "check", [check for check in CHECKS if check.applies(_DENSE)], ids=str
 )
 def test_dense_attention_keeps_the_contract(check):
-  """Each law is a test of its own."""
+  """Each law is a separate test."""
   check(_DENSE)
 
 
 @pytest.mark.parametrize("name", _MECHANISMS)
 def test_mechanism_equals_its_definition(name):
-  """Values and gradients of a causal call, where there is one, with options."""
+  """Values and gradients of a call with options, causal if that is supported."""
   mechanism = _mechanism(name, _MECHANISMS[name])
   is_causal = "causal" in mechanism.supports
   law = f"value_and_gradient[{'causal' if is_causal else 'options'}]"

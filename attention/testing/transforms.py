@@ -37,7 +37,7 @@ def _same_gradients(got, expected):
 def mesh_of_rows(
   kind: jax.sharding.AxisType = jax.sharding.AxisType.Auto,
 ) -> jax.sharding.Mesh:
-  """As many devices as divide a batch of 8."""
+  """A mesh along 'batch' of the largest number of devices that divides 8."""
   count = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
   return jax.make_mesh(
     (count,), ("batch",), (kind,), devices=jax.devices()[:count]
@@ -46,13 +46,13 @@ def mesh_of_rows(
 
 @law(every_setting=False)
 def no_leaked_tracers(mechanism: Mechanism) -> None:
-  """No tracer may outlive the trace that made it.
+  """No tracer may outlive its trace.
 
-  Keep none in a global or in a cache.
+  Do not store tracers in globals or caches.
   """
   apply, qkv, call = _drawn(mechanism)
   call = jax.tree.map(jnp.asarray, call)
-  # JAX asks the garbage collector for each trace: it shall see these alone.
+  # JAX scans all objects for leaked traces; freezing excludes older ones.
   gc.freeze()
   try:
     with jax.checking_leaks():
@@ -65,9 +65,10 @@ def no_leaked_tracers(mechanism: Mechanism) -> None:
 def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
   """`jax.vmap` of `jax.lax.scan` over `jax.checkpoint` must give the same.
 
-  In values and gradients, inside of `jax.shard_map`. Frequent causes: NumPy on arrays
-  that are traced, Python `if` on their values, and zeros that start a loop and do not
-  vary over the devices as its results do (`attention.platform.layout.alike` makes them).
+  This holds for values and gradients, inside `jax.shard_map`. Frequent causes: NumPy
+  functions on traced arrays, Python `if` on their values, and initial zeros of a loop
+  that do not vary over the devices like its results
+  (`attention.platform.derivative.match_varying` casts them).
   """
   apply, qkv, call = _drawn(mechanism)
   factors = np.array([0.5, 1.5], np.float32)
@@ -107,9 +108,9 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
 
 @law(every_setting=False)
 def forward_mode(mechanism: Mechanism) -> None:
-  """`jax.jvp` must give the derivative that `jax.vjp` gives.
+  """`jax.jvp` must give the same derivative as `jax.vjp`.
 
-  A `jax.custom_vjp` has none; let JAX differentiate, or say how with
+  A `jax.custom_vjp` does not support it; let JAX differentiate, or use
   `jax.custom_jvp`.
   """
   apply, qkv, call = _drawn(mechanism)
@@ -135,11 +136,11 @@ def forward_mode(mechanism: Mechanism) -> None:
 
 @law(every_setting=False)
 def eager_equals_jit(mechanism: Mechanism) -> None:
-  """A call outside of `jax.jit` must give what the compiled one gives.
+  """A call outside `jax.jit` must equal the compiled call.
 
-  It is compared with the definition, as the compiled one is.
+  Both are compared with the definition.
   """
-  # A chunk of a recurrence, one program with its state.
+  # One chunk of a recurrence, so that there is one program for its state.
   apply, qkv, call = _drawn(mechanism, 64)
   variables = mechanism.variables(Case(length=64).dims)
   is_causal = {"is_causal": True} if mechanism.directions[0] else {}
@@ -150,7 +151,7 @@ def eager_equals_jit(mechanism: Mechanism) -> None:
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[str]]:
-  """A list of one entry for each program that is compiled inside."""
+  """A context that lists the programs compiled inside it, one entry each."""
   found: list[str] = []
 
   def listen(event: str, *_: Any, **__: Any) -> None:
@@ -166,10 +167,10 @@ def compilations() -> Iterator[list[str]]:
 
 @law(every_setting=False)
 def eager_compiles_once(mechanism: Mechanism) -> None:
-  """An eager call must compile nothing that an earlier one has compiled.
+  """A second eager call must not compile programs again.
 
-  A loop of JAX compiles anew for each new Python function. Define the functions of a
-  loop outside of the call, or keep one `jax.jit` of the whole for each set of options.
+  A loop of JAX is compiled again for each new Python function. Define the functions of
+  a loop outside the call, or cache one `jax.jit` of the whole call per set of options.
   """
   apply, qkv, call = _drawn(mechanism, 64)
   call = jax.device_put(call)
@@ -190,7 +191,7 @@ def eager_compiles_once(mechanism: Mechanism) -> None:
 
 @law(every_setting=False)
 def sharded_batch(mechanism: Mechanism) -> None:
-  """Arrays that are sharded along B must give the same, sharded likewise."""
+  """Arrays that are sharded along B must give equal results, also sharded along B."""
   _, qkv, call = _drawn(mechanism)
   sharding = jax.sharding.NamedSharding(mesh_of_rows(), jax.P("batch"))
   expected, expected_gradient = _expected(mechanism, qkv, call)
@@ -205,11 +206,10 @@ def sharded_batch(mechanism: Mechanism) -> None:
 
 @law()
 def attention_matrix(mechanism: Mechanism) -> None:
-  """The result must be linear in `value`, with weights only where a query sees a key.
+  """The result must be linear in `value`, with weights only for visible keys.
 
-  It need not be one matrix times the values where one_matrix=False is said.
-  Rows must sum to 1 unless normalised=False is said, and be zero only where nothing
-  may be seen unless sparse=True is.
+  It must be one matrix times the values unless one_matrix=False. Rows must sum to 1
+  unless normalised=False, and may be zero only without visible keys unless sparse=True.
   """
   is_causal = mechanism.directions[-1]
   qkv, call = mechanism.draw_masked()

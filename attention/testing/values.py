@@ -1,4 +1,4 @@
-"""A call equals the definition, values and gradients."""
+"""Calls equal the definition, in values and gradients."""
 
 from functools import partial
 
@@ -25,8 +25,8 @@ from attention.testing.mechanism import (
   together,
 )
 
-# What a mechanism does not support is left out of a call. So each option meets
-# several others in both directions, with few programs to compile.
+# Options that a mechanism does not support are left out of a call. Each option is
+# combined with several others in both directions, with few programs to compile.
 _CASES = {
   "plain": Case(num_kv_heads=4),
   "options": Case(
@@ -35,7 +35,7 @@ _CASES = {
     value_dim=5,
   ),
   "more_options": Case(("full_mask", "relative", "logits_soft_cap")),
-  # Without tables, the program of the laws about masks.
+  # Without tables, this is the program of the laws about masks.
   "causal": Case(
     ("causal", "mask", "segments", "relative", "log_forget"), batch=8
   ),
@@ -69,12 +69,12 @@ _ONCE = ("plain", "one_position", "cross", "causal_cross", "fewer_keys", "long")
 
 
 def value_and_gradient(mechanism: Mechanism, case: Case) -> None:
-  """The call must equal the definition within 1e-5, and so must its gradients.
+  """The call and its gradients must equal the definition within 1e-5.
 
-  With respect to query, key, value, params and tables. The message begins with
-  the sizes and options of the call; compare the two on that call,
-  `Case(…).draw()` of attention.testing, with fewer options. An option that cannot
-  be honoured must leave `supports`; `scale` has to be taken by every mechanism.
+  Gradients are those of query, key, value, params and tables. The message begins with
+  the sizes and options of the call; compare the two on that call, `Case(…).draw()` of
+  attention.testing, with fewer options. Remove unsupported options from `supports`;
+  every mechanism must support `scale`.
   """
   case = case.limited(mechanism.supports)
   try:
@@ -104,7 +104,7 @@ def _equals_the_definition(mechanism: Mechanism, case: Case) -> None:
   step = 1e-6
 
   def defined(where):
-    """The definition where some leaves have moved along their directions."""
+    """The definition with some leaves moved by ±step along their directions."""
     for h in (step, -step):
       moved = [
         x + h * d if i in where else x
@@ -114,7 +114,7 @@ def _equals_the_definition(mechanism: Mechanism, case: Case) -> None:
       yield mechanism.define(*parts[:2], **parts[2])
 
   def faults(where, ahead, behind):
-    """What central differences of the definition say of some gradients."""
+    """Compares some gradients with central differences of the definition."""
     got = sum((gradient[i] * directions[i]).sum() for i in where)
     expected = ((ahead - behind) * cotangent).sum() / (2 * step)
     if abs(got - expected) <= 1e-5 * norm:
@@ -128,26 +128,26 @@ def _equals_the_definition(mechanism: Mechanism, case: Case) -> None:
   directions = [rng.standard_normal(x.shape) for x in leaves]
   every = range(len(names))
   ahead, behind = defined(every)
-  # The mean of the two is the definition itself but for step².
+  # The mean of the two equals the definition up to O(step²).
   assert_close(out, (ahead + behind) / 2, 1e-5)
   for name, grad in zip(names, gradient, strict=True):
     require(np.isfinite(grad).all(), f"the gradient of {name} is not finite")
   norm = np.sqrt(sum((x**2).sum() for x in gradient))
-  # All leaves at once; one by one only to say which of them are wrong.
+  # All leaves at once; one by one only to find which of them are wrong.
   if all_at_once := faults(every, ahead, behind):
     wrong = [fault for i in every for fault in faults([i], *defined([i]))]
     raise AssertionError("\n".join(wrong or all_at_once))
 
 
 def _is_taken(mechanism: Mechanism, case: Case) -> bool:
-  """Whether a mechanism takes what makes the case."""
+  """Whether a mechanism supports the essential options of a case."""
   needed = {"causal", "global"}.intersection(case.options)
   kept = case.limited(mechanism.supports).options
   return (
     needed <= mechanism.supports
     and (case.keys == case.length or "cross" in mechanism.supports)
     and ("causal" in needed or not mechanism.record.causal_only)
-    # Without options it would be the plain call.
+    # Without options it would equal the plain call.
     and (case != _CASES["more_options"] or bool(kept))
   )
 
@@ -168,8 +168,8 @@ def bfloat16(mechanism: Mechanism) -> None:
   """Inputs in bfloat16 must give bfloat16 within 2e-2 of the definition.
 
   Compute logits, softmax and normalisers in float32
-  (`preferred_element_type=jnp.float32`) and convert the result at the end to the dtype
-  of the query, whatever dtypes key and value have.
+  (`preferred_element_type=jnp.float32`), and convert the result at the end to the dtype
+  of the query, for all dtypes of key and value.
   """
   is_causal = mechanism.directions[-1]
   options = (
@@ -188,7 +188,7 @@ def bfloat16(mechanism: Mechanism) -> None:
     f"the result is {out.dtype}, expected the dtype of query, bfloat16",
   )
   assert_close(out, expected, 2e-2)
-  # In arrays of two dtypes, the wider one is what is computed in.
+  # Arrays of two dtypes are computed in the wider one.
   for arrays in ([qkv[0], *rounded[1:]], [rounded[0], *qkv[1:]]):
     out = forward(mechanism, is_causal)(arrays, **call)
     name = f"the result of arrays in {[str(x.dtype) for x in arrays]}"
@@ -198,8 +198,8 @@ def bfloat16(mechanism: Mechanism) -> None:
     )
     flags = {"is_causal": True} if is_causal else {}
     wanted = mechanism.define(variables, arrays, **call, **flags)
-    # Keys that are made of inputs have the dtype of these, and what someone else
-    # computes before a function here, such as a norm, may have that of its array.
+    # Keys that are made from inputs have their dtype, and operations that a user's
+    # mechanism applies first, such as a norm, may keep the dtype of their array.
     is_free = "own_keys" in mechanism.supports
     is_free |= mechanism.factory not in ATTENTIONS.values()
     wide = 1e-5 if out.dtype == jnp.float32 else 2**-8
@@ -208,9 +208,9 @@ def bfloat16(mechanism: Mechanism) -> None:
 
 @law("value_heads", every_setting=False)
 def values_of_more_heads(mechanism: Mechanism) -> None:
-  """Each head of queries and keys must serve neighbouring heads of values.
+  """Each head of queries and keys must be shared by neighbouring heads of values.
 
-  The result is that of queries and keys repeated by
+  The result must equal that of queries and keys repeated by
   `jnp.repeat(x, N // x.shape[2], axis=2)`, with the same gates.
   """
   qkv, _ = mechanism.draw(Case(num_kv_heads=4))

@@ -1,6 +1,6 @@
 """Images of coloured shapes, and sentences that describe them.
 
-An example is a pure function of (seed, split, index), see `tasks.draws`.
+An example is a pure function of (seed, split, index); see `tasks.draws`.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ _RADIUS = 4, 6
 
 
 class Captioned(NamedTuple):
-  """Examples of a batch.
+  """The examples of a batch.
 
   Attributes:
     images: [B, SIDE, SIDE, 3] uint8.
@@ -54,15 +54,15 @@ class Captioned(NamedTuple):
 def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
   """Draws images with 1 to `max_shapes` shapes, at most one in each quarter.
 
-  Number, quarters, colours, shapes and sizes are uniform; a shape lies anywhere
-  in its quarter, as a whole. The background is a dark grey of its own for each
-  image, with noise. The sentence names the shapes by quarters, row after row:
-  'red circle top left, blue square bottom right'.
+  Number, quarters, colours, shapes and sizes are uniform; a shape is at a random
+  position that lies wholly in its quarter. Each image has its own dark grey background,
+  with noise. The sentence lists the shapes by quarters in row-major order: 'red circle
+  top left, blue square bottom right'.
 
   Args:
-    key: of the split, see `draws.split_key`.
-    indices: of the examples.
-    max_shapes: at most as many as `PLACES`.
+    key: key of the split, from `draws.split_key`.
+    indices: numbers of the examples.
+    max_shapes: largest number of shapes, at most the number of `PLACES`.
   """
   quarters = len(PLACES)
   numbers = 3 + 6 * quarters
@@ -87,7 +87,7 @@ def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
       corner = np.array(divmod(int(place), 2)) * (SIDE // 2) + offsets
       image[_covered(shape, corner, radius)] = COLOURS[colour]
       words.append(f"{colour} {shape} {PLACES[place]}")
-    # Of the image alone, as everything is that it is made of.
+    # Depends only on the image, like all else.
     noise = np.random.default_rng(int(raw[row, 2])).standard_normal(
       image.shape, np.float32
     )
@@ -103,7 +103,7 @@ def patches(images: np.ndarray) -> np.ndarray:
 
 
 def _covered(shape: str, corner: np.ndarray, radius: int) -> np.ndarray:
-  """[SIDE, SIDE] bool: the pixels of a shape in the square from `corner` on."""
+  """The pixels of a shape in the square that starts at `corner`, [SIDE, SIDE] bool."""
   y, x = (
     np.arange(SIDE)[:, None] + 0.5 - corner[0],
     np.arange(SIDE)[None, :] + 0.5 - corner[1],

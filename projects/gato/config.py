@@ -1,4 +1,4 @@
-"""The config of Gato, which checks itself."""
+"""The config of Gato, which validates itself."""
 
 from typing import ClassVar
 
@@ -6,19 +6,19 @@ from models.config import ModelConfig
 from settings.fields import checked
 
 PATCH_ID = -1
-"""Id of an input that is the next patch of an image."""
+"""The id of inputs that stand for the next patch of an image."""
 
 
 @checked
 class GatoConfig(ModelConfig):
-  """A decoder that reads patches of images among its ids.
+  """A decoder that reads ids and patches of images.
 
   Attributes:
     kind: 'gato'.
-    local_positions: adds a learned position of every token within its time step,
-      which the task says, to the embeddings.
+    local_positions: adds to the embeddings a learned position of every token within
+      its time step, which the task provides.
 
-  What is left is as in `ModelConfig`.
+  The other fields are those of `ModelConfig`.
 
   Paper: A generalist agent, arXiv:2205.06175.
   """
@@ -31,5 +31,5 @@ class GatoConfig(ModelConfig):
 
   @property
   def layout(self) -> str:
-    """The batch layout that it reads."""
+    """The batch layout of a decoder."""
     return "decoder"

@@ -1,6 +1,6 @@
 """CartPole as tokens: an expert's episodes, and episodes that a model plays.
 
-The environment is gymnasium's, which is imported where it is needed.
+The environment is from gymnasium, which is imported late.
 """
 
 from collections.abc import Callable
@@ -13,27 +13,27 @@ from settings.errors import DataError
 ENVIRONMENT = "CartPole-v1"
 
 NUM_VALUES = 4
-"""Values of an observation: position and speed of the cart, then of the pole."""
+"""Number of values of an observation: position and speed of the cart and of the pole."""
 
 NUM_ACTIONS = 2
 
 LONGEST = 500
-"""Steps after which an episode ends; each has a reward of 1."""
+"""Largest number of steps of an episode; each has a reward of 1."""
 
 STEP_TOKENS = NUM_VALUES + 2
-"""Tokens of a time step: the observation, a separator and the action."""
+"""Number of tokens of a time step: the observation, a separator and the action."""
 
 BINS = 1024
 
 _EXPERT = np.array([0.1, 0.3, 1.0, 0.3], np.float32)
-"""The expert pushes to the right where this times the observation is above 0.
+"""The expert pushes to the right if the product with the observation is above 0.
 
-It balances the pole for all 500 steps, and nearly always where a fifth of its
-actions are drawn at random.
+It balances the pole for all 500 steps, and nearly always even if a fifth of its actions
+are random.
 """
 
 _RANDOM = 0.2
-"""Share of actions in training that are drawn, so that it is seen to recover."""
+"""Share of random actions in training, so that the data show how to recover."""
 
 _MU, _RANGE = 100.0, 256.0
 
@@ -44,8 +44,8 @@ class Episodes(NamedTuple):
   Attributes:
     values: [E, 500, 4] float32.
     actions: [E, 500] int32.
-    is_expert: [E, 500] bool, False for actions drawn at random.
-    lengths: [E], steps of each episode.
+    is_expert: [E, 500] bool, False for random actions.
+    lengths: [E], the number of steps of each episode.
   """
 
   values: np.ndarray
@@ -55,11 +55,11 @@ class Episodes(NamedTuple):
 
 
 def mu_law(values: np.ndarray) -> np.ndarray:
-  """Bins of real numbers: fine near 0, coarse far from 0.
+  """Discretises real numbers into bins that are fine near 0 and coarse elsewhere.
 
       F(x) = sign(x) · log(|x| μ + 1) / log(M μ + 1),   μ = 100, M = 256
 
-  clipped to [−1, 1], of which each of 1,024 bins is an equal part.
+  clipped to [−1, 1], which is divided into 1,024 equal bins.
 
   Paper: A generalist agent, appendix B, arXiv:2205.06175.
   """
@@ -70,14 +70,14 @@ def mu_law(values: np.ndarray) -> np.ndarray:
 
 
 def bin_value(bins: np.ndarray) -> np.ndarray:
-  """The number in the middle of a bin: the inverse of `mu_law`."""
+  """The number at the centre of a bin: the inverse of `mu_law`."""
   companded = (np.asarray(bins) + 0.5) / BINS * 2 - 1
   size = np.expm1(np.abs(companded) * np.log(_RANGE * _MU + 1)) / _MU
   return np.sign(companded) * size
 
 
 def expert(values: np.ndarray) -> np.ndarray:
-  """The expert's action: 1, to the right, or 0; `[…, 4] -> […]` int32."""
+  """The expert's actions, 1 for right or 0 for left; `[…, 4] -> […]` int32."""
   return (values @ _EXPERT > 0).astype(np.int32)
 
 
@@ -86,7 +86,7 @@ def record(count: int, seed: int) -> Episodes:
 
   Args:
     count: E.
-    seed: of the beginnings and of what is drawn.
+    seed: seed of the initial states and of the random actions.
 
   Raises:
     DataError: gymnasium is not installed.
@@ -110,13 +110,13 @@ def play(
 
   Args:
     count: E.
-    seed: of their beginnings.
-    act: `(step, values [E, 4]) -> actions [E]`; of an episode that has ended,
-      the action is not read.
+    seed: seed of their initial states.
+    act: `(step, values [E, 4]) -> actions [E]`; actions of finished episodes are
+      ignored.
 
   Returns:
-    Observations [E, 500, 4], actions [E, 500] and lengths [E], which are the
-    returns too.
+    Observations [E, 500, 4], actions [E, 500] and lengths [E], which equal the
+    returns.
 
   Raises:
     DataError: gymnasium is not installed.
@@ -127,26 +127,26 @@ def play(
   observed = np.zeros((count, LONGEST, NUM_VALUES), np.float32)
   actions = np.zeros((count, LONGEST), np.int32)
   lengths = np.zeros(count, np.int64)
-  going = np.ones(count, bool)
+  is_running = np.ones(count, bool)
   values, _ = environment.reset(seed=seed)
   for step in range(LONGEST):
     observed[:, step] = values
     actions[:, step] = act(step, values)
-    # An episode that has ended begins again, which is not looked at.
+    # A finished episode restarts; its further steps are ignored.
     values, _, fell, ended, _ = environment.step(actions[:, step])
-    lengths += going
-    going &= ~(fell | ended)
-    if not going.any():
+    lengths += is_running
+    is_running &= ~(fell | ended)
+    if not is_running.any():
       break
   environment.close()
   return observed, actions, lengths
 
 
 def library() -> Any:
-  """The module gymnasium.
+  """Imports gymnasium.
 
   Raises:
-    DataError: it is not installed.
+    DataError: gymnasium is not installed.
   """
   try:
     import gymnasium

@@ -1,4 +1,4 @@
-"""Attention between the modalities of a model that reads several."""
+"""Attention between the modalities of a model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import pathlib
@@ -15,14 +15,13 @@ _INCHES = 2.6
 
 
 class Shares(NamedTuple):
-  """The attention weight from each modality to each, in one row.
+  """The attention weights between all pairs of modalities, in one example.
 
   Attributes:
-    modalities: M names, in the order in which they come first.
-    weights: [L, M, M], the weight that the keys of a modality have for a query
-      of another, mean over heads and queries; a layer each.
-    evenly: [M, M], the same if a query looked at itself and at all before it
-      alike.
+    modalities: M names, in order of first appearance.
+    weights: [L, M, M], for each layer the total weight that queries of one modality
+      give to keys of another, as a mean over heads and queries.
+    evenly: [M, M], the same for uniform causal attention.
   """
 
   modalities: Sequence[str]
@@ -40,15 +39,15 @@ def shares(
 
   Args:
     model: a decoder.
-    variables: of the model.
-    task: names the modality of every input.
-    example: a batch of one; padding at its end is left out.
+    variables: variables of the model.
+    task: the task, which knows the modality of every input.
+    example: a batch of one; padding at its end is ignored.
   """
   ids = example["inputs"][0]
   length = int(np.flatnonzero(ids != task.pad_id)[-1]) + 1
   modalities = np.array(task.modalities(ids[:length]))
   names = list(dict.fromkeys(modalities.tolist()))
-  # [M, T]: which inputs are of a modality.
+  # [M, T]: the inputs of each modality.
   member = np.array([modalities == name for name in names], float)
   mean = member / member.sum(1, keepdims=True)
   maps = models.attention_maps(model, variables, example)
@@ -69,8 +68,8 @@ def draw_shares(
 
   Args:
     path: a .png file.
-    rows: at least one, all of as many layers.
-    mechanisms: of the layers.
+    rows: shares of at least one example, all with the same number of layers.
+    mechanisms: mechanisms of the layers.
   """
   from matplotlib.figure import Figure
 
@@ -102,13 +101,13 @@ def draw_shares(
       panel.set_yticks(names, labels, fontsize=8)
       if row == 0:
         panel.set_title(f"layer {layer + 1}: {mechanisms[layer]}", fontsize=9)
-  figure.supxlabel("is looked at")
-  figure.supylabel("looks")
+  figure.supxlabel("key")
+  figure.supylabel("query")
   figure.colorbar(
     drawn,
     ax=panels,
     shrink=0.7,
-    label="share of attention (in brackets: spread evenly)",
+    label="share of attention (in brackets: uniform attention)",
   )
   figure.savefig(path, dpi=120)
 
@@ -120,7 +119,8 @@ def _mechanisms(model: Any) -> Sequence[models.AttentionConfig]:
 class DrawnShares:
   """Draws the attention of Gato.
 
-  `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
+  `training.pictures.attention_maps` and `training.commands.draw_attention` call these
+  methods.
   """
 
   input_file = "image"
@@ -132,19 +132,19 @@ class DrawnShares:
     task: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
   ) -> None:
-    """Draws the shares of one row of each kind, one below the other.
+    """Draws the shares of one example of each kind, one below the other.
 
-    A kind is a set of modalities. Those with one alone, such as text, have
-    nothing to tell, unless there is no other. Below each share, in brackets, is
-    what it would be if queries looked at all that they may see alike.
+    A kind is a set of modalities. Kinds with a single modality, such as text, are
+    skipped unless there is no other. Below each share, in brackets, is the share of
+    uniform causal attention.
 
     Args:
       path: a .png file.
-      variables: of the model.
-      task: names the modality of every input.
+      variables: variables of the model.
+      task: the task, which knows the modality of every input.
       batches: held-out rows.
     """
-    if not hasattr(task, "modalities"):  # A text alone.
+    if not hasattr(task, "modalities"):  # A task of text only.
       attention_maps.draw_tokens(path, self, variables, task, batches)
       return
     examples: dict[frozenset[str], dict[str, np.ndarray]] = {}
@@ -170,9 +170,9 @@ class DrawnShares:
     file: str,
     query: Any,
   ) -> str:
-    """Draws the attention of a caption to the image in a file; returns it."""
+    """Draws the attention of a generated caption to an image; returns the caption."""
     if query is not None:
-      raise ConfigError("--query: only models of images take it")
+      raise ConfigError("--query: only image models support it")
     prompt = run.task.read(file)
     ids, length = prompt["prompt"], run.task.max_target_length
     written = run.generate(

@@ -1,4 +1,4 @@
-"""A decoder of several modalities: ids, and patches of images among them."""
+"""A decoder of several modalities: ids and patches of images."""
 
 from typing import ClassVar, cast
 
@@ -17,11 +17,11 @@ from projects.gato.patch_embedding import PatchEmbedding
 
 
 class Gato(DrawnShares, Transformer):
-  """A decoder that embeds patches where its ids are `PATCH_ID`.
+  """A decoder that embeds image patches at the ids `PATCH_ID`.
 
   Attributes:
     patches_shape: rows, columns, height, width and channels of the patches of an
-      image; None reads ids alone.
+      image; None for a model without images.
 
   Paper: A generalist agent, sections 2.1 and 2.2, arXiv:2205.06175.
   """
@@ -65,12 +65,12 @@ class Gato(DrawnShares, Transformer):
     """Embeddings of ids and of patches, with their positions.
 
     Args:
-      inputs: ids; where one is `PATCH_ID`, the next patch is read.
-      positions: of the inputs in the sequence.
-      deterministic: positions of patches in the middle of their intervals.
-      local: the place of every input in its time step, from 1, or 0 of an action;
-        None is its place in the sequence. For `local_positions`.
-      patches: of an image a row.
+      inputs: ids; each `PATCH_ID` stands for the next patch.
+      positions: positions of the inputs in the sequence.
+      deterministic: uses the centres of the position intervals of patches.
+      local: for `local_positions`, the position of every input in its time step, from
+        1, or 0 for an action; None means its position in the sequence.
+      patches: the patches of one image per row.
     """
     if patches is not None and self.patches_shape is None:
       raise ValueError(
@@ -93,7 +93,7 @@ def create(config: GatoConfig, sizes: Sizes) -> Gato:
   """Creates the model for a task's sizes; computes nothing.
 
   Raises:
-    ValueError: as `models.sizes.id_sizes`.
+    ValueError: as in `models.sizes.id_sizes`.
   """
   shape = sizes.input_shapes.get("patches")
   return Gato(config, *id_sizes(config, sizes), patches_shape=shape)

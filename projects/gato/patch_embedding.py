@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 CHANNELS = 32
-"""Channels of the convolutions; the paper does not give the number."""
+"""Channels of the convolutions, which the paper does not state."""
 
 GROUPS = 32
 """Groups of channels in a group norm, as in the paper."""
@@ -26,17 +26,16 @@ class PatchEmbedding(nn.Module):
       out = W · h + row + column
 
   with 3 × 3 convolutions over a patch of P × P pixels, group norm and GELU. The
-  rows of an image share [0, 1] in equal intervals, which fall on `PLACES`
-  positions; a patch has the embedding of one position of its row's interval,
-  drawn at random in training and the one in the middle otherwise. Columns
-  likewise.
+  `PLACES` positions are divided into equal intervals, one per row of the image. A patch
+  has the embedding of one position in the interval of its row: a random one in
+  training, and the central one otherwise. The same holds for columns.
 
   Attributes:
     features: F.
-    dtype: of activations.
-    param_dtype: of parameters.
+    dtype: dtype of activations.
+    param_dtype: dtype of parameters.
 
-  Cost: O(P² · CHANNELS²) for each patch.
+  Cost: O(P² · CHANNELS²) per patch.
 
   Paper: A generalist agent, sections 2.1 and 2.2 and appendix C, arXiv:2205.06175.
   """
@@ -52,12 +51,11 @@ class PatchEmbedding(nn.Module):
     """Embeds the patches of one image per row.
 
     Args:
-      patches: an image's R rows of C patches, with D channels.
-      deterministic: positions in the middle; otherwise the rng 'dropout' is
-        needed.
+      patches: R rows of C patches of an image, with D channels.
+      deterministic: uses central positions; otherwise the rng 'dropout' is needed.
 
     Returns:
-      `[B, R · C, F]`, row after row.
+      `[B, R · C, F]`, in row-major order.
     """
     batch, rows, columns, size, _, depth = patches.shape
     types = {"dtype": self.dtype, "param_dtype": self.param_dtype}
@@ -90,7 +88,7 @@ class PatchEmbedding(nn.Module):
     return x
 
   def _places(self, batch: int, count: int, deterministic: bool) -> Array:
-    """The position of every interval, `[batch, count]`."""
+    """One position from every interval, `[batch, count]`."""
     bounds = np.arange(count + 1) * PLACES // count
     first, last = bounds[:-1], np.maximum(bounds[1:] - 1, bounds[:-1])
     shape = (batch, count)

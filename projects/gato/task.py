@@ -24,25 +24,25 @@ MODALITIES = ("text", "image", "value", "separator", "action")
 
 _NUM_PATCHES = captions.GRID**2
 _ACTION_NAMES = ("left", "right")
-# So many captions that every word of them becomes a subword.
+# Enough captions to make each of their words a subword.
 _CAPTIONS_IN_VOCABULARY = 2000
 _HELD_OUT_EPISODES = 50
 
 
 class MixedTask(base.Task):
-  """Rows of text, of an image with its caption, and of an expert's episodes.
+  """Rows of text, of images with captions, and of an expert's episodes.
 
   Ids are those of the text's vocabulary, then 1,024 bins of real numbers, two
   actions, and a separator between an observation and an action. In the paper
-  actions share the ids of text; here they have their own. A row has T tokens:
+  actions share the ids of text; here they have separate ids. A row has T tokens:
 
       text       t₁ … t_T
-      caption    16 patches, which have no ids but are `PATCH`, its words, EOS
-      control    (o₁ o₂ o₃ o₄ | a) of some time steps that follow one another
+      caption    16 patches, each with the id `PATCH`, the words, EOS
+      control    (o₁ o₂ o₃ o₄ | a) of consecutive time steps
 
   'inputs' and 'targets' [B, T], the targets one token later; 'weights' [B, T] are
-  1 at text and at the expert's own actions, and 0 elsewhere. 'local' [B, T] is
-  the place of an input in its time step, from 1, or 0 of an action; a text or a
+  1 at text and at actions of the expert, and 0 elsewhere. 'local' [B, T] is the
+  position of an input in its time step, from 1, or 0 for an action; a text or a
   caption is one time step. 'patches' [B, 4, 4, 8, 8, 3], in [0, 1], are those of
   the row's image.
 
@@ -61,7 +61,7 @@ class MixedTask(base.Task):
     batch_size: int,
     seed: int,
   ):
-    """Takes the data; `episodes` is empty if no row is control."""
+    """Takes the data; `episodes` is empty without control rows."""
     self._config = config
     self._text = text
     self._episodes = episodes
@@ -102,7 +102,7 @@ class MixedTask(base.Task):
     return base.only(_joined(parts), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out text, then held-out captions, then windows of episodes."""
+    """Yields the held-out text, then held-out captions, then windows of episodes."""
     for batch in self._text.eval_batches(split):
       yield self._text_rows(batch)
     config = self._config
@@ -119,7 +119,7 @@ class MixedTask(base.Task):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Loss of text, and correct captions and actions."""
+    """The loss of text, and the accuracy of captions and actions."""
     inputs, targets = batch["inputs"], batch["targets"]
     weights = batch["weights"]
     is_caption = jnp.any(inputs == PATCH, axis=1)[:, None]
@@ -140,7 +140,7 @@ class MixedTask(base.Task):
     }
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """Held-out images as prompts for captions."""
+    """Yields held-out images as prompts for captions."""
     if split not in self.eval_splits:
       raise KeyError(split)
     if not self._config.caption_rows:
@@ -153,7 +153,7 @@ class MixedTask(base.Task):
         "prompt_length": np.full(self._batch_size, _NUM_PATCHES, np.int32),
         "patches": batch["patches"][rows],
       }
-      # What is generated last is never read.
+      # The last generated token is never read.
       longest = self._config.context - _NUM_PATCHES + 1
       yield DecodeBatch(inputs, references, longest)
 
@@ -167,18 +167,17 @@ class MixedTask(base.Task):
   def play(
     self, predict: Callable[[Batch], np.ndarray], split: str
   ) -> dict[str, float]:
-    """Plays episodes: the model takes the likelier action at each step.
+    """Plays episodes, with the more probable action at each step.
 
-    It reads as many of the last time steps as its context has, and writes none
-    but its actions.
+    The model reads as many of the last time steps as fit into its context, and
+    predicts only actions.
 
     Args:
       predict: `batch -> logits [B, T, V]`.
       split: a held-out split.
 
     Returns:
-      'return', the mean over the episodes, at most 500; nothing where no row is
-      control.
+      'return', the mean over the episodes, at most 500; empty without control rows.
     """
     if split not in self.eval_splits:
       raise KeyError(split)
@@ -191,7 +190,7 @@ class MixedTask(base.Task):
     def act(step, observed):
       values[:, step] = observed
       first = max(0, step + 1 - window)
-      # One length for all steps; what comes after this one is not looked at.
+      # One length for all steps; positions after the current step are ignored.
       shown = np.arange(first, first + window)
       tokens = self._steps(values[:, shown], actions[:, shown])[:, :-1]
       batch = {
@@ -204,7 +203,7 @@ class MixedTask(base.Task):
       actions[:, step] = scores.argmax(-1)
       return actions[:, step]
 
-    # Other beginnings than those that the expert played from.
+    # Initial states that differ from those of the expert's episodes.
     _, _, lengths = control.play(count, self._seed + 2, act)
     return {"return": float(lengths.mean())}
 
@@ -212,8 +211,8 @@ class MixedTask(base.Task):
     """A prompt of one image, for which a model writes a caption.
 
     Raises:
-      DataError: there is no such file, it is not an image, or is not in colour
-        and of the size of this task's images.
+      DataError: there is no such file, it is not an image, or it is not a colour image
+        of the size of this task's images.
     """
     file = typed_path(path)
     if not file.is_file():
@@ -222,8 +221,8 @@ class MixedTask(base.Task):
     shape = (captions.SIDE, captions.SIDE, 3)
     if image.shape != shape:
       raise DataError(
-        f"{file}: expected an image of height, width and channels {shape}, as "
-        f"those of this run have, got {image.shape}"
+        f"{file}: expected an image of height, width and channels {shape}, as in "
+        f"this run, got {image.shape}"
       )
     return {
       "prompt": np.full((1, _NUM_PATCHES), PATCH, np.int32),
@@ -239,7 +238,7 @@ class MixedTask(base.Task):
     return self._text.encode_target(line)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """Text of ids, up to EOS; other values are in brackets."""
+    """Text of ids, up to EOS; other modalities are in brackets."""
     ids = [int(i) for i in ids]
     if self.eos_id in ids:
       ids = ids[: ids.index(self.eos_id)]
@@ -292,7 +291,7 @@ class MixedTask(base.Task):
     return (self._config.context + 1) // STEP_TOKENS
 
   def _held_out(self) -> Iterator[np.ndarray]:
-    """Numbers of held-out examples, a batch at a time."""
+    """Yields the numbers of held-out examples, one batch at a time."""
     return base.chunks(self._config.eval_size, self._batch_size)
 
   def _text_rows(self, rows: Batch) -> Batch:
@@ -337,7 +336,7 @@ class MixedTask(base.Task):
     """Windows of episodes from random positions."""
     episodes, window = self._episodes[split], self._window
     chosen = rng.integers(len(episodes.lengths), size=count)
-    # An episode that is shorter than the window is shown from its beginning.
+    # The window of a shorter episode starts at its beginning.
     last = np.maximum(0, episodes.lengths[chosen] - window)
     starts = rng.integers(last + 1)
     steps = starts[:, None] + np.arange(window)
@@ -399,7 +398,7 @@ class MixedTask(base.Task):
 
 
 def _joined(parts: Sequence[Batch]) -> Batch:
-  """Concatenates rows of several kinds; rows without an image have an empty one."""
+  """Concatenates rows of several kinds; rows without an image get a black one."""
   names = dict.fromkeys(name for part in parts for name in part)
   shapes = {name: part[name].shape[1:] for part in parts for name in part}
   return {

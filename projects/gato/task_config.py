@@ -16,20 +16,20 @@ class MixedConfig:
 
   Attributes:
     path: a UTF-8 file; its first 90 % are trained, the rest is held out.
-    context: T, tokens of a row.
+    context: T, the number of tokens of a row.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
       text and on captions.
-    vocab_size: subwords, special tokens included.
-    tokenizer: a `tokenizer.json`, or a folder that has one; used as it is, in
-      place of `vocabulary` and `vocab_size`.
-    caption_rows: rows of a training batch that are an image and its caption.
-    control_rows: rows that are a stretch of an episode of CartPole. The other
+    vocab_size: number of subwords, with special tokens.
+    tokenizer: a `tokenizer.json`, or a folder that has one; replaces `vocabulary`
+      and `vocab_size`.
+    caption_rows: number of rows of a training batch with an image and its caption.
+    control_rows: number of rows with a window of an episode of CartPole. The other
       rows are text.
-    max_shapes: shapes in an image at most.
-    expert_episodes: episodes that the expert plays for training.
-    eval_size: held-out captions, and held-out stretches of episodes.
-    eval_batches: batches of text of one evaluation; 0 takes all held-out text.
-    play_episodes: episodes that are played at the end of a run.
+    max_shapes: largest number of shapes in an image.
+    expert_episodes: number of episodes that the expert plays for training.
+    eval_size: number of held-out captions, and of held-out windows of episodes.
+    eval_batches: batches of text of one evaluation; 0 means all held-out text.
+    play_episodes: number of episodes that are played at the end of a run.
   """
 
   path: str = ""

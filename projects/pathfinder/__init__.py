@@ -1,3 +1,3 @@
-"""Pathfinder: does a dashed path connect two discs? The model reads pixel by pixel."""
+"""Pathfinder: does a dashed path connect two discs? The input is a pixel sequence."""
 
 TASKS = {"pathfinder": "projects.pathfinder.task:PathfinderConfig"}

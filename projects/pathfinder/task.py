@@ -1,4 +1,4 @@
-"""Pathfinder: does a dashed path connect two discs? The model reads pixel by pixel.
+"""Pathfinder: does a dashed path connect two discs? The input is a pixel sequence.
 
     . . . . . . . . # # . .
     . # # # . . . . . . . .       Two long paths and several short ones; two ends
@@ -9,14 +9,14 @@
     . # . . . . . . # # # .
     . . # . . . . . . . . .
 
-After Linsley et al. 2018, arXiv:1805.08315, and the 32 × 32 pixels of Long Range
-Arena, Tay et al., arXiv:2011.04006. These pictures are drawn here and are others:
-paths have one pixel in width, dashes lie along the eight directions of the grid, and
-dashes of a path are one pixel apart where paths are at least two apart, so that the
-answer can be told from the picture alone. It cannot be told from the discs: each
-picture of yes has one of no with the same two discs, which paths leave by the same
-dashes. A rule that sees the discs alone is right in 50 % of the pictures, one that
-sees where paths leave them in 63 %.
+After Linsley et al. 2018, arXiv:1805.08315, with the 32 × 32 pixels of Long Range
+Arena, Tay et al., arXiv:2011.04006. This module draws its own, different pictures:
+paths are one pixel wide, dashes lie along the eight directions of the grid, dashes of a
+path are one pixel apart, and paths are at least two pixels apart. So the picture
+determines the answer. The discs alone do not: for each picture with the answer yes there
+is one with the answer no that has the same two discs, which the paths leave by the same
+dashes. A rule that sees only the discs is right in 50 % of the pictures, and a rule that
+also sees where paths leave them in 63 %.
 """
 
 from collections.abc import Iterable, Iterator
@@ -60,11 +60,14 @@ class PathfinderConfig:
   """The size of a picture, and the number and length of its paths.
 
   Attributes:
-    size: pixels of a side; the sequence has size² and one for the answer.
-    num_dashes: of each of the two long paths.
-    num_distractors: short paths, of a third as many dashes, at least two.
-    train_size: pictures that are trained repeatedly; 0 makes ever new ones.
-    eval_size: held-out pictures.
+    size: side of a picture in pixels; the sequence has size² pixels and one token for
+      the answer.
+    num_dashes: number of dashes of each of the two long paths.
+    num_distractors: number of short paths, which have a third as many dashes, at
+      least two.
+    train_size: number of pictures that are trained repeatedly; 0 means that every
+      picture is new.
+    eval_size: number of held-out pictures.
   """
 
   size: Annotated[int, Interval(ge=8, le=256)] = 32
@@ -75,7 +78,7 @@ class PathfinderConfig:
 
 
 class _Pair(NamedTuple):
-  """Pictures with the same discs, as ids of pixels, and which comes first."""
+  """Two pictures with the same discs, as ids of pixels, and which one comes first."""
 
   yes: np.ndarray
   no: np.ndarray
@@ -85,8 +88,8 @@ class _Pair(NamedTuple):
 class PathfinderTask(Classified):
   """Pictures as sequences of pixels, with the answer yes or no.
 
-  What is read are the rows of the picture, one after another. Of two neighbouring
-  examples one is yes, so every even number of them has as many of both.
+  The pixels are in row-major order. Of two neighbouring examples one is yes, so the
+  answers are balanced.
   """
 
   def __init__(self, config: PathfinderConfig, *, batch_size: int, seed: int):
@@ -97,7 +100,7 @@ class PathfinderTask(Classified):
       seed=seed,
       length=config.size**2,
     )
-    # What has no room is told before anything begins, and not while it trains.
+    # Raise an error now, not during training, if the paths do not fit.
     if not any(itertools.islice(self._tries("train", 0), _TRIES)):
       raise ValueError(
         f"task.size: none of {_TRIES} pictures of {config.size} × {config.size} "
@@ -119,10 +122,10 @@ class PathfinderTask(Classified):
     return next(filter(None, self._tries(split, number)))
 
   def _tries(self, split: str, number: int) -> Iterator[_Pair | None]:
-    """An endless stream of pairs, None for those that do not fit."""
+    """Yields endless pairs; None stands for a pair that does not fit."""
     config = self._config
     key = draws.split_key(self._seed, split)
-    # Which of the two is yes; words of the pictures are others.
+    # Decides which of the two is yes; pictures use other words of the stream.
     coin = draws.words(key, np.array([2**40 + number]), 1)[0, 0]
     draw = draws.stream(key, number)
     while True:
@@ -143,11 +146,12 @@ class PathfinderTask(Classified):
 
 
 class _Board(NamedTuple):
-  """Sets of pixels as the bits of an integer, pixel r · size + c the lowest.
+  """Neighbourhoods of pixels; pixel (r, c) has the number r · size + c.
 
   Attributes:
-    discs: pixel -> the 3 × 3 around it; none at the edge.
-    near: pixel -> those at most two away, in rows and in columns.
+    discs: for each pixel the 3 × 3 pixels around it; empty at the edge.
+    near: for each pixel the pixels at most two rows and columns away, as bits of an
+      integer.
   """
 
   discs: list[list[int]]
@@ -185,7 +189,7 @@ class _End(NamedTuple):
 
 
 class _Paths(NamedTuple):
-  """Pixels of the first long path, in its order, and of all paths."""
+  """The pixels of the first long path, in order, and the pixels of all paths."""
 
   first: list[int]
   ink: list[int]
@@ -196,12 +200,12 @@ def _paths(
   config: PathfinderConfig,
   starts: tuple[_End, ...] = (),
 ) -> _Paths | None:
-  """All paths of a picture; None if one does not fit.
+  """Draws all paths of a picture; None if one does not fit.
 
   Args:
     draw: random words.
-    config: of the task.
-    starts: of the two long paths; anywhere by default.
+    config: config of the task.
+    starts: starts of the two long paths; random by default.
   """
   taken, first, ink = 0, [], []
   short = max(2, config.num_dashes // 3)
@@ -223,7 +227,7 @@ def _paths(
 
 
 def _ends(size: int, path: list[int]) -> tuple[_End, _End]:
-  """Both ends of a path, each as a start."""
+  """Both ends of a path, each as a possible start."""
 
   def end(dash: list[int]) -> _End:
     (r, c), (next_r, next_c) = (divmod(pixel, size) for pixel in dash)
@@ -240,35 +244,35 @@ def _path(
   has_discs: bool,
   start: _End | None,
 ) -> tuple[list[int], int] | None:
-  """One path by a random walk; None if it does not fit.
+  """Draws one path by a random walk; None if it does not fit.
 
   Args:
     draw: random words.
-    size: of the picture.
-    num_dashes: of the path.
+    size: size of the picture.
+    num_dashes: number of dashes of the path.
     taken: bits of pixels that are too close to other paths.
-    has_discs: whether there has to be room for a disc at both ends.
-    start: where it begins; anywhere where it is None.
+    has_discs: whether discs must fit at both ends.
+    start: start of the path; None means random.
 
   Returns:
-    Its pixels in order, and the bits of those that are too close to it.
+    The pixels of the path in order, and the bits of pixels that are too close to it.
   """
   board = _board(size)
   first, heading = start or (next(draw) % size**2, next(draw) % 8)
   row, column = divmod(first, size)
   path: list[int] = []
-  near: list[int] = []  # Of each dash.
+  near: list[int] = []  # One entry per dash.
   for number in range(num_dashes):
     too_close = taken | _union(near[:-1])
     for turn in _TURNS[next(draw) % 6] if number else (0,):
-      turned = (heading + turn) % 8
+      new_heading = (heading + turn) % 8
       r, c = row, column
       if number:
-        # Half of the step to the next dash is along each of the two, so that a path
-        # looks the same from its end.
-        r += _DIRECTIONS[heading][0] + _DIRECTIONS[turned][0]
-        c += _DIRECTIONS[heading][1] + _DIRECTIONS[turned][1]
-      ends = r + _DIRECTIONS[turned][0], c + _DIRECTIONS[turned][1]
+        # Half of the step to the next dash is along each of the two headings, so that
+        # a path is symmetric under reversal.
+        r += _DIRECTIONS[heading][0] + _DIRECTIONS[new_heading][0]
+        c += _DIRECTIONS[heading][1] + _DIRECTIONS[new_heading][1]
+      ends = r + _DIRECTIONS[new_heading][0], c + _DIRECTIONS[new_heading][1]
       if not all(0 <= x < size for x in (r, c, *ends)):
         continue
       dash = [r * size + c, ends[0] * size + ends[1]]
@@ -278,7 +282,7 @@ def _path(
       return None
     path += dash
     near.append(board.near[dash[0]] | board.near[dash[1]])
-    (row, column), heading = ends, turned
+    (row, column), heading = ends, new_heading
   closeness = _union(near)
   if has_discs:
     for end, own in ((path[0], near[2:]), (path[-1], near[:-2])):

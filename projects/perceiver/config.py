@@ -1,4 +1,4 @@
-"""The config of a Perceiver IO, which checks itself."""
+"""The config of a Perceiver IO, which validates itself."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -17,9 +17,9 @@ class Widths(NamedTuple):
 
   Attributes:
     num_heads: N.
-    query: of queries and keys, over all heads.
-    value: of values, over all heads.
-    mlp: inside the feed-forward layer.
+    query: total width of queries and keys over all heads.
+    value: total width of values over all heads.
+    mlp: inner width of the feed-forward layer.
   """
 
   num_heads: int
@@ -32,46 +32,50 @@ class Widths(NamedTuple):
 class PerceiverConfig(AttentionFields):
   """Latents that read inputs of any length, and output queries that read the latents.
 
-  A width that is None follows from another one, which its line names.
+  A width of None defaults to another width, which its entry names.
 
   Attributes:
     kind: 'perceiver'.
     num_latents: M.
-    num_layers: layers in which latents attend among themselves.
-    num_blocks: how many times all of these are passed, with the same weights.
-    num_heads: of these layers.
+    num_layers: number of self-attention layers of the latents.
+    num_blocks: how often these layers are applied, with shared weights.
+    num_heads: heads of these layers.
     features: width of a latent.
-    mlp_features: width inside their feed-forward layers.
-    activation: of all feed-forward layers, as in `ModelConfig`.
-    query_features: width of their queries and keys, over all heads; `features`.
-    value_features: width of their values, over all heads; `features`.
+    mlp_features: inner width of their feed-forward layers.
+    activation: activation of all feed-forward layers, as in `ModelConfig`.
+    query_features: total width of their queries and keys; default `features`.
+    value_features: total width of their values; default `features`.
     input_features: width of an input, and of an embedding.
-    input_heads: heads with which latents attend to inputs.
-    input_query_features: as `query_features`, there; `input_features`.
-    input_value_features: as `value_features`, there; `features`.
-    input_mlp_features: as `mlp_features`, of the layer there; `features`.
-    input_residual: whether the latents are added to what they read.
-    output_features: width of an output query; `input_features` with head
+    input_heads: heads of the attention from latents to inputs.
+    input_query_features: `query_features` of that attention; default
+      `input_features`.
+    input_value_features: `value_features` of that attention; default `features`.
+    input_mlp_features: `mlp_features` of that layer; default `features`.
+    input_residual: whether the latents are added to the result of that attention.
+    output_features: width of an output query; default `input_features` with head
       'tokens', else `features`.
-    output_heads: heads with which outputs attend to latents.
-    output_query_features: as `query_features`, there; `output_features`.
-    output_value_features: as `value_features`, there; `output_features`.
-    output_mlp_features: as `mlp_features`, of the layer there;
+    output_heads: heads of the attention from outputs to latents.
+    output_query_features: `query_features` of that attention; default
       `output_features`.
-    output_residual: whether the output queries are added to what they read.
-    fourier_bands: K, frequencies of the positions of pixels along each axis;
-      None reads tokens, whose positions are learned.
-    head: 'tokens', an output for each position, its logits products with the
-      table of embeddings; or 'class', one output and its classes.
-    dropout_rate: of what an attention or a feed-forward layer gives.
-    vocab_size: ids that the model knows, if more than its task has.
-    max_length: the longest sequence, if longer than its task's.
-    dtype: of activations; logits and softmax are float32, or float64 like it.
-    param_dtype: of parameters.
-    encoder_attention: mechanism among the latents, or several that layers take
-      in turn; None is dense.
-    cross_attention: from latents to inputs and from outputs to latents; a list
-      has one for each.
+    output_value_features: `value_features` of that attention; default
+      `output_features`.
+    output_mlp_features: `mlp_features` of that layer; default `output_features`.
+    output_residual: whether the output queries are added to the result of that
+      attention.
+    fourier_bands: K, the number of frequencies of pixel positions along each axis;
+      None means tokens with learned positions.
+    head: 'tokens', one output per position, whose logits are products with the
+      embedding table; or 'class', one output for the classes.
+    dropout_rate: rate of dropout after attention and feed-forward layers.
+    vocab_size: number of ids of the model, if more than in its task.
+    max_length: longest sequence, if longer than in its task.
+    dtype: dtype of activations; logits and softmax are float32, or float64 if this is
+      float64.
+    param_dtype: dtype of parameters.
+    encoder_attention: self-attention mechanism of the latents, or a list that layers
+      cycle through; None is dense.
+    cross_attention: mechanism from latents to inputs and from outputs to latents; a
+      list has one for each.
   """
 
   module: ClassVar[str] = "projects.perceiver.model:create"
@@ -124,7 +128,7 @@ class PerceiverConfig(AttentionFields):
 
   @property
   def layout(self) -> str:
-    """The batch layout that it reads."""
+    """The batch layout of an encoder."""
     return "encoder"
 
   @property
@@ -139,7 +143,7 @@ class PerceiverConfig(AttentionFields):
 
   @property
   def inputs(self) -> Widths:
-    """Sizes of the layer from latents to inputs."""
+    """Sizes of the layer in which latents attend to inputs."""
     return Widths(
       self.input_heads,
       self.input_query_features or self.input_features,
@@ -149,7 +153,7 @@ class PerceiverConfig(AttentionFields):
 
   @property
   def outputs(self) -> Widths:
-    """Sizes of the layer from outputs to latents."""
+    """Sizes of the layer in which outputs attend to latents."""
     width = self.output_width
     return Widths(
       self.output_heads,

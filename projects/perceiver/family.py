@@ -9,13 +9,13 @@ from models.published.keys import because
 from projects.perceiver.config import PerceiverConfig
 
 _OUTPUT_HEADS, _OUTPUT_QUERIES = 8, 8 * 32
-"""What no `config.json` says of the outputs."""
+"""Sizes of the outputs that `config.json` does not have."""
 
 
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: Any
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   features = family.size(theirs, "d_latents", 1280)
   inputs = family.size(theirs, "d_model", 768)
@@ -26,10 +26,10 @@ def describe(
       f"v_channels: expected d_latents {features}, to which values are added, "
       f"got {values}"
     )
-  asked_by = family.choice(
+  shape_from = family.choice(
     theirs, "cross_attention_shape_for_attention", ("kv", "q"), "kv"
   )
-  across = queries or (inputs if asked_by == "kv" else features)
+  across = queries or (inputs if shape_from == "kv" else features)
   widening = {
     name: family.size(theirs, f"{name}_attention_widening_factor", 1)
     for name in ("self", "cross")
@@ -114,4 +114,4 @@ PERCEIVER = Family(
   },
   inputs={"input_ids": "source", "attention_mask": "source_mask"},
 )
-"""Bytes through latents; an output for every position that there may be."""
+"""Bytes through latents, with one output for every possible position."""

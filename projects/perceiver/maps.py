@@ -12,25 +12,25 @@ from settings.errors import ConfigError
 from training.pictures import attention_maps, overlay
 
 NUM_LATENTS = 10
-"""Latents that a picture over an image shows."""
+"""Number of latents in a picture over an image."""
 
 
 def axes(
   config: PerceiverConfig, name: str, inputs: tuple[str, list[str]]
 ) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
-  """What the rows and the columns of a map are, each with its labels.
+  """The names of the rows and of the columns of a map, each with its labels.
 
   Args:
-    config: of the model.
-    name: of the map, such as 'encoder/cross_attention'.
-    inputs: what an input is, 'token' or 'pixel', and the label of each.
+    config: config of the model.
+    name: name of the map, such as 'encoder/cross_attention'.
+    inputs: the name of inputs, 'token' or 'pixel', and their labels.
   """
   latents = "latent", [str(i + 1) for i in range(config.num_latents)]
   if "cross" not in name:
     return latents, latents
   if name.startswith("encoder"):
     return latents, inputs
-  # There is an output for each token, or one for the classes.
+  # There is one output per token, or one for the classes.
   classes = config.head == "class"
   return ("output", ["class"] if classes else inputs[1]), latents
 
@@ -43,11 +43,11 @@ def pixel_labels(shape: tuple[int, ...]) -> list[str]:
 def by_place(weights: np.ndarray) -> np.ndarray:
   """Sorts the latents of `[N, M, S]` weights by the mean position that they attend to.
 
-  Weights below 0, which some mechanisms have, count as 0.
+  Negative weights, which some mechanisms have, count as 0.
   """
-  looks = np.maximum(weights.mean(0), 0)
-  total = np.maximum(looks.sum(1), 1e-30)
-  return np.argsort(looks @ np.arange(looks.shape[1]) / total, kind="stable")
+  mean = np.maximum(weights.mean(0), 0)
+  total = np.maximum(mean.sum(1), 1e-30)
+  return np.argsort(mean @ np.arange(mean.shape[1]) / total, kind="stable")
 
 
 def draw_on_image(
@@ -58,15 +58,15 @@ def draw_on_image(
 ) -> None:
   """Draws the attention of some latents, and that of the class through all latents.
 
-  The class is rolled out: what it takes of every latent, times what these have
-  of one another after their layers, times where they look. The latents are
-  those that look at the fewest pixels: whose weights, averaged over heads, have
-  the largest sum of squares.
+  The attention of the class is the product of its weights over latents, the rollout of
+  the layers of the latents, and the weights of latents over pixels. The drawn latents
+  are those with the most concentrated attention: whose weights, averaged over heads,
+  have the largest sum of squares.
 
   Args:
     path: a .png file.
     model: a Perceiver that reads images.
-    variables: of the model.
+    variables: variables of the model.
     example: a batch of one image.
   """
   maps = models.attention_maps(model, variables, example)
@@ -75,15 +75,15 @@ def draw_on_image(
   def mean(name):
     return np.maximum(np.asarray(maps[name])[0].mean(0).astype(float), 0)
 
-  looks = mean("encoder/cross_attention")
+  weights = mean("encoder/cross_attention")
   layers = [
     np.asarray(maps[f"encoder_{i}/self_attention"])[0]
     for i in range(model.config.num_layers)
   ] * model.config.num_blocks
-  rolled = mean("decoder/cross_attention") @ overlay.rollout(layers) @ looks
-  sharpest = np.argsort(-np.square(looks).sum(1))[:NUM_LATENTS]
-  rows = {"class, rolled out": rolled[0]}
-  rows |= {f"latent {i + 1}": looks[i] for i in np.sort(sharpest)}
+  rollout = mean("decoder/cross_attention") @ overlay.rollout(layers) @ weights
+  sharpest = np.argsort(-np.square(weights).sum(1))[:NUM_LATENTS]
+  rows = {"class, rolled out": rollout[0]}
+  rows |= {f"latent {i + 1}": weights[i] for i in np.sort(sharpest)}
   mechanism = model.config.layers("cross_attention")[0].name
   overlay.draw_panels(
     path,
@@ -92,14 +92,15 @@ def draw_on_image(
       overlay.Panel(title, row.reshape(image.shape[:2]), (1, 1))
       for title, row in rows.items()
     ],
-    f"latents attend to, mean over heads: {mechanism}",
+    f"attention of latents, mean over heads: {mechanism}",
   )
 
 
 class DrawnLatents:
   """Draws the attention of a Perceiver.
 
-  `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
+  `training.pictures.attention_maps` and `training.commands.draw_attention` call these
+  methods.
   """
 
   input_file = "image"
@@ -113,7 +114,7 @@ class DrawnLatents:
   ) -> None:
     """Draws the attention of latents over an image or over a whole text.
 
-    Over a text the latents are in the order of where they look.
+    Over a text, latents are sorted by the position that they attend to.
     """
     example = attention_maps.readable_example(batches)
     if "image" in example:
@@ -157,7 +158,7 @@ class DrawnLatents:
     """Draws the attention of latents to the image in a file."""
     if query is not None:
       raise ConfigError(
-        "--query: only models of patches take it; a Perceiver shows its latents"
+        "--query: only models of patches support it; a Perceiver shows its latents"
       )
     example = {"image": run.task.read(file)[None]}
     draw_on_image(path, self, variables, example)

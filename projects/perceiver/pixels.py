@@ -12,10 +12,10 @@ from tasks.pixels import check_images
 
 
 class Pixels(nn.Module):
-  """x = [pixel; Fourier features of its place] · W + b, row after row.
+  """x = [pixel; Fourier features of its position] · W + b, in row-major order.
 
   Attributes:
-    config: of the model.
+    config: config of the model.
     image_shape: (height, width, channels) of the task's images.
 
   Paper: Perceiver, section 3.2, arXiv:2103.03206.
@@ -26,10 +26,10 @@ class Pixels(nn.Module):
 
   @nn.compact
   def __call__(self, images: Float[Array, "B H W C"]) -> Float[Array, "B S F"]:
-    """Inputs `[B, H · W, F]`, of images of any height and width.
+    """Inputs `[B, H · W, F]` for images of any height and width.
 
     Raises:
-      ValueError: images with another number of channels.
+      ValueError: the images have another number of channels.
     """
     config = self.config
     check_images(images.shape, 1, self.image_shape[2])
@@ -47,19 +47,19 @@ class Pixels(nn.Module):
 
 
 def fourier_features(shape: tuple[int, ...], num_bands: int) -> np.ndarray:
-  """The place of every element of a grid, in waves along each axis.
+  """Fourier features of the position of every element of a grid.
 
       [x, sin(π f_1 x), …, sin(π f_K x), cos(π f_1 x), …, cos(π f_K x)]
 
-  of each axis, where x goes from −1 to 1 and the frequencies f are K from 1 to
-  half the size of the axis, at equal distances: the Nyquist frequency.
+  for each axis, where x goes from −1 to 1, and the K frequencies f are equally spaced
+  from 1 to half the size of the axis, the Nyquist frequency.
 
   Args:
-    shape: of the grid.
+    shape: shape of the grid.
     num_bands: K.
 
   Returns:
-    `[elements, axes · (1 + 2 K)]` float64, the last axis of the grid fastest.
+    `[elements, axes · (1 + 2 K)]` float64, in row-major order of the grid.
 
   Paper: Perceiver, section 3.2, arXiv:2103.03206.
   """

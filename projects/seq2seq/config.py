@@ -1,4 +1,4 @@
-"""What a recurrent encoder-decoder is made of; it checks itself."""
+"""The config of a recurrent encoder-decoder, which validates itself."""
 
 from typing import ClassVar, Literal
 
@@ -12,28 +12,26 @@ from settings.fields import Count, Rate, checked
 class Seq2SeqConfig(AttentionFields):
   """A recurrent encoder and decoder with attention between them.
 
-  What only a Transformer needs (positions, norms, feed-forward layers,
-  self-attention) has no field here, so it is refused and never ignored.
+  Options that only a Transformer needs (positions, norms, feed-forward layers,
+  self-attention) are not fields, so they are refused instead of ignored.
 
   Attributes:
     kind: 'seq2seq'.
     cell: 'gru' (Cho) or 'lstm' (Hochreiter and Schmidhuber).
-    decoder: 'bahdanau' asks with the state before a step and feeds the answer
-      to the cell; 'luong' asks with the state after it and feeds the result to
-      the next step.
-    num_layers: of the encoder, and of the decoder.
-    num_heads: N; states and annotations are split into as many parts, each
-      with an attention of its own. 1 in the papers.
+    decoder: 'bahdanau' uses the state before a step as query and feeds the context to
+      the cell; 'luong' uses the state after the step and feeds the result to the next
+      step.
+    num_layers: layers of the encoder, and of the decoder.
+    num_heads: N; states and annotations are split into N heads. 1 in the papers.
     features: width of states and annotations; the head dimension is
       features / N, and a direction of the encoder has features / 2.
-    dropout_rate: of embeddings, between layers and before the softmax; never
-      from state to state.
-    tie_embeddings: the softmax shares the target's embedding table, and the
-      source's too where the vocabulary is shared.
-    dtype: of activations; states, logits and softmax are always
-      float32.
-    param_dtype: of parameters.
-    cross_attention: from decoder to encoder; None is dense, which is Luong's
+    dropout_rate: rate of dropout for embeddings, between layers and before the softmax,
+      but not between states.
+    tie_embeddings: the softmax shares the target's embedding table, and also the
+      source's if the vocabulary is shared.
+    dtype: dtype of activations; states, logits and softmax are always float32.
+    param_dtype: dtype of parameters.
+    cross_attention: mechanism from decoder to encoder; None is dense, which is Luong's
       dot with a scale.
   """
 
@@ -74,7 +72,7 @@ class Seq2SeqConfig(AttentionFields):
     return Dims(heads, heads, self.query_dim, max_length, self.features)
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The single mechanism."""
+    """The mechanism of the single attention module."""
     return self.attentions[field]
 
   @property

@@ -1,6 +1,6 @@
 """The recurrent decoders for which attention was invented.
 
-With annotations h_1 … h_S of the source, embedding e_t of the word before, and
+With annotations h_1 … h_S of the source, the embedding e_t of the previous word, and
 Attend(s) = Σ_j α_j(s) h_j by any mechanism, one step is
 
   Bahdanau   c_t = Attend(s_{t−1})         Luong   s_t = cell([e_t; h̃_{t−1}], s_{t−1})
@@ -31,7 +31,7 @@ Cells = Sequence[Any]
 """States of the cells, from the lowest layer up; an LSTM's is a pair (c, h)."""
 
 Ends = Sequence[tuple[Any, Any]]
-"""Per layer of the encoder, the last states of its two directions."""
+"""For each layer of the encoder, the last states of its two directions."""
 
 
 class Annotations(NamedTuple):
@@ -39,7 +39,7 @@ class Annotations(NamedTuple):
 
   Attributes:
     values: `[B, S, F]`.
-    mask: `[B, S]`, where there is a word.
+    mask: `[B, S]`, True at words.
   """
 
   values: Float[Array, "B S F"]
@@ -51,7 +51,7 @@ class DecoderState(NamedTuple):
 
   Attributes:
     cells: states of the cells.
-    fed: h̃ of the step before, `[B, F]`; None in Bahdanau's decoder.
+    fed: h̃ of the previous step, `[B, F]`; None in Bahdanau's decoder.
   """
 
   cells: Cells
@@ -63,8 +63,8 @@ def make_cell(
 ) -> nn.RNNCellBase:
   """A recurrent cell of the config's kind.
 
-  Flax's GRU resets after the product, r ∘ (U h), where the paper has
-  U (r ∘ h); it is the form of cuDNN and learns as well.
+  Flax's GRU resets after the product, r ∘ (U h), as cuDNN does, whereas the paper has
+  U (r ∘ h); it learns equally well.
   """
   cell = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}[config.cell]
   return cell(
@@ -77,7 +77,7 @@ def make_cell(
 
 
 def _orthogonal(key, shape, dtype):
-  # Its factorisation exists in float32 and above only.
+  # The factorisation supports only float32 and float64.
   return nn.initializers.orthogonal()(key, shape, jnp.float32).astype(dtype)
 
 
@@ -89,9 +89,9 @@ def hidden(state: Any) -> Float[Array, "B F"]:
 class CrossAttention(nn.Module):
   """Attends from states to annotations, without a projection.
 
-  Keys and values are the annotations and queries the states, as in both
-  papers, so every parameter is the mechanism's. It lies under the name
-  'attention', as in `MultiHeadAttention`.
+  Keys and values are the annotations, and queries are the states, as in both papers. So
+  all parameters belong to the mechanism. They have the name 'attention', as in
+  `MultiHeadAttention`.
 
   Attributes:
     attention: the mechanism.
@@ -108,12 +108,12 @@ class CrossAttention(nn.Module):
   def __call__(
     self, queries: Float[Array, "BA F"], source: Annotations
   ) -> Float[Array, "BA F"]:
-    """One context for each state.
+    """The context of each state.
 
     Args:
-      queries: `[B·A, F]`, the A hypotheses (beams) of an example side by side;
-        they are the queries of one call, so they share the annotations.
-      source: of B examples.
+      queries: `[B·A, F]`, where the A hypotheses (beams) of an example are adjacent;
+        they are queries of one call, so they share the annotations.
+      source: annotations of B examples.
 
     Returns:
       `[B·A, F]`.
@@ -146,8 +146,8 @@ class Decoder(nn.Module):
   """Maps embeddings of the previous words to the inputs of the softmax.
 
   Attributes:
-    config: of the model.
-    max_source_length: the longest source.
+    config: config of the model.
+    max_source_length: length of the longest source.
   """
 
   config: Seq2SeqConfig
@@ -171,10 +171,10 @@ class Decoder(nn.Module):
     dense = functools.partial(
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
     )
-    if self._asks_before:
-      leaves = {"gru": 1, "lstm": 2}[config.cell]
+    if self._attends_first:
+      num_states = {"gru": 1, "lstm": 2}[config.cell]
       self.initial = [
-        dense(leaves * config.features) for _ in range(config.num_layers)
+        dense(num_states * config.features) for _ in range(config.num_layers)
       ]
       self.maxout = dense(2 * config.features)
     else:
@@ -184,10 +184,10 @@ class Decoder(nn.Module):
   def begin(self, ends: Ends) -> DecoderState:
     """The state before the first word, from the final states of the encoder's layers.
 
-    Bahdanau: tanh(W ←h_1), from what read the source backwards. Luong: the
-    states themselves, of the two directions side by side.
+    Bahdanau: tanh(W ←h_1), from the backward direction. Luong: the concatenated states
+    of the two directions.
     """
-    if self._asks_before:
+    if self._attends_first:
       cells = []
       for dense, (_, backward) in zip(self.initial, ends, strict=True):
         state = jnp.tanh(dense(hidden(backward))).astype(jnp.float32)
@@ -210,19 +210,19 @@ class Decoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T F"]:
-    """h̃ of every position with teacher forcing: one scan over time.
+    """h̃ of every position with teacher forcing, by a scan over time.
 
     Args:
-      state: from `begin`.
+      state: initial state, from `begin`.
       embedded: e_1 … e_T.
-      source: what is attended to.
+      source: the annotations to attend to.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
 
     Returns:
       `[B, T, F]`.
 
-    Cost: T steps, each one call of the mechanism for one query an example;
-    what it computes from keys alone it computes T times.
+    Cost: T steps, each with one call of the mechanism for one query per example;
+    computations on the keys are repeated T times.
     """
 
     def step(self, state, embedded, source):
@@ -236,7 +236,7 @@ class Decoder(nn.Module):
       out_axes=1,
     )
     _, (queries, outputs) = scan(self, state, embedded, source)
-    # From all positions at once; each depends on its own query only.
+    # All positions at once; each depends only on its own query.
     self.cross_attention.show(queries, source)
     return self._read_out(outputs, embedded)
 
@@ -251,26 +251,26 @@ class Decoder(nn.Module):
     return state, self._read_out(output, embedded)
 
   @property
-  def _asks_before(self):
+  def _attends_first(self):
     return self.config.decoder == "bahdanau"
 
   def _step(self, state, embedded, source, deterministic):
     """The new state, the query and the inputs of `_read_out`."""
-    if self._asks_before:
+    if self._attends_first:
       query = hidden(state.cells[-1])
       context = self.cross_attention(query, source)
       x = jnp.concatenate([embedded, context], axis=-1)
-      cells, top = self._climb(state.cells, x, deterministic)
+      cells, top = self._run_cells(state.cells, x, deterministic)
       output = jnp.concatenate([top, context.astype(top.dtype)], axis=-1)
       return DecoderState(cells, None), (query, output)
     x = jnp.concatenate([embedded, state.fed.astype(embedded.dtype)], axis=-1)
-    cells, top = self._climb(state.cells, x, deterministic)
+    cells, top = self._run_cells(state.cells, x, deterministic)
     context = self.cross_attention(top, source)
     joined = jnp.concatenate([context, top.astype(context.dtype)], axis=-1)
     output = jnp.tanh(self.attentional(joined))
     return DecoderState(cells, output.astype(jnp.float32)), (top, output)
 
-  def _climb(self, states, x, deterministic):
+  def _run_cells(self, states, x, deterministic):
     """One step of every layer, each on the output of the layer below."""
     new = []
     for layer, (cell, state) in enumerate(zip(self.cells, states, strict=True)):
@@ -281,8 +281,8 @@ class Decoder(nn.Module):
     return tuple(new), x
 
   def _read_out(self, outputs, embedded):
-    # Bahdanau's is outside of the scan: one product for all positions.
-    if not self._asks_before:
+    # Bahdanau's projection is outside the scan: one product for all positions.
+    if not self._attends_first:
       return outputs
     joined = jnp.concatenate([outputs.astype(embedded.dtype), embedded], -1)
     pieces = self.maxout(joined).reshape(*embedded.shape, 2)

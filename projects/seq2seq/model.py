@@ -20,13 +20,13 @@ from projects.seq2seq.decoder import Annotations, Decoder, Ends, make_cell
 
 
 class Encoder(nn.Module):
-  """Layers of two cells, one in each direction.
+  """Bidirectional recurrent layers.
 
-  h_j = [→h_j; ←h_j], each half as wide, so that annotations are as wide as
-  states of the decoder and every layer as wide as the next.
+  h_j = [→h_j; ←h_j], where each direction has half the width, so that annotations,
+  decoder states and all layers have the same width.
 
   Attributes:
-    config: of the model.
+    config: config of the model.
 
   Paper: Neural machine translation by jointly learning to align and
   translate, section 3.2, arXiv:1409.0473.
@@ -46,8 +46,8 @@ class Encoder(nn.Module):
 
     Args:
       x: embeddings of the source.
-      mask: `[B, S]`, where there is a word; elsewhere states stay what they
-        are, so padding anywhere changes nothing.
+      mask: `[B, S]`, True at words; elsewhere states do not change, so padding may be
+        anywhere.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
     """
     config, ends = self.config, []
@@ -72,10 +72,10 @@ class Encoder(nn.Module):
 
 
 def _read(cell, x, mask, *, reverse):
-  """Runs a cell over a sequence: its last state, and h of every position.
+  """Runs a cell over a sequence; returns its last state, and h of every position.
 
-  `nn.RNN` wants all padding at the end, keeps the states of all positions to
-  pick the last, and gives an empty row the state after its padding.
+  `nn.RNN` needs all padding at the end, stores the states of all positions to select the
+  last, and returns for an empty row the state after its padding.
   """
 
   def step(cell, state, inputs):
@@ -94,7 +94,7 @@ def _read(cell, x, mask, *, reverse):
     out_axes=1,
     reverse=reverse,
   )
-  # It starts with zeros, for which the key is not read.
+  # The initial state is zero, so the key is not used.
   zeros = cell.initialize_carry(jax.random.key(0), x[:, 0].shape)
   zeros = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
   return scan(cell, zeros, (x, mask))
@@ -103,16 +103,15 @@ def _read(cell, x, mask, *, reverse):
 class Seq2Seq(nn.Module):
   """Ids to logits, through recurrent cells and attention.
 
-  Tables and softmax are as in `Transformer`, so that the two differ in what
-  stands between.
+  Embedding tables and softmax are as in `Transformer`; only the layers between differ.
 
   Attributes:
-    config: of the model.
-    source_vocab_size: of the encoder's ids.
-    target_vocab_size: V, of the decoder's ids and of the logits.
-    max_source_length: the longest source.
-    max_target_length: the longest target.
-    shared_vocabulary: source and target ids mean the same.
+    config: config of the model.
+    source_vocab_size: number of source ids.
+    target_vocab_size: V, the number of target ids and of logits.
+    max_source_length: length of the longest source.
+    max_target_length: length of the longest target.
+    shared_vocabulary: whether source and target share one vocabulary.
   """
 
   config: Seq2SeqConfig
@@ -160,11 +159,11 @@ class Seq2Seq(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T V"]:
-    """Logits of every position, each from inputs up to its own.
+    """Logits of every position, from the inputs up to that position.
 
     Args:
-      source: ids the encoder reads, `PAD_ID` where there is nothing.
-      inputs: ids the decoder reads.
+      source: ids of the encoder, padded with `PAD_ID`.
+      inputs: ids of the decoder.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
 
     Returns:
@@ -186,12 +185,13 @@ class Seq2Seq(nn.Module):
   def start(
     self, source: Int[Array, "B S"], batch: int, max_length: int
   ) -> None:
-    """Runs the encoder: collections 'memory' and 'cache'.
+    """Runs the encoder, and creates the collections 'memory' and 'cache'.
 
     Args:
-      source: ids the encoder reads.
-      batch: sequences to decode: a multiple of the sources.
-      max_length: positions to decode; a state is as large for any number.
+      source: ids of the encoder.
+      batch: number of sequences to decode, a multiple of the number of sources.
+      max_length: number of positions to decode; the size of the state does not depend
+        on it.
     """
     check_length("max_length", max_length, self.max_target_length)
     annotations, ends = self._encode(source, deterministic=True)
@@ -236,6 +236,6 @@ def create(config: Seq2SeqConfig, sizes: Sizes) -> Seq2Seq:
   """Creates the model for a task's sizes; computes nothing.
 
   Raises:
-    ValueError: as `models.sizes.id_sizes`.
+    ValueError: as in `models.sizes.id_sizes`.
   """
   return Seq2Seq(config, *id_sizes(config, sizes))

@@ -1,6 +1,6 @@
 """The samples of one audio file.
 
-soundfile reads them; it is imported where it is needed.
+They are read with soundfile, which is imported late.
 """
 
 import io
@@ -14,13 +14,13 @@ from tasks.files import read_bytes
 
 
 def library(field: str) -> Any:
-  """The module soundfile.
+  """Imports soundfile.
 
   Args:
-    field: the config field that asks for files, for the message.
+    field: the config field that needs audio files, for the message.
 
   Raises:
-    DataError: it is not installed, or its library of the system is missing.
+    DataError: soundfile is not installed, or its system library is missing.
   """
   try:
     import soundfile
@@ -36,27 +36,27 @@ def decode(data: bytes, where: str, sample_rate: int, field: str) -> np.ndarray:
   """Reads a recording of one channel.
 
   Args:
-    data: of a file that libsndfile knows: WAV, FLAC, OGG and others.
-    where: names it, for messages.
-    sample_rate: that it has to have.
-    field: the config field that asks for it.
+    data: content of a file that libsndfile supports: WAV, FLAC, OGG and others.
+    where: name of the recording, for messages.
+    sample_rate: the required sample rate.
+    field: the config field that needs audio files, for messages.
 
   Returns:
-    [S] float32, integers scaled to [−1, 1].
+    [S] float32; integers are scaled to [−1, 1].
 
   Raises:
-    DataError: not a recording, of another rate, of several channels, or with
-      samples that are not finite.
+    DataError: the file is not a recording, or has another sample rate, several
+      channels, or samples that are not finite.
   """
   soundfile = library(field)
   try:
     samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
-  except Exception as error:  # libsndfile's own, and those of damaged files.
+  except Exception as error:  # Damaged files raise errors of several types.
     lines = str(error).strip().splitlines() or [type(error).__name__]
     raise DataError(f"{where}: cannot be read as audio ({lines[0]})") from error
   if rate != sample_rate:
     raise DataError(
-      f"{where}: expected {sample_rate} samples a second (task.sample_rate), got "
+      f"{where}: expected {sample_rate} samples per second (task.sample_rate), got "
       f"{rate}"
     )
   if samples.ndim != 1:
@@ -69,6 +69,6 @@ def decode(data: bytes, where: str, sample_rate: int, field: str) -> np.ndarray:
 
 
 def read(path: pathlib.Path, sample_rate: int, field: str) -> np.ndarray:
-  """As `decode`, of a file."""
-  library(field)  # Without it, no file needs to be there.
+  """Like `decode`, for a file."""
+  library(field)  # Report a missing library before a missing file.
   return decode(read_bytes(path), str(path), sample_rate, field)

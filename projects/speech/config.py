@@ -1,4 +1,4 @@
-"""The config of a Conformer, which checks itself."""
+"""The config of a Conformer, which validates itself."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -17,12 +17,12 @@ class ExtractorConfig:
 
   Attributes:
     features: channels of each convolution.
-    kernel_sizes: samples, or outputs of the convolution before, that each reads.
-    strides: their steps.
+    kernel_sizes: kernel size of each convolution.
+    strides: stride of each convolution.
     norm: 'group' normalises every channel of the first convolution over time;
-      'layer' the channels of every convolution at each time.
+      'layer' normalises the channels of every convolution at each time.
     use_bias: whether convolutions have biases.
-    activation: after each.
+    activation: activation after each convolution.
   """
 
   features: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -48,28 +48,28 @@ class ConformerConfig(AttentionFields):
 
   Attributes:
     kind: 'conformer'.
-    num_layers: blocks.
+    num_layers: number of blocks.
     num_heads: N.
     features: F, width of the residual stream.
-    mlp_features: width inside both feed-forward layers.
+    mlp_features: inner width of both feed-forward layers.
     kernel_size: R of the depth-wise convolution along time, odd.
-    activation: of the feed-forward layers and after batch norm; 'silu' in the
-      paper.
-    position: 'transformer_xl', sines of the distance with two trained biases,
-      as in the paper; 'rotary' turns queries and keys; 'rotary_inputs' turns
-      what they are projected from (Wav2Vec2Conformer); or 'none'.
+    activation: activation of the feed-forward layers and after batch norm; 'silu' in
+      the paper.
+    position: 'transformer_xl', sines of the distance with two trained biases, as in the
+      paper; 'rotary' rotates queries and keys; 'rotary_inputs' rotates the inputs of
+      their projections (Wav2Vec2Conformer); or 'none'.
     rotary_theta: base of the rotary wavelengths.
     mask_convolution: whether the convolution reads padding as zeros. Published
-      weights were trained without.
-    extractor: convolutions that read samples; None reads log-mel frames, of
-      which two convolutions keep every fourth.
-    dropout_rate: of sub-layer outputs.
-    attention_dropout_rate: of attention weights.
-    norm_epsilon: what layer norms add to the variance.
-    dtype: of activations; logits and softmax are float32, or float64 like it.
-    param_dtype: of parameters.
-    encoder_attention: mechanism, or several that blocks take in turn; None is
-      dense.
+      weights were trained without masking.
+    extractor: convolutions that read samples; None means log-mel frames, which two
+      convolutions subsample by four.
+    dropout_rate: rate of dropout of sub-layer outputs.
+    attention_dropout_rate: rate of dropout of attention weights.
+    norm_epsilon: number that layer norms add to the variance.
+    dtype: dtype of activations; logits and softmax are float32, or float64 if this is
+      float64.
+    param_dtype: dtype of parameters.
+    encoder_attention: mechanism, or a list that blocks cycle through; None is dense.
 
   Paper: Conformer, arXiv:2005.08100.
   """
@@ -105,7 +105,7 @@ class ConformerConfig(AttentionFields):
         f"an even width, got {self.features}"
       )
     self.fill_attention_fields()
-    _ = self.block  # It checks what a Transformer's layer has as well.
+    _ = self.block  # Validates the fields that a Transformer layer shares.
     if self.position == "transformer_xl":
       relative = "carry relative positions (position 'transformer_xl')"
       self.fill_attention_fields({"encoder_attention": {"relative": relative}})
@@ -133,12 +133,12 @@ class ConformerConfig(AttentionFields):
 
   @property
   def layout(self) -> str:
-    """The batch layout that it reads."""
+    """The batch layout of an encoder."""
     return "encoder"
 
   @property
   def head(self) -> str:
-    """Logits of every position, as a `ModelConfig` with head 'tokens' has."""
+    """'tokens', logits of every position, as in `ModelConfig`."""
     return "tokens"
 
   def dims(self, max_length: int) -> Dims:

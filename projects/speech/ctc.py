@@ -1,6 +1,6 @@
 """Connectionist temporal classification: its loss and its greedy decoding.
 
-Symbol 0 is the blank. Logits are of every ⌈S/T⌉-th of S frames.
+Symbol 0 is the blank. There are logits for every ⌈S/T⌉-th of S frames.
 
 Paper: Graves et al. 2006, Connectionist temporal classification.
 """
@@ -17,7 +17,7 @@ def kept(mask: jax.Array, length: int) -> jax.Array:
   """Which of `length` logits belong to frames that are not padding.
 
   Args:
-    mask: [B, S], which frames are; S is a multiple of `length`.
+    mask: [B, S], True at frames that are not padding; S is a multiple of `length`.
     length: T.
 
   Raises:
@@ -38,10 +38,9 @@ def loss(
 
   Args:
     logits: [B, T, V].
-    mask: [B, T], which of them count.
+    mask: [B, T], True at logits that count.
     targets: [B, U] ids from 1.
-    weights: [B, U], 1 for ids and 0 after the last; a row without any counts
-      nothing.
+    weights: [B, U], 1 for ids and 0 after the last; a row of zeros does not count.
   """
   losses = optax.ctc_loss(
     logits.astype(jnp.float32),
@@ -55,14 +54,14 @@ def loss(
 
 
 def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
-  """The likeliest symbol of each frame where it is new, else the blank.
+  """The most probable symbol of each frame, or the blank if it repeats the last one.
 
   Args:
     logits: [B, T, V].
-    mask: [B, T], which of them count.
+    mask: [B, T], True at logits that count.
 
   Returns:
-    [B, T] ids; those that are not the blank are what was recognised.
+    [B, T] ids; the recognised symbols are those that are not blank.
   """
   best = jnp.where(mask, jnp.argmax(logits, axis=-1), BLANK)
   previous = jnp.pad(best, ((0, 0), (1, 0)))[:, :-1]
@@ -72,10 +71,10 @@ def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
 def edit_distance(
   hypotheses: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
-  """Insertions, deletions and replacements between targets and the output.
+  """The number of insertions, deletions and substitutions between output and targets.
 
   Args:
-    hypotheses: [B, T] ids, blanks among them left out.
+    hypotheses: [B, T] ids; blanks are skipped.
     targets: [B, U] ids.
     weights: [B, U], 1 for ids and 0 after the last.
 
@@ -85,11 +84,11 @@ def edit_distance(
   places = jnp.arange(targets.shape[1] + 1)[None, :]
 
   def step(row, ids):
-    # row[j]: from the first j targets to what was found so far.
+    # row[j]: distance from the first j targets to the output so far.
     replaced = row[:, :-1] + (targets != ids[:, None])
     best = jnp.minimum(row[:, 1:] + 1, replaced)
     best = jnp.concatenate([row[:, :1] + 1, best], axis=1)
-    # Then any number of targets that are missing.
+    # Then any number of deletions.
     best = places + jax.lax.cummin(best - places, axis=1)
     return jnp.where(ids[:, None] == BLANK, row, best), None
 
@@ -104,6 +103,6 @@ def text(ids: np.ndarray, symbols: str) -> str:
 
   Args:
     ids: [T].
-    symbols: that of id i is at place i − 1.
+    symbols: the symbol of id i is at index i − 1.
   """
   return "".join(symbols[int(i) - 1] for i in ids if i != BLANK)

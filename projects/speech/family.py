@@ -37,7 +37,7 @@ _POSITIONS: dict[str | None, Any] = {
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names, head
   # Norms inside a layer have 1e-5, even if the config gives another value.
   family.only(theirs, add_adapter=False, layer_norm_eps=1e-5)
@@ -77,14 +77,14 @@ def describe(
 
 
 def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-  """As `Family.kept`: tensors of wav2vec 2.0's pretraining, and counters."""
+  """Implements `Family.kept`: tensors of wav2vec 2.0's pretraining, and counters."""
   features = family.size(theirs, "hidden_size", 768)
   taps = family.size(theirs, "num_conv_pos_embeddings", 128)
   groups = family.size(theirs, "num_conv_pos_embedding_groups", 16)
   encoder = f"{_PREFIX}.encoder"
   convolution = f"{encoder}.pos_conv_embed.conv"
   shapes: dict[str, tuple[int, ...]] = {
-    # transformers makes this convolution, with weight norm, and never calls it.
+    # transformers creates this convolution, with weight norm, but never calls it.
     f"{convolution}.bias": (features,),
     f"{convolution}.parametrizations.weight.original0": (1, 1, taps),
     f"{convolution}.parametrizations.weight.original1": (
@@ -107,10 +107,10 @@ def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def rows(config: ConformerConfig) -> list[Row]:
-  """As `Family.rows`."""
+  """Implements `Family.rows`."""
   front = f"{_PREFIX}.feature_extractor.conv_layers"
   convolutions = []
-  # A row is repeated for the layers of a Transformer alone.
+  # Rows are repeated automatically only for the layers of a Transformer.
   for i in range(len(config.extractor.features) if config.extractor else 0):
     ours = f"front/convolution_{i}"
     convolutions += [
@@ -179,7 +179,7 @@ WAV2VEC2_CONFORMER = Family(
   architectures={"Wav2Vec2ConformerForCTC": "tokens"},
   describe=describe,
   rows=rows,
-  # Files that PyTorch wrote before 2.1.
+  # Names in files from PyTorch before 2.1.
   renamed=tuple(
     (f"conv.weight_{old}", f"conv.parametrizations.weight.original{new}")
     for old, new in (("g", 0), ("v", 1))

@@ -9,7 +9,7 @@ from models.config import ACTIVATIONS
 from projects.speech.config import ConformerConfig, ExtractorConfig
 
 REDUCTION = 4
-"""Frames that become one position."""
+"""Number of frames per position."""
 
 _KERNEL_SIZE = 3
 _CONVOLUTIONS = 2
@@ -25,14 +25,13 @@ class Subsampling(nn.Module):
 
     y_j = relu(W · [x_{2j−1}; x_{2j}; x_{2j+1}] + b)
 
-  Padding is read as zeros. All bands are read at once; a position is one
-  product with what it reads laid end to end.
+  Padding is read as zeros. The convolutions extend over all bands, so each position is
+  one matrix product with the concatenated frames.
 
   Attributes:
-    config: of the model.
+    config: config of the model.
 
-  Paper: Conformer, section 2, arXiv:2005.08100, for the convolution
-  subsampling.
+  Paper: Conformer, section 2, arXiv:2005.08100, for the convolution subsampling.
   """
 
   config: ConformerConfig
@@ -41,7 +40,7 @@ class Subsampling(nn.Module):
   def __call__(
     self, frames: Float[Array, "B S M"], mask: Bool[Array, "B S"] | None
   ) -> tuple[Float[Array, "B T F"], Bool[Array, "B T"] | None]:
-    """Positions of frames with M bands, and which of them are not padding."""
+    """Embeds frames of M bands; also returns the mask of positions without padding."""
     config = self.config
     x = frames.astype(config.dtype)
     for i in range(_CONVOLUTIONS):
@@ -70,7 +69,7 @@ class Extractor(nn.Module):
   """Convolutions over samples, a norm and a projection.
 
   Attributes:
-    config: of the model, with `extractor`.
+    config: config of the model, with `extractor`.
 
   Paper: wav2vec 2.0, section 2, arXiv:2006.11477.
   """
@@ -81,7 +80,7 @@ class Extractor(nn.Module):
   def __call__(
     self, audio: Float[Array, "B S"], mask: Bool[Array, "B S"] | None
   ) -> tuple[Float[Array, "B T F"], Bool[Array, "B T"] | None]:
-    """Positions of samples, and which of them are not padding."""
+    """Embeds samples; also returns the mask of positions without padding."""
     config, extractor = self.config, self.config.extractor
     assert extractor is not None  # The model reads samples.
     x = audio.astype(config.dtype)[..., None]

@@ -32,19 +32,19 @@ def draw_below_spectrogram(
 ) -> str:
   """Draws the attention of each recognised symbol, one panel per layer.
 
-  Time goes to the right, in the spectrogram and below it; a row is the position
-  where a symbol is recognised, with its weights, mean over heads. Where nothing
-  is recognised, the rows are all positions.
+  The x axis is time, in the spectrogram and below it. Each row shows the weights, as a
+  mean over heads, of a position at which a symbol is recognised. If nothing is
+  recognised, the rows are all positions.
 
   Args:
     path: a .png file.
     model: a Conformer that reads frames.
-    variables: of the model.
-    task: for the symbols.
+    variables: variables of the model.
+    task: the task, which has the symbols.
     example: a batch of one recording.
 
   Returns:
-    What is recognised.
+    The recognised text.
   """
   maps = models.attention_maps(model, variables, example)
   layers = [
@@ -117,7 +117,8 @@ def draw_below_spectrogram(
 class DrawnBelowSpectrogram:
   """Draws the attention of a Conformer.
 
-  `training.pictures.attention_maps` and `training.commands.draw_attention` call these.
+  `training.pictures.attention_maps` and `training.commands.draw_attention` call these
+  methods.
   """
 
   input_file = "audio"
@@ -129,7 +130,7 @@ class DrawnBelowSpectrogram:
     task: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
   ) -> None:
-    """Draws the attention of each symbol in one of some held-out recordings."""
+    """Draws the attention of each recognised symbol in one held-out recording."""
     example = attention_maps.readable_example(batches)
     draw_below_spectrogram(path, self, variables, task, example)
 
@@ -158,6 +159,6 @@ class DrawnBelowSpectrogram:
     query: Any,
   ) -> str:
     """Draws the attention to the recording in a file; returns its text."""
-    del query  # There is none with a recording.
+    del query  # Recordings have no query patch.
     example = run.task.read(file)
     return draw_below_spectrogram(path, self, variables, run.task, example)

@@ -20,12 +20,12 @@ def log_mel(samples: np.ndarray, sample_rate: int, bands: int) -> np.ndarray:
 
     x[t, m] = log Σ_f filter[f, m] · |DFT(Hann · window t)|²[f]
 
-  Windows are of 25 ms and begin every 10 ms; mean and deviation are over all
-  frames and bands of a recording, so that its level does not matter.
+  Windows have 25 ms and start every 10 ms; mean and deviation are over all frames and
+  bands of a recording, so that its level does not matter.
 
   Args:
     samples: [..., S].
-    sample_rate: samples a second.
+    sample_rate: samples per second.
     bands: M.
 
   Returns:
@@ -46,12 +46,11 @@ def log_mel(samples: np.ndarray, sample_rate: int, bands: int) -> np.ndarray:
 def filters(sample_rate: int, bands: int) -> np.ndarray:
   """Triangular filters whose corners are evenly spaced on the mel scale.
 
-  mel(f) = 2595 · log10(1 + f / 700), from 0 to half of the sample rate. A
-  triangle that is narrower than the spacing of frequencies is widened to it, so
-  that every band hears something.
+  mel(f) = 2595 · log10(1 + f / 700), from 0 to half the sample rate. A triangle that is
+  narrower than the spacing of frequencies is widened to it, so that no band is empty.
 
   Returns:
-    [F, M]; F frequencies of the transform.
+    [F, M], with F frequencies of the transform.
   """
   size = _fft_size(_sizes(sample_rate)[0])
   highest = 2595 * np.log10(1 + sample_rate / 2 / 700)

@@ -1,4 +1,4 @@
-"""Encoders of speech that output logits of every symbol at every position."""
+"""Speech encoders with logits of every symbol at every position."""
 
 from collections.abc import Callable, Mapping
 import functools
@@ -38,11 +38,11 @@ class Convolution(nn.Module):
     z_t = Σ_j k_j ⊙ y_{t + j − (R−1)/2}        j = 0 … R−1
     out = activation(batch norm(z)) · W₂
 
-  Where the config says so, y is 0 at padding and batch norm leaves it out, so
-  that what padding holds changes nothing.
+  With `mask_convolution`, y is 0 at padding and batch norm ignores padding, so that its
+  content has no effect.
 
   Attributes:
-    config: of the model.
+    config: config of the model.
     out_scale: factor of the last kernel's initial values.
 
   Paper: Conformer, section 2.2, arXiv:2005.08100.
@@ -60,7 +60,7 @@ class Convolution(nn.Module):
     deterministic: bool,
     axis_name: str | None,
   ) -> Float[Array, "B T F"]:
-    """Applies it to a sequence."""
+    """Applies the module to a sequence."""
     config = self.config
     dense = functools.partial(
       nn.Dense,
@@ -91,12 +91,12 @@ class Convolution(nn.Module):
 class ConformerBlock(nn.Module):
   """x + ½ FFN(x), + attention, + convolution, + ½ FFN, then a norm.
 
-  Each sub-layer reads a norm of its own, and its output is dropped out.
+  Each sub-layer has its own norm at its input and dropout at its output.
 
   Attributes:
-    config: of the model.
-    mechanism: attends within the sequence.
-    max_length: of the sequence.
+    config: config of the model.
+    mechanism: self-attention mechanism.
+    max_length: largest length of a sequence.
     attend: calls the mechanism of an attention module.
 
   Paper: Conformer, section 2.4, arXiv:2005.08100.
@@ -110,7 +110,7 @@ class ConformerBlock(nn.Module):
   def setup(self) -> None:
     """Creates the sub-layers and their norms."""
     config, block = self.config, self.config.block
-    # As in `Block`: the residual stream has about the same size at any depth.
+    # As in `Block`, keeps the scale of the residual stream similar for all depths.
     out_scale = 1.0 / math.sqrt(4 * config.num_layers)
     self.first_mlp_norm, self.first_mlp = (
       block.make_norm(),
@@ -171,14 +171,13 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
   """Log-mel frames, or samples, to logits of symbols at every position.
 
   Attributes:
-    config: of the model.
-    vocab_size: V, the blank of CTC included.
-    max_length: positions of the longest input.
-    frames_shape: frames and bands of the longest input; None where samples are
-      read.
+    config: config of the model.
+    vocab_size: V, including the blank of CTC.
+    max_length: number of positions of the longest input.
+    frames_shape: frames and bands of the longest input; None for samples.
     attend: calls the mechanism of an attention module.
 
-  Paper: Conformer, arXiv:2005.08100; `docs.md` says what differs.
+  Paper: Conformer, arXiv:2005.08100; `docs.md` lists the differences.
   """
 
   state: ClassVar[tuple[str, ...]] = ("batch_stats",)
@@ -207,7 +206,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
       bands = self.frames_shape[1]
       return {"frames": np.zeros((1, 1, bands), np.float32)}
     extractor = self.config.extractor
-    assert extractor is not None  # What reads samples has one.
+    assert extractor is not None  # Models of samples have an extractor.
     samples = 1
     for size, stride in zip(
       extractor.kernel_sizes[::-1], extractor.strides[::-1], strict=True
@@ -242,14 +241,14 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
 
     Args:
       inputs: log-mel frames `[B, S, M]`, or samples `[B, S]`.
-      source_mask: which of them are not padding (padding comes last); None is all.
+      source_mask: False at padding, which is at the end; None means no padding.
       deterministic: no dropout, and batch norm with running statistics;
         otherwise the rng 'dropout' is needed.
-      axis_name: of a `pmap` whose devices have the rows of one batch.
+      axis_name: axis of a `pmap` whose devices share the rows of one batch.
 
     Returns:
-      `[B, T, V]` float32, or float64 like the config. Position j is of the
-      frames around 4 j.
+      `[B, T, V]` float32, or float64 if the config's dtype is float64. Position j
+      belongs to the frames around 4 j.
 
     Raises:
       ValueError: an input is longer than the model allows.
@@ -268,8 +267,8 @@ def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
   """Creates the model for a task; computes nothing.
 
   Raises:
-    ValueError: the task has no speech of the kind that the model reads, or a
-      mechanism cannot work at its length; the message starts with the field.
+    ValueError: the task does not have the inputs that the model reads, or a mechanism
+      does not support its length; the message starts with the field.
   """
   if sizes.target_vocab_size < 2:
     raise ValueError(

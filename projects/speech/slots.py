@@ -20,8 +20,8 @@ class TransformerXlAttention(MultiHeadAttention):
 
     scale · ((q_t + u) · k_s + (q_t + v) · r_{t−s}),   r_i = W_n · sines(i)
 
-  With q_t + u as the query, r are relative keys of each head, and what is left of
-  them, scale · (v − u) · r, is a bias by distance.
+  With q_t + u as the query, r are the relative keys of each head, and the remaining term
+  scale · (v − u) · r is a relative bias.
 
   Paper: Transformer-XL, section 3.3, arXiv:1901.02860.
   """
@@ -58,7 +58,7 @@ class TransformerXlAttention(MultiHeadAttention):
     """Relative tables for a sequence of T, and the scale."""
     del call
     _, length, features = inputs.shape
-    # A table begins with the key that is farthest to the left.
+    # A table starts with the key farthest to the left.
     distances = np.arange(length - 1, -length, -1)[None, :]
     sines = sinusoidal(distances, features)[0]
     dtype = self.dtype or sines.dtype
@@ -116,4 +116,4 @@ SLOTS = types.MappingProxyType(
     "none": MultiHeadAttention,
   }
 )
-"""`position` of a Conformer -> the attention module of its blocks."""
+"""Maps `position` of a Conformer to the attention module of its blocks."""

@@ -17,7 +17,7 @@ from tasks.files import read_lines, typed_path
 TRANSCRIPTS = "transcripts.tsv"
 
 REDUCTION = 4
-"""Frames that a Conformer makes one logit of."""
+"""Number of frames per position of the logits of a Conformer."""
 
 
 class Recording(NamedTuple):
@@ -25,8 +25,8 @@ class Recording(NamedTuple):
 
   Attributes:
     samples: [S] float32.
-    text: what is said.
-    where: names it, for messages.
+    text: the transcript.
+    where: name of the recording, for messages.
   """
 
   samples: np.ndarray
@@ -38,10 +38,10 @@ class Recordings(abc.ABC):
   """The interface of a source of examples.
 
   Attributes:
-    symbols: of all transcripts; that of id i is at place i − 1.
-    max_frames: of the longest recording.
-    max_symbols: of the longest transcript.
-    held_out: how many examples are.
+    symbols: symbols of all transcripts; the symbol of id i is at index i − 1.
+    max_frames: number of frames of the longest recording.
+    max_symbols: number of symbols of the longest transcript.
+    held_out: number of held-out examples.
   """
 
   symbols: str
@@ -53,7 +53,7 @@ class Recordings(abc.ABC):
   def read(
     self, split: str, indices: np.ndarray
   ) -> list[tuple[np.ndarray, Sequence[int]]]:
-    """Frames [T, M] and symbol ids of examples, by their number from the start."""
+    """Reads frames [T, M] and symbol ids of the examples with the given numbers."""
 
 
 class Stored(Recordings):
@@ -79,7 +79,7 @@ class Stored(Recordings):
   def read(
     self, split: str, indices: np.ndarray
   ) -> list[tuple[np.ndarray, Sequence[int]]]:
-    """See `Recordings`."""
+    """Implements `Recordings.read`."""
     recordings, config = self._splits[split], self._config
     if split == "train":
       indices = base.epoch_order(indices.copy(), len(recordings), self._seed)
@@ -97,7 +97,7 @@ def read(config: SpeechConfig, seed: int) -> Stored:
   """Reads the recordings of a config.
 
   Raises:
-    DataError: in one line, what is wrong with the data.
+    DataError: the data are invalid; the message has one line.
   """
   if config.source == FOLDER:
     return _folder(typed_path(config.path), config, seed)
@@ -134,8 +134,8 @@ def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
 def _named(config: SpeechConfig, seed: int) -> Stored:
   """Reads a dataset of the TFDS catalogue.
 
-  Its validation split is held out, or else its test split, or else a share of
-  its training split.
+  The validation split is held out, or else the test split, or else a share of the
+  training split.
   """
   from tasks import catalog, tensorflow_free
 
@@ -148,7 +148,7 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
   builder = catalog.prepare_named(
     name,
     config.path,
-    [(leaf, getattr(config, leaf)) for leaf in features],
+    [(field, getattr(config, field)) for field in features],
     instead=f"task.source={TONES} or {FOLDER}",
     field="source",
   )
@@ -156,7 +156,7 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
   rate = getattr(feature[config.audio_feature], "sample_rate", None)
   if rate != config.sample_rate:
     raise DataError(
-      f"task.source: {name} has {rate} samples a second, expected "
+      f"task.source: {name} has {rate} samples per second, expected "
       f"{config.sample_rate} (task.sample_rate)"
     )
   other = catalog.held_out_split(builder, name, "source")
@@ -187,7 +187,7 @@ def _examples(
         f"{where}: expected one channel, got shape {samples.shape}"
       )
     if np.issubdtype(samples.dtype, np.integer):
-      samples = samples / np.float32(2**15)  # As WAV files of 16 bits.
+      samples = samples / np.float32(2**15)  # As in 16-bit WAV files.
     text = example[config.text_feature]
     if isinstance(text, bytes):
       text = text.decode()
@@ -199,7 +199,7 @@ def _examples(
 def _checked(recording: Recording, config: SpeechConfig) -> Recording:
   """Raises DataError if a transcript is too long for CTC on its recording.
 
-  Every symbol takes a logit, and so does a blank between two that are alike.
+  Every symbol takes one position, and so does the blank between two equal symbols.
   """
   text, where = recording.text, recording.where
   if not text.strip():

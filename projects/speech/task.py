@@ -34,7 +34,7 @@ class Dialling(Recordings):
   def read(
     self, split: str, indices: np.ndarray
   ) -> list[tuple[np.ndarray, Sequence[int]]]:
-    """See `Recordings`."""
+    """Implements `Recordings.read`."""
     config = self._config
     dialled = tones.dial(
       draws.split_key(self._seed, split),
@@ -60,7 +60,7 @@ class SpeechTask(base.Task):
   [B, U] int32, ids from 1, and 'weights' [B, U] float32. Id 0 is the blank.
 
   Attributes:
-    symbols: that of id i is at place i − 1.
+    symbols: the symbol of id i is at index i − 1.
     input_shapes: {'frames': (S, M)}.
   """
 
@@ -75,7 +75,7 @@ class SpeechTask(base.Task):
     *,
     batch_size: int,
   ):
-    """`recordings` is None for a restored task; `shape` is (S, U)."""
+    """Takes `shape`, (S, U), and `recordings`, or None for a restored task."""
     self._config = config
     self._recordings = recordings
     self._batch_size = batch_size
@@ -92,7 +92,7 @@ class SpeechTask(base.Task):
     return self._batch(self._recordings.read("train", indices))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Every held-out recording once, in order."""
+    """Yields every held-out recording once, in order."""
     if split not in self.eval_splits or self._recordings is None:
       raise KeyError(split)
     for indices in base.chunks(self._recordings.held_out, self._batch_size):
@@ -102,8 +102,8 @@ class SpeechTask(base.Task):
   def loss(
     self, logits: Any, batch: Mapping[str, Any], label_smoothing: float
   ) -> tuple[Any, Any, Any]:
-    """CTC: objective, nats, and the number of symbols."""
-    del label_smoothing  # A config with it is refused.
+    """The CTC loss: objective, nats, and the number of symbols."""
+    del label_smoothing  # Refused by the config.
     mask = ctc.kept(batch["source_mask"], logits.shape[1])
     nats, count = ctc.loss(logits, mask, batch["targets"], batch["weights"])
     return nats, nats, count
@@ -122,18 +122,18 @@ class SpeechTask(base.Task):
   def summarize(
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
-    """Divides once; the error rate comes first."""
+    """Divides sums by counts; the error rate comes first."""
     del split
     values = base.divide(sums)
     first = {"error_rate": values.pop("error_rate", 0.0)} if values else {}
     return first | values
 
   def read(self, path: str) -> Batch:
-    """A batch of one recording, as a model reads it.
+    """Makes a batch of one recording.
 
     Raises:
-      DataError: there is no such file, it is not a recording of this task's
-        sample rate, or is longer than the recordings of this task.
+      DataError: there is no such file, it is not a recording with this task's sample
+        rate, or it is longer than the recordings of this task.
     """
     file, config = typed_path(path), self._config
     if not file.is_file():
@@ -143,8 +143,8 @@ class SpeechTask(base.Task):
     num_frames = mel.num_frames(len(samples), config.sample_rate)
     if not 1 <= num_frames <= length:
       raise DataError(
-        f"{file}: expected 1 to {length} frames of 10 ms, as the recordings of "
-        f"this run have, got {num_frames}"
+        f"{file}: expected 1 to {length} frames of 10 ms, as in the recordings "
+        f"of this run, got {num_frames}"
       )
     frames = np.zeros((1, length, bands), np.float32)
     frames[0, :num_frames] = mel.log_mel(samples, config.sample_rate, bands)
@@ -154,9 +154,9 @@ class SpeechTask(base.Task):
     }
 
   def encode(self, line: str) -> NoReturn:
-    """Raises ValueError, because a user cannot type a recording."""
+    """Raises ValueError, because a line of text is not a recording."""
     raise ValueError(
-      f"expected a recording, which is not typed, got {line!r}; "
+      f"expected a recording, got the text {line!r}; "
       "training.commands.draw_attention reads one with --audio=FILE"
     )
 
@@ -229,7 +229,7 @@ def make(
   else:
     recordings = _recordings(config, seed)
     symbols, most = recordings.symbols, recordings.max_symbols
-    # So that logits are of every fourth frame, and `ctc.kept` finds which.
+    # A multiple, so that `ctc.kept` finds the frame of each position.
     length = -(-recordings.max_frames // REDUCTION) * REDUCTION
   task = SpeechTask(
     config, symbols, (length, most), recordings, batch_size=batch_size

@@ -21,19 +21,18 @@ class SpeechConfig:
     source: 'tones', strings of digits dialled as DTMF tones, computed and never
       stored; 'folder', a folder of audio files with `transcripts.tsv`; or a name
       in the TFDS catalogue, such as 'librispeech'.
-    path: that folder; for a name in the catalogue, a TFDS data folder that has
-      the set prepared, or '' to download it.
-    audio_feature: name of the recording, in a set of the catalogue.
-    text_feature: name of its transcript, likewise.
-    sample_rate: samples a second; recordings of any other are refused.
-    bands: mel bands of a frame.
-    min_digits: of a dialled string.
-    max_digits: likewise.
-    snr: of dialled strings, power of the tones over that of the noise, in
-      decibels.
-    eval_size: dialled strings that are held out.
-    held_out: share of the recordings that is held out, where the source has no
-      split for it; at least one.
+    path: the folder; for a name in the catalogue, a TFDS data folder with the prepared
+      dataset, or '' to download it.
+    audio_feature: feature with the recording, for a dataset of the catalogue.
+    text_feature: feature with the transcript, for a dataset of the catalogue.
+    sample_rate: samples per second; recordings with another rate are refused.
+    bands: number of mel bands of a frame.
+    min_digits: smallest number of digits of a dialled string.
+    max_digits: largest number of digits of a dialled string.
+    snr: signal-to-noise ratio of dialled strings, in decibels.
+    eval_size: number of held-out dialled strings.
+    held_out: share of the recordings that is held out if the source has no held-out
+      split; at least one recording.
   """
 
   source: str = TONES
@@ -53,7 +52,7 @@ class SpeechConfig:
     if self.source == FOLDER:
       check(self, "path", bool(self.path), "a folder of recordings")
     if self.source == TONES:
-      # The highest tone is of 1,477 Hz.
+      # The highest tone has 1,477 Hz.
       check(self, "sample_rate", self.sample_rate >= 4000, "at least 4000")
     check(
       self,

@@ -1,6 +1,6 @@
 """Strings of digits, dialled as DTMF tones (ITU-T Q.23) in noise.
 
-An example is a pure function of (seed, split, index): its numbers come from a
+An example is a pure function of (seed, split, index); its random numbers come from a
 counter-based generator, see `tasks.draws`.
 """
 
@@ -18,18 +18,18 @@ _HIGH = (1336, 1209, 1336, 1477, 1209, 1336, 1477, 1209, 1336, 1477)
 _TONE = 0.06, 0.15
 _GAP = 0.04, 0.12
 _SILENCE = 0.05, 0.20
-"""Shortest and longest, in seconds; a silence comes before the first tone."""
+"""Shortest and longest duration in seconds; the silence precedes the first tone."""
 
 _DIGIT_LEVEL = 3.0
 _STRING_LEVEL = 10.0
-"""Decibels by which levels differ from 1, up or down, at most."""
+"""Largest deviation of levels from 1, up or down, in decibels."""
 
 
 class Dialled(NamedTuple):
   """Recordings of a batch.
 
   Attributes:
-    samples: [B, S] float32, noise throughout.
+    samples: [B, S] float32, with noise throughout.
     num_samples: [B], the end of each recording.
     digits: [B, U] from 0, −1 after the last.
   """
@@ -54,25 +54,24 @@ def dial(
   sample_rate: int,
   snr: float,
 ) -> Dialled:
-  """The recordings of some examples.
+  """Computes the recordings of examples.
 
-  A digit is the sum of two sines, 60 to 150 ms long, with 40 to 120 ms of
-  silence after it. Its level is up to 3 dB above or below that of its string,
-  and that of a string up to 10 dB above or below 1; phases are random.
-  White noise has the mean power of the string's tones, while they sound,
-  divided by 10^(snr/10).
+  A digit is the sum of two sines, 60 to 150 ms long, followed by 40 to 120 ms of
+  silence. Its level is up to 3 dB above or below that of its string, and the level of a
+  string is up to 10 dB above or below 1; phases are random. The power of the white noise
+  is the mean power of the string's tones, without silence, divided by 10^(snr/10).
 
   Args:
-    key: of the split, see `draws.split_key`.
-    indices: of the examples.
-    min_digits: of a string; all numbers from it to `max_digits` are equally
+    key: key of the split, from `draws.split_key`.
+    indices: numbers of the examples.
+    min_digits: smallest number of digits; all numbers up to `max_digits` are equally
       likely.
-    max_digits: U.
-    sample_rate: samples a second.
-    snr: in decibels.
+    max_digits: U, the largest number of digits.
+    sample_rate: samples per second.
+    snr: signal-to-noise ratio in decibels.
 
   Returns:
-    See `Dialled`.
+    The recordings, as `Dialled`.
   """
   size, count = longest(max_digits, sample_rate), len(indices)
   numbers = 3 + 6 * max_digits
@@ -120,11 +119,11 @@ def _decibels(x: float) -> float:
 
 
 def _normal(raw: np.ndarray) -> np.ndarray:
-  """Two normal numbers [B, 2 K] from each word [B, K]: Box and Muller 1958."""
+  """Makes two normal numbers [B, 2 K] from each word [B, K]: Box and Muller 1958."""
   # Halves of 32 bits; the first is never 0.
   first = ((raw >> np.uint64(32)).astype(np.float32) + 1) * np.float32(2**-32)
   angle = (raw & np.uint64(2**32 - 1)).astype(np.float32)
   angle *= np.float32(2 * np.pi * 2.0**-32)
-  # Rounding may leave a hair above 1, whose logarithm is positive.
+  # Rounding may give a number slightly above 1, whose logarithm is positive.
   radius = np.sqrt(np.maximum(-2 * np.log(first), 0))
   return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)

@@ -16,7 +16,7 @@ from projects.swap import rows
 from projects.swap.records import OWN, Record
 
 _STAGES = {
-  "loss": ("as it is put in", 0.35),
+  "loss": ("directly after the swap", 0.35),
   "transfer_loss": ("after the transfer", 0.7),
   "finetune_loss": ("after fine-tuning", 1.0),
 }
@@ -27,8 +27,8 @@ class _Scale(NamedTuple):
   """The colour scale and number format of a heat map.
 
   Attributes:
-    factor: to the unit that is shown.
-    range: of the colours, in that unit.
+    factor: factor to the shown unit.
+    range: range of the colours, in that unit.
     form: format of a number.
   """
 
@@ -42,10 +42,10 @@ _ADDED = _Scale(100.0, (0.1, 100.0), "+.1f")
 
 
 def pictures(records: Sequence[Record]) -> list[Picture]:
-  """All figures; omits figures without values.
+  """All figures, without those that have no values.
 
   Args:
-    records: that of the model as it is among them.
+    records: records of the mechanisms and of the original model.
   """
   kept = {}
   for record in records:
@@ -57,23 +57,22 @@ def pictures(records: Sequence[Record]) -> list[Picture]:
     Picture(
       "quality-cost",
       _quality_cost(records),
-      "Held-out loss against what the mechanism costs in all layers. A line goes "
-      f"through the losses of a mechanism ({stages}); the last is the strongest "
-      "mark. Dotted: the model as it is.",
+      "Held-out loss against the cost of the mechanism in all layers. A line "
+      f"connects the losses of a mechanism ({stages}); the last has the darkest "
+      "marker. Dotted: the original model.",
     ),
     Picture(
       "layers",
       _layers(records),
-      "Rows are mechanisms, columns layers from the first to the last. Error: "
-      "distance of a layer's outputs from those of the model's own mechanism on "
-      "the same queries, keys and values, relative to these. Loss: with that "
-      "layer alone swapped, against the model as it is. The colour goes by the "
-      "logarithm.",
+      "Rows are mechanisms, columns are layers from the first to the last. Error: "
+      "relative distance of a layer's outputs from those of the model's own "
+      "mechanism for the same queries, keys and values. Loss: with only that layer "
+      "swapped, relative to the original model. Colours are on a logarithmic scale.",
     ),
     Picture(
       "maps",
       maps.draw("Before and after", kept) if kept else None,
-      "What the last layer attends to in the same held-out text.",
+      "Attention weights of the last layer in the same held-out text.",
     ),
   )
   return [picture for picture in drawn if picture.figure is not None]
@@ -81,7 +80,7 @@ def pictures(records: Sequence[Record]) -> list[Picture]:
 
 def _quality_cost(records: Sequence[Record]) -> Any | None:
   content = [row for row in rows.results(records) if row["loss"] is not None]
-  # Of several numbers of kept layers, the first is drawn.
+  # With several numbers of kept layers, only the first is drawn.
   first = list({row["attention"]: row for row in reversed(content)}.values())
   against = [name for name in _COSTS if any(row[name] for row in first)]
   if not against:
@@ -163,7 +162,7 @@ def _heat(
   ]
   matrix = scale.factor * np.asarray(values, float)
   low, high = map(math.log10, scale.range)
-  # Of losses that fall, as rounding lets them, the size does not matter.
+  # Losses that fall slightly, by rounding, are clipped.
   shade = np.log10(np.clip(matrix, *scale.range))
   axes.grid(visible=False)
   axes.imshow(

@@ -22,19 +22,20 @@ def finetune(
 ) -> dict[str, float] | None:
   """Trains the model in models/`name` with the usual loss, and writes it back.
 
-  It is a run in finetune/`name`, with checkpoints and metrics: started again it
-  continues. AdamW without weight decay, with a tenth of the steps to warm up.
+  This is a run in finetune/`name`, with checkpoints and metrics, which continues when
+  it is started again. The optimizer is AdamW without weight decay, with a warm-up over
+  a tenth of the steps.
 
   Args:
-    source: the model before, and its text.
+    source: the original model and its text.
     choice: the mechanism.
-    kept: places of the source that keep their own.
-    settings: steps and rate.
-    folder: of the swap.
-    name: of the model's folder.
+    kept: indices of the places that keep their own mechanism.
+    settings: number of steps and learning rate.
+    folder: folder of the swap.
+    name: name of the model's folder.
 
   Returns:
-    'finetune_loss' and 'finetune_accuracy'; None where a signal stopped it.
+    'finetune_loss' and 'finetune_accuracy'; None if a signal stopped the run.
   """
   weights, run_folder = folder / MODELS / name, folder / RUNS / name
   steps = settings.finetune_steps
@@ -66,7 +67,7 @@ def finetune(
       "clip_norm": 1.0,
     },
   )
-  # An import path that was typed is not taken from the folder.
+  # Import paths come from the options, not from the folder.
   chosen = {
     slot: [{"name": one.name, **one.options} for one in layers]
     for slot, layers in described.config.attentions.items()

@@ -34,7 +34,7 @@ def own(source: Source, settings: Settings) -> Record:
 
   Args:
     source: the model and its text.
-    settings: what is measured.
+    settings: the options of the swap.
 
   Returns:
     A record; see `mechanism`.
@@ -57,20 +57,19 @@ def mechanism(
 ) -> Record:
   """All measurements of one mechanism before fine-tuning.
 
-  The models are written into `workdir`, fitted if `transfer_steps` is not 0.
+  Writes the models into `workdir`, after the transfer if `transfer_steps` is not 0.
 
   Args:
     source: the model and its text.
     choice: the mechanism.
-    settings: what is measured.
-    workdir: of the swap.
+    settings: the options of the swap.
+    workdir: folder of the swap.
 
   Returns:
-    'status' and 'reason'; of each layer 'error', 'loss' and their counterparts
-    'transfer_error', 'transfer_loss'; the same 'error' of all layers together;
-    for each number k of `settings.keep` a swap with the layers that are kept,
-    its loss and accuracy before and after the transfer, and the folder it is
-    in; time and memory; and attention maps.
+    'status' and 'reason'; for each layer 'error' and 'loss', and after the transfer
+    'transfer_error' and 'transfer_loss'; the 'error' of all layers together; for each
+    number k of `settings.keep` a swap with the kept layers, its loss and accuracy
+    before and after the transfer, and its folder; time and memory; and attention maps.
   """
   record: Record = {
     "attention": choice.label,
@@ -86,7 +85,7 @@ def mechanism(
     _check_traces(model, variables, source)
     _check_substitutes(source, attention, mechanisms)
   except Exception as error:
-    # What the project raises is a sentence; others raise what they like.
+    # Mechanisms of the project raise ValueError; others may raise anything.
     foreign = ":" in choice.config.name
     if not foreign and not isinstance(error, ValueError):
       raise
@@ -150,9 +149,9 @@ def mechanism(
 
 
 def _layer_results(
-  scores: scores_lib.Scores, paths: Sequence[str], mechanisms: Mechanisms
+  scores: scores_lib.Quality, paths: Sequence[str], mechanisms: Mechanisms
 ) -> tuple[list[dict[str, float]], float]:
-  """Error, loss and accuracy with each layer swapped alone; the error of all."""
+  """Error, loss and accuracy for each layer swapped alone, and the total error."""
   errors, whole = scores.errors(mechanisms)
   return [
     {"error": error, **scores.of(mechanisms, {path})}
@@ -188,8 +187,8 @@ def _kept(
   layers: Sequence[Mapping[str, float]],
   keep: Sequence[int],
 ) -> dict[int, set[str]]:
-  """For each k, the k places whose swap costs most."""
-  # A loss that is not finite is the worst.
+  """For each k, the k places whose swap increases the loss most."""
+  # A loss that is not finite counts as the largest.
   cost = [
     layer["loss"] if math.isfinite(layer["loss"]) else math.inf
     for layer in layers
@@ -215,7 +214,7 @@ def _costs(
     names = ("step_seconds", "temp_bytes")
     try:
       cost = _step_cost(source, settings, described, length, rows)
-    # The mechanism cannot work at this length, or memory is short.
+    # The mechanism does not support this length, or there is too little memory.
     except (ValueError, jax.errors.JaxRuntimeError) as error:
       cost = dict.fromkeys(names)
       record["notes"][f"{prefix}step_seconds"] = one_line(error)
@@ -241,7 +240,7 @@ def _step_cost(
   length: int,
   rows: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-  """Time and memory of a training step; it reads no weights, which do not matter."""
+  """Time and memory of a training step, with random weights."""
   longest = max(length, described.max_length)
   model = load.make_model(described._replace(max_length=longest))
   optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)

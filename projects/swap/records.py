@@ -11,23 +11,23 @@ from projects.swap.settings import Settings
 from training import atomic, ownership
 
 OWN = "own"
-"""Label of the model as it is, in place of a mechanism's."""
+"""Label of the original model."""
 
 SWAP = "swap.json"
 RECORDS, MODELS, RUNS = "records", "models", "finetune"
 DONE, CANNOT = "done", "cannot serve"
 
 Record = dict[str, Any]
-"""What `measure` found out about one mechanism, JSON-ready."""
+"""The measurements of one mechanism by `measure`, JSON-ready."""
 
 
 def check(workdir: Path, settings: Settings) -> None:
-  """Checks that `workdir` is new, or that of the same swap.
+  """Checks that `workdir` is new or belongs to the same swap.
 
-  Mechanisms may be added later; nothing else may change.
+  Mechanisms may be added later; no other option may change.
 
   Raises:
-    ConfigError: it holds something else.
+    ConfigError: `workdir` has other content.
   """
   ownership.check(workdir, SWAP, settings.shared(), "swap", "--")
 
@@ -39,13 +39,13 @@ def claimed(
   """Locks `workdir` for this swap and this process.
 
   Args:
-    workdir: new, or of the same swap.
-    settings: what was typed.
-    data: of its `Source`.
+    workdir: a new folder, or the folder of the same swap.
+    settings: the options of the swap.
+    data: digests of the data, from its `Source`.
 
   Raises:
-    ConfigError: its rows were made from other data, or another process has made it
-      something else since `check`.
+    ConfigError: its rows were made from other data, or another process has changed its
+      purpose since `check`.
     RunError: another process writes there.
   """
   shared = settings.shared() | {ownership.DATA: dict(data)}

@@ -18,12 +18,13 @@ from projects.swap.settings import Settings
 PAGE = files.PAGE
 _TITLE = "Another attention in a model that works"
 _READING = (
-  "`own` is the model as it is. Every other row is the same model with another "
-  "mechanism in its self-attentions: first with the weights as they are and what "
-  "the mechanism draws of its own, then with the mechanism fitted to the output "
-  "of what it replaces (transferred), then with all weights trained by the usual "
-  "loss (fine-tuned). Losses are of the same held-out windows. Every number is in "
-  "results.csv and layers.csv, every swapped model in models/."
+  "`own` is the original model. Every other row is the same model with another "
+  "mechanism in its self-attention modules: first with the original weights and the "
+  "initial parameters of the mechanism, then with the mechanism trained to reproduce "
+  "the outputs of the attention that it replaces (transferred), then with all weights "
+  "trained with the usual loss (fine-tuned). All losses use the same held-out "
+  "windows. All numbers are in results.csv and layers.csv, and all swapped models in "
+  "models/."
 )
 
 
@@ -31,9 +32,9 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
   """Writes results.csv, layers.csv, plots/, report.md and report.html.
 
   Args:
-    workdir: of the swap.
-    settings: that all records share.
-    records: all of them.
+    workdir: folder of the swap.
+    settings: the options that all records share.
+    records: all records.
 
   Returns:
     The text of report.md.
@@ -68,7 +69,7 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
 
 
 def _subject(settings: Settings) -> str:
-  """One sentence that names the model and what was done to it."""
+  """One sentence with the model, the text and the training."""
   parts = [f"`{settings.weights}` on `{settings.text}`"]
   for steps, what in (
     (settings.transfer_steps, "steps of transfer"),

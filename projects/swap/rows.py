@@ -20,17 +20,19 @@ QUALITY: Mapping[str, Cost] = {
     "from those of the model's own mechanism on the same queries, keys and values",
   ),
   "transfer_error": Cost("error, transferred", "", 1, "after the transfer"),
-  "loss": Cost("loss", "nats", 1, "of the held-out text, as it is put in"),
+  "loss": Cost("loss", "nats", 1, "on held-out text, directly after the swap"),
   "transfer_loss": Cost("loss, transferred", "nats", 1, "after the transfer"),
-  "finetune_loss": Cost("loss, fine-tuned", "nats", 1, "of the whole model"),
-  "loss_added": Cost("added", "%", 100, "the last of the losses over own − 1"),
-  "perplexity": Cost("perplexity", "", 1, "exp of the last of the losses"),
-  "last_accuracy": Cost(
-    "accuracy", "%", 100, "right tokens, with the last weights"
+  "finetune_loss": Cost(
+    "loss, fine-tuned", "nats", 1, "after fine-tuning of the whole model"
   ),
-  "trained": Cost("fitted", "", 1, "numbers of the mechanism that are trained"),
+  "loss_added": Cost("added", "%", 100, "last loss relative to own, minus 1"),
+  "perplexity": Cost("perplexity", "", 1, "exp of the last loss"),
+  "last_accuracy": Cost(
+    "accuracy", "%", 100, "correct tokens, with the last weights"
+  ),
+  "trained": Cost("fitted", "", 1, "trained parameters of the mechanism"),
 }
-"""What a swap does to the model."""
+"""Columns with the quality of a swapped model."""
 
 COSTS: Mapping[str, Cost] = {
   "step_seconds": Cost("step", "ms", 1e3, "median time of a training step"),
@@ -38,28 +40,30 @@ COSTS: Mapping[str, Cost] = {
     "temporaries",
     "MiB",
     2**-20,
-    "memory that XLA sets aside for the intermediate results of a step",
+    "memory that XLA reserves for the intermediate results of a step",
   ),
-  "long_step_seconds": Cost("long step", "ms", 1e3, "likewise, at --length"),
-  "long_temp_bytes": Cost("long temporaries", "MiB", 2**-20, "likewise"),
+  "long_step_seconds": Cost("long step", "ms", 1e3, "the same at --length"),
+  "long_temp_bytes": Cost(
+    "long temporaries", "MiB", 2**-20, "the same at --length"
+  ),
   "cache_bytes": Cost(
     "cache",
     "KiB",
     2**-10,
-    "what all layers keep of a window of tokens while the model generates",
+    "cache of all layers for one window of tokens during generation",
   ),
   "cache_token_bytes": Cost(
-    "cache a token", "B", 1, "what a token beyond the window adds to that"
+    "cache per token", "B", 1, "growth of the cache per token beyond the window"
   ),
 }
-"""What a model with the mechanism in every layer takes."""
+"""Columns with the costs of a model that has the mechanism in every layer."""
 
 
 def results(records: Sequence[Record]) -> list[dict[str, Any]]:
-  """One row for each swapped model, and one for the original model.
+  """One row per swapped model, and one for the original model.
 
   Args:
-    records: that of the model as it is among them.
+    records: records of the mechanisms and of the original model.
   """
   base = own_loss(records)
   rows = []
@@ -90,7 +94,7 @@ def results(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def layers(records: Sequence[Record]) -> list[dict[str, Any]]:
-  """One row for each mechanism and layer."""
+  """One row per mechanism and layer."""
   base = own_loss(records)
   return [
     {

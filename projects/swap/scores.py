@@ -17,19 +17,19 @@ from projects.swap.substitution import Mechanisms
 from training.step import cross_entropy
 
 
-class Scores(NamedTuple):
+class Quality(NamedTuple):
   """Loss and accuracy of one mechanism with some of the layers swapped.
 
   Attributes:
     of: `(mechanisms, swapped places) -> {'loss', 'accuracy'}`.
-    errors: `mechanisms -> relative error of each place`, and of all together.
+    errors: `mechanisms -> (relative error of each place, total relative error)`.
   """
 
   of: Callable[[Mechanisms, set[str]], dict[str, float]]
   errors: Callable[[Mechanisms], tuple[list[float], float]]
 
 
-def make(source: Source, attention: Attention | None) -> Scores:
+def make(source: Source, attention: Attention | None) -> Quality:
   """Compiles the measurement of a mechanism; None is the original model."""
   paths = [place.path for place in source.places]
   batches, pad_id = source.batches, source.task.pad_id
@@ -75,7 +75,7 @@ def make(source: Source, attention: Attention | None) -> Scores:
     whole = math.sqrt(deviations.sum() / sizes.sum())
     return np.sqrt(deviations / sizes).tolist(), whole
 
-  return Scores(of, errors)
+  return Quality(of, errors)
 
 
 def scored(source: Source, model: Any, variables: Any) -> dict[str, float]:

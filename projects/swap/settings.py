@@ -13,7 +13,7 @@ from models.attention_config import AttentionConfig
 from settings.fields import STRICT, Count32, Whole, Whole32, check
 from settings.typed import mechanism, split
 
-# A context from which on mechanisms get their sizes for long sequences.
+# From this context on, mechanisms get their sizes for long sequences.
 _LONG = 256
 
 _Rate = Annotated[float, Interval(gt=0, le=1)]
@@ -23,7 +23,7 @@ class Choice(NamedTuple):
   """A mechanism that is put into the model.
 
   Attributes:
-    label: as it was typed, `performer:num_features=128`.
+    label: the text of the option, such as `performer:num_features=128`.
     config: its name and options.
   """
 
@@ -39,20 +39,21 @@ class Settings:
     weights: folder of published weights, or workdir of a run.
     text: a UTF-8 file; its first 90 % are trained on, the rest is held out.
     attention: mechanisms, separated by commas, each a name or
-      `name:option=value:option=value`; 'all' is every one of the project.
-    tokenizer: vocabulary of the text; '' is the one of `weights`.
-    context: tokens of a window; None is as many as the model reads, but at most
-      256.
-    length: of one more sequence for which time and memory are measured.
-    batch_size: windows of a batch.
-    batches: batches of held-out text that a loss is measured on; 0 takes all.
-    keep: numbers k of layers that keep their own mechanism: those k whose swap
-      alone costs most.
-    transfer_steps: updates that fit each layer's mechanism to what it replaces.
+      `name:option=value:option=value`; 'all' means all mechanisms of the project.
+    tokenizer: vocabulary of the text; '' means that of `weights`.
+    context: number of tokens of a window; None means as many as the model reads, but
+      at most 256.
+    length: length of one more sequence, for which time and memory are measured.
+    batch_size: number of windows of a batch.
+    batches: number of held-out batches for a loss; 0 means all.
+    keep: numbers k of layers that keep their own mechanism: the k layers whose swap
+      alone increases the loss most.
+    transfer_steps: number of updates that fit each layer's mechanism to the attention
+      that it replaces.
     transfer_rate: their learning rate.
-    finetune_steps: updates of the whole model afterwards.
-    finetune_rate: the highest learning rate of these.
-    seed: of what mechanisms draw and of the places of training windows.
+    finetune_steps: number of updates of the whole model afterwards.
+    finetune_rate: their peak learning rate.
+    seed: seed of the mechanisms' parameters and of the training windows.
   """
 
   weights: str
@@ -77,7 +78,7 @@ class Settings:
     check(
       self, "keep", bool(self.keep) and once, "numbers of layers, each once"
     )
-    # Labels name files.
+    # Labels become file names.
     labels = self._labels()
     for label in labels:
       try:
@@ -105,13 +106,13 @@ class Settings:
     return choices
 
   def shared(self) -> dict[str, Any]:
-    """The options that all rows of one folder share; mechanisms may be added later."""
+    """The options that all rows of a folder share; mechanisms may be added later."""
     mapping = dataclasses.asdict(self) | {"keep": list(self.keep)}
     del mapping["attention"]
     return mapping
 
   def _labels(self) -> list[str]:
-    """Every mechanism, as the user typed it."""
+    """The label of every mechanism."""
     typed = split(self.attention)
     if not typed:
       raise ValueError("attention: expected mechanisms, or 'all', got nothing")
@@ -122,7 +123,7 @@ def numbers(typed: Sequence[str]) -> tuple[int, ...]:
   """Parses whole numbers.
 
   Raises:
-    ValueError: one is something else.
+    ValueError: a text is not a whole number.
   """
   for text in typed:
     if not text.strip().isdecimal():

@@ -23,11 +23,11 @@ _LONGEST = 256
 
 
 class Place(NamedTuple):
-  """One self-attention of a model.
+  """One self-attention module of a model.
 
   Attributes:
     slot: 'encoder_attention' or 'decoder_attention'.
-    layer: from 0.
+    layer: number of the layer, from 0.
   """
 
   slot: str
@@ -48,16 +48,16 @@ class Source(NamedTuple):
   """A model with weights, and a text for it.
 
   Attributes:
-    opened: its folder.
-    described: the model, in float32.
+    opened: the opened folder of the weights.
+    described: description of the model, in float32.
     model: the module.
     variables: its weights.
-    vocabulary: the file that converts a text to ids.
-    task: windows of the text, to train on and held out.
-    batches: the held-out windows that losses are measured on.
-    data: name -> digest of the text, the vocabulary and the weights.
-    places: every self-attention, in the order of the model.
-    context: tokens of a window.
+    vocabulary: the vocabulary file.
+    task: training windows and held-out windows of the text.
+    batches: the held-out windows for losses.
+    data: digests of the text, the vocabulary and the weights, by name.
+    places: every self-attention module, in the order of the model.
+    context: number of tokens of a window.
   """
 
   opened: load.Opened
@@ -205,7 +205,7 @@ _TYPED_AS = {"path": "--text", "context": "--context"}
 
 
 def _as_typed(fault: str) -> str:
-  """An error of the text task, with the flags of `swap.py` as names of its fields."""
+  """Replaces the fields of the text task in a message by the flags of `swap.py`."""
   return re.sub(
     r"\btask\.(\w+)", lambda m: _TYPED_AS.get(m[1], f"--{m[1]}"), fault
   )

@@ -1,7 +1,7 @@
 """A mechanism in the layers of a model, as pure functions.
 
-One program serves every choice of layers: at each attention it computes the
-model's own mechanism or the other one, as an argument says.
+One program serves every choice of layers: an argument selects for each attention module
+the model's own mechanism or the other one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
 Mechanisms = Mapping[str, Mapping[str, Any]]
-"""Place -> variables of the mechanism that is put there."""
+"""Maps each place to the variables of the mechanism there."""
 
 
 def logits(
@@ -32,18 +32,18 @@ def logits(
   """Logits with a mechanism in some layers; traceable, one program for all.
 
   Args:
-    model: with its own mechanisms.
-    variables: of the model.
-    batch: as `models.forward` reads it.
+    model: the model with its own mechanisms.
+    variables: variables of the model.
+    batch: a batch for `models.forward`.
     attention: the other mechanism.
     mechanisms: its variables at every place.
-    swapped: place -> whether it is used there.
+    swapped: for each place, whether the other mechanism is used.
 
   Returns:
     `[B, T, V]` float32.
 
   Raises:
-    ValueError: the mechanism cannot honour what it is called with.
+    ValueError: the mechanism does not support the options of its call.
   """
 
   def replacement(place, record, own, query, key, value, **call):
@@ -83,18 +83,18 @@ def squares(
 
       (‖out − own‖², ‖own‖²), of the same query, key and value
 
-  which are those of the model as it is, so that layers do not add up.
+  which are those of the original model, so that errors do not accumulate over layers.
 
   Args:
-    model: with its own mechanisms.
-    variables: of the model.
-    batch: as `models.forward` reads it.
-    valid: 'encoder' and 'decoder' -> positions that are not padding.
+    model: the model with its own mechanisms.
+    variables: variables of the model.
+    batch: a batch for `models.forward`.
+    valid: masks of positions without padding, for 'encoder' and 'decoder'.
     attention: the other mechanism.
     mechanisms: its variables at every place.
 
   Returns:
-    Place -> squared Frobenius norms over rows, positions, heads and features.
+    For each place, squared Frobenius norms over rows, positions, heads and features.
   """
   norms = {}
 
@@ -116,7 +116,7 @@ def squares(
 def drawn(
   variables: Mapping[str, Any], places: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-  """The mechanism's variables in a model that contains it: place -> variables."""
+  """Extracts the mechanism's variables at each place from those of a model."""
   flat = traverse_util.flatten_dict(dict(variables), sep="/")
   arrays: dict[str, dict[str, Any]] = {place: {} for place in places}
   for path, array in flat.items():
@@ -136,9 +136,9 @@ def filled(
   """Inserts the variables of a mechanism into those of a model; inverts `drawn`.
 
   Args:
-    variables: of a model.
-    mechanisms: its variables at the places where the model has it; those that
-      the model has not are left out.
+    variables: variables of a model.
+    mechanisms: variables of the mechanism at its places; variables that the model
+      does not have are ignored.
   """
   flat = traverse_util.flatten_dict(
     dict(variables), sep="/", keep_empty_nodes=True
@@ -153,7 +153,7 @@ def filled(
 
 
 def valid_positions(batch: Batch, pad_id: int) -> dict[str, Any]:
-  """'encoder' and 'decoder' -> positions of a text batch that are tokens."""
+  """Masks of the positions without padding, for 'encoder' and 'decoder'."""
   masks = {}
   if "source" in batch:
     masks["encoder"] = batch.get("source_mask", batch["source"] != pad_id)
@@ -175,7 +175,7 @@ def _called(
 ) -> Array:
   """Calls a mechanism with the arguments of another one, except its gates.
 
-  It has gates of its own, made of the inputs with its own variables.
+  Its own gates are computed from the inputs with its own variables.
   """
   del gates
   check(attention)

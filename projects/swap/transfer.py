@@ -28,25 +28,25 @@ def fit(
 
       loss = Σ_layers ‖out − own‖² / ‖own‖²
 
-  The mean squared error of every layer on the queries, keys and values of the
-  model as it is, in units of the mean square of the layer's own output. Layers
-  have no variables in common, so that all are fitted at once and none waits for
-  another. Adam with a rate that falls to 0 by a cosine.
+  The loss is the squared error of every layer for the queries, keys and values of the
+  original model, relative to the square of the layer's own output. Layers share no
+  variables, so all are fitted at the same time. The optimizer is Adam with a cosine
+  decay of the learning rate to 0.
 
   Args:
-    model: with its own mechanisms.
-    variables: of the model; they are not changed.
+    model: the model with its own mechanisms.
+    variables: variables of the model, which do not change.
     attention: the other mechanism.
-    mechanisms: its variables at every place, to begin with.
+    mechanisms: its initial variables at every place.
     batch_of: `step -> batch`.
-    steps: updates.
-    rate: the first learning rate.
-    pad_id: of the text.
+    steps: number of updates.
+    rate: initial learning rate.
+    pad_id: id of padding.
 
   Returns:
     The mechanism's variables at every place.
 
-  Cost: a step is a forward pass of the model, and forward and backward of the
+  Cost: a step is a forward pass of the model, and a forward and backward pass of the
     mechanism in every layer.
 
   Paper: LoLCATs, section 3.1, arXiv:2410.10254.

@@ -1,4 +1,4 @@
-"""The model with a mechanism in some of its layers, in memory and as a folder."""
+"""A model with another mechanism in some of its layers, in memory and as a folder."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -24,7 +24,7 @@ def describe(
   """The config of the model with a mechanism at some places.
 
   Raises:
-    ValueError: it cannot serve there.
+    ValueError: the mechanism cannot be used there.
   """
   substitution.check(config.build())
   swapped = {(place.slot, place.layer) for place in places}
@@ -44,7 +44,7 @@ def make(
   """A model and its variables, including those that the mechanism draws.
 
   Raises:
-    ValueError: the mechanism cannot work at its sizes.
+    ValueError: the mechanism does not support the sizes of the model.
   """
   model = load.make_model(described)
   key = jax.random.key(seed)
@@ -81,12 +81,12 @@ def write(
   Args:
     source: the model and its text.
     config: the mechanism.
-    places: where it is put.
+    places: the places of the mechanism.
     mechanisms: its variables at every place.
-    folder: that is written.
+    folder: the folder to write.
   """
-  # Everything that is drawn is replaced, so the seed does not matter.
+  # All random variables are replaced, so the seed does not matter.
   model, variables = make(source, describe(source, config, places), 0)
-  # What stays elsewhere may have variables of the same names.
+  # Mechanisms at other places may have variables with the same names.
   swapped = {place.path: mechanisms[place.path] for place in places}
   save(source, model, substitution.filled(variables, swapped), folder)

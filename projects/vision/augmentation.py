@@ -10,7 +10,7 @@ def shifted(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
   Args:
     images: [B, H, W, C].
-    offsets: [B, 2] integers: down and to the right, below H and W in size.
+    offsets: [B, 2] integers: down and to the right, smaller than H and W.
 
   Returns:
     [B, H, W, C].
@@ -28,7 +28,7 @@ def shifted(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def mirrored(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-  """Mirrors some images [B, H, W, C] left to right: where `chosen` [B]."""
+  """Mirrors the images [B, H, W, C] left to right for which `chosen` [B] is True."""
   return np.where(chosen[:, None, None, None], images[:, :, ::-1], images)
 
 
@@ -38,10 +38,10 @@ def vary(
   """Mirrors half of the images [B, H, W, C], then shifts all of them.
 
   Args:
-    images: of a batch.
+    images: images of a batch.
     shift: the largest offset; all offsets up to it are equally likely.
     flip: whether to mirror.
-    rng: what they are drawn from, mirrors first.
+    rng: random number generator.
 
   Returns:
     [B, H, W, C].

@@ -26,7 +26,7 @@ DEPTHWISE = Layout(
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names, head
   depths = family.sizes(theirs, "depth", [1, 2, 10])
   stages = len(depths)
@@ -53,7 +53,7 @@ def describe(
       f"mlp_ratio: expected {len(features)} numbers, got {ratios}"
     )
   [dropout] = _one(theirs, "drop_rate", list[float], [0.0] * stages)
-  # Theirs fit any size, and do not say for which they were trained.
+  # Published models fit any size, and do not state the one of training.
   side = family.size(theirs, "image_size", 224)
   config = PyramidConfig(
     depths=depths,
@@ -79,10 +79,10 @@ def describe(
 def _one(
   theirs: Mapping[str, Any], name: str, kind: Any, default: Sequence[Any]
 ) -> set[Any]:
-  """The one value that all stages have.
+  """The value that all stages share, as a set.
 
   Raises:
-    ValueError: stages differ.
+    ValueError: the stages differ.
   """
   values = family.value(theirs, name, kind, default)
   if len(values) != len(default) or len(set(values)) != 1:
@@ -134,10 +134,10 @@ def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
 
 
 def to_json(described: Described) -> dict[str, Any]:
-  """As `Family.to_json`.
+  """Implements `Family.to_json`.
 
   Raises:
-    ValueError: stages that a CvT cannot have.
+    ValueError: a CvT cannot have such stages.
   """
   config = described.config
   stages = len(config.depths)

@@ -16,10 +16,10 @@ from tasks.base import Batch
 class Distilled:
   """A task of images whose batches also have a teacher's labels.
 
-  'targets' and 'weights' are [B, 2]: the true label for the head of [CLS], and
-  for that of the distillation token what the teacher takes the same image for,
-  after augmentation (hard distillation). Held-out batches have the true label
-  twice. Everything else is the task's own.
+  'targets' and 'weights' are [B, 2]: the true label for the head of [CLS], and for the
+  head of the distillation token the label that the teacher predicts for the same
+  augmented image (hard distillation). Held-out batches have the true label twice.
+  Everything else is as in the original task.
 
   Paper: DeiT, section 4, arXiv:2012.12877.
   """
@@ -30,11 +30,11 @@ class Distilled:
     self._task = task
 
     @jax.jit
-    def taken_for(variables, images):
+    def predict(variables, images):
       return teacher.logits(variables, pixel_values=images).argmax(-1)
 
-    self._taken_for = lambda images: np.asarray(
-      taken_for(teacher.variables, images)
+    self._teacher_labels = lambda images: np.asarray(
+      predict(teacher.variables, images)
     )
 
   def __getattr__(self, name: str) -> Any:
@@ -43,7 +43,7 @@ class Distilled:
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step, with the teacher's label as second target."""
     batch = self._task.train_batch(step, rows)
-    return _twice(batch, self._taken_for(batch["image"])[:, None])
+    return _twice(batch, self._teacher_labels(batch["image"])[:, None])
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Held-out batches, with the true label for both heads."""
@@ -64,12 +64,12 @@ def with_teacher(task: tasks.Task, folder: str) -> Any:
   """Adds the labels of a teacher model to a task.
 
   Args:
-    task: whose batches have 'image'.
-    folder: of published weights, or a run.
+    task: a task whose batches have 'image'.
+    folder: folder of published weights or of a run.
 
   Raises:
-    ConfigError: the folder cannot be read, or its model is not a classifier of
-      such images with as many classes.
+    ConfigError: the folder cannot be read, or its model is not a classifier of such
+      images with the same number of classes.
   """
   try:
     teacher = models.load_pretrained(Path(folder))
@@ -90,7 +90,7 @@ def with_teacher(task: tasks.Task, folder: str) -> Any:
     )
   if classes != task.target_vocab_size:
     raise ConfigError(
-      f"config.model.teacher: {folder} knows {classes} classes, the task "
+      f"config.model.teacher: {folder} has {classes} classes, the task "
       f"{task.target_vocab_size}"
     )
   return Distilled(task, teacher)

@@ -17,14 +17,14 @@ from models.multi_head_attention import MultiHeadAttention
 class GridConvolution(nn.Module):
   """BN(x * k): a depthwise convolution over a grid, and batch norm.
 
-  In training the mean and variance of a channel are those of all tokens of the
-  batch, and the running ones move a tenth of the way towards them; otherwise
-  they are the running ones. Tokens before the grid are left as they are.
+  In training the mean and variance of a channel are those of all tokens of the batch,
+  and the running statistics move a tenth of the way towards them; otherwise the running
+  statistics are used. Tokens before the grid stay unchanged.
 
   Attributes:
     size: side of the kernel.
-    dtype: of activations.
-    param_dtype: of parameters.
+    dtype: dtype of activations.
+    param_dtype: dtype of parameters.
 
   Paper: CvT, section 3.2, arXiv:2103.15808.
   """
@@ -42,13 +42,13 @@ class GridConvolution(nn.Module):
     deterministic: bool,
     axis_name: str | None = None,
   ) -> Float[Array, "B T F"]:
-    """Tokens of a grid, each combined with its neighbours.
+    """Combines each token of a grid with its neighbours.
 
     Args:
-      x: `[B, T, F]`, the last rows · columns of them row after row.
+      x: `[B, T, F]`; the last rows · columns tokens are the grid in row-major order.
       grid: rows and columns.
-      deterministic: whether the running statistics are taken.
-      axis_name: of a `pmap` whose devices have the rows of one batch.
+      deterministic: whether to use the running statistics.
+      axis_name: axis of a `pmap` whose devices share the rows of one batch.
     """
     (rows, columns), features = grid, x.shape[2]
     own, x = x[:, : -rows * columns], x[:, -rows * columns :]

@@ -20,8 +20,8 @@ def layer_grids(model: Any, shape: Sequence[int]) -> list[tuple[int, int]]:
   """Rows and columns of the tokens of every layer.
 
   Args:
-    model: of images.
-    shape: of an image, `[H, W, C]`.
+    model: an image model.
+    shape: shape of an image, `[H, W, C]`.
   """
   config = model.config
   if isinstance(config, PyramidConfig):
@@ -37,18 +37,18 @@ def layer_grids(model: Any, shape: Sequence[int]) -> list[tuple[int, int]]:
 def place(
   model: Any, shape: Sequence[int], query: Sequence[str] | None
 ) -> tuple[int, int] | None:
-  """A patch of the first layer.
+  """Parses the position of a patch of the first layer.
 
   Args:
-    model: of images.
-    shape: of the images, `[B, H, W, C]`.
-    query: its row and column, as typed; None is [CLS].
+    model: an image model.
+    shape: shape of the images, `[B, H, W, C]`.
+    query: row and column of the patch as text; None means [CLS].
 
   Returns:
     Row and column; None for [CLS].
 
   Raises:
-    ValueError: there is no such patch, or the image is smaller than one.
+    ValueError: there is no such patch, or the image is smaller than a patch.
   """
   if not isinstance(model.config, PyramidConfig):
     check_images(tuple(shape), model.config.patch_size, model.image_shape[2])
@@ -71,9 +71,9 @@ def labels(
   """'[CLS]' and the row and column of every patch.
 
   Args:
-    model: of images.
-    count: of tokens.
-    shape: of the image, `[H, W, C]`, if not the one that the model is for.
+    model: an image model.
+    count: number of tokens.
+    shape: shape of the image, `[H, W, C]`; default: that of the model.
   """
   shape = tuple(shape or model.image_shape)
   rows, columns = min(
@@ -94,17 +94,17 @@ def draw_on_image(
 ) -> None:
   """Draws the attention of one token, one panel per layer, and its rollout.
 
-  In a model of stages the token of a layer is the one that covers the patch;
-  what is rolled out would end at another grid than it began, and is left out.
-  Borders of two-dimensional windows are drawn.
+  In a model with stages, the token of a layer is the one that covers the patch; there is
+  no rollout, because the grids of the layers differ. Borders of two-dimensional windows
+  are drawn.
 
   Args:
     path: a .png file.
-    model: of images.
-    variables: of the model.
+    model: an image model.
+    variables: variables of the model.
     example: a batch of one image.
-    query: row and column of the patch that looks, in the first layer; None is
-      [CLS], and the patch in the middle for layers that do not have it.
+    query: row and column of the query patch in the first layer; None means [CLS], or
+      the central patch in layers without [CLS].
   """
   maps = models.attention_maps(model, variables, example)
   layers = [
@@ -131,14 +131,14 @@ def draw_on_image(
   name = "[CLS]" if has_own else f"{rows // 2},{columns // 2}"
   if query is not None:
     name = f"{query[0]},{query[1]}"
-  heading = f"{name} attends to, mean over heads: {mechanisms[-1].name}"
+  heading = f"attention of {name}, mean over heads: {mechanisms[-1].name}"
   draw_panels(path, image, panels, heading)
 
 
 def _side(
   model: Any, shape: Sequence[int], grid: tuple[int, int]
 ) -> tuple[int, int]:
-  """Side in pixels of a token of a layer."""
+  """Height and width in pixels of a token of a layer."""
   size = model.config.patch_size
   if isinstance(size, int):
     return size, size
@@ -206,7 +206,7 @@ class ReadsImages:
     task: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
   ) -> None:
-    """Draws the attention of [CLS] in one of some held-out images."""
+    """Draws the attention of [CLS] in one held-out image."""
     del task
     example = attention_maps.readable_example(batches)
     draw_on_image(path, self, variables, example)

@@ -16,12 +16,12 @@ from tasks.pixels import check_images
 class Patches(nn.Module):
   """x = [cls; (distillation;) patches of the image · W + b] + positions.
 
-  Patches are p × p, in rows from the upper left; positions are learned for the
-  grid of `image_shape`, and interpolated bicubically for any other.
+  Patches are p × p, in row-major order; positions are learned for the grid of
+  `image_shape`, and interpolated bicubically for other grids.
 
   Attributes:
-    config: of the model.
-    image_shape: (height, width, channels) that positions are learned for.
+    config: config of the model.
+    image_shape: (height, width, channels) for which positions are learned.
 
   Paper: An image is worth 16x16 words, section 3.1, arXiv:2010.11929; DeiT,
   section 4, arXiv:2012.12877, for the distillation token.
@@ -35,7 +35,7 @@ class Patches(nn.Module):
     """Tokens `[B, 1 + patches, F]`, or one more with a distillation token.
 
     Raises:
-      ValueError: images with another number of channels, or smaller than a
+      ValueError: the images have another number of channels, or are smaller than a
         patch.
     """
     config = self.config
@@ -76,7 +76,7 @@ def image_shape(config: Any, sizes: Sizes) -> tuple[int, int, int]:
   """Height, width and channels of the images of a model.
 
   Raises:
-    ValueError: the task has no images, or they have other channels.
+    ValueError: the task has no images, or they have another number of channels.
   """
   shape = sizes.input_shapes.get("image")
   if shape is None:
@@ -96,9 +96,8 @@ def resize_bicubic(
 ) -> Float[Array, "R C F"]:
   """Resamples a table from one grid to another, with pixels as squares.
 
-  Keys' cubic kernel with a = −0.75, edges repeated, nothing averaged where the
-  grid shrinks: as PyTorch's `interpolate(mode='bicubic')` has it.
-  (`jax.image.resize` has a = −0.5.)
+  Uses Keys' cubic kernel with a = −0.75, repeated edges, and no antialiasing, as
+  PyTorch's `interpolate(mode='bicubic')` does. (`jax.image.resize` has a = −0.5.)
 
   Args:
     table: `[H, W, F]`.

@@ -1,4 +1,4 @@
-"""An encoder of images in stages, each with fewer and wider tokens."""
+"""An image encoder in stages, each with fewer and wider tokens."""
 
 from collections.abc import Callable
 import dataclasses
@@ -24,11 +24,11 @@ from projects.vision.pyramid_config import PyramidConfig
 
 
 class PatchConvolution(nn.Module):
-  """Patches of a grid by one convolution, and a norm.
+  """Embeds patches of a grid by one convolution and a norm.
 
   Attributes:
-    config: of the model.
-    number: of the stage.
+    config: config of the model.
+    number: number of the stage.
 
   Papers: Swin transformer, section 3.1, arXiv:2103.14030; CvT, section 3.1,
   arXiv:2103.15808.
@@ -44,7 +44,7 @@ class PatchConvolution(nn.Module):
     """The coarser grid, of `rows` and `columns`."""
     stage = self.config.stage(self.number)
     size, stride, padding = self.config.patches(self.number)
-    # Whole patches: what is missing at the bottom and right is zeros.
+    # Pads with zeros at the bottom and right to whole patches.
     ends = [
       max((count - 1) * stride + size - side - padding, 0)
       for count, side in zip((rows, columns), grid.shape[1:3], strict=True)
@@ -64,12 +64,12 @@ class PatchConvolution(nn.Module):
 class Merging(nn.Module):
   """norm([x₀₀; x₁₀; x₀₁; x₁₁]) · W: 2 × 2 neighbours become one token.
 
-  Neighbours are in the order of their (row, column); a grid with an odd side is
-  completed with zeros. W is `[4F, 2F]`, without a bias.
+  Indices of neighbours are (row, column); a grid with an odd side is padded with zeros.
+  W is `[4F, 2F]`, without a bias.
 
   Attributes:
-    config: of the model.
-    number: of the stage that it begins.
+    config: config of the model.
+    number: number of the stage that it starts.
 
   Paper: Swin transformer, section 3.1, arXiv:2103.14030.
   """
@@ -104,8 +104,8 @@ class Pyramid(ReadsImages, nn.Module):
   """Images to logits of classes.
 
   Attributes:
-    config: of the model.
-    target_vocab_size: V, classes.
+    config: config of the model.
+    target_vocab_size: V, the number of classes.
     image_shape: height, width and channels of the images.
     attend: calls the mechanism of an attention module.
   """
@@ -119,7 +119,7 @@ class Pyramid(ReadsImages, nn.Module):
 
   @nn.nowrap
   def as_published(self, variables):
-    """Its description as a published family, and its variables there."""
+    """The description and the variables of the model in a published family."""
     config = dataclasses.replace(self.config, image_shape=self.image_shape)
     shapes = {"image": self.image_shape}
     described = Described(config, 0, self.target_vocab_size, 0, shapes)
@@ -136,17 +136,17 @@ class Pyramid(ReadsImages, nn.Module):
     """Logits of the class of every image.
 
     Args:
-      images: `[B, H, W, C]`; of another size than `image_shape` where no
-        mechanism has variables for each position.
+      images: `[B, H, W, C]`; the size may differ from `image_shape` if no mechanism has
+        variables per position.
       deterministic: no dropout, and running statistics in batch norm; otherwise
-        the rng 'dropout' is needed where there is dropout.
-      axis_name: of a `pmap` whose devices have the rows of one batch.
+        the rng 'dropout' is needed if there is dropout.
+      axis_name: axis of a `pmap` whose devices share the rows of one batch.
 
     Returns:
-      `[B, 1, V]` float32, or float64 like the config.
+      `[B, 1, V]` float32, or float64 if the config's dtype is float64.
 
     Raises:
-      ValueError: images with another number of channels, or too small.
+      ValueError: the images have another number of channels, or are too small.
     """
     config, channels = self.config, self.image_shape[2]
     if images.ndim != 4 or images.shape[3] != channels:
@@ -205,7 +205,7 @@ class Pyramid(ReadsImages, nn.Module):
   def _with_class_token(
     self, x: Float[Array, "B T F"]
   ) -> Float[Array, "B T+1 F"]:
-    """[CLS] before the tokens of the grid."""
+    """Puts [CLS] before the tokens of the grid."""
     normal = nn.initializers.normal(0.02)
     shape = (x.shape[2],)
     token = self.param("class_token", normal, shape, self.config.param_dtype)
@@ -217,8 +217,8 @@ def create(config: PyramidConfig, sizes: Sizes) -> Pyramid:
   """Creates the model for a task's sizes; computes nothing.
 
   Raises:
-    ValueError: a task without images, patches that do not fit into them, or a
-      mechanism that cannot work at a stage's size.
+    ValueError: the task has no images, the patches do not fit into them, or a
+      mechanism does not support the size of a stage.
   """
   shape = image_shape(config, sizes)
   for number, grid in enumerate(config.grids(*shape[:2])):
@@ -239,7 +239,7 @@ def create(config: PyramidConfig, sizes: Sizes) -> Pyramid:
 
 
 def _check_length(mechanism: Attention, dims: Dims) -> None:
-  """Raises ValueError if a mechanism cannot attend to so many tokens."""
+  """Raises ValueError if a mechanism does not support the number of tokens."""
   variables = variable_shapes(mechanism, dims)
   shape = (1, dims.max_length, dims.num_heads, dims.head_dim)
   x = jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -1,4 +1,4 @@
-"""The config of an encoder of images in stages, which checks itself."""
+"""The config of an image encoder in stages, which validates itself."""
 
 import inspect
 import math
@@ -23,38 +23,39 @@ from settings.fields import Count, Rate, Whole, check, checked
 class PyramidConfig(AttentionFields):
   """An encoder whose grid of tokens gets coarser and wider, stage by stage.
 
-  Every stage begins with patches. With one `patch_size` only the first does,
-  and each later stage merges the 2 × 2 neighbours of the one before (Swin);
-  with as many as there are stages, each reads patches of the one before by a
-  convolution (CvT). Layers are pre-norm, without positions of their own.
+  With one `patch_size`, only the first stage embeds patches, and each later stage merges
+  the 2 × 2 neighbours of the previous one (Swin). With one `patch_size` per stage, each
+  stage embeds patches of the previous one by a convolution (CvT). Layers are pre-norm,
+  without position encodings.
 
   Attributes:
     kind: 'pyramid'.
-    depths: layers of every stage.
+    depths: number of layers of every stage.
     num_heads: N of every stage.
     features: F of every stage.
-    mlp_features: width inside the feed-forward layers of every stage.
-    patch_size: side of the patches, of the first stage or of every one.
-    patch_stride: how far patches are from each other; None is `patch_size`, and
-      zeros complete the last patches.
-    patch_padding: zeros around what patches are taken from; None is 0.
-    activation: of the feed-forward layers, as in `ModelConfig`.
-    attention_bias: whether the projections around attention have biases.
-    scale_by_features: attention logits are divided by √F in place of √H (CvT).
+    mlp_features: inner width of the feed-forward layers of every stage.
+    patch_size: side of the patches, of the first stage or of every stage.
+    patch_stride: distance between patches; None means `patch_size`, with the last
+      patches padded by zeros.
+    patch_padding: zeros around the input of patches; None means 0.
+    activation: activation of the feed-forward layers, as in `ModelConfig`.
+    attention_bias: whether the projections of attention modules have biases.
+    scale_by_features: divides attention logits by √F instead of √H (CvT).
     convolution: side of depth-wise convolutions with batch norm before query,
-      key and value (CvT); None has none.
-    class_token: whether the last stage has a token of its own, [CLS], which
-      names the class (CvT); otherwise the mean of all tokens does (Swin).
-    norm_epsilon: what a norm adds to the variance.
-    dropout_rate: of sub-layer outputs and of patches.
-    attention_dropout_rate: of attention weights.
-    image_shape: height, width and channels of the images, if not those of the
-      task.
-    dtype: of activations; logits and softmax are float32, or float64 like it.
-    param_dtype: of parameters.
-    encoder_attention: the mechanism of every layer, or several that the layers
-      of a stage take in turn; None is dense. One that has an option `grid` gets
-      that of its stage.
+      key and value (CvT); None means no convolutions.
+    class_token: whether the last stage has a token [CLS] for the class (CvT);
+      otherwise the mean of all tokens is used (Swin).
+    norm_epsilon: number that a norm adds to the variance.
+    dropout_rate: rate of dropout of sub-layer outputs and of patches.
+    attention_dropout_rate: rate of dropout of attention weights.
+    image_shape: height, width and channels of the images, if they differ from those
+      of the task.
+    dtype: dtype of activations; logits and softmax are float32, or float64 if this is
+      float64.
+    param_dtype: dtype of parameters.
+    encoder_attention: the mechanism of every layer, or a list that the layers of a
+      stage cycle through; None is dense. A mechanism with an option `grid` gets the
+      grid of its stage.
 
   Papers: Swin transformer, arXiv:2103.14030; CvT, arXiv:2103.15808.
   """
@@ -103,7 +104,7 @@ class PyramidConfig(AttentionFields):
 
   @property
   def layout(self) -> str:
-    """The batch layout that it reads."""
+    """The batch layout of an encoder."""
     return "encoder"
 
   @property
@@ -129,9 +130,9 @@ class PyramidConfig(AttentionFields):
     )
 
   def stage(self, number: int) -> ModelConfig:
-    """The settings of the layers of a stage, as of an encoder of that width.
+    """The settings of the layers of a stage, as an encoder of its width.
 
-    Its `num_layers` are those of all stages, by which layers start smaller.
+    `num_layers` counts all stages, because it determines the initial scale of layers.
     """
     features = self.features[number]
     return ModelConfig(
@@ -159,7 +160,7 @@ class PyramidConfig(AttentionFields):
     """Rows and columns of tokens in every stage, for images of a size.
 
     Raises:
-      ValueError: they are too small for the patches.
+      ValueError: the images are too small for the patches.
     """
     rows, columns = height, width
     grids = []
@@ -169,7 +170,7 @@ class PyramidConfig(AttentionFields):
       else:
         size, stride, padding = self.patches(number)
         rows, columns = (
-          # Swin pads the image with zeros to whole patches, CvT does not.
+          # Swin pads the image with zeros to whole patches; CvT does not.
           -(-side // stride)
           if self.patch_stride is None and not padding
           else (side + 2 * padding - size) // stride + 1
@@ -190,7 +191,7 @@ class PyramidConfig(AttentionFields):
     return size, stride, self.patch_padding[number] if self.patch_padding else 0
 
   def mechanism(self, number: int, layer: int, grid: Any) -> AttentionConfig:
-    """The mechanism of a layer of a stage, with the grid if it takes one."""
+    """The mechanism of a layer of a stage, with the grid if it has that option."""
     chosen = self.attentions["encoder_attention"]
     one = chosen[layer % len(chosen)]
     has_grid = "grid" in inspect.signature(mechanisms.find(one.name)).parameters

@@ -28,10 +28,10 @@ class Images(NamedTuple):
   """All images of a source.
 
   Attributes:
-    names: of the classes; a label is a place among them.
-    brightest: the largest value that a pixel may have.
-    train: at least one.
-    validation: at least one.
+    names: names of the classes; a label is an index into them.
+    brightest: the largest possible value of a pixel.
+    train: training images, at least one.
+    validation: held-out images, at least one.
   """
 
   names: Sequence[str]
@@ -44,7 +44,7 @@ def read(config: ImageConfig) -> Images:
   """Reads the images of a config.
 
   Raises:
-    DataError: in one line, what is wrong with the data.
+    DataError: the data are invalid; the message has one line.
   """
   if config.source == DIGITS:
     return _digits(config.held_out)
@@ -56,10 +56,10 @@ def read(config: ImageConfig) -> Images:
 def held_out_places(labels: np.ndarray, share: float) -> np.ndarray:
   """Chooses a share of every class, at least one and not all of its images.
 
-  Which of its images are chosen follows from their number alone.
+  The choice depends only on the number of images of the class.
 
   Args:
-    labels: [N]; each that occurs does so twice or more.
+    labels: [N]; each label occurs at least twice.
     share: between 0 and 1.
 
   Returns:
@@ -101,7 +101,7 @@ def _digits(share: float) -> Images:
       f"task.source: {DIGITS} come with scikit-learn, which is not installed: "
       "pip install scikit-learn"
     ) from error
-  digits: Any = load_digits()  # A tuple, were it asked for `return_X_y`.
+  digits: Any = load_digits()  # Its type includes a tuple, for `return_X_y`.
   names = [str(name) for name in digits.target_names]
   images = digits.images.astype(np.uint8)[..., None]
   split = Split(images, digits.target.astype(np.int32))
@@ -135,8 +135,8 @@ def _listed(folder: pathlib.Path) -> list[pathlib.Path]:
 def _named(config: ImageConfig) -> Images:
   """Reads a dataset of the TFDS catalogue.
 
-  Its validation split is held out, or else its test split, or else a share of
-  every class of its training split.
+  The validation split is held out, or else the test split, or else a share of every
+  class of the training split.
   """
   from tasks import catalog
 
@@ -188,15 +188,15 @@ def _examples(builder: Any, split: str) -> Iterator[tuple[int, bytes, str]]:
 
 
 def _stacked(
-  images: Iterable[tuple[int, bytes, str]], count: int, leaf: str, where: str
+  images: Iterable[tuple[int, bytes, str]], count: int, field: str, where: str
 ) -> Split:
   """Decodes images of one shape.
 
   Args:
-    images: label, file and name of each.
-    count: how many there are.
-    leaf: of the config that names them.
-    where: they all are, for messages.
+    images: label, content and name of each image.
+    count: number of images.
+    field: the config field that names their source, for messages.
+    where: name of the source, for messages.
   """
   stacked, labels, first = None, np.zeros(count, np.int32), ""
   for i, (label, data, name) in enumerate(images):
@@ -207,7 +207,7 @@ def _stacked(
     _check_shape(image.shape, stacked.shape[1:], name, f", as {first}")
     stacked[i], labels[i] = image, label
   if stacked is None:
-    raise DataError(f"{where}: no images ({leaf})")
+    raise DataError(f"{where}: no images ({field})")
   return Split(stacked, labels)
 
 

@@ -17,13 +17,13 @@ from projects.vision.vit_family import PIXELS, patch_rows
 _BLOCK = "swin.encoder.layers.{stage}.blocks.{layer}"
 
 _HIDDEN = -100.0
-"""What their logits get in place of a mask."""
+"""The number that published models add to masked logits."""
 
 
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names, head
   family.only(
     theirs, qkv_bias=True, use_absolute_embeddings=False, layer_norm_eps=1e-5
@@ -75,7 +75,7 @@ def block_rows(theirs: str, ours: str) -> Iterator[Row]:
 
 
 def blocks(config: PyramidConfig, theirs: str) -> Iterator[tuple[str, str]]:
-  """The name of every block in their tensors, from {stage} and {layer}, and ours."""
+  """Yields the name of every block in published tensors and in this library."""
   ours = itertools.count()
   for stage, depth in enumerate(config.depths):
     for layer in range(depth):
@@ -125,10 +125,10 @@ def _index(window: int) -> np.ndarray:
 
 
 def to_json(described: Described) -> dict[str, Any]:
-  """As `Family.to_json`.
+  """Implements `Family.to_json`.
 
   Raises:
-    ValueError: stages, or images, that a Swin cannot have.
+    ValueError: a Swin cannot have such stages or images.
   """
   config = described.config
   height, width, channels = config.image_shape

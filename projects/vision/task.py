@@ -44,7 +44,7 @@ class ImageTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """`images` is None for a restored task, which only names classes."""
+    """Takes `images`, or None for a restored task, which only has class names."""
     self._splits, self._brightest = {}, 0
     if images is not None:
       self._splits = {"train": images.train, "validation": images.validation}
@@ -55,8 +55,8 @@ class ImageTask(LabelledTask):
     self.input_shapes = {"image": shape}
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B augmented images; each epoch has all of them once in its own order."""
-    # What varies them is drawn for all rows.
+    """B augmented images; each epoch has every image once, in a new order."""
+    # The augmentation is drawn for all rows, also if only some are needed.
     places = self._trained(step, None)
     train = self._splits["train"]
     images = vary(
@@ -68,11 +68,11 @@ class ImageTask(LabelledTask):
     return base.only(self._scaled(images, train.labels[places]), rows)
 
   def read(self, path: str) -> np.ndarray:
-    """The pixels [H, W, C] of a PNG or JPEG file, as a model reads them.
+    """Reads a PNG or JPEG file as scaled pixels [H, W, C].
 
     Raises:
-      DataError: there is no such file, it is not an image, or has other
-        channels than those of this task.
+      DataError: there is no such file, it is not an image, or it has another number of
+        channels than this task.
     """
     file = typed_path(path)
     if not file.is_file():
@@ -81,15 +81,15 @@ class ImageTask(LabelledTask):
     channels = self.input_shapes["image"][2]
     if image.shape[2] != channels:
       raise DataError(
-        f"{file}: expected {channels} channels, as the images of this run have, "
+        f"{file}: expected {channels} channels, as in the images of this run, "
         f"got {image.shape[2]}"
       )
     return _scaled(image, 255)
 
   def encode(self, line: str) -> NoReturn:
-    """Raises ValueError, because a user cannot type an image."""
+    """Raises ValueError, because a line of text is not an image."""
     raise ValueError(
-      f"expected an image, which is not typed, got {line!r}; "
+      f"expected an image, got the text {line!r}; "
       "training.commands.draw_attention reads one with --image=FILE"
     )
 

@@ -20,14 +20,14 @@ class ImageConfig:
       'folder', a folder with one folder of PNG or JPEG files for each class; or
       a name in the TFDS catalogue, such as 'mnist' or 'cifar10', of a set with
       the features 'image' and 'label'.
-    path: that folder of folders; for a name in the catalogue, a TFDS data
-      folder that has the set prepared, or '' to download it.
-    held_out: share of the images of every class that is held out, where the
-      source has no split for it. At least one image of a class is held out and
-      one is trained.
-    shift: training images are moved by up to this many pixels up or down, and
-      left or right; what comes in is background, a pixel value of 0.
-    flip: half of the training images are mirrored, left to right.
+    path: the folder of folders; for a name in the catalogue, a TFDS data folder with
+      the prepared dataset, or '' to download it.
+    held_out: share of the images of every class that is held out if the source has no
+      held-out split. At least one image of a class is held out, and at least one is
+      trained.
+    shift: training images are shifted by up to this number of pixels vertically and
+      horizontally, and filled with background, a pixel value of 0.
+    flip: whether half of the training images are mirrored left to right.
   """
 
   source: str = DIGITS

@@ -48,9 +48,10 @@ class VisionTransformer(ReadsImages, nn.Module):
   """Images to logits of classes, or to features.
 
   Attributes:
-    config: of the model.
-    target_vocab_size: V, classes.
-    image_shape: height, width and channels of the images that positions are for.
+    config: config of the model.
+    target_vocab_size: V, the number of classes.
+    image_shape: height, width and channels of the images for which positions are
+      learned.
     attend: calls the mechanism of an attention module.
   """
 
@@ -61,7 +62,7 @@ class VisionTransformer(ReadsImages, nn.Module):
 
   @nn.nowrap
   def as_published(self, variables):
-    """Its description as a published family, and its variables there."""
+    """The description and the variables of the model in a published family."""
     arrays = traverse_util.flatten_dict(dict(variables), sep="/")
     changes = with_biases(self.config, arrays)
     config = nested.replace(
@@ -98,8 +99,8 @@ class VisionTransformer(ReadsImages, nn.Module):
     """Logits of the class of every image.
 
     Args:
-      images: `[B, H, W, C]`; of another size than `image_shape` where no
-        mechanism has variables for each position.
+      images: `[B, H, W, C]`; the size may differ from `image_shape` if no mechanism has
+        variables per position.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
 
     Returns:
@@ -107,7 +108,7 @@ class VisionTransformer(ReadsImages, nn.Module):
       `[B, T, F]`.
 
     Raises:
-      ValueError: images with another number of channels, or too small.
+      ValueError: the images have another number of channels, or are too small.
     """
     config = self.config
     x = self.patches(images)
@@ -129,8 +130,8 @@ def create(config: VitConfig, sizes: Sizes) -> VisionTransformer:
   """Creates the model for a task's images; computes nothing.
 
   Raises:
-    ValueError: a task without images, patches larger than they are, or a
-      mechanism that cannot work at their number.
+    ValueError: the task has no images, the patches are larger than the images, or a
+      mechanism does not support the number of patches.
   """
   shape = image_shape(config, sizes)
   if config.patch_size > min(shape[:2]):

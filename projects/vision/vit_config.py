@@ -1,4 +1,4 @@
-"""The config of a Transformer of images (ViT, DeiT), which checks itself."""
+"""The config of an image Transformer (ViT, DeiT), which validates itself."""
 
 import dataclasses
 import math
@@ -15,14 +15,14 @@ class VitConfig(ModelConfig):
   Attributes:
     kind: 'vit'.
     patch_size: P, side of a patch.
-    distillation: a second token of its own before the patches, with a head of
-      its own (DeiT).
-    image_shape: height, width and channels of the images that positions are
-      learned for, if not those of its task.
-    teacher: folder of weights, or a run, whose labels a run with `distillation`
-      learns as well; '' in a model that is not trained.
+    distillation: adds a distillation token before the patches, with its own head
+      (DeiT).
+    image_shape: height, width and channels of the images for which positions are
+      learned, if they differ from those of the task.
+    teacher: folder of weights or of a run, whose predicted labels a run with
+      `distillation` also learns; '' in a model that is not trained.
 
-  What is left is as in `ModelConfig`.
+  The other fields are those of `ModelConfig`.
 
   Papers: An image is worth 16x16 words, arXiv:2010.11929; DeiT, arXiv:2012.12877.
   """
@@ -39,7 +39,7 @@ class VitConfig(ModelConfig):
   def __post_init__(self):
     super().__post_init__()
     check(self, "head", self.head in ("class", "hidden"), "class or hidden")
-    # Distances along a row of patches mean nothing.
+    # Distances in the sequence are not distances in the image.
     known = ("learned", "sinusoidal", "none")
     check(self, "position", self.position in known, " or ".join(known))
     where = "kind is 'vit', which reads no tokens"
@@ -57,7 +57,7 @@ class VitConfig(ModelConfig):
       )
 
   def adapt_task(self, task: Any) -> Any:
-    """The task, with the labels of the teacher if there is one."""
+    """Adds the labels of the teacher to the task, if there is one."""
     if not self.teacher:
       return task
     from projects.vision.distillation import with_teacher
@@ -66,7 +66,7 @@ class VitConfig(ModelConfig):
 
   @property
   def layout(self) -> str:
-    """The batch layout that it reads."""
+    """The batch layout of an encoder."""
     return "encoder"
 
   def num_tokens(self, shape: tuple[int, ...]) -> int:

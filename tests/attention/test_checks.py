@@ -130,7 +130,7 @@ def test_options_are_taken_or_refused():
         ValueError, match=rf"^{option}: toy has no such option; it has .*mask, "
       ):
         accepted(**{option: asked})
-  with pytest.raises(ValueError, match=r"^mask: the record of toy has its own"):
+  with pytest.raises(ValueError, match=r"^mask: toy sets it itself"):
     mechanisms.accepted_options("toy", function, {"mask": None}, own=["mask"])
   assert mechanisms.accepted_options("toy", lambda **any: None, {"x": 3})
 
@@ -383,3 +383,9 @@ def test_former_modules_have_what_their_successors_have():
       assert getattr(old, name) is getattr(new, name)
     with pytest.raises(AttributeError, match="nosuch"):
       old.nosuch  # noqa: B018
+
+
+def test_the_former_name_of_apply_on_shards():
+  mechanism = attention.dense()
+  with pytest.warns(DeprecationWarning, match="apply now, which takes axis_na"):
+    assert mechanism.apply_sharded is mechanism.apply

@@ -64,7 +64,9 @@ def _default(function, option):
 
 
 def test_common_size_in_benchmarks():
-  size = _only(r"at a common size: (\d+) keys", mechanisms.Sizes.__doc__)
+  size = _only(
+    r"at a common size: (\d+) keys", mechanisms.Hyperparameters.__doc__
+  )
   timed = {name: s.timed(16_384) for name, s in _DEFAULTS.items()}
   # Its window is the side of a square of keys.
   assert timed.pop("window_2d")["window"] ** 2 == size
@@ -74,7 +76,7 @@ def test_common_size_in_benchmarks():
 
 def test_tokens_of_the_pictures():
   length = draw_mechanisms._LENGTH
-  assert _only(r"Queries and keys are (\d+) tokens", _PAGE) == length
+  assert _only(r"The input has (\d+) tokens", _PAGE) == length
 
 
 _SIZES = re.compile(r"\b(?:32|64|128|256|512|1024|2048|4096)\b|\bC = \d")

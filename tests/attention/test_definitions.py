@@ -27,6 +27,9 @@ _HOW = {
   "block_mask",
   "implementation",
   "num_iterations",
+  # Of shards.
+  "axis_name",
+  "in_parts",
   # Other ways to say the same, and the log-sum-exp beside the result.
   "visible",
   "logits",

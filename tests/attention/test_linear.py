@@ -207,7 +207,9 @@ def test_bad_options_are_refused(unchecked):
   assert_refused(linear, [("feature_map: .* got 'cos", {"feature_map": "cos"})])
   assert_refused(
     partial(linear().apply, {}, *qkv),
-    [("feature_map: .+; pass it to linear", {"feature_map": jnp.exp})],
+    [
+      ("feature_map: .+; call the attention function", {"feature_map": jnp.exp})
+    ],
   )
   for function in (attend, partial(ATTEND["performer"], *qkv)):
     for size in (0, -1, 2.0, True, "256"):

@@ -240,9 +240,7 @@ def test_an_array_as_scale_and_a_sequence_in_parts_are_refused(monkeypatch):
     return record.apply({}, x, x, x, is_causal=True, axis_name="x")
 
   attend = jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec)
-  with pytest.raises(
-    ValueError, match=r"'jla' cannot take a sequence in parts"
-  ):
+  with pytest.raises(ValueError, match=r"'jla' cannot take a sharded sequence"):
     jax.eval_shape(attend, jnp.ones((1, 4, 2, 64), jnp.bfloat16))
 
 

@@ -93,7 +93,8 @@ def test_huge_logits_and_bfloat16(size):
   # Of a seed without two logits that are nearly alike.
   qkv, indices = draw(size, seed=1)
   huge = [300 * np.asarray(x) for x in qkv]
-  assert_defined(huge, indices, size, rtol=1e-4, atol=0.0)
+  # Values are of size 300, and a sum of opposite ones loses digits.
+  assert_defined(huge, indices, size, rtol=1e-4, atol=1e-3)
   call = {"block_indices": indices, "block_size": size}
   _, gradients = calls.pulled(partial(selected_attention, **call), *huge)
   for x in gradients:

@@ -197,7 +197,11 @@ def test_save_and_restore_without_the_file(path, tmp_path, vocabulary):
     ("rows.tsv", "a\tx\nno tab\n", "line 2: expected LABEL<tab>TEXT"),
     ("rows.tsv", "a\tx\n\tx\n", "line 2: expected LABEL<tab>TEXT"),
     ("rows.tsv", "a\tx\n\n", "line 2: expected LABEL<tab>TEXT"),
-    ("rows.tsv", "a\tx\n" * 9, "expected at least 2 labels among 8 rows"),
+    (
+      "rows.tsv",
+      "a\tx\n" * 9,
+      "expected at least 2 labels among 8 training rows",
+    ),
     ("rows.csv", "a,x\na,x,y\n", "line 2: expected LABEL,TEXT, got 3 columns"),
     ("rows.csv", 'a,x\na,"x\n', "line 2: unexpected end of data"),
     (

@@ -70,7 +70,7 @@ def test_gzip_and_plain_can_be_mixed(folder):
 def test_test_set_without_translations_is_left_out(folder, caplog):
   write(folder, test_en="d\n")
   assert set(read(folder)) == {"train", "validation"}
-  assert "test.en has no test.de beside it" in caplog.text
+  assert "test.en has no matching test.de" in caplog.text
 
 
 def test_lines_end_with_newlines_only(tmp_path):

@@ -289,7 +289,9 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
   assert task.decode(task.encode("7 29 0")) == "7 29 0"
   assert task.decode([7, task.eos_id, 8]) == "7"
   assert "bits_per_character" not in task.summarize({"loss": (1.0, 1.0)})
-  with pytest.raises(ValueError, match=r"ids from 0 to 29 with spaces .* '30'"):
+  with pytest.raises(
+    ValueError, match=r"ids from 0 to 29, separated by spaces, got '30'"
+  ):
     task.encode("30")
   task.save(tmp_path / "run")
   again = make(
@@ -344,7 +346,7 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
     ("half.jsonl", {}, r"half.jsonl, row 1: .*surrogates"),
     ("bad.parquet", {}, "bad.parquet: .*Parquet"),
     ("bad.csv", {}, "bad.csv: .*(columns|UTF8|UTF-8)"),
-    ("*.nothing", {}, "no file has such a name"),
+    ("*.nothing", {}, "no file matches"),
     ("a.npy,a.csv", {}, "expected files of text or files of ids, got both"),
   ],
 )

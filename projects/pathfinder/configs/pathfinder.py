@@ -1,10 +1,11 @@
-"""Pathfinder: whether two discs lie on one dashed path, pixel by pixel.
+"""Pathfinder: whether two discs are on one dashed path, as a sequence of pixels.
 
     python train.py --config=configs/pathfinder.py:dense
 
-It reads 32 × 32 pixels, as Long Range Arena does, which asks for a GPU: 20,000 steps of
-20 s on a CPU core. No run of that length was made. A rule that sees the discs alone is
-right in 50 % of pictures, and one that sees where paths leave them in 63 %.
+The model reads 32 × 32 pixels, as in Long Range Arena. This needs a GPU: 20,000 steps
+take 20 s each on a CPU core, and no run of this length has been made. A rule that sees
+only the discs is right in 50 % of pictures, and a rule that also sees where paths leave
+them in 63 %.
 
 Linsley et al., arXiv:1805.08315; Tay et al., arXiv:2011.04006.
 """

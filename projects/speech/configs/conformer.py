@@ -3,19 +3,19 @@
     python train.py --config=configs/conformer.py
     python train.py --config=configs/conformer.py:flash
 
-No digit of the 500 held-out strings is misheard (error_rate 0.0 at 10 dB) after
-2.5 minutes on 2 CPU cores that other jobs shared; at -10 dB
-(`--config.task.snr=-10`) 7.8 % are, after 500 steps as well.
+After 2.5 minutes on 2 CPU cores shared with other jobs, all digits of the 500 held-out
+strings are recognised (error_rate 0.0 at 10 dB). At -10 dB (`--config.task.snr=-10`) the
+error rate is 7.8 %, also after 500 steps.
 
-`--config.task.source=folder --config.task.path=FOLDER` takes a folder of audio
-files with `transcripts.tsv`, a line FILE<tab>TEXT for each, and
+`--config.task.source=folder --config.task.path=FOLDER` reads a folder of audio
+files with `transcripts.tsv`, which has a line FILE<tab>TEXT for each file.
 `--config.task.source=spoken_digit --config.task.audio_feature=audio
---config.task.text_feature=label` a TFDS set; `--config.task.sample_rate` is 8000
-unless it is given.
+--config.task.text_feature=label` reads a TFDS dataset. The default of
+`--config.task.sample_rate` is 8000.
 
 Positions are those of Transformer-XL, which dense, flash, multiplicative and
-sliding_window carry; `--config.model.position=rotary` lets other mechanisms
-serve, as in `configs/conformer.py:performer`.
+sliding_window support; other mechanisms need `--config.model.position=rotary`, as in
+`configs/conformer.py:performer`.
 """
 
 import ml_collections

@@ -163,10 +163,10 @@ def test_attention_over_a_file(trained, tmp_path):
   assert heard == "output: 5"
   commands.assert_picture(path)
   for arguments, message in (
-    ([f"--audio={tmp_path / 'fast.wav'}"], "expected 8000 samples a second"),
+    ([f"--audio={tmp_path / 'fast.wav'}"], "expected 8000 samples per second"),
     ([f"--audio={tmp_path / 'long.wav'}"], "expected 1 to "),
     (["--audio=/nowhere.wav"], "--audio: /nowhere.wav: no such file"),
-    (["--text=5"], "text: expected a recording, which is not typed"),
+    (["--text=5"], "text: expected a recording, got the text"),
     (["--image=a.png"], "--image: this run reads no images"),
     ([], "or --audio=FILE for one of speech"),
   ):

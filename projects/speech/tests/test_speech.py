@@ -346,7 +346,7 @@ LINES, FOURTH = "transcripts.tsv", "4.wav"
     (
       FOURTH,
       recording(np.zeros(8000), 16000),
-      r"4.wav: expected 8000 samples a second \(task.sample_rate\), got 16000",
+      r"4.wav: expected 8000 samples per second \(task.sample_rate\), got 16000",
     ),
     (
       FOURTH,
@@ -446,7 +446,7 @@ def test_spoken_digits_are_prepared_without_tensorflow(
         heard[frames[mask].tobytes()] = task.decode(ids)
   assert heard == written
   for changes, message in (
-    ({"sample_rate": 16000}, "has 8000 samples a second, expected 16000"),
+    ({"sample_rate": 16000}, "has 8000 samples per second, expected 16000"),
     ({"text_feature": "said"}, "^task.text_feature: spoken_digit has audio, "),
     ({"source": "no_such_set"}, "^task.source: TFDS has no 'no_such_set'"),
   ):

@@ -3,14 +3,13 @@
     python train.py --config=configs/cvt.py
     python train.py --config=configs/cvt.py:performer
 
-99.2 % of the held-out digits are named rightly after 7.6 minutes on 2 CPU cores
-that other jobs shared.
+The model classifies 99.2 % of the held-out digits correctly after 7.6 minutes on 2 CPU
+cores shared with other jobs.
 
-By default the images are the 1,797 scanned digits of scikit-learn, 8 × 8. Their
-patches of 3 × 3 overlap: 64 tokens, then 16 and [CLS]. The mechanism takes the
-place of attention to every second row and column, the convolutions before it
-stay.
-Sources are those of configs/vit.py; larger images want
+By default the images are the 1,797 scanned digits of scikit-learn, 8 × 8. Their patches
+of 3 × 3 overlap: 64 tokens, then 16 and [CLS]. Another mechanism replaces attention to
+every second row and column, but not the convolutions before it.
+Sources are those of configs/vit.py; larger images need
 `--config.model.patch_size=7,3 --config.model.patch_stride=4,2` and
 `--config.model.patch_padding=2,1`.
 """

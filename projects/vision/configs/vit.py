@@ -3,14 +3,14 @@
     python train.py --config=configs/vit.py
     python train.py --config=configs/vit.py:performer
 
-98.1 % of the held-out digits are named rightly after 3.8 minutes on 2 CPU cores
-that other jobs shared.
+The model classifies 98.1 % of the held-out digits correctly after 3.8 minutes on 2 CPU
+cores shared with other jobs.
 
 By default the images are the 1,797 scanned digits of scikit-learn, 8 × 8, of
 which a fixed fifth of every class is held out.
-`--config.task.source=folder --config.task.path=FOLDER` takes a folder with a
-folder of PNG or JPEG files for each class, `--config.task.source=cifar10` a TFDS
-set; both want `--config.model.patch_size=4` or larger.
+`--config.task.source=folder --config.task.path=FOLDER` reads a folder that has a
+folder of PNG or JPEG files for each class; `--config.task.source=cifar10` reads a TFDS
+dataset. Both need `--config.model.patch_size=4` or larger.
 """
 
 import ml_collections

@@ -339,7 +339,7 @@ def test_ids_are_names_and_an_image_is_not_typed(folder):
   assert task.encode_target("dog") == [1]
   with pytest.raises(ValueError, match="expected a label, one of cat, dog, go"):
     task.encode_target("eel")
-  with pytest.raises(ValueError, match="expected an image, which is not typed"):
+  with pytest.raises(ValueError, match="expected an image, got the text"):
     task.encode("cat")
   assert list(task.decode_batches("validation")) == []
   assert task.score([], []) == {}

@@ -74,13 +74,13 @@ def test_attention_over_a_file(run, tmp_path):
     ([f"--image={file}", "--query=6,0"], "--query: expected a row below 6"),
     ([f"--image={file}", "--query=1"], "--query: expected a row below 6"),
     (["--image=/nowhere.png"], "--image: /nowhere.png: no such file"),
-    (["--text=1"], "text: expected an image, which is not typed"),
+    (["--text=1"], "text: expected an image, got the text"),
     ([], "--text: expected the text that the model reads, or --image"),
   ):
     assert message in commands.fault(draw(*arguments))
   PIL.Image.fromarray(np.stack([pixels] * 3, -1)).save(file)
   message = commands.fault(draw(f"--image={file}"))
-  assert "expected 1 channels, as the images of this run have, got 3" in message
+  assert "expected 1 channels, as in the images of this run, got 3" in message
 
 
 def test_a_run_becomes_published_weights(run, tmp_path):

@@ -218,17 +218,17 @@ MUTANTS = (
     "ALiBi's slopes of heads beyond a power of two",
   ),
   Mutant(
-    "attention/flax.py",
+    "attention/attention_fn.py",
     'call["mask"] = _fold("mask", mask != 0, lead)',
     'call["mask"] = _fold("mask", mask == mask, lead)',
-    files("tests/attention", "flax"),
+    files("tests/attention", "attention_fn"),
     "the mask of a Flax module is ignored",
   ),
   Mutant(
-    "attention/flax.py",
+    "attention/attention_fn.py",
     "if broadcast_dropout:",
     "if broadcast_dropout is None:",
-    files("tests/attention", "flax"),
+    files("tests/attention", "attention_fn"),
     "broadcast_dropout is accepted and ignored",
   ),
 )

@@ -1,0 +1,230 @@
+"""Attention functions and mechanisms as an `attention_fn` of Flax's modules.
+
+    fn = as_attention_fn(sliding_window_attention, window=64, is_causal=True)
+    linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)
+    nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=rngs)
+
+It is a plain function, and needs no Flax.
+"""
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attention.mechanism import Attention, Dims, Variables, accepted_options
+from attention.softmax import dropout
+from attention.weights import attention_weights
+
+
+def as_attention_fn(
+  attention: Attention | Callable[..., Any],
+  variables: Variables | None = None,
+  **options: Any,
+) -> Callable[..., Array]:
+  """An `attention_fn` for Flax's linen and nnx multi-head attention.
+
+      fn = as_attention_fn(sliding_window_attention, window=64, is_causal=True)
+      linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)
+      nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=rngs)
+
+  Both modules hand their mask, dropout, dtype, … to the `attention_fn`; linen
+  leaves out what its signature does not name. The result names all of them, and
+  each is honoured or raises:
+
+  - `mask`, of any dtype (nonzero = attend), goes to `attention`. A mechanism
+    that takes a key mask only refuses what `make_attention_mask` makes, which
+    varies along T: give the module `mask=key_mask[:, None, None, :]`.
+  - Several leading axes are folded into one batch axis, and unfolded again.
+  - `sow_weights=True` sows `attention_weights` without dropout, as Flax does.
+  - Dropout is passed to a mechanism that has it. With Flax's default
+    `broadcast_dropout=True` all examples and heads drop the same pairs.
+  - `precision` and Flax's einsum hooks raise.
+  - One query over a longer input, as in the modules' cached decoding, raises
+    where the query's position matters: with `is_causal=True`, for an
+    `Attention` that is not 'rowwise', and for a plain function, which does not
+    tell. Decode with `as_attention_fn(dense())`: the cache's mask is causal.
+
+  Args:
+    attention: an `Attention`, or a function `fn(query, key, value, **options)`,
+      which may be a `functools.partial` of one.
+    variables: the variables of an `Attention`; None where it has none. The result
+      keeps them as they are: no module sees them, so an optimiser that takes its
+      parameters from one trains none of them (Linformer's projections stay where
+      they were drawn). `LinenAttention` and `NNXAttention` train them.
+    **options: passed to `attention` in every call, such as `is_causal`, `scale`
+      or `window`; not the mask and dropout, which the module passes.
+
+  Returns:
+    `attention_fn(query [..., T, N, H], key [..., S, K, H],
+    value [..., S, K, V], …) -> [..., T, N, V]`.
+
+  Raises:
+    ValueError: `options` has an argument that the module passes or that
+      `attention` does not take, `attention` is no function, or `variables` are
+      given for a function or missing for an `Attention`.
+
+  Cost: that of `attention`; sowing the weights costs `attention_weights`.
+  """
+  for name in ("mask", "dropout_rate", "dropout_rng"):
+    if name in options:
+      raise ValueError(
+        f"{name}: expected no such option, got one; give it to the Flax module"
+      )
+  name = _name(attention)
+  if isinstance(attention, Attention):
+    if attention.gates is not None:
+      raise ValueError(
+        "attention: its gates read what queries are projected from, which Flax "
+        "does not give to an attention_fn; expected one without, such as "
+        "attention.gates_from_keys(…), whose gates read the keys"
+      )
+    if variables is None:
+      _check_has_none(attention)
+    positions_matter = "rowwise" not in attention.supports
+    apply = functools.partial(attention.apply, variables or {})
+  elif not callable(attention):
+    raise ValueError(
+      "attention: expected an Attention or a function of query, key and value, "
+      f"got {type(attention).__name__}"
+    )
+  elif variables is not None:
+    raise ValueError(
+      f"variables: expected None for the function {name}, got some; pass its "
+      "arrays as options, or an Attention"
+    )
+  else:
+    accepted_options(name, attention, options)
+    positions_matter = True
+
+    def apply(*qkv, **call):
+      return attention(*qkv, **accepted_options(name, attention, call))
+
+  def attention_fn(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    is_causal: bool = False,
+    force_fp32_for_softmax: bool = False,
+    qk_attn_weights_einsum: Callable[..., Array] | None = None,
+    attn_weights_value_einsum: Callable[..., Array] | None = None,
+  ) -> Array:
+    for name, asked in (
+      ("precision", precision),
+      ("qk_attn_weights_einsum", qk_attn_weights_einsum),
+      ("attn_weights_value_einsum", attn_weights_value_einsum),
+    ):
+      if asked is not None:
+        raise ValueError(
+          f"{name}: expected None, got {asked}; for the precision of products "
+          "set jax.default_matmul_precision around the call"
+        )
+    dtype = jnp.result_type(query, key, value) if dtype is None else dtype
+    lead = query.shape[:-3]
+    for name, x in (("key", key), ("value", value)):
+      if x.shape[:-3] != lead:
+        raise ValueError(
+          f"{name}: expected leading axes {lead}, as the query has, got shape "
+          f"{x.shape}"
+        )
+    query, key, value = (
+      x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (query, key, value)
+    )
+    call = dict(options)
+    if is_causal:
+      call["is_causal"] = True
+    if mask is not None:
+      call["mask"] = _fold("mask", mask != 0, lead)
+    if bias is not None:
+      if "bias" in options:
+        raise ValueError(
+          "bias: expected one, got one from as_attention_fn and one in the "
+          "call; give their sum to as_attention_fn"
+        )
+      call["bias"] = _fold("bias", bias, lead)
+    causal = bool(call.get("is_causal"))
+    if query.shape[1] == 1 < key.shape[1] and (causal or positions_matter):
+      raise ValueError(
+        f"query: expected as many positions as the key's {key.shape[1]}, got 1, "
+        "which says nothing of its place among them; for a module that decodes "
+        "with a cache pass an Attention that supports 'rowwise', such as "
+        "attention.dense(), without is_causal (the cache comes with a mask)"
+      )
+    if module is not None:
+      qk = query, key
+      if force_fp32_for_softmax:  # It always is; Flax's weights stay in it.
+        qk = (x.astype(jnp.float32) for x in qk)
+      weights = attention_weights(apply, *qk, **call)
+      weights = weights.reshape(*lead, *weights.shape[1:])
+      module.sow("intermediates", "attention_weights", weights)
+    if dropout_rate > 0.0 and not deterministic:
+      if broadcast_dropout:
+        dropout_rng = dropout.shared(dropout_rng)
+      call.update(dropout_rate=dropout_rate, dropout_rng=dropout_rng)
+    out = apply(query, key, value, **call)
+    return out.reshape(*lead, *out.shape[1:])
+
+  return attention_fn
+
+
+def _name(attention: Any) -> str:
+  """What a function, a partial of one, or anything else is called."""
+  while isinstance(attention, functools.partial):
+    attention = attention.func
+  return getattr(attention, "__name__", type(attention).__name__)
+
+
+def _check_has_none(attention: Attention) -> None:
+  """Raises where an `Attention` makes variables and so cannot do without."""
+  # Which it makes depends on no size.
+  dims = Dims(
+    num_heads=1, num_kv_heads=1, head_dim=4, max_length=2**16, features=4
+  )
+  try:
+    shapes = jax.eval_shape(
+      lambda key: attention.init(key, dims), jax.random.key(0)
+    )
+  except ValueError:  # It cannot work at this size, so it is asked when called.
+    return
+  made = [
+    f"{collection}.{name}"
+    for collection, arrays in shapes.items()
+    for name in arrays
+  ]
+  if made:
+    raise ValueError(
+      f"variables: this Attention has {', '.join(made)}, expected them, got "
+      "None; give record.init(jax.random.key(0), Dims(num_heads, num_kv_heads, "
+      "head_dim, max_length)) as the second argument"
+    )
+
+
+def _fold(name: str, array: Array, lead: tuple[int, ...]) -> Array:
+  """Folds the leading axes into one, of size 1 if all of them have size 1."""
+  missing = len(lead) + 3 - array.ndim
+  shape = (1,) * missing + array.shape
+  batch, rest = shape[: len(lead)], shape[len(lead) :]
+  if missing < 0 or any(
+    got not in (1, full) for got, full in zip(batch, lead, strict=True)
+  ):
+    raise ValueError(
+      f"{name}: expected leading axes {lead} like the query's, or 1 or none of "
+      f"them, before [N, T, S], got shape {array.shape}"
+    )
+  array = array.reshape(shape)
+  if math.prod(batch) == 1:
+    return array.reshape(1, *rest)
+  return jnp.broadcast_to(array, (*lead, *rest)).reshape(-1, *rest)

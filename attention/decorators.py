@@ -1,0 +1,278 @@
+"""The decorators of attention functions and of the factories of mechanisms.
+
+A decorated function checks its calls before any compute, turns the keywords that
+several functions share into `visible` and `logits`, and runs an eager call as one
+program. A decorated factory checks its hyperparameters and enters `ATTENTIONS`.
+"""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+import functools
+import inspect
+import re
+from typing import Any, ParamSpec, TypeVar, cast, get_args
+
+import jax
+import jax.numpy as jnp
+
+from attention import checks
+from attention.mechanism import FACTORIES, Attention, Variables, has_its_own
+from attention.platform import programs
+from attention.softmax.logits import logits_from_options
+from attention.softmax.visible import SEEN, visible_from_options
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def attention_function(function: Callable[P, R]) -> Callable[P, R]:
+  """Decorates a public attention function, and checks all its calls.
+
+  A call is refused that has an option the function does not take, lacks one that
+  it needs, gives an option by position, or has a value that does not fit: an array
+  by its annotation, an option by its name (`checks.CHECKS`) or its type
+  (`checks.TYPES`). An eager call runs as one program (`programs.compiled_once`).
+
+  The keywords of `**pairs: Unpack[…]` are those of the function, and a function with
+  the options `visible` and `logits` gets in these two what they say of a call. Other
+  annotations and the docstring stay as they are.
+  """
+  name = getattr(function, "__name__", "attention")
+  signature = inspect.signature(function)
+  parameters, shared = _with_shared_options(signature.parameters)
+  seen, scored = [], []
+  if shared and "visible" in signature.parameters:
+    seen = ["visible", *(n for n in parameters if n in shared & SEEN)]
+  if shared and "logits" in signature.parameters:
+    scored = ["logits", *(n for n in parameters if n in shared - SEEN)]
+  positional = [
+    n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
+  ]
+  needed = {n for n, p in parameters.items() if p.default is p.empty}
+  defaults = {n: p.default for n, p in parameters.items() if n not in needed}
+  arrays, tests = checks.by_annotation(parameters)
+  static = {n for n, p in parameters.items() if checks.is_static(p.annotation)}
+
+  def run(**given: Any) -> Any:
+    qkv = [given.pop(n) for n in positional]
+    dtype = qkv[0].dtype
+    is_mixed = any(x.dtype != dtype for x in qkv)
+    if is_mixed:
+      qkv = programs.promoted(*qkv)
+    if seen:
+      pairs = {n: given.pop(n) for n in seen if n in given}
+      given["visible"] = visible_from_options(qkv[0], qkv[1], **pairs)
+    if scored:
+      pairs = {n: given.pop(n) for n in scored if n in given}
+      visible = given["visible"]
+      logits = logits_from_options(qkv[0], qkv[1], visible, **pairs)
+      given["logits"] = logits
+    results = cast(Any, function)(*qkv, **given)
+    if not is_mixed:
+      return results
+    # The result has the dtype of the query.
+    if not isinstance(results, tuple):
+      return results.astype(dtype)
+    return results[0].astype(dtype), *results[1:]
+
+  program = programs.compiled_once(run)
+
+  @functools.wraps(function)
+  def checked(*args: P.args, **options: P.kwargs) -> R:
+    if len(args) > len(positional):
+      raise ValueError(
+        f"{name}: expected {', '.join(positional)} by position and options "
+        f"by name, got {len(args)} values by position"
+      )
+    given: dict[str, Any] = dict(zip(positional, args, strict=False))
+    given |= options
+    for option in given:
+      if option not in parameters:
+        raise ValueError(checks.unknown_option(option, name, parameters))
+      if option in static:
+        checks.check_static(option, given[option])
+    for option in parameters:
+      if option in needed and option not in given:
+        raise ValueError(f"{option}: {name} needs it, got nothing")
+    asked = {n: tests[n] for n in given if n in tests}
+    checks.check_call({**defaults, **given}, arrays, asked, needed)
+    query = given[positional[0]]
+    if jax.typeof(query).sharding.mesh.explicit_axes:
+      return programs.call_with_auto_axes(run, query, (), given)
+    return program(**given)
+
+  # As it is written, where `help` would show jaxtyping's classes.
+  written = [
+    p.replace(annotation=_annotation_text(p.annotation))
+    for p in parameters.values()
+  ]
+  shown = signature.replace(
+    parameters=written,
+    return_annotation=_annotation_text(signature.return_annotation),
+  )
+  setattr(checked, "__signature__", shown)  # noqa: B010
+  return checked
+
+
+def _with_shared_options(
+  parameters: Mapping[str, inspect.Parameter],
+) -> tuple[Mapping[str, inspect.Parameter], AbstractSet[str]]:
+  """All parameters, with the keywords of `**pairs: Unpack[…]`; and these."""
+  *own, last = parameters.values()
+  if last.kind is not last.VAR_KEYWORD:
+    return parameters, frozenset()
+  (options,) = get_args(last.annotation)
+  shared = [
+    last.replace(
+      name=name,
+      kind=last.KEYWORD_ONLY,
+      default=False if kind is bool else None,
+      annotation=kind,
+    )
+    for name, kind in options.__annotations__.items()
+  ]
+  qkv = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+  others = [
+    # The function gets one in any case.
+    p.replace(default=None, annotation=p.annotation | None)
+    if p.name in ("visible", "logits")
+    else p
+    for p in own[len(qkv) :]
+  ]
+  names = frozenset(options.__annotations__)
+  return {p.name: p for p in [*qkv, *shared, *others]}, names
+
+
+class _AnnotationText(str):
+  """An annotation that shows as its text."""
+
+  __repr__ = str.__str__
+
+
+def _annotation_text(annotation: Any) -> _AnnotationText:
+  """An annotation without the names of modules: Float[Array, 'B T N H']."""
+  text = inspect.formatannotation(annotation)
+  return _AnnotationText(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
+
+
+def attention_factory(
+  factory: Callable[P, Attention],
+) -> Callable[P, Attention]:
+  """Decorates a mechanism's factory: registers it, and checks its hyperparameters.
+
+  Each is checked by its name (`checks.CHECKS`) or its type (`checks.TYPES`), and
+  arrays are refused: they are for the attention function. Equal hyperparameters give
+  the same record, whose eager calls are compiled once.
+  """
+  name = getattr(factory, "__name__", "factory")
+  parameters = inspect.signature(factory).parameters
+  _, tests = checks.by_annotation(parameters)
+
+  def refuse_array(option):
+    raise ValueError(
+      f"{option}: {name} makes a mechanism from hyperparameters, got an array; "
+      f"call {name}(…).apply(variables, query, key, value, …)"
+    )
+
+  @functools.wraps(factory)
+  def checked(*args: P.args, **options: P.kwargs) -> Attention:
+    given = dict(zip(parameters, args, strict=False)) | options
+    for option, value in given.items():
+      if option in ("query", "key", "value") or getattr(value, "ndim", 0):
+        refuse_array(option)
+      if option not in parameters:
+        raise ValueError(checks.unknown_option(option, name, parameters))
+      checks.check_static(option, value)
+      may_be_none = type(None) in get_args(parameters[option].annotation)
+      if option in tests and not (value is None and may_be_none):
+        tests[option](option, value, {}, given)
+    try:
+      hash((args, tuple(options.values())))
+    except TypeError:
+      return made.__wrapped__(*args, **options)
+    return made(*args, **options)
+
+  # Programs are kept by function, so equal hyperparameters have one record.
+  @functools.lru_cache(maxsize=programs.MOST, typed=True)
+  def made(*args: Any, **options: Any) -> Attention:
+    record: Attention = cast(Any, factory)(*args, **options)
+    if any(map(callable, [*args, *options.values()])):
+      return _bounded(record)
+    fields = "apply", "decode", "prefill", "loss"
+    functions = {x: getattr(record, x) for x in fields if getattr(record, x)}
+    compiled = {x: programs.compiled_once(f) for x, f in functions.items()}
+    return _bounded(cast(Any, record)._replace(**compiled))
+
+  FACTORIES[name] = checked
+  return checked
+
+
+def _bounded(record: Attention) -> Attention:
+  """The record, of which `decode` and `prefill` end where a cache that grows is full.
+
+  They raise ValueError. Where the index is traced, `decode` gives NaN instead.
+  """
+  decode: Any = record.decode
+  prefill: Any = record.prefill
+
+  def size(cache):
+    return cache[0].shape[1] if getattr(cache, "grows", False) else None
+
+  def refuse(room, position):
+    raise ValueError(
+      f"cache: expected a position below its max_length {room}, got {position}; "
+      "make it with room for more: init_cache(variables, batch, max_length, …)"
+    )
+
+  @functools.wraps(decode)
+  def decode_within(variables, cache, *arrays, **call):
+    room = size(cache)
+    if room is None:
+      return decode(variables, cache, *arrays, **call)
+    is_traced = isinstance(cache.index, jax.core.Tracer)
+    if not is_traced and (position := int(jnp.max(cache.index))) >= room:
+      refuse(room, position)
+    out, after = decode(variables, cache, *arrays, **call)
+    if is_traced:
+      is_full = (cache.index >= room)[:, None, None, None]
+      out = jnp.where(is_full, jnp.nan, out)
+    return out, after
+
+  @functools.wraps(prefill)
+  def prefill_within(variables, cache, query, *arrays, **call):
+    room, length = size(cache), query.shape[1]
+    if room is not None and length > room:
+      refuse(room, length - 1)
+    return prefill(variables, cache, query, *arrays, **call)
+
+  return record._replace(
+    decode=decode and decode_within, prefill=prefill and prefill_within
+  )
+
+
+def applied(
+  name: str,
+  function: Callable[..., Any],
+  own: Callable[[Variables], Mapping[str, Any]] = lambda variables: {},
+) -> Callable[..., Any]:
+  """The `apply` of a record whose function takes query, key and value.
+
+  Args:
+    name: the mechanism, for messages.
+    function: the attention function, which checks its calls.
+    own: variables -> the options of `function` that the record gives it, and a
+      call may therefore not have.
+  """
+
+  def apply(variables, query, key, value, **call):
+    try:
+      given = own(variables)
+    except KeyError as error:
+      raise ValueError(
+        f"variables: {name} needs what its init makes; {error} is missing"
+      ) from error
+    for option in sorted(given.keys() & call.keys()):
+      raise ValueError(has_its_own(option, name))
+    return function(query, key, value, **given, **call)
+
+  return apply
