@@ -1,6 +1,7 @@
 """The delta rule: each position replaces the value that a state stores for its key.
 
-`recurrence` computes it; `gates` builds the mechanisms and their gates.
+`attention.recurrent.recurrence` computes it; `attention.recurrent.gates` builds the
+mechanisms and their gates.
 """
 
 import jax

@@ -146,16 +146,16 @@ def dense_attention(
   query, scores, _ = logits.scores(query, visible)
   keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
 
-  def attend(query, bias, start, seen):
-    """(out, lse) of C rows, the first of which is at `start`, over `seen` keys."""
+  def attend(query, bias, start, num_keys):
+    """(out, lse) of C rows, the first of which is at `start`, over `num_keys` keys."""
     rows = query.shape[1]
-    pairs = batch, num_heads, rows, seen
+    pairs = batch, num_heads, rows, num_keys
     places = visible.places(start, 0)
-    shown = visible.traced(pairs).block(start, rows, 0, seen)
+    shown = visible.traced(pairs).block(start, rows, 0, num_keys)
     part = dataclasses.replace(
-      scores.cut(start, rows, 0, seen), bias=bias, dtype=dtype
+      scores.cut(start, rows, 0, num_keys), bias=bias, dtype=dtype
     )
-    x = part.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :seen], places)
+    x = part.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :num_keys], places)
     weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
       weights *= dropout.pair_factors(
@@ -163,10 +163,10 @@ def dense_attention(
         dropout_rate,
         *pairs[:2],
         places[0] + jnp.arange(rows),
-        places[1] + jnp.arange(seen),
+        places[1] + jnp.arange(num_keys),
       )
     weights = weights.astype(value.dtype)
-    out = query_dot("bkqd,bkdv->bkqv", weights, values[:, :, :seen], dtype)
+    out = query_dot("bkqd,bkdv->bkqv", weights, values[:, :, :num_keys], dtype)
     out, lse = (jnp.swapaxes(y, 1, 2) for y in (out, lse))
     if logits.sinks is not None:
       out, lse = with_sinks(out, lse, logits.sinks)
@@ -204,7 +204,7 @@ def _by_rows(
 
   def part(start, end):
     """Rows from `start` to `end`: one block, or a whole number of them."""
-    seen = min(end, source_length) if is_causal else source_length
+    num_keys = min(end, source_length) if is_causal else source_length
     size = min(rows, end - start)
 
     def blocks(x, axis):
@@ -213,13 +213,13 @@ def _by_rows(
       return jnp.moveaxis(x, axis, 0)
 
     # Sliced inside the loop, each slice's gradient would be as large as the bias.
-    near = bias if bias is None else bias[..., :seen]
+    near = bias if bias is None else bias[..., :num_keys]
     cut = blocks(near, 2) if by_row else None
 
     @partial(jax.checkpoint, prevent_cse=False)
     def block(inputs):
       start, query, cut = inputs
-      return attend(query, cut if by_row else near, start, seen)
+      return attend(query, cut if by_row else near, start, num_keys)
 
     starts = jnp.arange(start, end, size)
     return jax.lax.map(block, (starts, blocks(query, 1), cut))

@@ -6,8 +6,8 @@ features, so with x̃ = √scale · x and M drawn rows ω_m
   exp(scale · q·k) ≈ Σ_m φ_m(q) φ_m(k),  φ_m(x) = exp(ω_m·x̃ − |x̃|²/2) / √M
 
 and attention becomes a product with one M×V state instead of a T×S matrix. This
-module computes the logarithms of the features; `features` keeps their sums in float32's
-range.
+module computes the features, for the softmax kernel as logarithms;
+`attention.recurrent.features` keeps their sums in the range of float32.
 """
 
 from typing import Literal
@@ -112,12 +112,12 @@ def orthogonal_features(
 def _feature_map(scale, head_dim, *, projection, kernel) -> FeatureMap:
   """The feature map of a kernel, with its arrays ω and √scale."""
   is_log = kernel == "softmax"
-  function = _log_softmax_features if is_log else _relu_features
+  function = _softmax_log_features if is_log else _relu_features
   params = projection.astype(jnp.float32), root_scale(scale, head_dim)
   return FeatureMap(function, len(projection), is_log, params)
 
 
-def _log_softmax_features(x, projection, root):
+def _softmax_log_features(x, projection, root):
   """Log φ without the factor 1/√M, which cancels in the quotient."""
   x = x * root
   products = jnp.einsum("...H,MH->...M", x, projection)

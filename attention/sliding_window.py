@@ -2,7 +2,7 @@
 
 Without dilation and global tokens, the softmax is one call of
 `attention.softmax.tiles.attend` with a window in its `Visible`. With them, and for
-sequence shards, `windows` merges several calls. To decode, a ring buffer holds the last
+sequence shards, `attention.softmax.windows` merges several calls. To decode, a ring buffer holds the last
 keys.
 """
 
@@ -126,8 +126,9 @@ def sliding_window_attention(
       visible=visible.bands or visible.positions,
     )
   if logits.bias is not None or visible.block_mask is not None:
+    name = "visible" if logits.bias is None else "logits"
     raise ValueError(
-      "logits: expected no bias and no block mask in a window; flash_attention "
+      f"{name}: expected no bias and no block mask in a window; flash_attention "
       "takes them"
     )
   if axis_name is not None:

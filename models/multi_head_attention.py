@@ -47,19 +47,19 @@ def apply_mechanism(
   module: "MultiHeadAttention",
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"] | None,
-  value: Float[Array, "B S K H"] | None,
+  value: Float[Array, "B S K V"] | None,
   *,
   inputs: Float[Array, "B T F"] | None = None,
   gates: Mapping[str, Array] = NOTHING,
   **call: Any,
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B T N V"]:
   """Calls the mechanism of an attention module.
 
   Args:
     module: has the mechanism and its variables.
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`; None for a mechanism that projects none.
-    value: `[B, S, K, H]`; None for a mechanism that makes its own.
+    value: `[B, S, K, V]`; None for a mechanism that makes its own.
     inputs: `[B, T, F]`, from which the queries are projected; not used here.
     gates: the mechanism's gates, computed from the inputs.
     **call: `mask`, `is_causal`, …: options of the call.
@@ -355,7 +355,7 @@ class MultiHeadAttention(nn.Module):
       convolve: applies the short convolution, if there is one.
 
     Returns:
-      query `[B, T, N, H]`, key and value `[B, S, K, H]`; None for each that has
+      query `[B, T, N, H]`, key `[B, S, K, H]`, value `[B, S, K, V]`; None for each that has
       no source or that the mechanism does not project.
     """
 

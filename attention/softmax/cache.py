@@ -21,8 +21,7 @@ class DenseCache(NamedTuple):
     forgotten: the cumulative log forget gate since each position, Σ log f over later
       positions; None without forget gates.
     grows: a class attribute, not a field. A cache with grows = True has max_length
-      slots on axis 1 of its first array, and is full when `index` reaches that number
-      (`bounded`).
+      slots on axis 1 of its first array, and is full when `index` reaches that number.
   """
 
   key: Float[Array, "B S K H"]

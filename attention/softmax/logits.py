@@ -129,7 +129,7 @@ PLAIN = Logits()
 
 
 class WindowOptions(VisibleOptions, total=False):
-  """The keywords for visibility and for logits; see `dense`.
+  """The keywords for visibility and for logits; see `dense_attention`.
 
   The decorator makes one `Visible` and one `Logits` of them.
   """

@@ -24,7 +24,7 @@ from attention import checks
 from attention.platform.derivative import match_varying, with_backward
 from attention.softmax import tiles
 from attention.softmax.kernels import InParts
-from attention.softmax.tiles import Grid, attend, grid_of, merge
+from attention.softmax.tiles import Tiling, attend, make_tiling, merge
 from attention.softmax.visible import Visible
 
 
@@ -179,7 +179,7 @@ def _ring(
   else:
     queries, keys = (queries,), (keys,)
   causal = Visible(right=0 if is_causal else None)
-  grid = grid_of(queries[0][0], keys[0][1], causal, block, dropout_rate)
+  grid = make_tiling(queries[0][0], keys[0][1], causal, block, dropout_rate)
   rng = dropout_rng if dropout_rate else None
   inputs = jax.tree.map(jnp.asarray, (queries, keys, scores, rng))
   inputs = match_varying(inputs, (inputs, jax.lax.axis_index(axis_name)))
@@ -202,12 +202,12 @@ class _Ring(NamedTuple):
 
   Attributes:
     axis_name: the mesh axis of the devices.
-    grid: the `Grid` of a pair of chunks.
+    grid: the `Tiling` of a pair of chunks.
     is_causal: whether queries see no later keys.
   """
 
   axis_name: str
-  grid: Grid
+  grid: Tiling
   is_causal: bool
 
   def round(self, meet: Callable[..., Any], moving: Any) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries takes the k
 its span in one visit, or block after block with an online softmax. The last block of
 queries or keys is moved back to end with the sequence, so that no array is padded. With
 one visit, a GPU or TPU computes several neighbouring tiles in one batched step
-(`Grid`).
+(`Tiling`).
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def attend(
     visited; memory in addition to the arrays B·N·C·D float32, forward and backward.
   """
   visible, logits = visible or Visible(), logits or Logits()
-  grid = grid_of(query, value, visible, block, dropout_rate)
+  grid = make_tiling(query, value, visible, block, dropout_rate)
   shape = (query.shape[0], query.shape[2], grid.rows, grid.width)
 
   def inputs_like(query):
@@ -120,7 +120,7 @@ class Constants(NamedTuple):
   rng: Any
 
 
-def forward(grid: "Grid", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
   """(out, lse) twice: as the result and as the residuals of `backward`.
 
   `inputs` are query, key, value, scores and constants. `attend` gives this function
@@ -176,7 +176,7 @@ def forward(grid: "Grid", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def backward(
-  grid: "Grid",
+  grid: "Tiling",
   inputs: tuple[Any, ...],
   results: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
   cotangents: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
@@ -313,7 +313,7 @@ def _added(grid, constants, totals, parts, starts, visit, dtype):
   return [key, value, scores.added(score_parts, starts, first)]
 
 
-class Grid(NamedTuple):
+class Tiling(NamedTuple):
   """How queries and keys are cut into tiles; static.
 
   Attributes:
@@ -418,14 +418,14 @@ class Grid(NamedTuple):
     return (start + self.rows - 1) // self.rows
 
 
-def grid_of(
+def make_tiling(
   query: Float[Array, "B T N H"],
   value: Float[Array, "B S L V"],
   visible: Visible,
   block: tuple[int | None, int | None] | None = None,
   dropout_rate: float = 0.0,
-) -> Grid:
-  """The `Grid` of a call; see `attend`."""
+) -> Tiling:
+  """The `Tiling` of a call; see `attend`."""
   batch, length, num_heads, head_dim = query.shape
   source_length = value.shape[1]
   rows, width = block or (None, None)
@@ -457,7 +457,7 @@ def grid_of(
       # One step for all tiles needs an array of full tiles.
       tiles_per_step = min(tiles_per_step, -(-count // 2))
   size = rows * tiles_per_step
-  return Grid(
+  return Tiling(
     rows=rows,
     width=width,
     length=length,
