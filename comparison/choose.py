@@ -176,13 +176,13 @@ def _ranked(
     if share is not None:
       value = records.loss_at(workdir, run, share)
     elif records.status(workdir, run) == records.DONE:
-      value = _last(run, workdir)["loss"]
+      value = _last_evaluation(run, workdir)["loss"]
     return value if value is not None and math.isfinite(value) else math.inf
 
   def is_solved(run: Run) -> bool:
     if share is not None or records.status(workdir, run) != records.DONE:
       return False
-    return criterion.is_solved(_last(run, workdir), run.solved_at)
+    return criterion.is_solved(_last_evaluation(run, workdir), run.solved_at)
 
   ranked = []
   for point in grouped(runs, "family"):
@@ -192,6 +192,6 @@ def _ranked(
   return sorted(ranked, key=lambda standing_and_point: standing_and_point[0])
 
 
-def _last(run: Run, workdir: Path) -> dict[str, Any]:
+def _last_evaluation(run: Run, workdir: Path) -> dict[str, Any]:
   """The last evaluation of a run on the first held-out split."""
   return list(records.evaluations(workdir, run).values())[-1]

@@ -48,7 +48,9 @@ def check_is_there(name: str, across: Leaves, model: models.Config) -> None:
     )
 
 
-def _filled(task: str, typed: str, leaves: Leaves) -> dict[str, list[Any]]:
+def _modules_with(
+  task: str, typed: str, leaves: Leaves
+) -> dict[str, list[Any]]:
   """Returns the attention modules for which a config file uses the typed mechanisms.
 
   Args:
@@ -60,17 +62,17 @@ def _filled(task: str, typed: str, leaves: Leaves) -> dict[str, list[Any]]:
     Config field of a module -> names and options of its layers, including sizes.
   """
   names = [mechanism(word)[0] for word in split(typed)]
-  filled = {}
+  modules = {}
   for field, chosen in mapping(task, typed)["model"].items():
     leaf = f"model.{field}"
     if is_slot(leaf) and not {leaf, f"{leaf}.name"} & leaves.keys():
       layers = [*chosen] if isinstance(chosen, list | tuple) else [chosen]
       if [layer["name"] for layer in layers] == names:
-        filled[leaf] = layers
-  return filled
+        modules[leaf] = layers
+  return modules
 
 
-def _in_turn(layers: Sequence[Mapping[str, Any]]) -> str:
+def _spelled_layers(layers: Sequence[Mapping[str, Any]]) -> str:
   """Spells layers as on the command line: '[sliding_window:window=8,delta]'."""
   words = [
     spelled(layer["name"], {k: x for k, x in layer.items() if k != "name"})
@@ -85,8 +87,8 @@ def spelled_across(task: str, across: Leaves) -> Leaves:
   for leaf, value in across.items():
     if isinstance(value, tuple) and is_slot(leaf):
       typed = ",".join(value)
-      layers = _filled(task, typed, {}).get(leaf)
-      text[leaf] = f"[{typed}]" if layers is None else _in_turn(layers)
+      layers = _modules_with(task, typed, {}).get(leaf)
+      text[leaf] = f"[{typed}]" if layers is None else _spelled_layers(layers)
   return across | text
 
 
@@ -101,19 +103,19 @@ def options_of(
   if not options:
     return {}
   if LAYERS in options:
-    filled = _filled(task, options[LAYERS], leaves)
-    if not filled:
+    modules = _modules_with(task, options[LAYERS], leaves)
+    if not modules:
       raise ConfigError(
         f"layers: no attention module of configs/{task}.py can have all of "
         f"{options[LAYERS]}; expected layers that one of its modules can have"
       )
     # As in the file, modules that one of the layers does not support have dense.
-    others = _filled(task, name, leaves).keys() - filled.keys()
-    layers = {leaf: _in_turn(layers) for leaf, layers in filled.items()}
+    others = _modules_with(task, name, leaves).keys() - modules.keys()
+    layers = {leaf: _spelled_layers(layers) for leaf, layers in modules.items()}
     return layers | dict.fromkeys(others, BASELINE)
   return {
     f"{leaf}.{option}": value
-    for leaf in _filled(task, spelled(name, options), leaves)
+    for leaf in _modules_with(task, spelled(name, options), leaves)
     for option, value in options.items()
   }
 

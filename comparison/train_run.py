@@ -17,10 +17,10 @@ _CONFIGS = "--config=configs/"
 _REFUSED = 2
 """Exit code of train.py for an invalid config, with which another try would fail."""
 
-_QUIET_SECONDS = 10.0
+_PROGRESS_SECONDS = 10.0
 """Smallest time between two lines of progress."""
 
-_PLACE = ("step", "split", "seconds")
+_NOT_METRICS = ("step", "split", "seconds")
 """Names in an evaluation that are not metrics."""
 
 
@@ -86,13 +86,13 @@ class Progress:
 
   def __init__(self, run: Run, home: Path, steps: int):
     self._run, self._home, self._steps = run, home, steps
-    self._due, self._said = time.monotonic() + _QUIET_SECONDS, 0
+    self._due, self._said = time.monotonic() + _PROGRESS_SECONDS, 0
 
   def __call__(self) -> None:
     """Prints the last training metrics, if a line is due."""
     if time.monotonic() < self._due:
       return
-    self._due = time.monotonic() + _QUIET_SECONDS
+    self._due = time.monotonic() + _PROGRESS_SECONDS
     lines = [x for x in metrics.read(self._home) if x["split"] == "train"]
     if lines and lines[-1]["step"] > self._said:
       values = lines[-1]
@@ -101,7 +101,7 @@ class Progress:
       left = datetime.timedelta(
         seconds=round(seconds / step * (self._steps - step))
       )
-      numbers = {k: v for k, v in values.items() if k not in _PLACE}
+      numbers = {k: v for k, v in values.items() if k not in _NOT_METRICS}
       text = f"step {step}/{self._steps}  {metrics.format_values(numbers)}"
       print(f"  {self._run.identity}: {text}  {left} left", flush=True)
 
@@ -123,7 +123,9 @@ def _write(
     fields |= {**outcome, "machine": machine, "measured": {}}
     # Choosing runs are not reported, so their cost is not measured.
     status = records.DONE if run.choosing else records.TRAINED
-    numbers = {k: v for k, v in outcome["final"].items() if k not in _PLACE}
+    numbers = {
+      k: v for k, v in outcome["final"].items() if k not in _NOT_METRICS
+    }
     print(f"  {run.identity}: {metrics.format_values(numbers)}", flush=True)
   records.write(folder, run, status=status, **fields)
 

@@ -316,7 +316,7 @@ class ModelConfig:
     return "decoder", self.decoder_around
 
   def _check_named(self, field, known, kind, call, config=None):
-    """A choice by name, which is not imported yet, or by import path and called."""
+    """Checks a field that is a known name or an import path, which it tries out."""
     name = getattr(config or self, field)
     if name is None or name in known:
       return
@@ -350,11 +350,11 @@ class ModelConfig:
 
   def _check_positions(self):
     fraction, width = self.slot.rotary_fraction, self.query_dim
-    # A whole is not multiplied: it may be beyond every float.
+    # A fraction of 1 is not multiplied: the width may be too large for a float.
     rotated = width if fraction == 1.0 else int(width * fraction)
     if self.position == "rotary" and (rotated % 2 or not rotated):
       raise ValueError(
-        "position: rotary turns pairs and needs an even head dimension, got "
+        "position: rotary rotates pairs and needs an even head dimension, got "
         f"{width}, of which rotary_fraction {fraction} is rotated"
       )
     scaling = self.slot.rotary_scaling
@@ -409,7 +409,7 @@ class ModelConfig:
           got = names(chosen if isinstance(chosen, tuple) else (chosen,))
           raise ValueError(
             f"{field}: kind {self.kind!r} has no such layer; expected a config "
-            f"without this choice, got {got}"
+            f"without this field, got {got}"
           )
       elif chosen is None:
         object.__setattr__(self, field, AttentionConfig("dense"))
@@ -459,7 +459,7 @@ class ModelConfig:
           f"{stack}_around[{i}].position: expected None with position "
           f"{self.position!r} of the model, got {override.position!r}"
         )
-      # One table is for the heads of all layers.
+      # One table serves the heads of all layers.
       if override.num_heads and self.position in ("t5", "alibi"):
         raise ValueError(
           f"{stack}_around[{i}].num_heads: expected None with position "

@@ -1,4 +1,4 @@
-"""The norms that a config can choose."""
+"""The norms of `norm_kind`."""
 
 from collections.abc import Callable, Mapping
 import functools

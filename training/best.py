@@ -51,8 +51,8 @@ class BestEvaluation:
     """
     if self._metric not in values:
       raise RunError(
-        f"config.best_metric: this evaluation has no {self._metric!r}, as nothing "
-        f"was counted for it; it has {', '.join(values)}"
+        f"config.best_metric: this evaluation has no {self._metric!r}, because "
+        f"nothing was counted for it; it has {', '.join(values)}"
       )
     value = values[self._metric]
     sign = -1 if is_lower_better(self._metric) else 1

@@ -50,7 +50,7 @@ def digests(tree: Any) -> dict[str, str]:
   """
   leaves = jax.tree.leaves_with_path(tree)
   totals = np.array([_sum(leaf) for _, leaf in leaves], np.uint64)
-  if not all(_is_here(leaf) for _, leaf in leaves):
+  if not all(_is_local(leaf) for _, leaf in leaves):
     totals = cluster.total(totals)
   named = {}
   for (path, leaf), total in zip(leaves, totals, strict=True):
@@ -60,14 +60,14 @@ def digests(tree: Any) -> dict[str, str]:
   return named
 
 
-def _is_here(leaf: Any) -> bool:
+def _is_local(leaf: Any) -> bool:
   """Whether this process holds the whole leaf."""
   return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
 def _sum(leaf: Any) -> int:
   """The sum over the numbers of a leaf that this process holds."""
-  if _is_here(leaf):
+  if _is_local(leaf):
     return _mixed(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
   parts = [
     _mixed(
@@ -209,7 +209,7 @@ class Checkpoints:
         return self._restore_step(number, like)
       # Orbax and its file formats may raise any exception.
       except Exception as error:
-        if isinstance(error, MemoryError) or _is_of_the_disk(error):
+        if isinstance(error, MemoryError) or _is_system_error(error):
           raise  # It may be intact, and the next save would delete it.
         reason = str(error).strip().split("\n")[0][:200]
         is_misfit = isinstance(error, _MisfitError)
@@ -222,9 +222,9 @@ class Checkpoints:
           )
     if misfit:
       raise ConfigError(
-        f"{self._manager.directory}: the checkpoints are intact and of another "
-        f"model: {misfit}; use the config of the run, and its variables of JAX "
-        f"(here JAX_DEFAULT_PRNG_IMPL={process.generator()})"
+        f"{self._manager.directory}: the checkpoints are intact but belong to "
+        f"another model: {misfit}; use the config and the JAX environment variables "
+        f"of the run (here JAX_DEFAULT_PRNG_IMPL={process.generator()})"
       )
     if steps:
       raise ConfigError(
@@ -294,7 +294,7 @@ class _MisfitError(ValueError):
   """An intact checkpoint has other shapes than expected."""
 
 
-def _is_of_the_disk(error: Exception) -> bool:
+def _is_system_error(error: Exception) -> bool:
   """Whether the disk or the system failed, not the content of a file."""
   return isinstance(error, OSError) and error.errno in (
     *(errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOMEM),
@@ -321,7 +321,7 @@ def _keep_best(metric: str) -> dict[str, Any]:
 
 def _copy(leaf: Any) -> Any:
   """Copies a leaf: to the host, or each shard on its device."""
-  return np.array(leaf) if _is_here(leaf) else jax.numpy.copy(leaf)
+  return np.array(leaf) if _is_local(leaf) else jax.numpy.copy(leaf)
 
 
 def _template(leaf: Any) -> Any:

@@ -155,13 +155,13 @@ def create(
     shapes.collections["constants"]
   ):
     raise ConfigError(
-      "config.redraw_every: this model draws nothing that it does not train; "
+      "config.redraw_every: this model has no random constants to redraw; "
       "expected 0"
     )
   if hasattr(task, "loss") and train.optimizer.label_smoothing:
     raise ConfigError(
-      f"config.optimizer.label_smoothing: the task {config.task_name!r} has a "
-      f"loss of its own; expected 0, got {train.optimizer.label_smoothing}"
+      f"config.optimizer.label_smoothing: the task {config.task_name!r} has its "
+      f"own loss; expected 0, got {train.optimizer.label_smoothing}"
     )
 
   def generate(variables, inputs, **options):
@@ -210,7 +210,7 @@ def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
   train = experiment.config.train
   model = experiment.config.model
   places = " · ".join(
-    slot.removesuffix("_attention") for slot in model.attentions
+    field.removesuffix("_attention") for field in model.attentions
   )
   params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
   warmup = train.optimizer.warmup_steps
@@ -237,16 +237,16 @@ def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
   typed = split(config_file.partition(":")[2])
   try:
     names = dict.fromkeys(mechanism(word)[0] for word in typed)
-    records = {name: mechanisms.example(name) for name in names}
+    candidates = {name: mechanisms.example(name) for name in names}
   except ValueError:  # A file may define its own names.
     return []
   lines = []
-  for slot, chosen in config.model.attentions.items():
-    if "dense" in records or [one.name for one in chosen] != ["dense"]:
+  for field, chosen in config.model.attentions.items():
+    if "dense" in candidates or [one.name for one in chosen] != ["dense"]:
       continue
-    place = slot.removesuffix("_attention")
-    for name, record in records.items():
-      if obstacle := attention_config.obstacle(record, slot):
+    place = field.removesuffix("_attention")
+    for name, candidate in candidates.items():
+      if obstacle := attention_config.obstacle(candidate, field):
         lines.append(f"{place}: dense, because {name} cannot {obstacle}")
   return lines
 

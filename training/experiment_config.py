@@ -81,7 +81,7 @@ def parse(
   try:
     return _parse(mapping, restore)
   except UnknownLeafError as fault:
-    hint = _instead(fault, mapping.get("task", {}), mapping.get("model", {}))
+    hint = _hint(fault, mapping.get("task", {}), mapping.get("model", {}))
     raise ConfigError(f"{fault.leaf}: unknown; {hint}") from None
 
 
@@ -105,7 +105,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
     raise ConfigError(
       "config.log.wandb: the package is missing; pip install wandb"
     )
-  with _faults_at("optimizer"):
+  with _errors_at("optimizer"):
     optimizer.make_optimizer(train.optimizer, num_steps=1)
     # A run records the values that it was trained with.
     resolved = optimizer.with_defaults(train.optimizer)
@@ -115,7 +115,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
       raise ConfigError(f"config.{name}: missing, and it has no default")
   task_leaves = dict(sections["task"].items())
   name = str(task_leaves.pop("name", None))
-  with _faults_at("task", "name: "):
+  with _errors_at("task", "name: "):
     task_type = tasks.find(name).config_type
   model_leaves = dict(sections["model"].items())
   weights = model_leaves.pop("weights", "")
@@ -124,7 +124,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
       f"config.model.weights: expected a folder, got {weights!r}"
     )
   model_type = _model_type(model_leaves)
-  with _faults_at("model"):
+  with _errors_at("model"):
     nest = nested.nest(model_type, model_leaves)
   model: Any = build(model_type, nest, "config.model", typed=model_leaves)
   _check_x64(model)
@@ -135,7 +135,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
       # The ids of the weights are those of their own vocabulary.
       task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
   if hasattr(model, "check_run"):
-    with _faults_at("model"):
+    with _errors_at("model"):
       model.check_run()
   if recorded not in (None, models.slots(model)):
     raise ConfigError(
@@ -157,8 +157,8 @@ def _check_x64(model: Any) -> None:
   for field in ("dtype", "param_dtype"):
     if getattr(model, field) == "float64" and not has_float64:
       raise ConfigError(
-        f"config.model.{field}: JAX computes in float32 where it is not told "
-        "otherwise; expected JAX_ENABLE_X64=1 in the environment beside 'float64'"
+        f"config.model.{field}: JAX computes in float32 by default; expected "
+        "JAX_ENABLE_X64=1 in the environment with 'float64'"
       )
 
 
@@ -186,18 +186,18 @@ def _published(folder: str, config: Any) -> Any:
         f"{field} {expected!r}, got {value!r}"
       )
   chosen = mechanisms
-  for field in _FREE_OF_WEIGHTS:
+  for field in _CHOSEN_FIELDS:
     if hasattr(published, field):
       chosen[field] = getattr(config, field)
   # Other models have no vocabulary, or none that a config chooses.
   if hasattr(published, "max_length") and not described.input_shapes:
     chosen["vocab_size"] = described.vocab_size
     chosen["max_length"] = described.max_length
-  with _faults_at("model"):
+  with _errors_at("model"):
     return nested.replace(published, **chosen)
 
 
-_FREE_OF_WEIGHTS = (
+_CHOSEN_FIELDS = (
   "dropout_rate",
   "attention_dropout_rate",
   "dtype",
@@ -206,7 +206,7 @@ _FREE_OF_WEIGHTS = (
 )
 """Config fields that also apply to a published model, besides the mechanisms."""
 
-_GONE = {
+_REMOVED_FIELDS = {
   "patch_size": None,
   "distillation": False,
   "image_shape": None,
@@ -223,17 +223,19 @@ def _model_type(leaves: dict[str, Any]) -> type:
   for kind, (former, leaf) in registered("FORMER_KINDS").items():
     if leaves["kind"] == former and leaves.get(leaf):
       leaves["kind"] = kind
-  with _faults_at("model", "kind: "):
+  with _errors_at("model", "kind: "):
     model_type = models.find(str(leaves["kind"]))
   # Their Transformers also have these fields, with the value for none.
-  for leaf in _GONE.keys() & leaves.keys():
-    if leaves[leaf] == _GONE[leaf] and leaf not in leaf_names(model_type):
+  for leaf in _REMOVED_FIELDS.keys() & leaves.keys():
+    if leaves[leaf] == _REMOVED_FIELDS[leaf] and leaf not in leaf_names(
+      model_type
+    ):
       leaves.pop(leaf)
   return model_type
 
 
 @contextlib.contextmanager
-def _faults_at(section: str, leaf: str = "") -> Iterator[None]:
+def _errors_at(section: str, leaf: str = "") -> Iterator[None]:
   """Raises a ValueError as a ConfigError that names the config field."""
   try:
     yield
@@ -241,7 +243,7 @@ def _faults_at(section: str, leaf: str = "") -> Iterator[None]:
     raise ConfigError(f"config.{section}.{leaf}{error}") from error
 
 
-def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
+def _hint(fault: UnknownLeafError, task: Any, model: Any) -> str:
   """A hint for an unknown config field: a similar one, or where it belongs."""
   name = fault.leaf.rpartition(".")[2]
   full = [*leaf_names(TrainConfig), "task", "model", "model.weights"]
@@ -254,9 +256,9 @@ def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
     for mechanism, factory in ATTENTIONS.items()
     if name in inspect.signature(factory).parameters
   ]
-  for slot, chosen in model.items():
+  for field, chosen in model.items():
     if hasattr(chosen, "items") and chosen.get("name") in owners:
-      full.append(f"model.{slot}.{name}")
+      full.append(f"model.{field}.{name}")
   last = {leaf: leaf.rpartition(".")[2] for leaf in full}
   # The same name elsewhere is more likely than a similar name here.
   cutoff = 1.0 if owners or fault.hint.startswith("did") else 0.8

@@ -155,7 +155,9 @@ def _run(
       signals.interrupt = False
     for values in results.values():
       if config.checkpoint_keep == "best":
-        values["checkpoint"] = _which(int(state.step), checkpoints.best_step)
+        values["checkpoint"] = _checkpoint_name(
+          int(state.step), checkpoints.best_step
+        )
       if best.has_ended and last < config.num_steps:
         values[STOPPED] = (
           f"at step {last}: no gain in {config.best_metric} in "
@@ -165,7 +167,7 @@ def _run(
     return results
 
 
-def _which(step: int, best_step: int | None) -> str:
+def _checkpoint_name(step: int, best_step: int | None) -> str:
   """Names the checkpoint from which the final metrics were computed."""
   if step == best_step:
     return f"of step {step}, the best"

@@ -9,16 +9,16 @@ import jax
 
 from settings.errors import RunError
 
-_AHEAD = 4
+_MAX_STEPS_AHEAD = 4
 """How many steps the host may be ahead of the devices."""
 
-_BEYOND = 10
+_MAX_RATIO = 10
 """A model that learned never has more than so many times the loss of guessing.
 
 This holds for many classes.
 """
 
-_SURE = 50.0
+_MAX_NATS = 50.0
 """A model of few classes does not exceed this loss in nats, even if it overfits."""
 
 
@@ -46,8 +46,8 @@ class LossMeter:
   def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
     """Adds the metrics of one step, without waiting for it."""
     self._pending.append((step, metrics))
-    if len(self._pending) > _AHEAD:
-      jax.block_until_ready(self._pending[-1 - _AHEAD][1])
+    if len(self._pending) > _MAX_STEPS_AHEAD:
+      jax.block_until_ready(self._pending[-1 - _MAX_STEPS_AHEAD][1])
 
   def fetch(self) -> None:
     """Waits for every step so far and fetches its metrics.
@@ -90,12 +90,12 @@ class LossMeter:
     """
     trained = self.sums[0] / self.sums[1] if self.sums[1] else self._last_loss
     learned = trained < guess
-    limit = max(_BEYOND * guess, _SURE)
+    limit = max(_MAX_RATIO * guess, _MAX_NATS)
     if math.isfinite(loss) and not (learned and loss > limit):
       return
     raise self._fault(
       step,
-      f"held-out loss is {loss:.4g} where that of training is {trained:.4g}; "
+      f"held-out loss is {loss:.4g}, but the training loss is {trained:.4g}; "
       "the model diverged, or the compiled evaluation is wrong",
     )
 

@@ -16,7 +16,7 @@ from training.config import LogConfig
 
 FILE = "metrics.jsonl"
 
-_ON_THE_BAR = ("loss", "tokens_per_second")
+_BAR_METRICS = ("loss", "tokens_per_second")
 
 
 def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ class Progress:
     if self._bar is not None:
       self._bar.update(step - self._bar.n)
       # A line has room for these; metrics.jsonl has all.
-      short = {k: v for k, v in values.items() if k in _ON_THE_BAR}
+      short = {k: v for k, v in values.items() if k in _BAR_METRICS}
       self._bar.set_postfix_str(format_values(short))
       return
     per_step = (seconds - self._started) / max(step - self._first, 1)

@@ -39,7 +39,7 @@ _MAY_CHANGE = (
   *(f"mesh.{axis}" for axis in AXES),
 )
 
-_NEW = (
+_ADDED_FIELDS = (
   ("", "checkpoint_keep", "newest"),
   ("", "best_metric", "loss"),
   ("", "patience", 0),
@@ -58,7 +58,7 @@ def default(config_file: str, config: ExperimentConfig) -> Path:
   for leaf in ("log", "profile_steps"):  # They change no number.
     mapping.pop(leaf)
   # Runs from before these fields existed keep their folder.
-  for section, leaf, unset in _NEW:
+  for section, leaf, unset in _ADDED_FIELDS:
     leaves = mapping[section] if section else mapping
     if leaves.get(leaf) == unset:
       leaves.pop(leaf)

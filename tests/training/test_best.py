@@ -196,8 +196,8 @@ def test_an_evaluation_without_the_metric_is_explained(run):
   with pytest.raises(RunError) as info:
     run(FakeTask(), patience=2, best_metric="bleu", **OFTEN)
   assert str(info.value) == (
-    "config.best_metric: this evaluation has no 'bleu', as nothing was counted "
-    "for it; it has accuracy, loss"
+    "config.best_metric: this evaluation has no 'bleu', because nothing was "
+    "counted for it; it has accuracy, loss"
   )
 
 

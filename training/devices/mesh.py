@@ -125,10 +125,10 @@ def check_model(config: MeshConfig, model: Any) -> None:
         )
   if config.sequence > 1:
     needs = {SEQUENCE: f"attend to a sharded sequence (mesh.{SEQUENCE})"}
-    for slot, chosen in model.attentions.items():
+    for module, chosen in model.attentions.items():
       for one in chosen:
         try:
-          models.check_supports(f"model.{slot}", one, needs)
+          models.check_supports(f"model.{module}", one, needs)
         except ValueError as error:
           raise ValueError(f"{SEQUENCE}: {error}") from error
 
