@@ -20,8 +20,8 @@ def pack(workdir: Path, path: Path) -> int:
   same bytes.
 
   Args:
-    workdir: of the comparison.
-    path: of the file, which is replaced.
+    workdir: the folder of the comparison.
+    path: the file, which is replaced.
 
   Returns:
     The number of records.
@@ -88,7 +88,7 @@ def unpack(path: Path, workdir: Path) -> None:
   The comparison can be continued there; runs that are done are not run again.
 
   Args:
-    path: of the file.
+    path: the file.
     workdir: a new folder, or a folder of this comparison. Its content stays, except for
       records of runs that are done only in the file.
 

@@ -52,7 +52,7 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
 
   Args:
     runs: every point of the grid of a row, with every choosing seed.
-    workdir: of the comparison.
+    workdir: the folder of the comparison.
     comparison: the comparison of these runs.
 
   Returns:

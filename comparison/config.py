@@ -78,7 +78,7 @@ class Comparison:
     attention: mechanisms, variants and import paths, separated by commas, each with
       its options: 'dense,sliding_window:window=8'; 'all' is every mechanism and
       variant.
-    seeds: of the reported runs, separated by commas.
+    seeds: the seeds of the reported runs, separated by commas.
     match_parameters: whether every model gets the parameter count of the model with
       dense attention, by the width of its feed-forward layers.
     budget_seconds: training time of every run, instead of `num_steps`.

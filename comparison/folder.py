@@ -21,7 +21,7 @@ def paced(
   can be continued with a config that evaluates more often than the original one.
 
   Args:
-    comparison: to continue.
+    comparison: the comparison to continue.
     recorded: the settings that all runs of the folder share; empty for a new folder.
     typed: config fields that the command line has set; if `eval_every` is one of
       them, nothing changes.

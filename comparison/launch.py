@@ -26,8 +26,8 @@ def launch(
   twice, and again with the next call.
 
   Args:
-    runs: of the plan.
-    workdir: of the comparison.
+    runs: runs of the plan.
+    workdir: the folder of the comparison.
     comparison: determines which runs are measured together, and whose attention map is
       stored.
     share: share of the steps at which runs are evaluated and stop; None trains them to

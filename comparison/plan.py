@@ -47,7 +47,7 @@ class Run:
     task: file in configs/.
     attention: the mechanism, or the variant.
     mechanism: its key of `ATTENTIONS`, or its import path.
-    seed: of the run.
+    seed: the seed of the run.
     leaves: config field -> value, for fields that differ from the file's config.
     grid: the fields of `leaves` that come from the grid.
     across: the fields of `leaves` that come from `across`, which separate rows.
@@ -64,7 +64,7 @@ class Run:
     dense_parameters: number of parameters of the model with dense attention.
     obstacle: why it cannot run; empty if it can.
     slots: mechanisms of the attention modules; empty if it cannot run.
-    options: of the mechanism, as in its config.
+    options: the options of the mechanism, as in its config.
     learning_rate: the peak of its schedule; None if it cannot run.
     steps: number of training steps, if known before the run starts; else 0.
     length: length of the longest training examples, if its task is evaluated at other
@@ -253,7 +253,7 @@ def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:
   """Groups runs that share a property, in the order of each group's first run.
 
   Args:
-    runs: of the plan.
+    runs: runs of the plan.
     key: the shared property: 'row', 'family', 'shape' or 'identity'.
   """
   groups: dict[str, list[Run]] = {}

@@ -59,7 +59,7 @@ def run(
   Reports SIGTERM and SIGINT immediately, and forwards them as SIGTERM.
 
   Args:
-    arguments: of Python.
+    arguments: the command-line arguments of Python.
     request: JSON-ready content of its standard input.
     watch: called repeatedly until the process ends.
   """

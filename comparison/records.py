@@ -55,7 +55,7 @@ def check_data(workdir: Path, home: Path) -> None:
   """Checks that a run reads the same data as the comparison did at its start.
 
   Args:
-    workdir: of the comparison.
+    workdir: the folder of the comparison.
     home: workdir of the run, which has started.
 
   Raises:

@@ -22,8 +22,8 @@ def run(
   A comparison that is killed and started again continues, and gives the same numbers.
 
   Args:
-    comparison: to run.
-    folder: of the comparison; new, or its own.
+    comparison: the comparison to run.
+    folder: the folder of the comparison; new, or its own.
     shard: (i, n) runs the i-th of n parts of the rows, counted from 1.
     after: called whenever all runs of one shape have ended.
 

@@ -28,8 +28,8 @@ def train(run: Run, folder: Path, share: float | None) -> None:
   """Runs `train.py` with the arguments of a run, and writes its record.
 
   Args:
-    run: of the plan.
-    folder: of the comparison.
+    run: a run of the plan.
+    folder: the folder of the comparison.
     share: share of the steps at which to evaluate and stop; None trains to the end.
   """
   home, ended, status, reason = records.home(folder, run), None, "", ""

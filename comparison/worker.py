@@ -29,7 +29,7 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
   """Measures trained runs of one shape, and completes their records.
 
   Args:
-    folder: of the comparison.
+    folder: the folder of the comparison.
     runs: identity of each run -> whether to store its attention map.
 
   Returns:

@@ -39,7 +39,7 @@ def create(
   may take the model as a static argument.
 
   Args:
-    config: of the model.
+    config: the config of the model.
     source_vocab_size: for kinds with an encoder.
     target_vocab_size: V, of decoder ids and of logits.
     max_source_length: the longest source, for kinds with an encoder.

@@ -159,7 +159,7 @@ def slots(config: Any) -> str:
   are the mechanisms of the model, which may differ from those that were typed.
 
   Args:
-    config: of a model.
+    config: the config of a model.
   """
   return " · ".join(names(chosen) for chosen in config.attentions.values())
 

@@ -26,8 +26,8 @@ class BatchNorm(nn.Module):
   unevenly.
 
   Attributes:
-    dtype: of the result.
-    param_dtype: of γ and β.
+    dtype: the dtype of the result.
+    param_dtype: the dtype of γ and β.
 
   Paper: Batch normalization, arXiv:1502.03167.
   """

@@ -84,14 +84,15 @@ class ModelConfig:
     features: F, width of the residual stream.
     mlp_features: width inside the feed-forward layers; 0 is none (Mamba-2).
     mlp_bias: whether the feed-forward layers have biases.
-    activation: of the feed-forward layers: 'relu' (Vaswani), 'gelu' (x·Φ(x)),
-      'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', or
+    activation: the activation of the feed-forward layers: 'relu' (Vaswani), 'gelu'
+      (x·Φ(x)), 'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', or
       'package.module:function'.
     gated: the activation multiplies a second projection (Shazeer 2020).
     parallel: attention and feed-forward layer take the same input, and both
       outputs are added to it (GPT-NeoX).
-    dropout_rate: of sub-layer outputs and of embedding sums, as in the paper.
-    attention_dropout_rate: of attention weights.
+    dropout_rate: the dropout rate of sub-layer outputs and of embedding sums, as in the
+      paper.
+    attention_dropout_rate: the dropout rate of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
       'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; 'none'; or
       'package.module:function' of `(positions, features)`, which is added.
@@ -108,8 +109,8 @@ class ModelConfig:
       that of the source if they share a vocabulary.
     remat: 'block' stores only the input of each layer and recomputes the rest in the
       backward pass; 'none' stores everything.
-    dtype: of activations; logits and softmax are float32, or float64 if it is.
-    param_dtype: of parameters.
+    dtype: the dtype of activations; logits and softmax are float32, or float64 if it is.
+    param_dtype: the dtype of parameters.
     encoder_attention: mechanism of the encoder's self-attention, or several that
       layers take in turn; None is dense.
     decoder_attention: likewise, of the decoder's self-attention.

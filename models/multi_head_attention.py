@@ -91,9 +91,9 @@ class MultiHeadAttention(nn.Module):
     config: biases, norms, gates and widths of the projections.
     rotary: whether queries and keys are rotated by their positions.
     norm_epsilon: ε of the norms.
-    dropout_rate: of attention weights.
-    dtype: of activations.
-    param_dtype: of parameters.
+    dropout_rate: the dropout rate of attention weights.
+    dtype: the dtype of activations.
+    param_dtype: the dtype of parameters.
     out_scale: factor of the output kernel's initial values.
     attend: calls the mechanism, with the signature of `apply_mechanism`.
 

@@ -16,8 +16,8 @@ class ShortConvolution(nn.Module):
 
   Attributes:
     features: F.
-    dtype: of activations.
-    param_dtype: of the kernel, drawn from N(0, 1/W).
+    dtype: the dtype of activations.
+    param_dtype: the dtype of the kernel, drawn from N(0, 1/W).
     use_bias: whether there is a bias b, which is initialized to 0.
 
   Cost: time W·B·T·F; shifted copies of x are never materialized.

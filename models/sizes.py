@@ -54,9 +54,9 @@ def known_ids(
   is NaN (a negative one would be counted from the end).
 
   Args:
-    name: of the argument, for messages.
+    name: the name of the argument, for messages.
     ids: `[B, T]`, integers.
-    size: of the table.
+    size: the size of the table.
     shown: unmasked positions; the ids of others may be any number.
     hidden_id: replaces ids outside the table at masked positions.
     table: name of the table, for messages.
@@ -85,8 +85,8 @@ def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
   """Returns the sizes of a model that takes ids, in the order of `Transformer`.
 
   Args:
-    config: of a Transformer, or of a recurrent model.
-    sizes: of the task.
+    config: the config of a Transformer, or of a recurrent model.
+    sizes: the sizes of the task.
 
   Raises:
     ValueError: a size is missing, or a mechanism cannot work at it; the message

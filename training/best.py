@@ -18,7 +18,7 @@ class BestEvaluation:
   """Tracks the best evaluation so far and how many came after it.
 
   Args:
-    config: of the run; it names the metric and the patience.
+    config: the config of the run; it names the metric and the patience.
     record: `record` from the checkpoint that the run continues from; empty at
       the start.
   """

@@ -119,8 +119,8 @@ class Checkpoints:
   nothing behind, because Orbax commits by renaming.
 
   Args:
-    workdir: of the run.
-    config: of the run; it says whether the best is kept, and by which metric.
+    workdir: the workdir of the run.
+    config: the config of the run; it says whether the best is kept, and by which metric.
     read_only: whether saving is off.
   """
 

@@ -41,8 +41,8 @@ def evaluate(
   Args:
     eval_step: from `step.make_eval_step`.
     mesh: the mesh that `eval_step` was made for.
-    variables: of the model.
-    task: of the run.
+    variables: the variables of the model.
+    task: the task of the run.
     split: one of `task.eval_splits`.
 
   Returns:

@@ -121,7 +121,7 @@ def create(
 
   Args:
     config: validated.
-    workdir: of the run; nothing is written there.
+    workdir: the workdir of the run; nothing is written there.
     restore: whether to take vocabulary and sizes from `workdir` and read no data.
     here: whether the run has to fit into the memory of this machine.
 
@@ -185,7 +185,7 @@ def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
   """Returns name -> digest of the data and the published weights that runs read.
 
   Args:
-    configs: of the runs; their data are read now.
+    configs: the configs of the runs; their data are read now.
 
   Raises:
     ConfigError: data are missing or invalid.

@@ -178,9 +178,9 @@ def check_update(
   Nothing is computed. Some optimisers need the loss, or a gradient per example.
 
   Args:
-    name: of the optimiser.
+    name: the name of the optimiser.
     optimizer: from `make_optimizer`.
-    params: of the model, or their shapes.
+    params: the parameters of the model, or their shapes.
 
   Raises:
     ValueError: it needs more; the message starts with the config field.

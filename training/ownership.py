@@ -25,7 +25,7 @@ def check(
     file: name of the JSON file in it that describes its content.
     what: the description that this command would write there, JSON-ready. If both
       have `DATA`, these must be the same; an earlier version stored none.
-    kind: of the content, for messages: 'comparison'.
+    kind: the kind of content, for messages: 'comparison'.
     leaf: prefix of the names in `what` on the command line: 'config.'.
 
   Raises:

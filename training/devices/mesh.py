@@ -144,7 +144,7 @@ def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
   Args:
     path: names between slashes, such as 'params/decoder_0/mlp/out/kernel'; it may
       have any prefix, such as that of an optimiser's moments.
-    shape: of the variable.
+    shape: the shape of the variable.
     sizes: name of a mesh axis -> number of devices along it.
 
   Returns:

@@ -30,8 +30,8 @@ def check_mesh(
   """Checks, before anything compiles, that a mesh fits the devices and the batch.
 
   Args:
-    config: of the run.
-    model: of the run.
+    config: the config of the run.
+    model: the config of the model.
     devices: number of devices; None is the number that JAX has.
 
   Returns:
@@ -67,7 +67,7 @@ def make_mesh(
   """Makes the mesh of a run: the axes of its config, or only `AXIS` for 'pmap'.
 
   Args:
-    config: of the run.
+    config: the config of the run.
     devices: the devices; empty is the devices of JAX.
   """
   devices = devices or jax.devices()
