@@ -152,7 +152,7 @@ def _better_half(
   half = math.ceil(len(ranked) / 2)
   last = ranked[half - 1][0].loss
   for (_, loss), point in ranked[half:]:
-    reason = f"loss {loss:.4g} after {share:.3g} of the steps, where {last:.4g} went on"
+    reason = f"loss {loss:.4g} after {share:.3g} of the steps; the limit was {last:.4g}"
     for run in point:
       if records.status(workdir, run) == records.STOPPED:
         stopped = {"status": records.STOPPED_EARLY, "reason": reason}

@@ -276,7 +276,7 @@ class Comparison:
     if budgets and "num_steps" in leaves:
       raise ValueError(
         f"{budgets[0]}: it decides the number of steps; expected no "
-        "num_steps beside it"
+        "num_steps with it"
       )
 
 

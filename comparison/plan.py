@@ -271,7 +271,7 @@ def twins(runs: Sequence[Run]) -> list[str]:
       dense = run.dense_feed_forward
       lines.append(
         f"{run.row}: feed-forward {run.feed_forward} of {dense} to have "
-        f"{run.parameters:,} parameters; a row with {dense} beside it"
+        f"{run.parameters:,} parameters; its counterpart has {dense}"
       )
   return lines
 

@@ -158,7 +158,7 @@ class TrainConfig:
       and not 0 <= self.profiled.start < self.profiled.stop <= self.num_steps
     ):
       raise ValueError(
-        "profile_steps: expected FIRST:LAST, as 10:15, with FIRST below LAST and "
+        "profile_steps: expected FIRST:LAST, such as 10:15, with FIRST below LAST and "
         f"LAST at most num_steps={self.num_steps}, got {self.profile_steps!r}"
       )
     if self.batch_size % self.optimizer.accumulate_steps:
@@ -170,6 +170,6 @@ class TrainConfig:
     for axis, size in self.mesh.named.items():
       if self.parallel == "pmap" and axis != DATA and size != 1:
         raise ValueError(
-          f"mesh.{axis}: parallel='pmap' splits rows alone, along 'data'; expected "
+          f"mesh.{axis}: parallel='pmap' splits only rows, along 'data'; expected "
           f"1, got {size}; or parallel='jit'"
         )

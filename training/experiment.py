@@ -216,7 +216,7 @@ def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
   warmup = train.optimizer.warmup_steps
   remark = ""
   if warmup >= train.num_steps:
-    remark = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) goes on to the end"
+    remark = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) lasts to the end"
   return (
     f"slots {models.slots(model)} ({places}); {params:,} parameters, "
     f"{train.num_steps} steps of {train.batch_size} rows, "
@@ -270,7 +270,7 @@ def _make_task(
   except OSError as error:
     raise ConfigError(f"config.task: {error}") from error
   except tasks.LayoutError as error:
-    known = f", as which {model.kind!r} reads" * (model.kind != model.layout)
+    known = f", the layout of {model.kind!r}" * (model.kind != model.layout)
     raise ConfigError(f"config.{error}{known}") from error
   except ValueError as error:
     raise ConfigError(f"config.{error}") from error

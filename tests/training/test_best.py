@@ -133,7 +133,7 @@ def test_what_stop_at_evaluates_does_not_count(run, lowest, tmp_path):
     ({"checkpoint_keep": "best"}, "eval_every: checkpoint_keep='best'"),
     ({"patience": 2}, "expected less than num_steps=8, got 8"),
     ({"best_metric": "bleu"}, "best_metric: expected the default, 'loss'"),
-    ({"profile_steps": "5:5"}, "profile_steps: expected FIRST:LAST, as 10:15"),
+    ({"profile_steps": "5:5"}, "profile_steps: expected FIRST:LAST, such as"),
     ({"profile_steps": "5:9"}, "LAST at most num_steps=8, got '5:9'"),
     ({"profile_steps": "five"}, "got 'five'"),
   ],
