@@ -1,4 +1,4 @@
-r"""Compares mechanisms: many runs, one report.
+r"""Compares mechanisms: trains many runs and writes one report.
 
     python compare.py --config=configs/compare/copy.py --workdir=/tmp/compare
     python compare.py --config=configs/compare/copy.py --config.attention=dense,lsh
@@ -11,19 +11,18 @@ r"""Compares mechanisms: many runs, one report.
     python compare.py pack --workdir=/tmp/compare --records=copy.jsonl.xz
     python compare.py report --workdir=/tmp/new --records=copy.jsonl.xz
 
-The same command continues a comparison that was stopped; runs that are done with
-the same config are not run again. `status` says what is done, runs, waits and
-failed, and when it will be done. `report` writes report.html, report.md,
-report.tex, results.csv, results.jsonl and plots/ from what there is; a comparison
-ends with it too, and writes them while it runs as often as 2 % of the time allow.
-`measure` measures again what was measured while other programs used the machine,
-and writes the report. `pack` puts all records into one small file, and `report`
-with such a file makes the folder from it.
+The same command continues a comparison that was stopped, and skips runs that are
+done. `status` shows which runs are done, running, waiting or failed, and estimates
+the time left. `report` writes report.html, report.md, report.tex, results.csv,
+results.jsonl and plots/ from the records; a comparison also writes them at its end,
+and while it runs, as often as 2 % of its time allow. `measure` repeats measurements
+that were taken while other programs used the machine, and writes the report. `pack`
+writes all records into one small file, from which `report` makes the folder.
 """
 
 from pathlib import Path
 
-# First, as it says what to do where packages are missing.
+# Imported first, because it reports missing packages.
 import training  # noqa: F401  # isort: skip
 
 from absl import flags
@@ -36,7 +35,7 @@ from training.commands import config_flag, entry
 
 _CONFIG = config_flag.define(
   "FILE.py; --config.attention=dense,lsh:chunk_size=8 and --config.seeds=0,1 "
-  "choose, any other leaf is set for all runs"
+  "choose the runs; any other config field is set in all runs"
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir",
@@ -46,17 +45,17 @@ _WORKDIR = flags.DEFINE_string(
 _RECORDS = flags.DEFINE_string(
   "records",
   None,
-  "file.jsonl.xz of a comparison: `pack` writes it, `report` makes the folder from it",
+  "file.jsonl.xz of a comparison: `pack` writes it, `report` makes the folder of it",
 )
 _SHARD = flags.DEFINE_string(
   "shard",
   "1/1",
-  "i/n makes the i-th of n parts of the comparison, for n machines",
+  "i/n runs the i-th of n parts of the comparison, for n machines",
 )
 
 
 def main(command: str | None) -> None:
-  """Plans, runs what is missing, and writes the tables."""
+  """Runs a comparison, or the command, and writes the report."""
   if command is None:
     if _RECORDS.value is not None:
       raise ConfigError("--records: expected it behind `report` or `pack`")
@@ -86,7 +85,7 @@ def main(command: str | None) -> None:
     return
   if command == "measure":
     measure.measure(folder)
-  # With pandas and SciPy it takes two seconds to import.
+  # Importing pandas and SciPy takes two seconds.
   from comparison.report import files
 
   print(files.write(folder))
@@ -96,10 +95,10 @@ def main(command: str | None) -> None:
 
 
 def _run() -> Path:
-  """Runs what is missing of the comparison that was typed; its folder."""
+  """Runs what the comparison still lacks; returns its folder."""
   shard = _shard(_SHARD.value)
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
-  # With pandas and SciPy it takes two seconds to import.
+  # Importing pandas and SciPy takes two seconds.
   from comparison.report import files
 
   typed = config_flag.typed(_CONFIG)
@@ -113,7 +112,7 @@ def _run() -> Path:
 
 
 def _shard(text: str) -> tuple[int, int]:
-  """`i/n` as numbers."""
+  """Parses `i/n`."""
   parts = text.split("/")
   if len(parts) == 2 and all(part.isdecimal() for part in parts):
     index, count = int(parts[0]), int(parts[1])

@@ -5,14 +5,14 @@
     python train.py --config=configs/recall.py:sliding_window:window=8,delta
     python train.py --config=configs/listops.py:lsh --config.model.num_layers=2
 
-The same command continues a run that was stopped or killed. Several processes are
-one run with --coordinator, --num_processes and --process_id, or without them under
-SLURM, Open MPI, Kubernetes and on TPU pods (docs/scaling.md).
+The same command continues a run that was stopped or killed. Several processes form
+one run with --coordinator, --num_processes and --process_id; SLURM, Open MPI,
+Kubernetes and TPU pods need no flags (docs/scaling.md).
 """
 
 from pathlib import Path
 
-# First, as it says what to do where packages are missing.
+# Imported first, because it reports missing packages.
 import training  # noqa: F401  # isort: skip
 
 from absl import flags
@@ -22,8 +22,8 @@ from training.commands import config_flag, config_help, entry
 from training.devices import cluster, process
 
 _CONFIG = config_flag.define(
-  "FILE.py or FILE.py:MECHANISM, with options as lsh:chunk_size=8, and commas "
-  "between several that layers take in turn; any leaf can be overridden, as "
+  "FILE.py or FILE.py:MECHANISM, with options such as lsh:chunk_size=8, and commas "
+  "between several that layers take in turn; any config field can be set, such as "
   "--config.model.num_layers=2"
 )
 _WORKDIR = flags.DEFINE_string(
@@ -32,23 +32,23 @@ _WORKDIR = flags.DEFINE_string(
 _STOP_AT = flags.DEFINE_integer(
   "stop_at",
   None,
-  "step at which to evaluate, save and end; without it, or with a later one, the "
-  "same command goes on",
+  "step at which to evaluate, save and end; without it, or with a later step, the "
+  "same command continues the run",
   lower_bound=1,
 )
 _COORDINATOR = flags.DEFINE_string(
-  "coordinator", None, "HOST:PORT of the first of several processes"
+  "coordinator", None, "HOST:PORT of the first process, for several processes"
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-  "num_processes", None, "processes of the run", lower_bound=1
+  "num_processes", None, "number of processes of the run", lower_bound=1
 )
 _PROCESS_ID = flags.DEFINE_integer(
-  "process_id", None, "of this one, from 0", lower_bound=0
+  "process_id", None, "index of this process, from 0", lower_bound=0
 )
 
 
 def main() -> None:
-  """From the config to the result."""
+  """Trains the run of the config, and prints its results."""
   file, mapping = entry.load_config(_CONFIG)
   cluster.join(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
   config = experiment_config.parse(mapping)

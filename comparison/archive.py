@@ -1,4 +1,4 @@
-"""A comparison in one small file: all its records, from which its report is made."""
+"""Packs the records of a comparison into one small file, and unpacks them."""
 
 import json
 import lzma
@@ -12,18 +12,19 @@ from training import atomic, metrics
 
 
 def pack(workdir: Path, path: Path) -> int:
-  """Writes what a comparison has found as `.jsonl.xz`, a line a record.
+  """Writes the records of a comparison as `.jsonl.xz`, one line per record.
 
-  The first line is what all runs share, with the plan, references and scaling where
-  there are any. Attention maps, most of a folder's bytes, stay in it, and of numbers about
-  training data five digits are kept. The same records give the same bytes.
+  The first line has the settings that all runs share, and the plan, references and
+  scaling if there are any. Attention maps, most of a folder's bytes, are left out, and
+  numbers about training data are rounded to five digits. The same records give the
+  same bytes.
 
   Args:
-    workdir: of the comparison.
-    path: of the file, which is replaced.
+    workdir: the folder of the comparison.
+    path: the file, which is replaced.
 
   Returns:
-    How many records there are.
+    The number of records.
 
   Raises:
     ConfigError: the file cannot be written.
@@ -39,7 +40,7 @@ def pack(workdir: Path, path: Path) -> int:
   for record in run_records.values():
     record.get("measured", {}).pop("map", None)
     for line in record.get("history", ()):
-      if line["split"] == "train":  # Digits that no table or curve shows.
+      if line["split"] == "train":  # No table or curve shows more digits.
         line |= {
           k: float(f"{x:.5g}") for k, x in line.items() if type(x) is float
         }
@@ -57,7 +58,7 @@ def pack(workdir: Path, path: Path) -> int:
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-  """What all runs share, and identity of a run -> its record.
+  """Reads a packed comparison: its first line, and identity of a run -> its record.
 
   Raises:
     ConfigError: the file is missing or damaged.
@@ -82,14 +83,14 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def unpack(path: Path, workdir: Path) -> None:
-  """Makes the folder of a comparison from what `pack` wrote.
+  """Makes the folder of a comparison from a file that `pack` wrote.
 
-  The same command as before continues it: runs that are done are not run again.
+  The comparison can be continued there; runs that are done are not run again.
 
   Args:
-    path: of the file.
-    workdir: a new folder, or one of this very comparison. What it has stays, but for
-      records of runs that are done in the file alone.
+    path: the file.
+    workdir: a new folder, or a folder of this comparison. Its content stays, except for
+      records of runs that are done only in the file.
 
   Raises:
     ConfigError: the file is missing or damaged; or the folder holds other files.

@@ -1,11 +1,11 @@
-"""Which point of the grid a row is reported with: successive halving, and beyond.
+"""Chooses the point of the grid with which a row is reported: successive halving.
 
-Every point is trained with seeds that only choose. At each rung, a share of the
-steps, the worse half of the points is stopped, by the mean loss over these seeds on
-the first held-out split; of those that are left the best at the end is chosen. Of a
-task that is all or nothing that is the one that most seeds solve, and of those the
-one of the lowest loss. Where it has the lowest or highest value of a leaf, one value
-beyond it competes as well.
+Every point is trained with choosing seeds, which are not reported. At each rung, a
+share of the steps, the worse half of the points is stopped, by the mean loss over
+these seeds on the first held-out split. At the end, the best of the remaining points
+is chosen: the one of the lowest mean loss; on an all-or-nothing task, the one that
+most seeds solve, with ties broken by the loss. If the chosen point has the lowest or
+highest value of a config field, one value beyond it competes, too.
 
 Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
 """
@@ -25,14 +25,14 @@ from settings.errors import ConfigError
 
 
 class Standing(NamedTuple):
-  """What a point of the grid reached; the lowest is the best."""
+  """The result of a point of the grid; the lowest is the best."""
 
-  unsolved: int  # Seeds that have not solved their task.
-  loss: float  # Their mean; infinite where one of them failed.
+  unsolved: int  # Number of seeds that did not solve the task.
+  loss: float  # The mean over seeds; infinite if one of them failed.
 
 
 def warning(runs: Sequence[Run], comparison: Comparison) -> str:
-  """Says where halving may stop a point that solves its task later; else empty."""
+  """Warns if halving may stop a point that would solve its task later; else empty."""
   tasks = sorted({run.task for run in runs if run.solved_at is not None})
   rungs = comparison.halving.rungs
   if not tasks or not rungs or not comparison.choosing_seeds:
@@ -40,25 +40,24 @@ def warning(runs: Sequence[Run], comparison: Comparison) -> str:
   return (
     f"warning: {', '.join(tasks)}: all or nothing, and halving.rungs="
     f"{','.join(f'{x:g}' for x in rungs)} stops points by a loss that says little "
-    "before a task is solved; a point that solves it later may be lost. "
+    "before a task is solved; a point that would solve it later may be stopped. "
     '--config.halving.rungs="()" --config.halving.seeds=4 trains all to the end'
   )
 
 
 def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
-  """Trains the choosing runs of a row as far as they go; the point they choose.
+  """Trains the choosing runs of a row, and returns a run at the point they choose.
 
-  What is trained already is not trained again, so that the choice is the same
-  whenever it is asked for.
+  Runs that are done are not trained again, so a repeated call makes the same choice.
 
   Args:
-    runs: every point of the grid of a row, with every seed that chooses.
-    workdir: of the comparison.
-    comparison: whose plan they are of.
+    runs: every point of the grid of a row, with every choosing seed.
+    workdir: the folder of the comparison.
+    comparison: the comparison of these runs.
 
   Returns:
-    A run at the chosen point with its `at_edge`, for other seeds; the first run
-    where no point can be.
+    A run at the chosen point with its `at_edge`, for other seeds; the first run if no
+    point can run.
 
   Raises:
     RunError: a record cannot be written.
@@ -74,7 +73,7 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   values_by_leaf = {
     leaf: set(values) for leaf, values in comparison.grid_values.items()
   }
-  # Where no point could be trained, none beyond can be.
+  # If no point could be trained, none beyond the grid can be.
   is_trained = standing < (len(best), math.inf)
   for run in _outer_points(best[0], comparison) if is_trained else ():
     new = [run.with_seed(x, choosing=True) for x in comparison.choosing_seeds]
@@ -98,12 +97,12 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
 
 
 def beyond(value: Any, values: Collection[Any]) -> float | None:
-  """The value that continues a geometric grid beyond its end.
+  """Returns the value that continues a geometric grid beyond its end.
 
   Returns:
-    end² / neighbour: whole in a grid of whole numbers, else to three digits.
-    None where `value` is not an end of the grid, where that has fewer than two
-    values or one that is not positive, or where rounding leads nowhere new.
+    end² / neighbour: an integer in a grid of integers, else rounded to three digits.
+    None if `value` is not an end of the grid, if the grid has fewer than two values or
+    one that is not positive, or if rounding gives no new value.
   """
   if value not in _ends(values):
     return None
@@ -115,7 +114,7 @@ def beyond(value: Any, values: Collection[Any]) -> float | None:
 
 
 def _ends(values: Collection[Any]) -> tuple[Any, ...]:
-  """The lowest and the highest value; none where they are no positive numbers."""
+  """The lowest and the highest value; empty unless all are positive numbers."""
   are_positive = all(
     isinstance(x, int | float) and not isinstance(x, bool) and x > 0
     for x in values
@@ -125,7 +124,7 @@ def _ends(values: Collection[Any]) -> tuple[Any, ...]:
 
 
 def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
-  """Points beyond the ends of the grid that a run is at, where they can be."""
+  """Yields points beyond the ends of the grid at which a run is, if they can run."""
   for leaf, values in comparison.grid_values.items():
     value = beyond(run.grid[leaf], values)
     if value is None:
@@ -133,7 +132,7 @@ def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
     further = dataclasses.replace(run, grid=run.grid | {leaf: value})
     try:
       new = plan.planned(comparison, further)
-    except ConfigError:  # As a rate of dropout beyond 1.
+    except ConfigError:  # Such as a dropout rate above 1.
       continue
     if not new.obstacle:
       yield new
@@ -142,7 +141,10 @@ def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
 def _better_half(
   runs: Sequence[Run], workdir: Path, comparison: Comparison, share: float
 ) -> list[Run]:
-  """Runs of the better half of the points, rounded up; the others are stopped."""
+  """Stops the worse half of the points, and returns the runs of the better half.
+
+  The better half is rounded up.
+  """
   if len(grouped(runs, "family")) < 2:
     return list(runs)
   launch(runs, workdir, comparison, share)
@@ -150,7 +152,7 @@ def _better_half(
   half = math.ceil(len(ranked) / 2)
   last = ranked[half - 1][0].loss
   for (_, loss), point in ranked[half:]:
-    reason = f"loss {loss:.4g} after {share:.3g} of the steps, where {last:.4g} went on"
+    reason = f"loss {loss:.4g} after {share:.3g} of the steps; the limit was {last:.4g}"
     for run in point:
       if records.status(workdir, run) == records.STOPPED:
         stopped = {"status": records.STOPPED_EARLY, "reason": reason}
@@ -163,10 +165,10 @@ def _better_half(
 def _ranked(
   runs: Sequence[Run], workdir: Path, share: float | None = None
 ) -> list[tuple[Standing, list[Run]]]:
-  """Each point and its runs, the best first; a loss is infinite where one failed.
+  """Ranks the points with their runs, best first; the loss of a failed run is infinite.
 
-  After a share of the steps the mean loss decides. At the end it is the number of
-  seeds that solved the task, and of as many the mean loss.
+  After a share of the steps, the mean loss decides. At the end, the number of seeds
+  that solved the task decides, and the mean loss breaks ties.
   """
 
   def loss(run: Run) -> float:
@@ -174,13 +176,13 @@ def _ranked(
     if share is not None:
       value = records.loss_at(workdir, run, share)
     elif records.status(workdir, run) == records.DONE:
-      value = _last(run, workdir)["loss"]
+      value = _last_evaluation(run, workdir)["loss"]
     return value if value is not None and math.isfinite(value) else math.inf
 
   def is_solved(run: Run) -> bool:
     if share is not None or records.status(workdir, run) != records.DONE:
       return False
-    return criterion.is_solved(_last(run, workdir), run.solved_at)
+    return criterion.is_solved(_last_evaluation(run, workdir), run.solved_at)
 
   ranked = []
   for point in grouped(runs, "family"):
@@ -190,6 +192,6 @@ def _ranked(
   return sorted(ranked, key=lambda standing_and_point: standing_and_point[0])
 
 
-def _last(run: Run, workdir: Path) -> dict[str, Any]:
+def _last_evaluation(run: Run, workdir: Path) -> dict[str, Any]:
   """The last evaluation of a run on the first held-out split."""
   return list(records.evaluations(workdir, run).values())[-1]

@@ -1,4 +1,4 @@
-"""What is compared: mechanisms, tasks, seeds, and what is held equal."""
+"""The config of a comparison: mechanisms, tasks, seeds, and what is held equal."""
 
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
@@ -21,20 +21,23 @@ from settings.suggest import instead
 from settings.typed import literal, mechanism, split
 
 LAYERS = "layers"
-"""The leaf of a variant that lists mechanisms, which layers take in turn."""
+"""The key of a variant whose value lists mechanisms, which layers take in turn."""
 
 APART = "apart"
-"""The value of `Comparison.together` that measures every run by itself."""
+"""The value of `Comparison.together` with which every run is measured by itself."""
 BUDGETS = ("budget_seconds", "budget_flops")
-"""Fields that stand in place of `num_steps`."""
+"""Fields that replace `num_steps`."""
 FIRST_CHOOSING_SEED = 10_000
-"""Seeds below it are those of the report; those from it on choose a point."""
+"""The first choosing seed; seeds below it are reported."""
 
 
 def _values(entry: Any) -> list[Any]:
-  """The values of a leaf: one, text with commas, or a list; a list in it is one."""
+  """Lists the values of a field: one value, text with commas, or a list.
+
+  A list inside a list is one value.
+  """
   if isinstance(entry, (list, tuple)):
-    # On a command line a tuple of words arrives as one word with commas.
+    # On the command line, a tuple of words arrives as one word with commas.
     inner = (list, tuple)
     parts = ([tuple(x)] if isinstance(x, inner) else _values(x) for x in entry)
     return [value for part in parts for value in part]
@@ -45,13 +48,13 @@ def _values(entry: Any) -> list[Any]:
 
 @dataclass(frozen=True, config=STRICT)
 class Halving:
-  """How the point of a grid is chosen that a row is reported with.
+  """How the point of the grid with which a row is reported is chosen.
 
   Attributes:
-    rungs: growing shares of the steps, as 0.25,0.5: at each of them the worse
-      half of the points is stopped. Empty trains all points to the end.
-    seeds: number of seeds that choose. They are 10000, 10001, …, so that no
-      seed of the report has been chosen for.
+    rungs: increasing shares of the steps, such as 0.25,0.5. At each of them, the
+      worse half of the points is stopped. Empty trains all points to the end.
+    seeds: number of choosing seeds. They are 10000, 10001, …, so that no reported
+      seed takes part in the choice.
   """
 
   rungs: Annotated[
@@ -68,28 +71,28 @@ class Halving:
 
 @dataclass(frozen=True, config=STRICT)
 class Comparison:
-  """A comparison, validated; docs/comparing.md explains every field.
+  """The validated config of a comparison; docs/comparing.md explains every field.
 
   Attributes:
-    tasks: files of configs/, without '.py', with commas.
-    attention: mechanisms, variants and import paths, with commas, each with its
-      options: 'dense,sliding_window:window=8'; 'all' is every mechanism and
+    tasks: files in configs/, without '.py', separated by commas.
+    attention: mechanisms, variants and import paths, separated by commas, each with
+      its options: 'dense,sliding_window:window=8'; 'all' is every mechanism and
       variant.
-    seeds: of the runs that are reported, with commas.
-    match_parameters: give every model the parameters of the one with dense
-      attention, by the width of its feed-forward layers.
-    budget_seconds: training time of every run, in place of `num_steps`.
-    budget_flops: floating-point operations of every run, likewise.
+    seeds: the seeds of the reported runs, separated by commas.
+    match_parameters: whether every model gets the parameter count of the model with
+      dense attention, by the width of its feed-forward layers.
+    budget_seconds: training time of every run, instead of `num_steps`.
+    budget_flops: floating-point operations of every run, instead of `num_steps`.
     variants: name -> {'name': mechanism, option: value, …}, or
       {'layers': 'sliding_window:window=8,delta'}, which layers take in turn.
-    grid: leaf -> values; of each row the best combination is reported.
-    across: leaf -> values; every combination is a row of its own.
+    grid: config field -> values; each row is reported with its best combination.
+    across: config field -> values; every combination is a separate row.
     halving: how the point of the grid is chosen.
-    together: whether runs that differ in seed and learning rate alone are made
+    together: whether runs that differ only in seed and learning rate are trained
       one after another and measured once.
-    per_task: task -> leaves that its runs take.
+    per_task: task -> config fields of its runs.
     references: task -> name -> {metric: value} from elsewhere, for the report.
-    overrides: every other section or leaf, which all runs take.
+    overrides: every other section or config field, which all runs take.
   """
 
   tasks: str
@@ -120,7 +123,7 @@ class Comparison:
         raise ValueError(
           f"tasks: no file configs/{task}.py for {task!r}{near(task, names)}"
         )
-    self._check_tasks("per_task", "LEAF", "num_steps")
+    self._check_tasks("per_task", "FIELD", "num_steps")
     for task, leaves in self.per_task.items():
       check_section(f"config.per_task.{task}", leaves)
     self._check_tasks("references", "NAME.METRIC", "nanoGPT.loss")
@@ -142,13 +145,13 @@ class Comparison:
     self._check_points()
     if self.halving.rungs and not self.choosing_seeds:
       raise ValueError(
-        "halving.rungs: they stop points of a grid; expected a grid of two points "
-        f"at least, or (), got {self.halving.rungs}"
+        "halving.rungs: they stop points of a grid; expected a grid of at least two "
+        f"points, or (), got {self.halving.rungs}"
       )
 
   @property
   def task_names(self) -> list[str]:
-    """Files of configs/."""
+    """Files in configs/."""
     return split(self.tasks)
 
   @property
@@ -160,37 +163,37 @@ class Comparison:
 
   @property
   def seed_numbers(self) -> list[int]:
-    """Seeds as numbers."""
+    """The reported seeds, as numbers."""
     return [int(seed) for seed in split(self.seeds)]
 
   @property
   def choosing_seeds(self) -> list[int]:
-    """Seeds that choose among the points of the grid; none choose from one."""
+    """The choosing seeds; none if the grid has fewer than two points."""
     if len(list(self.grid_points())) < 2:
       return []
     return [FIRST_CHOOSING_SEED + i for i in range(self.halving.seeds)]
 
   @property
   def grid_values(self) -> dict[str, list[Any]]:
-    """Leaf of the grid -> its values."""
+    """Config field of the grid -> its values."""
     return _values_by_leaf(self.grid)
 
   def grid_points(self) -> Iterator[Leaves]:
-    """Every combination of the grid's values; `{}` alone without a grid."""
+    """Yields every combination of the grid's values; only `{}` without a grid."""
     return _combinations(self.grid)
 
   def across_points(self) -> Iterator[Leaves]:
-    """Every combination that is a row of its own; `{}` alone without any."""
+    """Yields every combination of `across`, each a separate row; only `{}` without."""
     return _combinations(self.across)
 
   def leaves(self, task: str) -> Leaves:
-    """What all runs of a task take, with any mechanism."""
+    """Returns the config fields that all runs of a task take."""
     return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
   def variant(self, label: str) -> tuple[str, dict[str, Any]]:
-    """The mechanism behind a label, and the options it is given.
+    """Returns the mechanism of a label, and its options.
 
-    Where layers take several in turn, they are the option `LAYERS`, and the
+    If layers take several mechanisms in turn, these are the option `LAYERS`, and the
     mechanism is the first of them.
     """
     options = dict(self.variants.get(label, {}).items())
@@ -199,19 +202,19 @@ class Comparison:
     return name, options if LAYERS in options else own | options
 
   def _check_tasks(self, field: str, inside: str, example: str) -> None:
-    """Raises ValueError where a section is of no task; it may be of one left out."""
+    """Raises ValueError if a section names no task; the task need not be compared."""
     for task in getattr(self, field):
       if not _is_task(task):
         raise ValueError(
           f"{field}.{task}: no such task here; "
-          f"{instead(task, self.task_names)}; a leaf is {field}.TASK.{inside}, "
-          f"as {field}.{self.task_names[0]}.{example}"
+          f"{instead(task, self.task_names)}; a field is {field}.TASK.{inside}, "
+          f"such as {field}.{self.task_names[0]}.{example}"
         )
 
   def _check_mechanisms(self):
     for label, variant in self.variants.items():
       if label in ATTENTIONS:
-        raise ValueError(f"variants.{label}: the name of a mechanism itself")
+        raise ValueError(f"variants.{label}: this is the name of a mechanism")
       if not hasattr(variant, "get"):
         raise ValueError(
           f"variants.{label}: expected {{'layers': 'delta,flash'}}, or "
@@ -226,7 +229,7 @@ class Comparison:
       check_mechanism("attention", name, self.variants)
 
   def _check_seed(self):
-    """Raises ValueError where a section sets the seed, which `seeds` decides."""
+    """Raises ValueError if a section sets the seed, which `seeds` determines."""
     sections = {
       "": self.overrides,
       "grid.": self.grid,
@@ -251,8 +254,8 @@ class Comparison:
           )
         if field == "grid" and any(isinstance(x, tuple) for x in values):
           raise ValueError(
-            f"grid.{leaf}: expected values that are no lists, got {values}; "
-            f"across.{leaf} has lists, each a row of its own"
+            f"grid.{leaf}: expected values that are not lists, got {values}; "
+            f"across.{leaf} takes lists, each a separate row"
           )
         for value in values:
           if isinstance(value, tuple) and leaf.endswith("_attention"):
@@ -261,8 +264,8 @@ class Comparison:
     for leaf in flatten(self.across):
       if leaf in flatten(self.grid):
         raise ValueError(
-          f"across.{leaf}: it is in the grid as well; expected it in across, "
-          "where every value is a row, or in grid, where the best is shown"
+          f"across.{leaf}: it is in the grid as well; expected it either in across, "
+          "where every value is a row, or in grid, where the best value is reported"
         )
 
   def _check_budget(self):
@@ -273,21 +276,21 @@ class Comparison:
     if budgets and "num_steps" in leaves:
       raise ValueError(
         f"{budgets[0]}: it decides the number of steps; expected no "
-        "num_steps beside it"
+        "num_steps with it"
       )
 
 
 def _is_task(name: str) -> bool:
-  """Whether there is a config of this name."""
+  """Whether configs/ has a file of this name."""
   return Path(f"configs/{name}.py").is_file()
 
 
 def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
-  """Checks a mechanism and the options behind it: 'sliding_window:window=8'.
+  """Checks a mechanism and its options: 'sliding_window:window=8'.
 
   Args:
-    field: that it was typed for.
-    typed: a key of `ATTENTIONS` or an import path; options behind it.
+    field: the config field, for messages.
+    typed: a key of `ATTENTIONS` or an import path, followed by options.
     also: names that are valid as well.
 
   Raises:
@@ -308,11 +311,11 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
 
 
 def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
-  """Raises ValueError where a variant has layers that are not mechanisms, or more."""
+  """Raises ValueError if a variant's layers are not mechanisms, or it has options."""
   layers, others = variant[LAYERS], set(variant) - {"name", LAYERS}
   if not isinstance(layers, str) or not split(layers):
     raise ValueError(
-      f"{field}.{LAYERS}: expected mechanisms with commas, as "
+      f"{field}.{LAYERS}: expected mechanisms separated by commas, such as "
       f"'sliding_window:window=8,delta', got {layers!r}"
     )
   for layer in split(layers):
@@ -322,13 +325,13 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
   if others:
     option = min(others)
     raise ValueError(
-      f"{field}.{option}: an option of one of the layers stands behind its name; "
+      f"{field}.{option}: an option of a layer follows the layer's name; "
       f"expected {LAYERS}='{split(layers)[0]}:{option}={variant[option]},…'"
     )
 
 
 def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
-  """Raises ValueError where a mechanism refuses options; a config may add others."""
+  """Raises ValueError if a mechanism refuses options; a config may add others."""
   needed = dict.fromkeys(mechanisms.required(mechanisms.find(name)), 1)
   try:
     models.AttentionConfig(name, needed | options)
@@ -341,12 +344,12 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
 
   Args:
     mapping: the config.
-    typed: leaves of it that the command line has set. One for all runs takes the
-      place of what `per_task` has in the file.
+    typed: config fields that the command line has set. A field for all runs replaces
+      the values that `per_task` has in the file.
 
   Raises:
-    ConfigError: the first fault found; or a leaf was typed for all runs that
-      `grid` or `across` sets in each of them.
+    ConfigError: the first error found; or a field was typed for all runs that `grid`
+      or `across` sets in each of them.
   """
   if "tasks" not in mapping and hasattr(mapping.get("task"), "items"):
     raise ConfigError(
@@ -360,7 +363,7 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
 
 
 def _budget_first(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
-  """A config whose numbers of steps give way to a budget that was typed."""
+  """Removes the numbers of steps from a config if a budget was typed."""
   if not typed.intersection(BUDGETS):
     return mapping
 
@@ -380,10 +383,10 @@ def _budget_first(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
 
 
 def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
-  """A comparison whose `per_task` gives way to leaves typed for all runs.
+  """Removes from `per_task` the config fields that were typed for all runs.
 
   Raises:
-    ConfigError: `grid` or `across` sets a leaf that was typed.
+    ConfigError: `grid` or `across` sets a field that was typed.
   """
   for field in ("grid", "across"):
     for leaf in flatten(getattr(comparison, field)):
@@ -405,12 +408,12 @@ def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
 
 
 def _values_by_leaf(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
-  """Leaf -> its values."""
+  """Config field -> its values."""
   return {leaf: _values(entry) for leaf, entry in flatten(mapping).items()}
 
 
 def _combinations(mapping: Mapping[str, Any]) -> Iterator[Leaves]:
-  """Every combination of the values of some leaves."""
+  """Yields every combination of the values of config fields."""
   values_by_leaf = _values_by_leaf(mapping)
   for values in itertools.product(*values_by_leaf.values()):
     yield dict(zip(values_by_leaf, values, strict=True))

@@ -1,4 +1,4 @@
-"""The metric that a task is judged by, and from which value it is solved."""
+"""The headline metric of a task, and whether an evaluation solves the task."""
 
 from collections.abc import Iterable, Mapping
 import math
@@ -7,7 +7,7 @@ from typing import Any
 from training.best import is_lower_better
 
 LAST = "last_accuracy"
-"""Of a task that answers every prefix: at the last position alone."""
+"""Accuracy at the last position only, for tasks that answer every prefix."""
 
 HEADLINES = (
   "bleu",
@@ -19,17 +19,17 @@ HEADLINES = (
   "token_accuracy",
   "loss",
 )
-"""Metrics that a task is judged by: the first that its last evaluation has."""
+"""Headline metrics: a task is judged by the first that its last evaluation has."""
 
 
 def headline(names: Iterable[str]) -> str | None:
-  """The metric that decides among those of these names; None without any."""
+  """Returns the headline metric among some names; None if there is none."""
   metrics = set(names)
   return next((name for name in HEADLINES if name in metrics), None)
 
 
 def upper_bound(metric: str) -> float:
-  """The most that a metric can be; none can be below 0."""
+  """Returns the largest possible value of a metric; the smallest is 0."""
   if metric == "bleu":
     return 100.0
   is_share = "accuracy" in metric or metric == "exact_match"
@@ -37,12 +37,12 @@ def upper_bound(metric: str) -> float:
 
 
 def is_solved(line: Mapping[str, Any], threshold: float | None) -> bool:
-  """Whether an evaluation has its task solved.
+  """Returns whether an evaluation solves its task.
 
   Args:
     line: metric -> value.
-    threshold: of the metric that decides; None of a task that is a matter of
-      degree.
+    threshold: value of the headline metric from which the task is solved; None for a
+      task without such a value.
   """
   metric = headline(line)
   if threshold is None or metric is None or is_lower_better(metric):

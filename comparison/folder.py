@@ -1,4 +1,4 @@
-"""The folder of a comparison: what its runs share, and how it goes on."""
+"""The folder of a comparison: its path, and the settings that its runs share."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -15,16 +15,16 @@ from settings.leaves import Leaves, flatten
 def paced(
   comparison: Comparison, recorded: Leaves, typed: Iterable[str] = ()
 ) -> Comparison:
-  """A comparison whose runs are evaluated as often as those of its folder.
+  """Gives a comparison the `eval_every` of the comparison that its folder holds.
 
-  No parameter depends on it but by `patience` and `checkpoint_keep=best`, so a folder
-  goes on when a config evaluates oftener than the one that it was made with.
+  Parameters depend on it only with `patience` or `checkpoint_keep=best`, so a folder
+  can be continued with a config that evaluates more often than the original one.
 
   Args:
-    comparison: to continue.
-    recorded: what all runs of the folder share; empty of a new one.
-    typed: leaves that the command line has set; where `eval_every` is one of them,
-      nothing changes.
+    comparison: the comparison to continue.
+    recorded: the settings that all runs of the folder share; empty for a new folder.
+    typed: config fields that the command line has set; if `eval_every` is one of
+      them, nothing changes.
   """
   name = "eval_every"
   if not recorded or any(leaf.rpartition(".")[2] == name for leaf in typed):
@@ -46,13 +46,13 @@ def paced(
 
 
 def shared(comparison: Comparison) -> dict[str, Any]:
-  """What all runs of a comparison share, JSON-ready."""
+  """Returns the settings that all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)
-  # More mechanisms, variants and seeds may come later; how runs are
-  # measured and what a report names beside them changes no number.
+  # Mechanisms, variants and seeds may be added later; how runs are measured and the
+  # references of the report change no number.
   for field in ("attention", "seeds", "variants", "together", "references"):
     mapping.pop(field, None)
-  # What is set for a task that does not run changes no number either.
+  # Fields of tasks that are not compared change no number either.
   mapping["per_task"] = {
     task: leaves
     for task, leaves in mapping["per_task"].items()
@@ -60,7 +60,8 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   }
   if not comparison.choosing_seeds:  # Nothing is chosen.
     mapping.pop("halving")
-  # A leaf of the runs may be None and differ from their file's; a budget is not there.
+  # A field of the runs may be None where their file has a value; a budget that is None
+  # is not set.
   return {
     name: value
     for name, value in flatten(mapping).items()
@@ -69,7 +70,7 @@ def shared(comparison: Comparison) -> dict[str, Any]:
 
 
 def default_workdir(config_file: str, comparison: Comparison) -> Path:
-  """`runs/compare/<config file>-<digest of what all runs share>`."""
+  """Returns `runs/compare/<config file>-<digest of the shared settings>`."""
   text = json.dumps(shared(comparison), sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   return Path("runs/compare") / f"{Path(config_file).stem}-{digest}"

@@ -1,4 +1,4 @@
-"""Makes what a comparison still lacks: trains each run, and measures each shape."""
+"""Trains each run of a comparison that has no result, and measures each shape."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,22 +19,23 @@ def launch(
   share: float | None = None,
   after: Callable[[], None] = lambda: None,
 ) -> None:
-  """Makes all that has no result yet, and says so as each ends.
+  """Trains and measures all runs without a result, and prints each result.
 
-  A run has its own folder, as `train.py` makes it, so a comparison that was killed
-  continues its unfinished run where that was. What failed is tried twice, and again
-  with the next call.
+  Each run has its own workdir, as `train.py` makes it, so a comparison that was killed
+  continues its unfinished run from the last checkpoint. A run that fails is tried
+  twice, and again with the next call.
 
   Args:
-    runs: of the plan.
-    workdir: of the comparison.
-    comparison: says which runs are measured together, and the map of which is kept.
-    share: of their steps, where they are evaluated and stop; None trains to the
-      end, and measures those that are reported.
-    after: called whenever runs of one shape have ended.
+    runs: runs of the plan.
+    workdir: the folder of the comparison.
+    comparison: determines which runs are measured together, and whose attention map is
+      stored.
+    share: share of the steps at which runs are evaluated and stop; None trains them to
+      the end, and measures those that are reported.
+    after: called whenever all runs of one shape have ended.
 
   Raises:
-    RunError: a record cannot be written, or another process makes one of them.
+    RunError: a record cannot be written, or another process trains one of the runs.
   """
   end = "" if share is None else f"; to {share:.3g} of the steps"
   numbers = {run.identity: number for number, run in enumerate(runs, 1)}
@@ -55,7 +56,7 @@ def launch(
       if queue:
         for run in queue:
           if (home := records.home(workdir, run)).is_dir():
-            with ownership.lock(home):  # Another process may be making it.
+            with ownership.lock(home):  # Another process may be training it.
               pass
         for run in queue:
           _train(run, workdir, share)
@@ -68,7 +69,7 @@ def launch(
 
 
 def _is_refused(run: Run, workdir: Path) -> bool:
-  """Whether a run cannot be; its record says so."""
+  """Whether a run has an obstacle; writes it into the run's record."""
   if not run.obstacle:
     return False
   record = records.of(workdir, run.identity)
@@ -79,7 +80,7 @@ def _is_refused(run: Run, workdir: Path) -> bool:
 
 
 def _has_ended(run: Run, workdir: Path, share: float | None) -> bool:
-  """Whether there is nothing to do for a run before it is tried again."""
+  """Whether nothing is left to do for a run, unless it is tried again."""
   record = records.of(workdir, run.identity)
   match record.get("status"):
     case records.DONE | records.FAILED:
@@ -90,7 +91,7 @@ def _has_ended(run: Run, workdir: Path, share: float | None) -> bool:
 
 
 def _train(run: Run, workdir: Path, share: float | None) -> None:
-  """Trains a run; what fails is tried again."""
+  """Trains a run; if that fails, tries again."""
   if records.status(workdir, run) == records.TRAINED:
     return
   reason = ""
@@ -110,7 +111,7 @@ def _train(run: Run, workdir: Path, share: float | None) -> None:
 
 
 def _measure(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
-  """Measures those of one shape that are reported; after a fault each by itself."""
+  """Measures the reported runs of one shape together; after a failure, one by one."""
   trained = {
     run.identity: run.seed == map_seed
     for run in runs

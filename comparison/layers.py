@@ -1,7 +1,7 @@
-"""Which mechanisms layers take: of a variant, and of lists in `across`.
+"""The mechanisms of each layer, for variants and for lists in `across`.
 
-Sizes are those of the config file, which `train.py` would read, so that a layer has
-what a row of its mechanism alone has.
+Their sizes are those of the config file that `train.py` reads, so that a layer has the
+same sizes as in a row with only its mechanism.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ from settings.leaves import Leaves
 from settings.typed import mechanism, spelled, split
 
 BASELINE = "dense"
-"""The mechanism whose number of parameters the others are given."""
+"""The mechanism whose number of parameters the others get."""
 
 
 def mapping(task: str, attention: str) -> dict[str, Any]:
-  """What the file of a task makes of mechanisms."""
+  """Returns the config that a task's file makes for some mechanisms."""
   try:
     file = importlib.import_module(f"configs.{task.replace('/', '.')}")
     return file.get_config(attention).to_dict()
-  # A file of something else than one task, of other names than mechanisms, or of a
-  # project that is not here.
+  # The file may not be that of one task, may take other names than mechanisms, or may
+  # belong to a project that is not installed.
   except (AttributeError, ImportError, TypeError, ValueError) as error:
     raise ConfigError(
       f"config.tasks: configs/{task}.py has no config for {attention!r}: "
@@ -33,12 +33,12 @@ def mapping(task: str, attention: str) -> dict[str, Any]:
 
 
 def is_slot(leaf: str) -> bool:
-  """Whether a leaf is all that fills a slot: 'model.decoder_attention'."""
+  """Whether a config field is that of an attention module: 'model.decoder_attention'."""
   return leaf.startswith("model.") and leaf.endswith("_attention")
 
 
 def check_is_there(name: str, across: Leaves, model: models.Config) -> None:
-  """Raises ConfigError where `across` fills every slot that a row's mechanism had."""
+  """Raises ConfigError if `across` replaces a row's mechanism in every module."""
   slots = [leaf for leaf in across if is_slot(leaf)]
   layers = [layer.name for x in model.attentions.values() for layer in x]
   if slots and name not in (BASELINE, *layers):
@@ -48,30 +48,32 @@ def check_is_there(name: str, across: Leaves, model: models.Config) -> None:
     )
 
 
-def _filled(task: str, typed: str, leaves: Leaves) -> dict[str, list[Any]]:
-  """What a config file puts into the slots that it fills with what was typed.
+def _modules_with(
+  task: str, typed: str, leaves: Leaves
+) -> dict[str, list[Any]]:
+  """Returns the attention modules for which a config file uses the typed mechanisms.
 
   Args:
-    task: whose file it is.
-    typed: mechanisms with commas, which layers take in turn.
-    leaves: of the run; a slot that they fill is left out.
+    task: the task of the file.
+    typed: mechanisms separated by commas, which layers take in turn.
+    leaves: config fields of the run; modules whose mechanism they set are left out.
 
   Returns:
-    Leaf of a slot -> the names and options of its layers, sizes among them.
+    Config field of a module -> names and options of its layers, including sizes.
   """
   names = [mechanism(word)[0] for word in split(typed)]
-  filled = {}
+  modules = {}
   for field, chosen in mapping(task, typed)["model"].items():
     leaf = f"model.{field}"
     if is_slot(leaf) and not {leaf, f"{leaf}.name"} & leaves.keys():
       layers = [*chosen] if isinstance(chosen, list | tuple) else [chosen]
       if [layer["name"] for layer in layers] == names:
-        filled[leaf] = layers
-  return filled
+        modules[leaf] = layers
+  return modules
 
 
-def _in_turn(layers: Sequence[Mapping[str, Any]]) -> str:
-  """Layers as one types them: '[sliding_window:window=8,delta]'."""
+def _spelled_layers(layers: Sequence[Mapping[str, Any]]) -> str:
+  """Spells layers as on the command line: '[sliding_window:window=8,delta]'."""
   words = [
     spelled(layer["name"], {k: x for k, x in layer.items() if k != "name"})
     for layer in layers
@@ -80,48 +82,48 @@ def _in_turn(layers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def spelled_across(task: str, across: Leaves) -> Leaves:
-  """Lists of mechanisms in `across` as text, with the sizes of the config file."""
+  """Spells lists of mechanisms in `across`, with the sizes of the config file."""
   text = {}
   for leaf, value in across.items():
     if isinstance(value, tuple) and is_slot(leaf):
       typed = ",".join(value)
-      layers = _filled(task, typed, {}).get(leaf)
-      text[leaf] = f"[{typed}]" if layers is None else _in_turn(layers)
+      layers = _modules_with(task, typed, {}).get(leaf)
+      text[leaf] = f"[{typed}]" if layers is None else _spelled_layers(layers)
   return across | text
 
 
 def options_of(
   task: str, name: str, leaves: Leaves, options: Mapping[str, Any]
 ) -> Leaves:
-  """A variant's options, as leaves of the slots that the mechanism is in.
+  """Returns a variant's options as config fields of the modules with its mechanism.
 
   Raises:
-    ConfigError: no slot can have its layers.
+    ConfigError: no attention module can have its layers.
   """
   if not options:
     return {}
   if LAYERS in options:
-    filled = _filled(task, options[LAYERS], leaves)
-    if not filled:
+    modules = _modules_with(task, options[LAYERS], leaves)
+    if not modules:
       raise ConfigError(
-        f"layers: no slot of configs/{task}.py can have all of "
-        f"{options[LAYERS]}; expected layers that one of its slots can have"
+        f"layers: no attention module of configs/{task}.py can have all of "
+        f"{options[LAYERS]}; expected layers that one of its modules can have"
       )
-    # As the file has it, dense is where one of the layers cannot be.
-    others = _filled(task, name, leaves).keys() - filled.keys()
-    layers = {leaf: _in_turn(layers) for leaf, layers in filled.items()}
+    # As in the file, modules that one of the layers does not support have dense.
+    others = _modules_with(task, name, leaves).keys() - modules.keys()
+    layers = {leaf: _spelled_layers(layers) for leaf, layers in modules.items()}
     return layers | dict.fromkeys(others, BASELINE)
   return {
     f"{leaf}.{option}": value
-    for leaf in _filled(task, spelled(name, options), leaves)
+    for leaf in _modules_with(task, spelled(name, options), leaves)
     for option, value in options.items()
   }
 
 
 def chosen_options(config: models.Config, mechanism: str) -> str:
-  """Options in the first slot that a mechanism fills: 'window=8'.
+  """Returns the options in the first module with a mechanism: 'window=8'.
 
-  Of layers that differ they stand behind their names: 'sliding_window:window=8'.
+  If layers differ, the options follow their names: 'sliding_window:window=8'.
   """
   for chosen in config.attentions.values():
     if len({layer.name for layer in chosen}) > 1:

@@ -1,4 +1,4 @@
-"""Measures again what was measured while others used the machine."""
+"""Repeats measurements that were taken while other programs used the machine."""
 
 from pathlib import Path
 import time
@@ -12,13 +12,13 @@ _VARYING_ARGUMENTS = ("--config.seed=", "--config.optimizer.learning_rate=")
 
 
 def measure(workdir: Path) -> None:
-  """Measures the runs of a comparison again whose times others may have spoilt.
+  """Measures again the runs during whose measurement other programs were busy.
 
-  Runs that differ in seed and learning rate alone share what is measured of their
-  shape; one shape is measured after another.
+  Runs that differ only in seed and learning rate share the measurements of their
+  shape. Shapes are measured one after another.
 
   Raises:
-    RunError: other programs use the machine now, too.
+    RunError: other programs use the machine now.
   """
   shapes: dict[tuple[str, ...], dict[str, bool]] = {}
   gone: list[str] = []
@@ -36,7 +36,7 @@ def measure(workdir: Path) -> None:
       shape[identity] = bool(measured.get("map"))
   if gone:
     print(
-      f"not measured again, as they have no folder in {workdir / records.RUNS}: "
+      f"not measured again, because they have no folder in {workdir / records.RUNS}: "
       f"{', '.join(gone)}",
       flush=True,
     )

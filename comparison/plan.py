@@ -1,4 +1,4 @@
-"""From a comparison to its runs: which, with what, and what cannot be."""
+"""Plans the runs of a comparison: their configs, and which cannot run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,17 +23,20 @@ from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
 
 MATCHED, DENSE = "matched", "dense"
-"""Feed-forward width of a row: as equal parameters ask, or as dense attention's."""
+"""Feed-forward width of a row: for equal parameters, or that of the dense model."""
 
 TWIN = "feed-forward as in dense"
-"""Names a row whose feed-forward layers were not narrowed, beside its match."""
+"""Label of a counterpart: a row whose feed-forward layers were not narrowed."""
 
 _WIDTH = "model.mlp_features"
 _SOURCES = ("model.kind", "model.weights")
-"""Leaves that decide what is read, beside those of the task."""
+"""Config fields that determine the data, besides those of the task."""
 
 _NARROW, _DEVIATION = 1 / 2, 0.02
-"""Of dense attention's width and parameters: where a row gets a twin."""
+"""A row gets a counterpart below this share of dense attention's width.
+
+It also gets one beyond this relative deviation from its parameters.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,31 +46,31 @@ class Run:
   Attributes:
     task: file in configs/.
     attention: the mechanism, or the variant.
-    mechanism: key of `ATTENTIONS`, or import path, behind it.
-    seed: of the run.
-    leaves: what differs from the file's config, by leaf.
-    grid: those of them that come from the grid.
-    across: those of them that make it a row of its own.
-    width: `MATCHED`, or `DENSE` in the twin of a row whose feed-forward layers
-      had to be much narrower, or whose parameters are not equal for all that.
-    choosing: whether it chooses a point of the grid, and is not reported.
-    at_edge: leaves of the grid whose chosen value is the lowest or highest one
-      that was tried.
-    budget_seconds: training time that becomes steps where the run is made.
-    parameters: of the model, as it runs; 0 where it cannot.
-    unmatched_parameters: as its file would have it.
-    feed_forward: width of its feed-forward layers, where parameters are matched.
-    dense_feed_forward: that of the model with dense attention.
-    dense_parameters: those of the model with dense attention.
-    obstacle: why it cannot run; empty where it can.
-    slots: which mechanism fills which slot of its model; empty where none can.
-    options: of the mechanism itself, as its config has them.
-    learning_rate: the highest of its schedule; None where it cannot run.
-    steps: of its training, where they are known before it is made; else 0.
-    length: of its longest examples while it trains, where its task is evaluated
-      at other lengths too; else None.
-    solved_at: value of the headline metric from which its task is solved; None
-      where it is a matter of degree.
+    mechanism: its key of `ATTENTIONS`, or its import path.
+    seed: the seed of the run.
+    leaves: config field -> value, for fields that differ from the file's config.
+    grid: the fields of `leaves` that come from the grid.
+    across: the fields of `leaves` that come from `across`, which separate rows.
+    width: `MATCHED`, or `DENSE` for the counterpart of a row whose feed-forward layers
+      had to be much narrower, or whose parameters are still not equal.
+    choosing: whether the run chooses a point of the grid, and is not reported.
+    at_edge: fields of the grid whose chosen value is the lowest or highest one that
+      was tried.
+    budget_seconds: training time, converted to steps when the run starts.
+    parameters: number of parameters of the model, after matching; 0 if it cannot run.
+    unmatched_parameters: number of parameters with the config of the file.
+    feed_forward: width of the feed-forward layers, if parameters are matched.
+    dense_feed_forward: that width in the model with dense attention.
+    dense_parameters: number of parameters of the model with dense attention.
+    obstacle: why it cannot run; empty if it can.
+    slots: mechanisms of the attention modules; empty if it cannot run.
+    options: the options of the mechanism, as in its config.
+    learning_rate: the peak of its schedule; None if it cannot run.
+    steps: number of training steps, if known before the run starts; else 0.
+    length: length of the longest training examples, if its task is evaluated at other
+      lengths, too; else None.
+    solved_at: value of the headline metric from which its task is solved; None if
+      there is none.
   """
 
   task: str
@@ -96,65 +99,65 @@ class Run:
 
   @property
   def identity(self) -> str:
-    """Folder of the run: the same for the same config, whoever asks."""
+    """The name of the run's folder: equal for equal configs."""
     content = [self.task, self.mechanism, self.leaves, self.budget_seconds]
     if self.width != MATCHED:
       content.append(self.width)
     text = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     name = f"{self.task}-{self.attention}-{self.seed}-{digest}"
-    # A task may lie in a folder of configs/, a mechanism in a module.
+    # A task may be in a subfolder of configs/, and a mechanism in a module.
     return name.replace("/", "-").replace(":", ".")
 
   @property
   def family(self) -> str:
-    """The same for all seeds, and for nothing else."""
+    """An identity that runs share if and only if they differ only in the seed."""
     return self._identity_without("seed")
 
   @property
   def shape(self) -> str:
-    """The same for runs that differ in seed and learning rate alone."""
+    """An identity that runs share if they differ only in seed and learning rate."""
     return self._identity_without("seed", "optimizer.learning_rate")
 
   def _identity_without(self, *leaves: str) -> str:
-    """An identity that does not depend on some leaves."""
+    """An identity that does not depend on some config fields."""
     other_leaves = {k: v for k, v in self.leaves.items() if k not in leaves}
     return dataclasses.replace(self, seed=0, leaves=other_leaves).identity
 
   @property
   def row(self) -> str:
-    """Its row in a table, for a reader: the same for its seeds and its grid."""
+    """The name of its row in a table, which its seeds and its grid share."""
     return f"{self.task}, {label(vars(self))}"
 
   @property
   def arguments(self) -> list[str]:
-    """The arguments of `train.py`, without the folder."""
+    """The arguments of `train.py`, without the workdir."""
     return [
       f"--config=configs/{self.task}.py:{self.mechanism}",
       *(f"--config.{leaf}={value}" for leaf, value in self.leaves.items()),
     ]
 
   def with_num_steps(self, steps: int) -> "Run":
-    """The same with a budget of seconds as a number of steps."""
+    """Returns the run with its budget of seconds as a number of steps."""
     if self.budget_seconds is None:
       return self
     return dataclasses.replace(self, leaves=self.leaves | {"num_steps": steps})
 
   def with_seed(self, seed: int, **fields: Any) -> "Run":
-    """The same with a seed, and other fields that change no leaf."""
+    """Returns the run with another seed, and other attributes if given."""
     leaves = {"seed": seed} | self.leaves | {"seed": seed}
     return dataclasses.replace(self, seed=seed, leaves=leaves, **fields)
 
 
 def plan(comparison: Comparison) -> list[Run]:
-  """Every run that is known before one is made, seeds last.
+  """Plans every run that is known before training, in the order of seeds.
 
-  These are the runs of the report, or with a grid those that choose a point for
-  it. Nothing is trained or compiled: models are traced to count parameters, and
-  their steps to count operations where these are the budget.
+  These are the reported runs, or with a grid the runs that choose its point. Nothing
+  is trained or compiled: models are traced to count parameters, and their steps to
+  count operations if these are the budget.
 
   Raises:
-    ConfigError: an override that no run can take.
+    ConfigError: no run can take one of the config fields.
   """
   points: list[Run] = []
   for task, attention, across in itertools.product(
@@ -167,7 +170,7 @@ def plan(comparison: Comparison) -> list[Run]:
       for grid in comparison.grid_points()
     ]
     points += row
-    if any(map(_needs_twin, row)):
+    if any(map(_needs_counterpart, row)):
       points += [
         planned(comparison, dataclasses.replace(run, width=DENSE))
         for run in row
@@ -181,10 +184,10 @@ def plan(comparison: Comparison) -> list[Run]:
 
 
 def data(runs: Iterable[Run]) -> dict[str, str]:
-  """Name -> digest of the data that runs of a plan read.
+  """Returns name -> digest of the data that the runs of a plan read.
 
   Raises:
-    ConfigError: they cannot be read.
+    ConfigError: the data cannot be read.
   """
   runs_by_data = {}
   for run in runs:
@@ -202,20 +205,23 @@ def data(runs: Iterable[Run]) -> dict[str, str]:
 
 
 def label(run: Mapping[str, Any]) -> str:
-  """The name of a row: 'delta', 'delta, features=16', and what makes it a twin.
+  """Returns the name of a row: 'delta', 'delta, features=16', …
+
+  The name of a counterpart ends with `TWIN`.
 
   Args:
-    run: fields of a `Run`, or its record.
+    run: attributes of a `Run`, or its record.
   """
-  wide = TWIN if run.get("width") == DENSE else ""
-  parts = (run["attention"], point(run.get("across", {})), wide)
+  counterpart = TWIN if run.get("width") == DENSE else ""
+  parts = (run["attention"], point(run.get("across", {})), counterpart)
   return ", ".join(filter(None, parts))
 
 
 def point(leaves: Mapping[str, Any]) -> str:
-  """Values by the last part of their leaves: 'features=16, position=rotary'.
+  """Spells values by the last part of their fields: 'features=16, position=rotary'.
 
-  Leaves that end alike are whole: 'encoder.features=8, decoder.features=16'.
+  If two fields end alike, their full names appear:
+  'encoder.features=8, decoder.features=16'.
   """
   names = titles(leaves)
   return ", ".join(
@@ -224,7 +230,7 @@ def point(leaves: Mapping[str, Any]) -> str:
 
 
 def titles(leaves: Iterable[str]) -> dict[str, str]:
-  """Leaf -> the last part of its name, or the whole where another ends so."""
+  """Returns field -> the last part of its name, or all if another field ends alike."""
   ends = Counter(map(short, leaves))
   return {
     leaf: leaf if ends[short(leaf)] > 1 else short(leaf) for leaf in leaves
@@ -232,23 +238,23 @@ def titles(leaves: Iterable[str]) -> dict[str, str]:
 
 
 def _spelled(value: Any) -> str:
-  """A value in the name of a row, whose parts stand between ', '."""
+  """Spells a value for the name of a row, whose parts are separated by ', '."""
   if isinstance(value, list | tuple):
     return f"[{','.join(map(_spelled, value))}]"
   return str(value)
 
 
 def short(leaf: str) -> str:
-  """The last part of a leaf's name: 'features' of 'model.features'."""
+  """Returns the last part of a field's name: 'features' of 'model.features'."""
   return leaf.rpartition(".")[2]
 
 
 def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:
-  """Runs that are alike, in the order of the first of each group.
+  """Groups runs that share a property, in the order of each group's first run.
 
   Args:
-    runs: of the plan.
-    key: property that they have in common: 'row', 'family' or 'shape'.
+    runs: runs of the plan.
+    key: the shared property: 'row', 'family', 'shape' or 'identity'.
   """
   groups: dict[str, list[Run]] = {}
   for run in runs:
@@ -257,21 +263,21 @@ def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:
 
 
 def twins(runs: Sequence[Run]) -> list[str]:
-  """A line for each row that has another one with dense attention's width."""
+  """Returns a line for each row that has a counterpart."""
   lines = []
   for row in grouped(runs, "row"):
-    run = next(filter(_needs_twin, row), None)
+    run = next(filter(_needs_counterpart, row), None)
     if run is not None:
       dense = run.dense_feed_forward
       lines.append(
         f"{run.row}: feed-forward {run.feed_forward} of {dense} to have "
-        f"{run.parameters:,} parameters; a row with {dense} beside it"
+        f"{run.parameters:,} parameters; its counterpart has {dense}"
       )
   return lines
 
 
 def obstacles(runs: Sequence[Run]) -> list[str]:
-  """A line for each row that cannot run, and one that says how to go without."""
+  """Returns a line for each row that cannot run, and one on how to leave them out."""
   rows = grouped(runs, "row")
   lines = [
     f"{row[0].row}: not supported: {row[0].obstacle}"
@@ -287,8 +293,8 @@ def obstacles(runs: Sequence[Run]) -> list[str]:
   return [*lines, last]
 
 
-def _needs_twin(run: Run) -> bool:
-  """Whether equal parameters leave it little, or could not be had."""
+def _needs_counterpart(run: Run) -> bool:
+  """Whether matching narrows a row's feed-forward layers much, or leaves it unequal."""
   width, parameters = run.dense_feed_forward, run.dense_parameters
   if run.width == DENSE or not width or not parameters:
     return False
@@ -299,27 +305,27 @@ def _needs_twin(run: Run) -> bool:
 
 
 def planned(comparison: Comparison, run: Run) -> Run:
-  """A run with all that follows from its row and its point of the grid.
+  """Completes a run from its row and its point of the grid.
 
-  Its parameters are matched, and its budget of operations is one of steps.
+  Matches its parameters, and converts its budget of operations to steps.
 
   Args:
-    comparison: that it is of.
-    run: whose task, attention, across, width and grid are taken, and no seed.
+    comparison: the comparison of the run.
+    run: its task, attention, across, width and grid are used, but not its seed.
 
   Raises:
-    ConfigError: dense attention cannot be trained so either.
+    ConfigError: a run with dense attention would fail, too.
   """
   task, budget = run.task, comparison.budget_seconds
   name, options = comparison.variant(run.attention)
   leaves = comparison.leaves(task) | run.across | run.grid
-  # Where `across` chooses mechanisms, dense attention is the baseline still.
+  # If `across` chooses mechanisms, dense attention is still the baseline.
   baseline_leaves = {
     leaf: value
     for leaf, value in leaves.items()
     if leaf not in run.across or not layers.is_slot(leaf)
   }
-  # What cannot be with dense attention either is a fault of the comparison.
+  # If dense attention fails, too, the comparison's config is at fault.
   try:
     baseline = config_of(task, BASELINE, baseline_leaves)
     parameters = _count(baseline)
@@ -347,11 +353,11 @@ def planned(comparison: Comparison, run: Run) -> Run:
       width = run.feed_forward
       if width is None or run.dense_feed_forward is None:
         raise ConfigError(
-          f"config.match_parameters: a model of kind {config.model.kind!r} has "
-          "not one width of feed-forward layers that could be changed; expected "
+          f"config.match_parameters: a model of kind {config.model.kind!r} has no "
+          "single width of feed-forward layers that could be changed; expected "
           "False"
         )
-      # Every mechanism pays the same for one more unit, so one price serves all.
+      # One more unit adds the same number of parameters with every mechanism.
       wider = baseline_leaves | {_WIDTH: run.dense_feed_forward + 1}
       price = _count(config_of(task, BASELINE, wider)) - parameters
       units = max(round((parameters - count) / price), 1 - width)
@@ -381,7 +387,7 @@ def planned(comparison: Comparison, run: Run) -> Run:
 def _comparison_error(
   error: ConfigError, comparison: Comparison, run: Run
 ) -> ConfigError:
-  """A fault in the config of a run, its leaf named as the comparison has it."""
+  """Names the field of a run's ConfigError as in the comparison's config."""
   leaf, _, fault = str(error).removeprefix("config.").partition(":")
   prefix = ""
   if leaf in run.grid:
@@ -394,22 +400,22 @@ def _comparison_error(
 
 
 def _trained_length(config: ExperimentConfig) -> int | None:
-  """T while it trains, of a task that is evaluated at other lengths too."""
+  """T in training, for tasks that are evaluated at other lengths, too; else None."""
   if not getattr(config.task, "eval_lengths", ()):
     return None
-  # A task of mixed lengths has the longest.
+  # A task with mixed lengths has a maximum.
   lengths = (getattr(config.task, x, None) for x in ("length", "max_length"))
   return next(filter(None, lengths), None)
 
 
 def _feed_forward(config: ExperimentConfig) -> int | None:
-  """Width of the feed-forward layers; None where a model has not one width."""
+  """Width of the feed-forward layers; None if a model has no single width."""
   width = getattr(config.model, "mlp_features", None)
   return width if isinstance(width, int) else None
 
 
 def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
-  """The config that `train.py` would make of the same arguments."""
+  """Returns the config that `train.py` would make of the same arguments."""
   config = layers.mapping(task, attention)
   for leaf, value in leaves.items():
     put(config, leaf, value)
@@ -417,10 +423,10 @@ def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
 
 
 def _count(config: ExperimentConfig) -> int:
-  """Parameters of the model; the loop and the optimiser do not matter.
+  """Counts the parameters of a model, which loop and optimiser do not change.
 
   Raises:
-    ConfigError: it cannot be made, or a batch of it does not fit into memory.
+    ConfigError: the model cannot be made, or its batch does not fit into memory.
   """
   size, steps = config.train.batch_size, config.train.optimizer.accumulate_steps
   optimizer = OptimizerConfig(accumulate_steps=steps)
@@ -435,6 +441,6 @@ def _parameters(config: ExperimentConfig) -> int:
 
 
 def _step_flops(config: ExperimentConfig) -> float:
-  """Operations of one update, on the batch of the first step."""
+  """Counts the operations of one update, on the batch of the first step."""
   run = experiment.create(config)
   return costs.step_flops(run, run.task.train_batch(0)).flops

@@ -1,4 +1,4 @@
-"""A program that a comparison runs in a process of its own, to its end."""
+"""Runs a program of a comparison in a separate process."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -25,10 +25,10 @@ class Ended(NamedTuple):
   """A process that has ended.
 
   Attributes:
-    code: its exit code; of a signal that ended it, the negative number.
-    error: the last line of its standard error, which says what went wrong.
-    used: what it took of the machine.
-    stop: SIGTERM or SIGINT, if one was handed on to it.
+    code: its exit code; if a signal ended it, the negative number of the signal.
+    error: the last line of its standard error, which has the error message.
+    used: the time and memory that it used.
+    stop: SIGTERM or SIGINT, if one was forwarded to it.
   """
 
   code: int
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
     return f"exit code {self.code}: {self.error}" if self.code else ""
 
   def end_with_signal(self) -> None:
-    """Ends this process too, if a signal has ended that one."""
+    """Ends this process, too, if a signal was forwarded."""
     if self.stop == signal.SIGINT:
       raise KeyboardInterrupt
     if self.stop is not None:
@@ -54,14 +54,14 @@ def run(
   request: Mapping[str, Any] | None = None,
   watch: Callable[[], None] = lambda: None,
 ) -> Ended:
-  """Runs Python in a process of its own to its end.
+  """Runs Python in a separate process, and waits for its end.
 
-  SIGTERM and SIGINT are handed on to it; that they came is said at once.
+  Reports SIGTERM and SIGINT immediately, and forwards them as SIGTERM.
 
   Args:
-    arguments: of Python.
-    request: JSON-ready, its standard input.
-    watch: called now and then until it ends.
+    arguments: the command-line arguments of Python.
+    request: JSON-ready content of its standard input.
+    watch: called repeatedly until the process ends.
   """
   with (
     tempfile.TemporaryFile("w+", encoding="utf-8") as inputs,
@@ -75,7 +75,7 @@ def run(
       stdin=inputs,
       stdout=subprocess.DEVNULL,
       stderr=errors,
-      # Whatever the locale, it says what this process reads.
+      # This process reads UTF-8, whatever the locale is.
       env=os.environ | {"PYTHONIOENCODING": "utf-8:replace"},
     )
     with process, Signals(functools.partial(_stop, process)) as signals:
@@ -99,6 +99,6 @@ def run(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-  """Says at once that a signal came, and hands it on."""
+  """Reports a signal immediately, and ends the process with SIGTERM."""
   print(_STOPPING, flush=True)
   process.terminate()

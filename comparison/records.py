@@ -1,4 +1,4 @@
-"""What a comparison has found so far: one small file a run."""
+"""The records of a comparison: one small file per run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
@@ -20,9 +20,9 @@ SCALING = "scaling.jsonl"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
 TRAINED, STOPPED = "not measured yet", "stopped"
 OPEN = "open"
-"""In the plan: a run whose point of the grid is still to be chosen."""
+"""Key in the plan of runs whose point of the grid is not chosen yet."""
 STOPPED_EARLY = "stopped early"
-"""Successive halving stopped it; it is not continued."""
+"""Status of a run that successive halving stopped, which is not continued."""
 
 _PLACE = ("task", "attention", "across", "row", "seed", "choosing")
 _RUN_FIELDS = (*_PLACE, "width", "grid", "at_edge", "learning_rate", "slots")
@@ -31,14 +31,14 @@ _RUN_FIELDS += ("unmatched_parameters", "dense_parameters", "feed_forward")
 _RUN_FIELDS += ("dense_feed_forward",)
 
 Record = Mapping[str, Any]
-"""What `write` wrote: the run, its status, what it measured."""
+"""A record that `write` wrote: the run, its status and its measurements."""
 
 
 def check(workdir: Path, shared: Mapping[str, Any]) -> None:
-  """Checks that `workdir` is free, or that of this very comparison.
+  """Checks that `workdir` is free, or belongs to this comparison.
 
-  Mechanisms and seeds may be added later; what all runs share, `shared`, may
-  not change.
+  Mechanisms and seeds may be added later, but the settings that all runs share,
+  `shared`, may not change.
 
   Raises:
     ConfigError: it belongs to another comparison, or holds other files.
@@ -47,19 +47,19 @@ def check(workdir: Path, shared: Mapping[str, Any]) -> None:
 
 
 def shared(workdir: Path) -> dict[str, Any]:
-  """What all runs of a comparison share; empty where there is none."""
+  """Returns the settings that all runs of a comparison share; empty without one."""
   return atomic.read_json(workdir / COMPARISON) or {}
 
 
 def check_data(workdir: Path, home: Path) -> None:
-  """Checks that a run reads what the comparison began with.
+  """Checks that a run reads the same data as the comparison did at its start.
 
   Args:
-    workdir: of the comparison.
-    home: of the run, which has begun.
+    workdir: the folder of the comparison.
+    home: workdir of the run, which has started.
 
   Raises:
-    ConfigError: a file has changed since.
+    ConfigError: a file has changed since then.
   """
   data = shared(workdir).get(ownership.DATA, {})
   for name, digest in files.kept_data(home).items():
@@ -71,15 +71,15 @@ def check_data(workdir: Path, home: Path) -> None:
 
 
 def claim(workdir: Path, shared: Mapping[str, Any]) -> None:
-  """Makes `workdir` that of this comparison, after `check`."""
+  """Claims `workdir` for this comparison, after `check`."""
   check(workdir, shared)
   ownership.claim(workdir, COMPARISON, shared)
 
 
 def write(workdir: Path, run: Run, *, status: str, **fields: Any) -> None:
-  """Writes the record of one run, whole or not at all.
+  """Writes the record of one run, atomically.
 
-  What is in `fields` takes the place of what is known from the plan.
+  `fields` replace the values that are known from the plan.
   """
   (workdir / RECORDS).mkdir(exist_ok=True)
   record = {
@@ -92,14 +92,14 @@ def write(workdir: Path, run: Run, *, status: str, **fields: Any) -> None:
 
 
 def update(workdir: Path, identity: str, **fields: Any) -> None:
-  """Adds to the record of a run that is there."""
+  """Updates fields of the existing record of a run."""
   atomic.write_json(_path(workdir, identity), of(workdir, identity) | fields)
 
 
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
-  """All records, and the names of files that are none.
+  """Reads all records, and lists the names of damaged files.
 
-  A damaged file counts as a run that was never made: it is run again.
+  A run whose record is damaged counts as not started, and is run again.
   """
   records = by_identity(workdir)
   paths = sorted((workdir / RECORDS).glob("*.json"))
@@ -109,19 +109,19 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
 
 
 def by_identity(workdir: Path) -> dict[str, dict[str, Any]]:
-  """Identity of a run -> its record, of all that are whole."""
+  """Returns identity of a run -> its record, for all intact records."""
   names = (path.stem for path in sorted((workdir / RECORDS).glob("*.json")))
   return {name: record for name in names if (record := of(workdir, name))}
 
 
 def of(workdir: Path, identity: str) -> dict[str, Any]:
-  """The record of a run; empty where there is none, or a damaged one."""
+  """Returns the record of a run; empty if it is missing or damaged."""
   record = atomic.read_json(_path(workdir, identity)) or {}
   return record if {"task", "status"} <= record.keys() else {}
 
 
 def forget_failure(workdir: Path, run: Run) -> None:
-  """Makes a run that failed one that waits, and its measuring as well."""
+  """Forgets that a run, or its measurement, failed, so that it is tried again."""
   if status(workdir, run) == FAILED:
     _path(workdir, run.identity).unlink()
   elif status(workdir, run) == TRAINED:
@@ -129,10 +129,10 @@ def forget_failure(workdir: Path, run: Run) -> None:
 
 
 def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
-  """Adds runs to those that the comparison is known to have.
+  """Adds runs to the plan of the comparison.
 
-  Where they choose a point of the grid, `seeds` are those of the runs of the
-  report, which will be at that point.
+  If they choose a point of the grid, `seeds` are the seeds of the reported runs, which
+  will be at that point.
   """
   entries = {}
   for run in runs:
@@ -145,15 +145,15 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
 
 
 def keep_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-  """Replaces what `planned` gives."""
+  """Replaces the plan that `planned` returns."""
   atomic.write_json(workdir / PLAN, entries)
 
 
 def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
-  """Forgets why runs could not be that can be now.
+  """Removes the records of runs that could not run before but can run now.
 
   Raises:
-    ConfigError: runs of one of their rows were made with other settings.
+    ConfigError: earlier runs of one of their rows have other settings.
   """
   candidates = {
     (run.row, _point(run.grid)): run for run in runs if not run.obstacle
@@ -183,31 +183,31 @@ def _point(grid: Any) -> str:
 
 
 def _settings(arguments: Sequence[str]) -> set[str]:
-  """Arguments without the seed, and the steps that a budget may have become."""
+  """The arguments without the seed and the steps, which a budget may determine."""
   varying = ("--config.seed=", "--config.num_steps=")
   return {x for x in arguments if not x.startswith(varying)}
 
 
 def planned(workdir: Path) -> dict[str, dict[str, Any]]:
-  """Identity of every run that `plan` was told of -> what it is."""
+  """Returns identity -> description of every run in the plan."""
   return atomic.read_json(workdir / PLAN) or {}
 
 
 def refer(workdir: Path, references: Mapping[str, Any]) -> None:
-  """Keeps results from elsewhere, task -> name -> metric -> value."""
-  # A config's mappings are read-only ones, which JSON does not know.
+  """Stores results from elsewhere, task -> name -> metric -> value."""
+  # A config's mappings are read-only types, which JSON does not support.
   content = json.loads(json.dumps(references, default=dict))
   atomic.write_json(workdir / REFERENCES, content)
 
 
 def references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
-  """What `refer` kept; empty where there is nothing."""
+  """Returns the results that `refer` stored; empty if there are none."""
   return atomic.read_json(workdir / REFERENCES) or {}
 
 
 @contextlib.contextmanager
 def running(workdir: Path, run: Run) -> Iterator[None]:
-  """Says meanwhile that a run is being made, by which process."""
+  """Context manager that marks a run as running in this process."""
   (workdir / RUNNING).mkdir(exist_ok=True)
   path = workdir / RUNNING / f"{run.identity}.json"
   atomic.write_json(
@@ -220,18 +220,18 @@ def running(workdir: Path, run: Run) -> Iterator[None]:
 
 
 def home(workdir: Path, run: Run) -> Path:
-  """The folder of a run, as `train.py` has it."""
+  """Returns the workdir of a run, as `train.py` uses it."""
   return workdir / RUNS / run.identity
 
 
 def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
-  """Lines of a run's metrics.jsonl: of its record, or of its folder."""
+  """Returns the lines of a run's metrics.jsonl, from its record or its workdir."""
   lines = of(workdir, run.identity).get("history")
   return lines or metrics.read(home(workdir, run))
 
 
 def evaluations(workdir: Path, run: Run) -> dict[int, dict[str, Any]]:
-  """Step -> metrics on the first held-out split, as far as a run is."""
+  """Returns step -> metrics on the first held-out split, for all steps so far."""
   lines = [x for x in history(workdir, run) if x["split"] != "train"]
   return {
     line["step"]: line for line in lines if line["split"] == lines[0]["split"]
@@ -239,9 +239,9 @@ def evaluations(workdir: Path, run: Run) -> dict[int, dict[str, Any]]:
 
 
 def loss_at(workdir: Path, run: Run, share: float) -> float | None:
-  """Held-out loss after a share of the steps; None where a run is not there yet.
+  """Returns the held-out loss after a share of the steps; None if not reached yet.
 
-  Of a run that `patience` has ended before, it is the last one.
+  If `patience` ended the run before, it is the last loss.
   """
   count = steps(workdir, run)
   if count is None:
@@ -254,12 +254,12 @@ def loss_at(workdir: Path, run: Run, share: float) -> float | None:
 
 
 def step_at(count: int, share: float) -> int:
-  """The step that ends a share of all."""
+  """Returns the last step of a share of all steps."""
   return max(1, round(share * count))
 
 
 def steps(workdir: Path, run: Run) -> int | None:
-  """Steps of a run; None where its budget of seconds was not timed yet."""
+  """Returns the steps of a run; None if its budget of seconds is not timed yet."""
   if run.budget_seconds is None:
     return run.steps
   cost = atomic.read_json(workdir / BUDGETS / f"{run.family}.json")
@@ -269,18 +269,18 @@ def steps(workdir: Path, run: Run) -> int | None:
 
 
 def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
-  """Keeps what a step takes, from which `steps` follow."""
+  """Stores the cost of a step, from which `steps` computes the number of steps."""
   (workdir / BUDGETS).mkdir(exist_ok=True)
   atomic.write_json(workdir / BUDGETS / f"{run.family}.json", cost)
 
 
 def status(workdir: Path, run: Run) -> str | None:
-  """Status of a run's record; None where there is none, or a damaged one."""
+  """Returns the status in a run's record; None if it is missing or damaged."""
   return of(workdir, run.identity).get("status")
 
 
 def usage(workdir: Path, run: Run) -> dict[str, float | None]:
-  """What a run that was stopped has taken so far; empty for any other."""
+  """Returns the time and memory used by a stopped run; empty for any other."""
   record = of(workdir, run.identity)
   if record.get("status") != STOPPED:
     return {}

@@ -1,4 +1,4 @@
-"""Runs a comparison: each row chooses its point of the grid, then it is reported."""
+"""Runs a comparison: chooses a point of the grid for each row, then trains its runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,23 +17,23 @@ def run(
   shard: tuple[int, int] = (1, 1),
   after: Callable[[], None] = lambda: None,
 ) -> None:
-  """Makes what a comparison lacks; what it has is not made again.
+  """Trains and measures the runs of a comparison that have no result yet.
 
-  Killed anywhere and called again, it goes on where it was, to the same numbers.
+  A comparison that is killed and started again continues, and gives the same numbers.
 
   Args:
-    comparison: to run.
-    folder: of the comparison; new, or its own.
-    shard: (i, n) makes the i-th of n parts of its rows, counted from 1.
-    after: called whenever runs of one process have ended.
+    comparison: the comparison to run.
+    folder: the folder of the comparison; new, or its own.
+    shard: (i, n) runs the i-th of n parts of the rows, counted from 1.
+    after: called whenever all runs of one shape have ended.
 
   Raises:
-    ConfigError: the folder holds something else, or a run cannot be at all.
+    ConfigError: the folder holds something else, or a config is not valid.
     RunError: no row can run, or a record cannot be written.
   """
   shared = folder_lib.shared(comparison)
   records.check(folder, shared)
-  # A fault that only planning finds leaves no folder behind.
+  # An error that planning finds leaves no folder behind.
   runs = plan.plan(comparison)
   for line in plan.obstacles(runs):
     print(line, flush=True)
@@ -68,7 +68,7 @@ def run(
 
 
 def check_trained(folder: Path) -> None:
-  """Raises RunError where every run of a comparison that was tried has failed."""
+  """Raises RunError if every run that a comparison tried has failed."""
   statuses = {record["status"] for record in records.read(folder)[0]}
   if statuses - {records.UNSUPPORTED} == {records.FAILED}:
     raise RunError("nothing was trained: every run failed; its row says why")

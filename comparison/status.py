@@ -1,4 +1,4 @@
-"""What a comparison has done, what it does, and when it will be done."""
+"""The status of a comparison: its done, running and waiting runs, and the time left."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,24 +16,23 @@ _RUNNING, _WAITING = "running", "waiting"
 _STATES = (records.DONE, _RUNNING, _WAITING, records.FAILED)
 _RARE_STATES = (records.STOPPED_EARLY, records.UNSUPPORTED)
 
-# A run takes as long as those that are done and have most of these in common.
+# The time of a run is estimated from done runs that share the first of these.
 _ALIKE = (("task", "attention", "across"), ("task", "attention"), ("task",), ())
 
 
 def text(workdir: Path) -> str:
-  """Lines for a person: counts, what runs, what failed, and the time left.
+  """Describes counts, running and failed runs, and the time left, for a reader.
 
-  A run takes as long as those that are done of its task and mechanism and at its
-  point of `across`, or as those of its task and mechanism, or as those of its task,
-  or as all, less what it has been trained so far. Runs of the report whose point of
-  the grid is still to be chosen wait.
+  The time of a run is the mean of the done runs with its task, mechanism and point of
+  `across`; or with its task and mechanism; or with its task; or of all; minus its
+  training time so far. Reported runs whose point of the grid is not chosen yet count
+  as waiting.
   """
   run_records = records.by_identity(workdir)
   plan, processes = _plan(workdir, run_records), _processes(workdir)
   states: dict[str, list[str]] = {}
   for name in plan:
     status = run_records.get(name, {}).get("status", _WAITING)
-    # A process of several runs has all of them until the last has ended.
     if name in processes and status != records.DONE:
       status = _RUNNING
     elif status in (records.STOPPED, records.TRAINED):
@@ -58,8 +57,8 @@ def text(workdir: Path) -> str:
   queue = [*states.get(_WAITING, ()), *states.get(_RUNNING, ())]
   if queue and not done:
     lines.append(
-      "no run is done yet that was never stopped, so nobody knows how long the "
-      "others take"
+      "no run is done yet that was never stopped, so the time of the others is "
+      "unknown"
     )
   elif queue:
     seconds = 0.0
@@ -72,7 +71,7 @@ def text(workdir: Path) -> str:
 
 
 def missing(workdir: Path) -> list[str]:
-  """A line on how many runs there are, where some are still to be made."""
+  """Returns a line that counts runs, if some are not done yet; else none."""
   run_records = records.by_identity(workdir)
   states = [
     run_records.get(name, {}).get("status", _WAITING)
@@ -96,9 +95,9 @@ def missing(workdir: Path) -> list[str]:
 def _plan(
   workdir: Path, run_records: Mapping[str, records.Record]
 ) -> dict[str, dict[str, Any]]:
-  """Every run that is known: of the plan, and of records beside it."""
+  """Every known run, from the plan and from records."""
   planned = records.planned(workdir)
-  # A plan of an older version says less than its records.
+  # The plan of an older version has fewer fields than the records.
   runs = {
     name: {**run_records.get(name, {}), **planned.get(name, {})}
     for name in {**run_records, **planned}
@@ -116,7 +115,7 @@ def _plan(
 
 
 def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
-  """Run -> its machine and process, which is alive, or on another machine."""
+  """Run -> its host and process, if that is alive or on another host."""
   processes = {}
   for path in sorted((workdir / records.RUNNING).glob("*.json")):
     owner = atomic.read_json(path)
@@ -127,13 +126,13 @@ def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
 
 
 def _trained(workdir: Path, name: str) -> tuple[int, float]:
-  """Steps and seconds that a run has been trained so far."""
+  """Steps and seconds of training of a run so far."""
   lines = metrics.read(workdir / records.RUNS / name)
   return (lines[-1]["step"], lines[-1]["seconds"]) if lines else (0, 0.0)
 
 
 def _expected(run: Mapping[str, Any], done: Sequence[records.Record]) -> float:
-  """Mean seconds of the runs that are most like one."""
+  """Mean seconds of the done runs that are most similar to a run."""
   for names in _ALIKE:
     alike = [
       other["seconds"]
@@ -142,7 +141,7 @@ def _expected(run: Mapping[str, Any], done: Sequence[records.Record]) -> float:
     ]
     if alike:
       return statistics.fmean(alike)
-  raise AssertionError  # All runs have nothing in common, at least.
+  raise AssertionError  # The last entry of `_ALIKE` matches all runs.
 
 
 def _clock(seconds: float, processes: int) -> str:

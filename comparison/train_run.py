@@ -1,4 +1,4 @@
-"""Trains one run of a comparison by its command, and writes its record."""
+"""Trains one run of a comparison with `train.py`, and writes its record."""
 
 from collections.abc import Mapping
 import datetime
@@ -15,22 +15,22 @@ from training import atomic, evaluate, metrics, workdir
 _ROOT = Path(__file__).parents[1]
 _CONFIGS = "--config=configs/"
 _REFUSED = 2
-"""Exit code of train.py where a config cannot be: another try would end alike."""
+"""Exit code of train.py for an invalid config, with which another try would fail."""
 
-_QUIET_SECONDS = 10.0
-"""A run that trains says where it is as often, at most."""
+_PROGRESS_SECONDS = 10.0
+"""Smallest time between two lines of progress."""
 
-_PLACE = ("step", "split", "seconds")
-"""Names in the final evaluation that say when it was made; the others are metrics."""
+_NOT_METRICS = ("step", "split", "seconds")
+"""Names in an evaluation that are not metrics."""
 
 
 def train(run: Run, folder: Path, share: float | None) -> None:
-  """Runs `train.py` with a run's own arguments, and writes its record.
+  """Runs `train.py` with the arguments of a run, and writes its record.
 
   Args:
-    run: of the plan.
-    folder: of the comparison.
-    share: of the steps, where it is evaluated and stops; None goes to the end.
+    run: a run of the plan.
+    folder: the folder of the comparison.
+    share: share of the steps at which to evaluate and stop; None trains to the end.
   """
   home, ended, status, reason = records.home(folder, run), None, "", ""
   used: usage.Usage = {}
@@ -57,22 +57,22 @@ def train(run: Run, folder: Path, share: float | None) -> None:
         reason = ended.error
   except ValueError as error:
     status, reason = records.FAILED, one_line(error)
-  # It is tried again.
+  # The run is tried again.
   except Exception as error:
     status, reason = records.STOPPED, one_line(error)
-  # A run may have been trained before, and is to be measured.
+  # A run that was trained before only has to be measured.
   if records.status(folder, run) != records.TRAINED:
     _write(run, folder, used, status=status, reason=reason)
   if ended is not None:
-    if ended.stop is not None and ended.code > 128:  # It ended at once.
+    if ended.stop is not None and ended.code > 128:  # It ended immediately.
       print(f"  {ended.error}", flush=True)
     ended.end_with_signal()
 
 
 def command(run: Run, home: Path, share: float | None, steps: int) -> list[str]:
-  """What Python runs: `train.py`, its arguments as the record has them, a folder."""
+  """Returns the arguments of Python: `train.py`, those of the record, and a workdir."""
   config, *leaves = run.arguments
-  # As typed in the checkout; elsewhere `configs/` is where that is.
+  # Outside the checkout, `configs/` needs its full path.
   if Path.cwd() != _ROOT:
     config = config.replace(_CONFIGS, f"--config={_ROOT}/configs/", 1)
   arguments = [str(_ROOT / "train.py"), config, *leaves, f"--workdir={home}"]
@@ -82,17 +82,17 @@ def command(run: Run, home: Path, share: float | None, steps: int) -> list[str]:
 
 
 class Progress:
-  """Says now and then where a run is, by its metrics.jsonl, and the time left."""
+  """Prints the progress of a run from its metrics.jsonl, and the time left."""
 
   def __init__(self, run: Run, home: Path, steps: int):
     self._run, self._home, self._steps = run, home, steps
-    self._due, self._said = time.monotonic() + _QUIET_SECONDS, 0
+    self._due, self._said = time.monotonic() + _PROGRESS_SECONDS, 0
 
   def __call__(self) -> None:
-    """Prints the last line of training if one is due."""
+    """Prints the last training metrics, if a line is due."""
     if time.monotonic() < self._due:
       return
-    self._due = time.monotonic() + _QUIET_SECONDS
+    self._due = time.monotonic() + _PROGRESS_SECONDS
     lines = [x for x in metrics.read(self._home) if x["split"] == "train"]
     if lines and lines[-1]["step"] > self._said:
       values = lines[-1]
@@ -101,7 +101,7 @@ class Progress:
       left = datetime.timedelta(
         seconds=round(seconds / step * (self._steps - step))
       )
-      numbers = {k: v for k, v in values.items() if k not in _PLACE}
+      numbers = {k: v for k, v in values.items() if k not in _NOT_METRICS}
       text = f"step {step}/{self._steps}  {metrics.format_values(numbers)}"
       print(f"  {self._run.identity}: {text}  {left} left", flush=True)
 
@@ -121,18 +121,20 @@ def _write(
     outcome = _outcome(home)
     machine = usage.machine() | {"device": workdir.device(home)}
     fields |= {**outcome, "machine": machine, "measured": {}}
-    # What chooses is not reported, so its cost is not measured.
+    # Choosing runs are not reported, so their cost is not measured.
     status = records.DONE if run.choosing else records.TRAINED
-    numbers = {k: v for k, v in outcome["final"].items() if k not in _PLACE}
+    numbers = {
+      k: v for k, v in outcome["final"].items() if k not in _NOT_METRICS
+    }
     print(f"  {run.identity}: {metrics.format_values(numbers)}", flush=True)
   records.write(folder, run, status=status, **fields)
 
 
 def _outcome(home: Path) -> dict[str, Any]:
-  """What a run left in its folder for its record.
+  """Reads the results of a run from its workdir, for its record.
 
-  'final' is the last evaluation, 'history' all lines. 'sentences' has ten
-  numbers for each sentence of the last split, where the task is judged by BLEU.
+  'final' is the last evaluation, and 'history' has all lines. If the task is judged
+  by BLEU, 'sentences' has ten numbers for each sentence of the last split.
   """
   history = metrics.read(home)
   final = [line for line in history if line["split"] != "train"][-1]
@@ -142,7 +144,7 @@ def _outcome(home: Path) -> dict[str, Any]:
 
 
 def _sum(spent: Mapping[str, float | None], used: usage.Usage) -> usage.Usage:
-  """What several processes of a run took: seconds add up, all else is the most."""
+  """Adds up the usage of a run's processes: the sum of seconds, the maximum of the rest."""
   total = dict(used)
   for name, value in spent.items():
     if value is not None and name in used:

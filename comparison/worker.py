@@ -1,10 +1,10 @@
-"""The process that measures: trained runs of one shape, or the time of a step.
+"""The process that measures trained runs of one shape, or the time of a step.
 
     python -m comparison.worker < REQUEST.json
 
-A comparison starts it by `measure` and `time_step`. Runs that differ in seed and
-learning rate alone share what is measured of their shape. What it finds it writes
-into their records.
+`measure` and `time_step` start it. Runs that differ only in seed and learning rate
+share the measurements of their shape. The process writes the results into their
+records.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
   """Measures trained runs of one shape, and completes their records.
 
   Args:
-    folder: of the comparison.
-    runs: identity of each -> whether its attention map is kept.
+    folder: the folder of the comparison.
+    runs: identity of each run -> whether to store its attention map.
 
   Returns:
     Why the process failed, on one line; empty if it did not.
   """
-  for identity in runs:  # For up to half a minute.
+  for identity in runs:  # It takes up to half a minute.
     print(f"  {identity}: measuring time and memory of its program", flush=True)
     break
   ended = process.run(_COMMAND, {"workdir": str(folder), "trained": dict(runs)})
@@ -54,10 +54,10 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
 
 
 def time_step(folder: Path, run: Run) -> None:
-  """Times a step of a run, from which its budget of seconds becomes steps.
+  """Times a step of a run, to convert its budget of seconds to steps.
 
   Raises:
-    RunError: it cannot be.
+    RunError: the process failed.
   """
   request = {"workdir": str(folder), "timed": dataclasses.asdict(run)}
   ended = process.run(_COMMAND, request)
@@ -67,7 +67,7 @@ def time_step(folder: Path, run: Run) -> None:
 
 
 def main() -> None:
-  """Does what standard input asks for."""
+  """Does the work that standard input requests."""
   request = json.load(sys.stdin)
   keep_freed()
   keep_programs()
@@ -75,13 +75,13 @@ def main() -> None:
 
 
 def work(request: Mapping[str, Any]) -> None:
-  """Measures the runs that are 'trained', or a step of the run that is 'timed'."""
+  """Measures the runs in 'trained', or times a step of the run in 'timed'."""
   folder, shape = Path(request["workdir"]), None
   for identity, with_map in request.get("trained", {}).items():
     home = folder / records.RUNS / identity
     try:
       shape = measurements.trained(home, with_map=with_map, shape=shape)
-    # It stays to be measured, and the others are not stopped.
+    # The run can be measured later, and the others go on.
     except Exception as error:
       reason = f"measuring: {one_line(error)}"
       records.update(folder, identity, reason=reason)

@@ -39,15 +39,15 @@ def create(
   may take the model as a static argument.
 
   Args:
-    config: of the model.
+    config: the config of the model.
     source_vocab_size: for kinds with an encoder.
     target_vocab_size: V, of decoder ids and of logits.
     max_source_length: the longest source, for kinds with an encoder.
-    max_target_length: the longest sequence a decoder reads; of an encoder,
+    max_target_length: the longest sequence a decoder reads; for an encoder,
       the same as `max_source_length` or None.
-    shared_vocabulary: source and target ids mean the same, so that tied
+    shared_vocabulary: whether source and target share a vocabulary, so that tied
       embeddings share one table.
-    input_shapes: what a batch has in place of ids, such as 'image' -> the shape
+    input_shapes: the inputs of a batch that are not ids, such as 'image' -> the shape
       of one row.
 
   Returns:
@@ -76,12 +76,12 @@ def initialize(model: Model, key: Array, batch: Batch) -> dict[str, Any]:
 
   Args:
     model: from `create`.
-    key: all of 'params' and 'constants' is drawn from it.
-    batch: its shapes are read, its values are not.
+    key: random key from which 'params' and 'constants' are drawn.
+    batch: its shapes are used, but not its values.
 
   Returns:
-    `{'params': …, 'constants': …}`; constants may be empty. Another key and
-    its constants redraw random features.
+    `{'params': …, 'constants': …}`; constants may be empty. To redraw random
+    features, take the constants of another key.
   """
   ids, options = model.arguments(batch)
   variables = model.init(key, *ids, **options)
@@ -101,7 +101,7 @@ def forward(
     model: from `create`.
     variables: from `initialize`, or trained.
     batch: 'source' and 'inputs' as the kind needs.
-    dropout_rng: key of the dropout; None is without.
+    dropout_rng: key of the dropout; None is no dropout.
 
   Returns:
     `[B, T, V]` float32.
@@ -132,11 +132,11 @@ def forward_and_state(
   indexer, adds it to the collection 'losses'.
 
   Args:
-    model: from `create`; names of collections that it replaces are its `state`.
+    model: from `create`; its `state` names the collections that it replaces.
     variables: with these collections.
     batch: as the model reads it.
-    dropout_rng: key of the dropout; None where there is none.
-    axis_name: of a `pmap` whose devices have the rows of one batch.
+    dropout_rng: key of the dropout; None is no dropout.
+    axis_name: axis of a `pmap` whose devices share the rows of one batch.
 
   Returns:
     `[B, T, V]` float32, and the new collections.

@@ -26,12 +26,12 @@ NEEDS = {
     "mask": "honour a key mask",
   },
 }
-"""Config field -> the capabilities that its mechanism needs, and each in words."""
+"""Config field -> capability that its mechanism needs -> its description."""
 
 GENERATING = {
   "decoder_attention": {"decode": "decode token by token"},
 }
-"""The capabilities that generation needs as well."""
+"""Further capabilities that generation needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class AttentionFields:
     """Fills empty fields with dense attention, and checks the others.
 
     Args:
-      needs: field -> the capabilities that its mechanisms need, and each in words.
+      needs: field -> capability that its mechanisms need -> its description.
 
     Raises:
       ValueError: a list is empty, or a mechanism lacks a capability.
@@ -155,11 +155,11 @@ class AttentionFields:
 def slots(config: Any) -> str:
   """Names the mechanisms of a model: 'linformer · dense · linformer'.
 
-  The order is encoder self-attention, decoder self-attention, cross-attention. The
-  names are those of the model as it was made, which may differ from those asked for.
+  The order is encoder self-attention, decoder self-attention, cross-attention. These
+  are the mechanisms of the model, which may differ from those that were typed.
 
   Args:
-    config: of a model.
+    config: the config of a model.
   """
   return " · ".join(names(chosen) for chosen in config.attentions.values())
 
@@ -181,12 +181,12 @@ def check_supports(
 
 
 def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
-  """The capabilities among `needs` that a mechanism does not have."""
+  """Returns the capabilities among `needs` that a mechanism lacks."""
   return [need for need in needs if not mechanisms.can(attention, need)]
 
 
 def obstacle(attention: Attention, field: str) -> str:
-  """The first capability that generation needs and a mechanism lacks, in words.
+  """Describes the first capability that generation needs and a mechanism lacks.
 
   Empty if it lacks none.
   """

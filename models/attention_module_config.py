@@ -57,7 +57,7 @@ class AroundConfig:
 
   Attributes:
     num_heads: N.
-    num_kv_heads: K; equal to `num_heads`, none are shared.
+    num_kv_heads: K; if it equals `num_heads`, no head is shared.
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
 
@@ -111,7 +111,7 @@ class SlotConfig:
       'rms_joint', over all heads together (OLMo 2), 'l2', to length 1, or 'none'.
     short_convolution: whether queries, keys and values of a decoder's self-attention
       are convolved with the three positions before, then SiLU (Mamba, DeltaNet).
-      With a mechanism that makes its own keys ('own_keys') only queries are.
+      With a mechanism that makes its own keys ('own_keys'), only queries are.
     short_convolution_bias: whether these convolutions have biases.
     output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
       DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or, after the

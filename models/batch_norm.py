@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 MOMENTUM = 0.9
-"""Decay of the running statistics at every step, as in PyTorch."""
+"""Decay of the running statistics per step, as in PyTorch."""
 
 EPSILON = 1e-5
 """ε, which is added to the variance, as in PyTorch."""
@@ -18,16 +18,16 @@ class BatchNorm(nn.Module):
   """(x − mean) / √(variance + ε) · γ + β, over the rows and frames of a batch.
 
   In training, mean and variance are those of the batch without padding, and the
-  running ones, in 'batch_stats', move a tenth of the way towards them; otherwise the
-  running ones are used.
+  running statistics, in 'batch_stats', move a tenth of the way towards them. In
+  evaluation, the running statistics are used.
 
   Under `pmap` sums and counts are added over devices and divided once. Flax's own
   module averages the means of the devices, which differs if rows are padded
   unevenly.
 
   Attributes:
-    dtype: of the result.
-    param_dtype: of γ and β.
+    dtype: the dtype of the result.
+    param_dtype: the dtype of γ and β.
 
   Paper: Batch normalization, arXiv:1502.03167.
   """
@@ -50,7 +50,7 @@ class BatchNorm(nn.Module):
       x: `[B, T, F]`.
       mask: `[B, T]`, the frames that are not padding; None is all of them.
       deterministic: whether to use the running statistics.
-      axis_name: of a `pmap` whose devices hold the rows of one batch.
+      axis_name: axis of a `pmap` whose devices share the rows of one batch.
     """
     size = x.shape[-1]
     exact = jnp.promote_types(x.dtype, jnp.float32)
@@ -94,7 +94,7 @@ def _statistics(
   def mean_of(values):
     return over_devices(jnp.einsum("BTF,BT->F", values, present)) / divisor
 
-  # Padding may hold anything, even what is not finite.
+  # Padding may hold any values, even NaN.
   x = jnp.where(present[..., None] > 0, x, 0)
   mean = mean_of(x)
   return count, mean, mean_of(jnp.square(x - mean[None, None]))

@@ -12,7 +12,7 @@ class _State(NamedTuple):
   """Hypotheses by row; `step` counts the tokens that were chosen.
 
   `scores` are log-probabilities of unfinished hypotheses, `finished_scores`
-  are divided by the length penalty; -inf marks a free place.
+  are divided by the length penalty; -inf marks an empty entry.
   """
 
   step: Int[Array, ""]

@@ -26,7 +26,7 @@ class Mlp(nn.Module):
   Gated, it is (activation(x·Wg + bg) ⊙ (x·W1 + b1))·W2 + b2.
 
   Attributes:
-    config: of the model.
+    config: the config of the model.
     out_scale: factor of the second kernel's initial values.
 
   Papers: Attention is all you need, section 3.3, arXiv:1706.03762; GLU variants
@@ -68,11 +68,11 @@ class Block(nn.Module):
   same scale at any depth (GPT-2, section 2.3).
 
   Attributes:
-    config: of the model.
+    config: the config of the model.
     self_mechanism: mechanism of self-attention.
-    max_length: of the sequence.
+    max_length: the length of the longest sequence.
     cross_mechanism: mechanism of cross-attention; None is no cross-attention.
-    max_memory_length: of the encoder's output.
+    max_memory_length: the length of the encoder's longest output.
     is_decoder: whether the layer is a decoder's, with causal self-attention.
     attend: calls the mechanism of an attention module.
   """

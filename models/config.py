@@ -84,14 +84,15 @@ class ModelConfig:
     features: F, width of the residual stream.
     mlp_features: width inside the feed-forward layers; 0 is none (Mamba-2).
     mlp_bias: whether the feed-forward layers have biases.
-    activation: of the feed-forward layers: 'relu' (Vaswani), 'gelu' (x·Φ(x)),
-      'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', or
+    activation: the activation of the feed-forward layers: 'relu' (Vaswani), 'gelu'
+      (x·Φ(x)), 'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', or
       'package.module:function'.
     gated: the activation multiplies a second projection (Shazeer 2020).
     parallel: attention and feed-forward layer take the same input, and both
       outputs are added to it (GPT-NeoX).
-    dropout_rate: of sub-layer outputs and of embedding sums, as in the paper.
-    attention_dropout_rate: of attention weights.
+    dropout_rate: the dropout rate of sub-layer outputs and of embedding sums, as in the
+      paper.
+    attention_dropout_rate: the dropout rate of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
       'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; 'none'; or
       'package.module:function' of `(positions, features)`, which is added.
@@ -108,8 +109,8 @@ class ModelConfig:
       that of the source if they share a vocabulary.
     remat: 'block' stores only the input of each layer and recomputes the rest in the
       backward pass; 'none' stores everything.
-    dtype: of activations; logits and softmax are float32, or float64 if it is.
-    param_dtype: of parameters.
+    dtype: the dtype of activations; logits and softmax are float32, or float64 if it is.
+    param_dtype: the dtype of parameters.
     encoder_attention: mechanism of the encoder's self-attention, or several that
       layers take in turn; None is dense.
     decoder_attention: likewise, of the decoder's self-attention.
@@ -316,7 +317,7 @@ class ModelConfig:
     return "decoder", self.decoder_around
 
   def _check_named(self, field, known, kind, call, config=None):
-    """A choice by name, which is not imported yet, or by import path and called."""
+    """Checks a field that is a known name or an import path, which it tries out."""
     name = getattr(config or self, field)
     if name is None or name in known:
       return
@@ -350,11 +351,11 @@ class ModelConfig:
 
   def _check_positions(self):
     fraction, width = self.slot.rotary_fraction, self.query_dim
-    # A whole is not multiplied: it may be beyond every float.
+    # A fraction of 1 is not multiplied: the width may be too large for a float.
     rotated = width if fraction == 1.0 else int(width * fraction)
     if self.position == "rotary" and (rotated % 2 or not rotated):
       raise ValueError(
-        "position: rotary turns pairs and needs an even head dimension, got "
+        "position: rotary rotates pairs and needs an even head dimension, got "
         f"{width}, of which rotary_fraction {fraction} is rotated"
       )
     scaling = self.slot.rotary_scaling
@@ -409,7 +410,7 @@ class ModelConfig:
           got = names(chosen if isinstance(chosen, tuple) else (chosen,))
           raise ValueError(
             f"{field}: kind {self.kind!r} has no such layer; expected a config "
-            f"without this choice, got {got}"
+            f"without this field, got {got}"
           )
       elif chosen is None:
         object.__setattr__(self, field, AttentionConfig("dense"))
@@ -459,7 +460,7 @@ class ModelConfig:
           f"{stack}_around[{i}].position: expected None with position "
           f"{self.position!r} of the model, got {override.position!r}"
         )
-      # One table is for the heads of all layers.
+      # One table serves the heads of all layers.
       if override.num_heads and self.position in ("t5", "alibi"):
         raise ValueError(
           f"{stack}_around[{i}].num_heads: expected None with position "

@@ -57,8 +57,8 @@ def generate(
 ) -> Generated:
   """Generates a batch of sequences token by token from the mechanisms' caches.
 
-  One compiled loop, once per model and shapes, that stops when every sequence
-  has ended. The encoder runs once. A sequence ends with `eos_id` or after
+  Decoding is one loop, compiled once per model and shapes, that stops when every
+  sequence has ended. The encoder runs once. A sequence ends with `eos_id` or after
   `max_length` tokens, and no sequence depends on the others in its batch.
 
   Args:
@@ -67,11 +67,11 @@ def generate(
     source: `[B, S]`, ids of the encoder; for an encoder-decoder.
     source_mask: `[B, S]`, as in `Transformer.__call__`.
     prompt: `[B, P]`, the first ids of the decoder, including the start symbol; None
-      is `bos_id` alone.
+      is only `bos_id`.
     prompt_length: `[B]`, the length of each prompt; None is P.
     max_length: the largest number of tokens to generate.
     bos_id: starts a sequence without a prompt.
-    eos_id: ends a sequence; several ids each do.
+    eos_id: the id that ends a sequence, or several such ids.
     pad_id: fills rows after their end.
     method: 'greedy' takes the most likely token, 'sample' samples one, and 'beam' is
       beam search.
@@ -140,7 +140,7 @@ def generate(
     prompt,
     prompt_length,
     bos_id,
-    # With more than ids, some may stand for what is no token.
+    # With further inputs, some ids may be placeholders for them.
     None if embedded else vocab_size,
   )
   readable = getattr(model, "optional", ())
@@ -149,7 +149,7 @@ def generate(
       known = [*inspect.signature(generate).parameters, *readable]
       raise ValueError(f"{name}: unknown; {instead(name, known)}")
     if prompt is None:
-      raise ValueError(f"{name}: expected a prompt with places for it")
+      raise ValueError(f"{name}: expected a prompt with placeholders for it")
   check_length(
     "max_length", prompts.shape[1] - 1 + max_length, model.max_target_length
   )
@@ -222,7 +222,7 @@ def _prompt(
   batch, longest = ids.shape
   if source is not None and len(source) != batch:
     raise ValueError(
-      f"prompt: expected {len(source)} rows, one a source, got {batch}"
+      f"prompt: expected {len(source)} rows, one per source, got {batch}"
     )
   lengths = np.full((batch,), longest, np.int32)
   if prompt_length is not None:
@@ -269,7 +269,7 @@ def _run(
   top_k: int,
   beam_size: int,
 ) -> Generated:
-  """Starts the caches and runs the method's loop; no `rng` is greedy."""
+  """Creates the caches and runs the method's loop; without `rng`, it is greedy."""
   batch, longest = prompt.shape
   _, state = model.apply(
     variables,

@@ -41,9 +41,9 @@ class Depthwise(nn.Module):
   """A depthwise convolution with a trained kernel and without a bias.
 
   Attributes:
-    sides: of the kernel, odd.
-    dtype: of activations.
-    param_dtype: of the kernel, which is drawn from N(0, 1/entries).
+    sides: the sides of the kernel, which are odd.
+    dtype: the dtype of activations.
+    param_dtype: the dtype of the kernel, which is drawn from N(0, 1/entries).
   """
 
   sides: tuple[int, ...]

@@ -23,7 +23,7 @@ class Head(nn.Module):
   tokens.
 
   Attributes:
-    config: of the model.
+    config: the config of the model.
     size: V, of the vocabulary or of the classes.
 
   Paper: BERT, arXiv:1810.04805, for transform and pooler.

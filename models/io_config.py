@@ -49,7 +49,8 @@ class HeadConfig:
     head_transform: a layer with activation and norm before the logits of tokens
       (BERT) or of classes (ModernBERT).
     transform_bias: whether that layer has a bias.
-    transform_activation: of that layer; None is that of the feed-forward layers.
+    transform_activation: the activation of that layer; None is that of the
+      feed-forward layers.
     head_bias: whether logits have a bias.
     logit_scale: factor of the features that are multiplied by the softmax's table.
     logit_soft_cap: c; logits x of tokens become c · tanh(x / c) (Gemma 2). None

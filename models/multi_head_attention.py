@@ -73,10 +73,10 @@ def apply_mechanism(
 class MultiHeadAttention(nn.Module):
   """MultiHead(X, Y) = Attention(X·Wq, Y·Wk, Y·Wv) · Wo, for any `Attention`.
 
-  Query, key and value have a kernel each: on a CPU that is as fast as a fused one,
-  and self- and cross-attention then have the same parameters. A mechanism whose
-  query is its key ('shared_qk') has no key projection, and one that makes its own
-  keys and values ('own_keys') has none of values either.
+  Query, key and value have separate kernels: on a CPU this is as fast as a fused
+  kernel, and self- and cross-attention have the same parameters. A mechanism whose
+  query is its key ('shared_qk') has no key projection, and one that makes its own keys
+  and values ('own_keys') has neither a key nor a value projection.
 
   The variables of the mechanism are 'attention', in 'params' (trained) or
   'constants' (not trained). Decoding stores its cache in 'cache', and projected keys
@@ -91,9 +91,9 @@ class MultiHeadAttention(nn.Module):
     config: biases, norms, gates and widths of the projections.
     rotary: whether queries and keys are rotated by their positions.
     norm_epsilon: ε of the norms.
-    dropout_rate: of attention weights.
-    dtype: of activations.
-    param_dtype: of parameters.
+    dropout_rate: the dropout rate of attention weights.
+    dtype: the dtype of activations.
+    param_dtype: the dtype of parameters.
     out_scale: factor of the output kernel's initial values.
     attend: calls the mechanism, with the signature of `apply_mechanism`.
 
@@ -181,9 +181,9 @@ class MultiHeadAttention(nn.Module):
     def convolve(convolution, x):
       return convolution(x, call.get("mask"), call.get("query_segment_ids"))
 
-    # The gates come first: the gradients of query, key and value are then added
-    # to one another before they are added to that of the gates, and devices along
-    # 'tensor' exchange one sum.
+    # The gates come first. The gradients of query, key and value are then added to
+    # each other before that of the gates, so devices along 'tensor' exchange only one
+    # sum.
     gates = self._gates(inputs, positions)
     query, key, value = self.project(sources, convolve)
     query, key = self.prepare(query, key, positions)
@@ -420,7 +420,7 @@ class MultiHeadAttention(nn.Module):
   def _rotate_query(self, query, positions):
     if "own_keys" not in self.attention.supports:
       return self._rotate(query, positions)
-    # Only the features that meet the shared key have positions.
+    # Only the features that are multiplied with the shared key are rotated.
     width = self._shared_key_width
     own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
     return jnp.concatenate([own, self._rotate(shared, positions)], axis=-1)
@@ -457,7 +457,7 @@ class MultiHeadAttention(nn.Module):
     """Raises ValueError if a shared key of this width cannot be rotated."""
     if self.rotary and (width < 2 or width % 2):
       raise ValueError(
-        "position: rotary turns pairs of the key that all heads share; expected "
+        "position: rotary rotates pairs of the key that all heads share; expected "
         f"an even width of at least 2, got {width}"
       )
 

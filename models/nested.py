@@ -26,7 +26,7 @@ def nest(config_type: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
   for section, inner in _split(config_type, outer).items():
     given = outer.get(section, {})
     if not hasattr(given, "items"):
-      continue  # `build` reports that it is no section.
+      continue  # `build` reports that it is not a section.
     for name in set(given) & set(inner):
       raise ValueError(f"{name}: is given twice, also as {section}.{name}")
     outer[section] = {**given, **inner}

@@ -1,4 +1,4 @@
-"""The norms that a config can choose."""
+"""The norms of `norm_kind`."""
 
 from collections.abc import Callable, Mapping
 import functools
@@ -17,8 +17,8 @@ class RmsNormFromOne(nn.Module):
 
   Attributes:
     epsilon: ε.
-    dtype: of the result.
-    param_dtype: of γ, which is initialized to 0.
+    dtype: the dtype of the result.
+    param_dtype: the dtype of γ, which is initialized to 0.
   """
 
   epsilon: float

@@ -36,4 +36,4 @@ def sinusoidal(
 ADDED: Mapping[str, Callable[..., Array]] = types.MappingProxyType(
   {"sinusoidal": sinusoidal}
 )
-"""`position` of a config -> `(positions [B, T], F) -> [B, T, F]`, to be added."""
+"""`position` of a config -> `(positions [B, T], F) -> [B, T, F]`, added to embeddings."""

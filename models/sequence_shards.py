@@ -15,15 +15,15 @@ from models.multi_head_attention import MultiHeadAttention
 def sequence_sharded(
   model: Model, mesh: jax.sharding.Mesh, axis_name: str
 ) -> Model:
-  """The model with attention computed on the devices that hold the positions.
+  """Returns the model with attention computed on sequence shards.
 
-  Each call of a mechanism has `axis_name`, inside `jax.shard_map` along one axis; the
-  mesh's other axes are left to the compiler. If the axis does not divide a length,
-  masked positions are added at its end.
+  Each call of a mechanism gets `axis_name`, inside `jax.shard_map` along that axis; the
+  compiler shards along the mesh's other axes. If the axis does not divide a length,
+  masked positions are added at the end of the sequence.
 
   Args:
-    model: from `create`. A model without a field `attend` is returned as it is.
-    mesh: has the axis.
+    model: from `create`. A model without a field `attend` is returned unchanged.
+    mesh: a mesh with this axis.
     axis_name: the axis along which positions are sharded.
   """
   if not hasattr(model, "attend"):
@@ -43,11 +43,13 @@ def _attend(
   gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """`apply_mechanism` on whole arrays, by `apply` on their shards."""
+  """Computes `apply_mechanism` on whole arrays by `apply` on their shards."""
   del inputs
   attention, variables = module.attention, module.mechanism
   if "sequence" not in attention.supports:
-    raise ValueError("attention: the mechanism has no form for shards")
+    raise ValueError(
+      "attention: the mechanism does not support sequence-sharded inputs"
+    )
   size = mesh.shape[axis_name]
   # A mechanism that makes its own keys and values reads one sequence.
   length = query.shape[1]
@@ -57,7 +59,7 @@ def _attend(
   if any(missing.values()) and not attention.ignores_padding:
     raise ValueError(
       f"attention: the mechanism needs a length that {size} devices divide, got "
-      f"{length}; positions that are added would change what it does"
+      f"{length}; padding would change its result"
     )
 
   def padded(array, side, axis):

@@ -16,8 +16,8 @@ class ShortConvolution(nn.Module):
 
   Attributes:
     features: F.
-    dtype: of activations.
-    param_dtype: of the kernel, drawn from N(0, 1/W).
+    dtype: the dtype of activations.
+    param_dtype: the dtype of the kernel, drawn from N(0, 1/W).
     use_bias: whether there is a bias b, which is initialized to 0.
 
   Cost: time W·B·T·F; shifted copies of x are never materialized.
@@ -54,11 +54,11 @@ class ShortConvolution(nn.Module):
     """
     if mask is not None and mask.shape[1:3] == (1, 1):
       x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
-    return self._sum(x, self._nothing(x.shape[0], x.dtype), segment_ids)
+    return self._sum(x, self._zeros(x.shape[0], x.dtype), segment_ids)
 
   def start(self, batch: int) -> None:
     """Stores positions of zeros in 'cache'."""
-    self.put_variable("cache", "last", self._nothing(batch, self.dtype))
+    self.put_variable("cache", "last", self._zeros(batch, self.dtype))
 
   def prefill(
     self, x: Float[Array, "B P F"], lengths: Int[Array, "B"]
@@ -77,11 +77,11 @@ class ShortConvolution(nn.Module):
     self.put_variable("cache", "last", last)
     return self._sum(x, before)
 
-  def _nothing(self, batch, dtype):
+  def _zeros(self, batch, dtype):
     return jnp.zeros((batch, WIDTH - 1, self.features), dtype)
 
   def _sum(self, x, before, segment_ids=None):
-    """The sum and SiLU of positions that follow W − 1 others."""
+    """Convolves positions that follow the W − 1 positions `before`; applies SiLU."""
     kernel, length = self.kernel.astype(x.dtype), x.shape[1]
     padded = jnp.concatenate([before.astype(x.dtype), x], axis=1)
     out = x * kernel[0][None, None]

@@ -21,7 +21,7 @@ def check_length(name: str, length: int, limit: int) -> None:
 
 
 def is_traced(*arrays: Any) -> bool:
-  """Whether the values of an array are unknown here, as under `jax.jit`."""
+  """Returns whether the values of an array are unknown, such as under `jax.jit`."""
   return any(
     isinstance(x, jax.core.Tracer)
     or not getattr(x, "is_fully_addressable", True)
@@ -30,7 +30,7 @@ def is_traced(*arrays: Any) -> bool:
 
 
 def check_ids(name: str, ids: Any) -> None:
-  """Raises ValueError unless ids are integers `[B, T]`, at least one of them."""
+  """Raises ValueError unless ids are integers `[B, T]`, and at least one."""
   if not jnp.issubdtype(ids.dtype, jnp.integer):
     raise ValueError(f"{name}: expected integers, got {ids.dtype}")
   if len(ids.shape) != 2 or 0 in ids.shape:
@@ -54,9 +54,9 @@ def known_ids(
   is NaN (a negative one would be counted from the end).
 
   Args:
-    name: of the argument, for messages.
+    name: the name of the argument, for messages.
     ids: `[B, T]`, integers.
-    size: of the table.
+    size: the size of the table.
     shown: unmasked positions; the ids of others may be any number.
     hidden_id: replaces ids outside the table at masked positions.
     table: name of the table, for messages.
@@ -75,8 +75,8 @@ def known_ids(
   if len(faults):
     place = faults[0].tolist()
     raise ValueError(
-      f"{name}: id {ids[tuple(place)]} at {place} is not of the {table}; "
-      f"expected 0 to {size - 1}, or a position that the mask hides"
+      f"{name}: id {ids[tuple(place)]} at {place} is not in the {table}; "
+      f"expected 0 to {size - 1}, or a masked position"
     )
   return np.where(outside, hidden_id, ids)
 
@@ -85,8 +85,8 @@ def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
   """Returns the sizes of a model that takes ids, in the order of `Transformer`.
 
   Args:
-    config: of a Transformer, or of a recurrent model.
-    sizes: of the task.
+    config: the config of a Transformer, or of a recurrent model.
+    sizes: the sizes of the task.
 
   Raises:
     ValueError: a size is missing, or a mechanism cannot work at it; the message

@@ -32,7 +32,7 @@ class Transformer(nn.Module):
   """A Transformer from ids to logits: an encoder, a decoder or both.
 
   Attributes:
-    config: of the model.
+    config: the config of the model.
     source_vocab_size: size of the encoder's vocabulary; 0 without an encoder.
     target_vocab_size: V, size of the vocabulary of the decoder and of the logits.
     max_source_length: length of the longest source; 0 without an encoder.

@@ -379,7 +379,7 @@ def test_a_typed_budget_wins_over_the_steps_of_a_file():
     assert "num_steps" not in given.leaves(task)
     assert given.leaves(task)["eval_every"] in (100, 200)
   for typed in (["budget_seconds", "num_steps"], []):
-    with pytest.raises(ConfigError, match="no num_steps beside it"):
+    with pytest.raises(ConfigError, match="no num_steps with it"):
       config_lib.parse(mapping | {"budget_seconds": 9.0}, typed)
 
 

@@ -1,9 +1,9 @@
 """Training: config, state, step, devices, checkpoints, metrics and the loop.
 
-Nothing here knows a task, a model or an attention mechanism by name. Importing it
-switches off a fusion of XLA that returns garbage (`training.devices.process`), so that every
-program of the laboratory, a notebook and a test have right numbers. Where the
-environment has no packages, it says in one line how to get them.
+No task, model or attention mechanism is named here. Importing this package
+disables an XLA fusion that returns wrong results (`training.devices.process`), for
+every program, notebook and test that uses it. If packages are missing, the import
+prints one line that says how to install them.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ for package in ("absl", "jaxlib"):
       "and .venv/bin/python has everything"
     )
 
-# `attention` warns of the fusion, which is switched off below.
+# `attention` warns about the fusion, which is disabled below.
 with warnings.catch_warnings():
   warnings.simplefilter("ignore", RuntimeWarning)
   from training.devices import process

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, some with a digest of what they hold."""
+"""Atomic file writes, with a digest for JSON files."""
 
 from collections.abc import Mapping
 import hashlib
@@ -14,9 +14,9 @@ _DIGEST = "sha256"
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-  """The JSON object in a file; None where there is none, or a damaged one.
+  """Returns the JSON object in a file; None if it is missing or damaged.
 
-  The digest that `write_json` writes is compared and left out.
+  The digest that `write_json` wrote is verified and removed.
   """
   try:
     content = json_text.loads(path.read_text("utf-8"))
@@ -29,8 +29,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-  """Writes JSON with its digest, as `write_text` does."""
-  # The digest is of what is read again, where all keys are text.
+  """Writes JSON with its digest, atomically."""
+  # The digest covers the JSON as it will be read, where all keys are strings.
   written = json.loads(json.dumps(content))
   written[_DIGEST] = _digest(written)
   write_text(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
@@ -42,13 +42,13 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes a text in UTF-8, as `write_bytes` does."""
+  """Writes text in UTF-8, atomically."""
   write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-  """Writes a file, whole or not at all; several processes may do so at once."""
-  # Processes of two hosts may have one id.
+  """Writes a file atomically; several processes may write it at once."""
+  # Processes on two hosts may have the same id.
   partial = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
   try:
     partial.write_bytes(content)

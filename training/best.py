@@ -1,4 +1,4 @@
-"""The best evaluation of a run, and when there were enough that were not."""
+"""The best evaluation of a run, and early stopping."""
 
 from collections.abc import Mapping
 import functools
@@ -15,12 +15,12 @@ from training.config import TrainConfig
 
 
 class BestEvaluation:
-  """Which evaluation was the best so far, and how many came after it.
+  """Tracks the best evaluation so far and how many came after it.
 
   Args:
-    config: of the run; it names the metric and the patience.
-    record: what a checkpoint kept of it, so that a run which is killed counts on
-      from there; empty at the start.
+    config: the config of the run; it names the metric and the patience.
+    record: `record` from the checkpoint that the run continues from; empty at
+      the start.
   """
 
   def __init__(self, config: TrainConfig, record: Mapping[str, Any]):
@@ -30,29 +30,29 @@ class BestEvaluation:
 
   @property
   def record(self) -> dict[str, Any]:
-    """What a checkpoint keeps."""
+    """The values that a checkpoint stores."""
     return {
       "value": self._value,
       "evaluations_since": self._evaluations_since,
     }
 
   def add(self, values: Mapping[str, Any], counts: bool) -> float | None:
-    """Takes an evaluation.
+    """Adds an evaluation.
 
     Args:
       values: metric name → value.
-      counts: whether later ones are compared with it, too.
+      counts: whether later evaluations are compared with this one.
 
     Returns:
-      The metric, where it is better than that of any before; else None.
+      The metric if it is better than in every evaluation before; else None.
 
     Raises:
-      RunError: this evaluation does not have it.
+      RunError: the evaluation does not have the metric.
     """
     if self._metric not in values:
       raise RunError(
-        f"config.best_metric: this evaluation has no {self._metric!r}, as nothing "
-        f"was counted for it; it has {', '.join(values)}"
+        f"config.best_metric: this evaluation has no {self._metric!r}, because "
+        f"nothing was counted for it; it has {', '.join(values)}"
       )
     value = values[self._metric]
     sign = -1 if is_lower_better(self._metric) else 1
@@ -68,18 +68,18 @@ class BestEvaluation:
 
   @property
   def has_ended(self) -> bool:
-    """Whether the run has waited long enough for a gain."""
+    """Whether `patience` evaluations have passed without a gain."""
     return 0 < self._patience <= self._evaluations_since
 
 
 def check_metric(experiment: Any) -> None:
-  """Checks that evaluations will have the metric that a config names.
+  """Checks that evaluations will have the metric that the config names.
 
-  Held-out batches are read until one has an example that counts for it; their
+  Reads held-out batches until one has an example that the metric counts; their
   logits are not computed.
 
   Raises:
-    ConfigError: they will not.
+    ConfigError: the evaluations will not have it.
   """
   name, task = experiment.config.train.best_metric, experiment.task
   forward = functools.partial(models.forward, experiment.model)
@@ -108,5 +108,5 @@ def check_metric(experiment: Any) -> None:
 
 
 def is_lower_better(metric: str) -> bool:
-  """True of losses, errors and perplexities."""
+  """Returns whether lower is better, as for losses, errors and perplexities."""
   return metric.endswith(("loss", "error_rate", "perplexity", "character"))

@@ -1,11 +1,11 @@
 """Checkpoints: Orbax, with a digest of every leaf next to the state.
 
-Orbax restores a flipped byte or another dtype without a word, so `restore` walks
-from the newest step to the first one whose leaves have the digests that were saved.
+Orbax does not report a flipped byte or a changed dtype, so `restore` goes back from
+the newest step to the first one whose leaves have the saved digests.
 
-Of several processes each writes what its devices have, and reads what they will
-have. The digest of a leaf is made of a sum over its numbers, to which each process
-adds its share, however the leaf is cut.
+With several processes, each writes the shards that its devices hold, and reads the
+shards that they will hold. The digest of a leaf is computed from a sum over its
+numbers, to which each process adds its share, however the leaf is sharded.
 """
 
 from collections.abc import Mapping
@@ -30,27 +30,27 @@ from training.state import TrainState
 _KEEP = 3
 
 _BLOCK = 1 << 16
-"""Numbers that are mixed at once; they stay in a core's cache."""
+"""How many numbers are mixed at once; they fit in a core's cache."""
 
 
 def digests(tree: Any) -> dict[str, str]:
-  """A digest of every leaf, over its dtype, shape and numbers.
+  """Computes a digest of every leaf, over its dtype, shape and numbers.
 
   With x_i the bits of number i in row-major order, and mix the finaliser of
   SplitMix64, a bijection of 64 bits,
 
     digest = SHA-256(dtype, shape, Σ_i mix(mix(i + 1) + x_i) mod 2⁶⁴)
 
-  so one number that changes always changes it, and two that change places do.
-  Where several processes have parts of the leaves, all have to ask, and all get
-  the digests of the whole.
+  so a change of one number always changes the digest, and so does a swap of two.
+  If several processes hold shards of the leaves, all of them must call this
+  function, and all get the digests of the whole leaves.
 
   Returns:
     path of the leaf → hexadecimal digest.
   """
   leaves = jax.tree.leaves_with_path(tree)
   totals = np.array([_sum(leaf) for _, leaf in leaves], np.uint64)
-  if not all(_is_here(leaf) for _, leaf in leaves):
+  if not all(_is_local(leaf) for _, leaf in leaves):
     totals = cluster.total(totals)
   named = {}
   for (path, leaf), total in zip(leaves, totals, strict=True):
@@ -60,14 +60,14 @@ def digests(tree: Any) -> dict[str, str]:
   return named
 
 
-def _is_here(leaf: Any) -> bool:
-  """Whether this process has all of it."""
+def _is_local(leaf: Any) -> bool:
+  """Whether this process holds the whole leaf."""
   return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
 def _sum(leaf: Any) -> int:
-  """The sum over the numbers of a leaf, or over those that are this process's."""
-  if _is_here(leaf):
+  """The sum over the numbers of a leaf that this process holds."""
+  if _is_local(leaf):
     return _mixed(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
   parts = [
     _mixed(
@@ -76,7 +76,7 @@ def _sum(leaf: Any) -> int:
       leaf.shape,
     )
     for shard in leaf.addressable_shards
-    if shard.replica_id == 0  # Each number once.
+    if shard.replica_id == 0  # Count each number once.
   ]
   return sum(parts) % 2**64
 
@@ -84,7 +84,7 @@ def _sum(leaf: Any) -> int:
 def _mixed(
   part: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]
 ) -> int:
-  """Σ mix(mix(i + 1) + x_i) over a part of an array, which begins at `corner`."""
+  """Σ mix(mix(i + 1) + x_i) over a part of an array that begins at `corner`."""
   bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}").reshape(-1)
   total = 0
   for start in range(0, bits.size, _BLOCK):
@@ -107,21 +107,21 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def newest_step(workdir: pathlib.Path) -> int:
-  """The step of a run's last checkpoint, intact or not; 0 where there is none."""
+  """Returns the step of the last checkpoint, intact or not; 0 if there is none."""
   names = (path.name for path in workdir.glob("checkpoints/*"))
   return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 class Checkpoints:
-  """The checkpoints of one run; the newest three are kept, and the best.
+  """The checkpoints of one run: the newest three, and the best if the config says so.
 
-  Saving goes on in the background; `close` waits for it. A save that a kill
-  interrupts leaves no trace, as Orbax commits by renaming.
+  Saves run in the background; `close` waits for them. A save that is killed leaves
+  nothing behind, because Orbax commits by renaming.
 
   Args:
-    workdir: of the run.
-    config: of the run; it says whether the best is kept, and by which metric.
-    read_only: nothing is saved.
+    workdir: the workdir of the run.
+    config: the config of the run; it says whether the best is kept, and by which metric.
+    read_only: whether saving is off.
   """
 
   def __init__(
@@ -149,16 +149,15 @@ class Checkpoints:
   ) -> None:
     """Saves `state` under its step, together with `record`.
 
-    Steps from there on that are already on disk, which `restore` has found
-    corrupt, make room.
+    Deletes checkpoints of this step and later ones, which `restore` found corrupt.
 
     Args:
-      state: what to save, of several processes the part of each; may be donated
-        as soon as this returns.
-      record: JSON-ready values to have back on restore.
-      best: the metric, where it is better than that of any before.
+      state: the state to save; with several processes each saves its shards. It may
+        be donated as soon as this returns.
+      record: JSON-ready values, which `restore` returns.
+      best: the metric, if it is better than in every evaluation before.
     """
-    # On a CPU arrays may share memory that is donated afterwards.
+    # On a CPU, arrays may share memory that is donated afterwards.
     fields = _fields(jax.tree.map(_copy, state))
     step = int(fields["step"])
     for later in self._manager.all_steps():
@@ -177,24 +176,24 @@ class Checkpoints:
   def restore(
     self, like: TrainState, step: int | None = None, best: bool = False
   ) -> tuple[TrainState, Mapping[str, Any]] | None:
-    """Restores a step, by default the newest that is intact.
+    """Restores a checkpoint, by default the newest intact one.
 
-    Each corrupt one on the way is told in one line on standard error.
+    Reports each corrupt checkpoint that it skips in one line on standard error.
 
     Args:
-      like: structure, shapes and dtypes to expect; its values are not read. Of
-        several processes it says where each leaf will lie (its sharding).
-      step: of a checkpoint.
-      best: the best one comes before the newest, where it was kept.
+      like: structure, shapes and dtypes to expect; its values are not read. With
+        several processes, it also has the sharding of each leaf.
+      step: step of the checkpoint; None is the newest intact one.
+      best: whether to try the best checkpoint, if there is one, before the newest.
 
     Returns:
-      state and its record; None without any checkpoint. Leaves are NumPy, of
-      several processes they are arrays on the devices.
+      The state and its record; None if there is no checkpoint. Leaves are NumPy
+      arrays; with several processes, they are arrays on the devices.
 
     Raises:
-      ConfigError: there are checkpoints, and not one of them is intact and of these
-        shapes; or none of `step`.
-      OSError: the disk or the network fails, so that nobody knows.
+      ConfigError: there are checkpoints, but none is intact and has these shapes; or
+        there is none of `step`.
+      OSError: the disk or the network failed, so the checkpoint may be intact.
     """
     self._manager.wait_until_finished()
     steps = sorted(self._manager.all_steps(), reverse=True)
@@ -208,9 +207,9 @@ class Checkpoints:
     for number in steps:
       try:
         return self._restore_step(number, like)
-      # Orbax and its formats raise exceptions of any type.
+      # Orbax and its file formats may raise any exception.
       except Exception as error:
-        if isinstance(error, MemoryError) or _is_of_the_disk(error):
+        if isinstance(error, MemoryError) or _is_system_error(error):
           raise  # It may be intact, and the next save would delete it.
         reason = str(error).strip().split("\n")[0][:200]
         is_misfit = isinstance(error, _MisfitError)
@@ -223,9 +222,9 @@ class Checkpoints:
           )
     if misfit:
       raise ConfigError(
-        f"{self._manager.directory}: the checkpoints are intact and of another "
-        f"model: {misfit}; use the config of the run, and its variables of JAX "
-        f"(here JAX_DEFAULT_PRNG_IMPL={process.generator()})"
+        f"{self._manager.directory}: the checkpoints are intact but belong to "
+        f"another model: {misfit}; use the config and the JAX environment variables "
+        f"of the run (here JAX_DEFAULT_PRNG_IMPL={process.generator()})"
       )
     if steps:
       raise ConfigError(
@@ -252,7 +251,7 @@ class Checkpoints:
         step,
         args=ocp.args.Composite(state=ocp.args.StandardRestore(expected)),
       )
-    # Whatever one process cannot read, all go on to the step before.
+    # If one process cannot read it, all go back to the checkpoint before.
     except Exception as error:
       fault = error
     if cluster.any_of(restored is None):
@@ -282,21 +281,21 @@ class Checkpoints:
 
   @property
   def best_step(self) -> int | None:
-    """The step of the best one; None before there is a metric, or keeps none."""
+    """The step of the best checkpoint; None if there is none or it is not kept."""
     return self._manager.best_step() if self._best_metric else None
 
   def close(self) -> None:
-    """Waits until everything is written."""
+    """Waits until all checkpoints are written."""
     self._manager.wait_until_finished()
     self._manager.close()
 
 
 class _MisfitError(ValueError):
-  """A checkpoint that is intact, of other shapes than are asked for."""
+  """An intact checkpoint has other shapes than expected."""
 
 
-def _is_of_the_disk(error: Exception) -> bool:
-  """Whether a file could not be read, where it is no fault of what is in it."""
+def _is_system_error(error: Exception) -> bool:
+  """Whether the disk or the system failed, not the content of a file."""
   return isinstance(error, OSError) and error.errno in (
     *(errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOMEM),
     *(errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOTCONN),
@@ -304,7 +303,7 @@ def _is_of_the_disk(error: Exception) -> bool:
 
 
 def _keep_best(metric: str) -> dict[str, Any]:
-  """Options of Orbax that keep the newest, to go on from, and the best."""
+  """Orbax options that keep the newest checkpoints, to continue from, and the best."""
   options = {
     "best_fn": operator.itemgetter(metric),
     "best_mode": "min" if is_lower_better(metric) else "max",
@@ -321,24 +320,24 @@ def _keep_best(metric: str) -> dict[str, Any]:
 
 
 def _copy(leaf: Any) -> Any:
-  """A leaf that nothing else changes: in memory, or each part on its device."""
-  return np.array(leaf) if _is_here(leaf) else jax.numpy.copy(leaf)
+  """Copies a leaf: to the host, or each shard on its device."""
+  return np.array(leaf) if _is_local(leaf) else jax.numpy.copy(leaf)
 
 
 def _template(leaf: Any) -> Any:
-  """What tells Orbax how to read a leaf."""
+  """An array or shape that tells Orbax how to read a leaf."""
   if cluster.are_several() and leaf.sharding is not None:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
   return np.zeros(leaf.shape, leaf.dtype)
 
 
 def _without_numbers(like: Any) -> Any:
-  """The state as older checkpoints have it, before seed and peak were part of it."""
+  """The state as older checkpoints store it, without the seed and peak rate."""
   return like._replace(seed=None, opt_state=like.opt_state.inner_state)
 
 
 def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
-  """A state of an older checkpoint, with seed and peak from the config of its run."""
+  """The state of an older checkpoint, with seed and peak rate from the config."""
   opt_state = like.opt_state._replace(
     count=_copy(state.step),  # Both are donated.
     hyperparams={"peak": np.float32(config.optimizer.learning_rate)},
@@ -348,13 +347,13 @@ def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
 
 
 def _fields(state: TrainState) -> dict[str, Any]:
-  """What is on disk, each collection beside the others."""
+  """The fields that are stored, each collection as a field of its own."""
   fields = {k: x for k, x in state._asdict().items() if x is not None}
   return fields | fields.pop("collections")
 
 
 def _named_digests(fields: dict[str, Any]) -> dict[str, str]:
-  """Digests by the names of what is on disk, as `.params['head']['kernel']`."""
+  """Digests by names on disk, such as `.params['head']['kernel']`."""
   return {
     re.sub(r"^\['(\w+)'\]", r".\1", name): digest
     for name, digest in digests(fields).items()

@@ -1,4 +1,4 @@
-"""What the loop and the optimiser need to know, as frozen dataclasses."""
+"""Configs of the training loop and the optimiser, as frozen dataclasses."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -23,28 +23,29 @@ from training.devices.mesh import DATA, MeshConfig
 
 @dataclass(frozen=True, config=STRICT)
 class OptimizerConfig:
-  """How parameters are updated.
+  """The optimiser, its learning-rate schedule and its gradient.
 
   Attributes:
-    name: 'adamw', any other of Optax or `optax.contrib` that takes a learning
-      rate, such as 'muon', or 'package.module:factory' of a function like them.
-    learning_rate: the peak.
+    name: 'adamw', any other optimiser of Optax or `optax.contrib` that takes a
+      learning rate, such as 'muon', or 'package.module:factory' of a similar function.
+    learning_rate: the peak learning rate.
     schedule: after the warm-up: 'constant', 'cosine' down to `final_fraction`
       of the peak after the last step, or 'inverse_sqrt' of the step.
-    warmup_steps: steps of linear growth to the peak.
-    final_fraction: last learning rate of 'cosine' over the peak.
-    b1: decay of the first moment, if the optimiser has one; None is its own
-      default, as it is for the next three.
+    warmup_steps: number of steps in which the rate grows linearly to the peak.
+    final_fraction: last learning rate of 'cosine', as a fraction of the peak.
+    b1: decay of the first moment, if the optimiser has one. For this and the next
+      three fields, None is the optimiser's default.
     b2: decay of the second moment, if the optimiser has one.
     eps: added to the root of the second moment, if the optimiser takes it.
-    weight_decay: decoupled; never applied to what is named a bias or a scale, nor
-      to the rates of decays (A) and skips (D) of Mamba and what followed it.
+    weight_decay: decoupled weight decay; never applied to biases, to scales, or to
+      the decay rates (A) and skips (D) of Mamba and its successors.
     clip_norm: largest global gradient norm; None does not clip.
-    accumulate_steps: micro-batches that one batch is split into.
-    label_smoothing: share of each target spread over the whole vocabulary.
-    ema_decay: of a running mean of the parameters in float32, which evaluation and
-      generation then use, as 0.999; 0 uses the parameters.
-    options: any other leaf is an argument of the optimiser, as `ns_steps` of Muon.
+    accumulate_steps: number of micro-batches that a batch is split into.
+    label_smoothing: share of each target that is spread over the whole vocabulary.
+    ema_decay: decay of a running mean of the parameters in float32, such as 0.999;
+      evaluation and generation then use that mean. 0 uses the parameters.
+    options: every other field is an argument of the optimiser, such as `ns_steps`
+      of Muon.
   """
 
   name: str = "adamw"
@@ -69,13 +70,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class LogConfig:
-  """Where metrics go beside metrics.jsonl.
+  """Where metrics are written in addition to metrics.jsonl.
 
   Attributes:
-    tensorboard: event files in the folder of the run.
-    wandb: Weights & Biases, a package of its own; WANDB_MODE=offline keeps the
-      run in its folder.
-    project: of Weights & Biases.
+    tensorboard: whether to write TensorBoard event files in the workdir.
+    wandb: whether to log to Weights & Biases, a separate package;
+      WANDB_MODE=offline keeps the log in the workdir.
+    project: project name in Weights & Biases.
   """
 
   tensorboard: bool = True
@@ -85,27 +86,27 @@ class LogConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TrainConfig:
-  """What the loop needs to know.
+  """The training loop.
 
   Attributes:
-    num_steps: updates in the whole run.
+    num_steps: number of updates in the whole run.
     batch_size: rows of one update, over all devices and micro-batches.
-    seed: parameters, data order and dropout follow from it.
+    seed: determines the initial parameters, the order of the data and dropout.
     eval_every: steps between evaluations.
     checkpoint_every: steps between checkpoints.
-    checkpoint_keep: 'newest' keeps the last three; 'best' also the one of the best
-      evaluation, which is what the run ends with and what is read from then on.
-    best_metric: of the first held-out split; it says which evaluation is best.
-    patience: evaluations without a gain in `best_metric` after which the run ends;
-      0 goes on to the last step.
+    checkpoint_keep: 'newest' keeps the last three; 'best' also keeps the one of the
+      best evaluation, which the final evaluation and later commands use.
+    best_metric: metric on the first held-out split that selects the best evaluation.
+    patience: number of evaluations without a gain in `best_metric` after which the
+      run ends; 0 trains to the last step.
     log_every: steps between lines in `metrics.jsonl`.
-    redraw_every: steps between new draws of what the model draws and does not
-      train: random features, rotations, blocks; 0 keeps the first.
-    profile_steps: 'FIRST:LAST' records what devices and host do from the end of
-      the one step to the end of the other, in the folder `profile` of the run.
-    parallel: how devices are driven; the numbers are the same.
+    redraw_every: steps between new draws of the constants, such as random features,
+      rotations and blocks; 0 keeps the first ones.
+    profile_steps: 'FIRST:LAST' profiles devices and host from the end of step FIRST
+      to the end of step LAST, into the folder `profile` of the workdir.
+    parallel: 'jit' over a mesh, or 'pmap'; both compute the same numbers.
     decode_method: how held-out examples are decoded at the end.
-    mesh: how many devices lie along each axis; 'pmap' has 'data' alone.
+    mesh: number of devices along each axis; 'pmap' has only 'data'.
     log: see `LogConfig`.
     optimizer: see `OptimizerConfig`.
   """
@@ -131,12 +132,12 @@ class TrainConfig:
 
   @property
   def asks_best(self) -> bool:
-    """Whether it matters which evaluation is the best."""
+    """Whether the run tracks its best evaluation."""
     return self.checkpoint_keep == "best" or self.patience > 0
 
   @property
   def profiled(self) -> range:
-    """The steps, from 0, that are recorded."""
+    """The profiled steps, counted from 0."""
     first, _, last = self.profile_steps.partition(":")
     return range(int(first or 0), int(last or 0))
 
@@ -157,7 +158,7 @@ class TrainConfig:
       and not 0 <= self.profiled.start < self.profiled.stop <= self.num_steps
     ):
       raise ValueError(
-        "profile_steps: expected FIRST:LAST, as 10:15, with FIRST below LAST and "
+        "profile_steps: expected FIRST:LAST, such as 10:15, with FIRST below LAST and "
         f"LAST at most num_steps={self.num_steps}, got {self.profile_steps!r}"
       )
     if self.batch_size % self.optimizer.accumulate_steps:
@@ -169,6 +170,6 @@ class TrainConfig:
     for axis, size in self.mesh.named.items():
       if self.parallel == "pmap" and axis != DATA and size != 1:
         raise ValueError(
-          f"mesh.{axis}: parallel='pmap' splits rows alone, along 'data'; expected "
+          f"mesh.{axis}: parallel='pmap' splits only rows, along 'data'; expected "
           f"1, got {size}; or parallel='jit'"
         )

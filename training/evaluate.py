@@ -1,4 +1,4 @@
-"""Held-out data: metrics under teacher forcing, then decoding and its score."""
+"""Evaluation on held-out data: metrics with teacher forcing, and scores of decoding."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import functools
@@ -18,7 +18,7 @@ from training.experiment import Experiment
 T = TypeVar("T")
 
 SENTENCES = "sentences.json"
-"""File of a run: what BLEU is made of, for each sentence of the last split."""
+"""File in a workdir: the BLEU statistics of each sentence of the last split."""
 
 
 class Sample(NamedTuple):
@@ -36,13 +36,13 @@ def evaluate(
   task: tasks.Task,
   split: str,
 ) -> dict[str, float]:
-  """Metrics of one split: sums over all batches, divided once.
+  """Computes the metrics of one split: sums over all batches, divided once.
 
   Args:
     eval_step: from `step.make_eval_step`.
-    mesh: for which it was made.
-    variables: of the model.
-    task: of the run.
+    mesh: the mesh that `eval_step` was made for.
+    variables: the variables of the model.
+    task: the task of the run.
     split: one of `task.eval_splits`.
 
   Returns:
@@ -51,10 +51,10 @@ def evaluate(
   Raises:
     RunError: the data cannot be read.
   """
-  # Fetched only after the last batch, so that devices never wait for us.
+  # Fetched only after the last batch, so that devices never wait for the host.
   pending = [
     eval_step(variables, parallel.place_batch(mesh, batch))
-    for batch in _reading(task.eval_batches(split), split)
+    for batch in _checked(task.eval_batches(split), split)
   ]
   totals: dict[str, np.ndarray] = {}
   for sums in jax.device_get(pending):
@@ -69,11 +69,11 @@ def evaluate(
 def generate(
   experiment: Experiment, variables: Mapping[str, Any], split: str
 ) -> tuple[list[Sample], dict[str, float | str]]:
-  """What a model writes of one split and how it plays, with the scores of both.
+  """Decodes one split, or plays in the task's environment, and scores the result.
 
   Returns:
-    Every example with a reference as text, in order, and metric name → value;
-    both empty where the task neither decodes nor has an environment.
+    Every example with a reference as text, in order, and metric name → value.
+    Both are empty if the task neither decodes nor has an environment.
 
   Raises:
     RunError: the data cannot be read.
@@ -81,7 +81,7 @@ def generate(
   task = experiment.task
   method = experiment.config.train.decode_method
   samples = []
-  for batch in _reading(task.decode_batches(split), split):
+  for batch in _checked(task.decode_batches(split), split):
     generated = experiment.generate(
       variables, batch.inputs, max_length=batch.max_length, method=method
     )
@@ -110,8 +110,8 @@ def generate(
   return samples, values
 
 
-def _reading(items: Iterable[T], split: str) -> Iterator[T]:
-  """Passes items on; what fails in reading them stops the run."""
+def _checked(items: Iterable[T], split: str) -> Iterator[T]:
+  """Yields the items; an error in reading them becomes a RunError."""
   try:
     yield from items
   except Exception as error:
@@ -123,7 +123,7 @@ def _reading(items: Iterable[T], split: str) -> Iterator[T]:
 def write_samples(
   path: pathlib.Path, samples: Sequence[Sample], num: int = 64
 ) -> None:
-  """Writes the first samples, three lines each; a line break is shown."""
+  """Writes the first `num` samples, three lines each, with line breaks escaped."""
   blocks = []
   for sample in samples[:num]:
     source, reference, output = (s.replace("\n", "\\n") for s in sample)
@@ -136,9 +136,9 @@ def write_samples(
 def write_sentences(
   path: pathlib.Path, task: tasks.Task, samples: Sequence[Sample]
 ) -> None:
-  """Writes what a score of a split is made of, for each of its samples in order.
+  """Writes the statistics of each sample, in order, from which a score is computed.
 
-  Nothing for a task without a method `sentence_statistics`.
+  Writes nothing for a task without a method `sentence_statistics`.
   """
   if not hasattr(task, "sentence_statistics"):
     return

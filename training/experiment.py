@@ -1,7 +1,7 @@
-"""From a validated config to everything that a run is made of.
+"""Builds the task, the model and the initial state of a run from its config.
 
-The data is read, the model made and traced, so that what does not fit is found
-before anything is compiled or written.
+Reads the data, and creates and traces the model, so that errors are found before
+anything is compiled or written.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,18 +32,19 @@ from training.experiment_config import ExperimentConfig
 from training.state import TrainState, is_schedule_free
 
 _SYMBOLS = ("vocab_size", "num_keys", "num_values", "num_fillers")
-"""Leaves of tasks that hold so many symbols."""
+"""Config fields of tasks that state a number of symbols."""
 
 
 class Experiment(NamedTuple):
-  """Everything that `loop.run` and `generate.py` work with.
+  """A run's config, task, model and initial state, as `loop.run` uses them.
 
   Attributes:
-    config: what it was made from.
+    config: the validated config.
     task: data, vocabulary and metric.
-    model: the module.
-    draw: `(seed, peak) -> TrainState`, random, at the peak of the learning rate.
-    shapes: that state's shapes and dtypes.
+    model: the Linen module.
+    draw: `(seed, peak) -> TrainState`, with random parameters and this peak learning
+      rate.
+    shapes: shapes and dtypes of that state.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
 
@@ -55,10 +56,10 @@ class Experiment(NamedTuple):
   generate: Callable[..., Any]
 
   def init(self, mesh: jax.sharding.Mesh | None = None) -> TrainState:
-    """The state before the first step: random, or with published weights.
+    """Creates the state before the first step, random or with published weights.
 
     Args:
-      mesh: over which it is sharded; None is one device.
+      mesh: the mesh to shard it over; None is one device.
     """
     config = self.config
     if config.weights:
@@ -69,17 +70,18 @@ class Experiment(NamedTuple):
 
 
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
-  """Creates a run and writes its config and vocabulary into its folder.
+  """Creates a run, and writes its config and vocabulary into its workdir.
 
-  `workdir.check` has found that free, or this run's own; it looks again, as another
-  process may have begun there since.
+  Checks the workdir again under its lock, because another process may have started
+  a run there since the first check.
 
-  Every process of the run calls this, and goes on once the first has written.
+  Every process of the run calls this function; all of them return after the first
+  has written.
 
   Raises:
-    ConfigError: as in `create`, the mesh does not fit the devices, the folder holds
-      something else, or the run began with other data.
-    RunError: another process has the folder.
+    ConfigError: as in `create`; or the mesh does not fit the devices, the workdir
+      holds something else, or the run began with other data.
+    RunError: another process uses the workdir.
   """
   parallel.check_mesh(config.train, config.model)
   with files.noted() as notes:
@@ -90,7 +92,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   cluster.wait("all have looked at the folder")
   if cluster.is_first():
     workdir_lib.make(workdir)
-    # What another process trains there keeps its config.
+    # A run that another process trains there keeps its config.
     with ownership.lock(workdir):
       workdir_lib.check(workdir, config)
       data = _checked_data(workdir, notes)
@@ -102,7 +104,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
 
 
 def _checked_data(workdir: Path, notes: Any) -> Any:
-  """`files.check_data`, whose fault is one of the config."""
+  """Calls `files.check_data`, and raises its error as a ConfigError."""
   try:
     return files.check_data(workdir, notes)
   except tasks.DataError as error:
@@ -115,19 +117,19 @@ def create(
   restore: bool = False,
   here: bool = True,
 ) -> Experiment:
-  """Makes the task, the model and the optimiser, and traces them once.
+  """Creates the task, the model and the optimiser, and traces them once.
 
   Args:
     config: validated.
-    workdir: of the run; nothing is written there.
-    restore: take vocabulary and sizes from `workdir` and read no data.
-    here: whether it has to fit into the memory of this machine.
+    workdir: the workdir of the run; nothing is written there.
+    restore: whether to take vocabulary and sizes from `workdir` and read no data.
+    here: whether the run has to fit into the memory of this machine.
 
   Raises:
-    ConfigError: data are missing or wrong, or sizes do not go together.
+    ConfigError: data are missing or invalid, or sizes do not fit each other.
   """
   train = config.train
-  # What was trained elsewhere may still generate here.
+  # A run that was trained elsewhere may still generate here.
   fits = here and not restore
   if fits:
     symbols = (getattr(config.task, leaf, None) or 0 for leaf in _SYMBOLS)
@@ -153,13 +155,13 @@ def create(
     shapes.collections["constants"]
   ):
     raise ConfigError(
-      "config.redraw_every: this model draws nothing that it does not train; "
+      "config.redraw_every: this model has no random constants to redraw; "
       "expected 0"
     )
   if hasattr(task, "loss") and train.optimizer.label_smoothing:
     raise ConfigError(
-      f"config.optimizer.label_smoothing: the task {config.task_name!r} has a "
-      f"loss of its own; expected 0, got {train.optimizer.label_smoothing}"
+      f"config.optimizer.label_smoothing: the task {config.task_name!r} has its "
+      f"own loss; expected 0, got {train.optimizer.label_smoothing}"
     )
 
   def generate(variables, inputs, **options):
@@ -170,7 +172,7 @@ def create(
       variables,
       **inputs,
       bos_id=task.bos_id,
-      # Of published weights several may end a text.
+      # Published models may have several ids that end a text.
       eos_id=getattr(task, "eos_ids", task.eos_id),
       pad_id=task.pad_id,
       **options,
@@ -180,13 +182,13 @@ def create(
 
 
 def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
-  """Name -> digest of all that the tasks of some runs read, and of their weights.
+  """Returns name -> digest of the data and the published weights that runs read.
 
   Args:
-    configs: of the runs, whose data are read now.
+    configs: the configs of the runs; their data are read now.
 
   Raises:
-    ConfigError: data are missing or wrong.
+    ConfigError: data are missing or invalid.
   """
   with files.noted() as notes:
     for config in configs:
@@ -198,23 +200,23 @@ def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
 
 
 def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
-  """What fills each slot, size of the model and of the run, in one line.
+  """Describes mechanisms, parameters, steps and devices of a run in one line.
 
   Args:
     experiment: the run.
-    devices: that it is meant for; none is those of JAX.
+    devices: the devices that will run it; empty is the devices of JAX.
   """
   devices = devices or jax.devices()
   train = experiment.config.train
   model = experiment.config.model
   places = " · ".join(
-    slot.removesuffix("_attention") for slot in model.attentions
+    field.removesuffix("_attention") for field in model.attentions
   )
   params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
   warmup = train.optimizer.warmup_steps
   remark = ""
   if warmup >= train.num_steps:
-    remark = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) goes on to the end"
+    remark = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) lasts to the end"
   return (
     f"slots {models.slots(model)} ({places}); {params:,} parameters, "
     f"{train.num_steps} steps of {train.batch_size} rows, "
@@ -223,28 +225,28 @@ def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
 
 
 def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
-  """Why dense fills a slot in place of the mechanism that was asked for.
+  """Says why an attention module uses dense instead of the mechanism that was typed.
 
   Args:
-    config_file: as it was typed, `FILE.py:MECHANISM`.
-    config: what the file made of it.
+    config_file: as typed, `FILE.py:MECHANISM`.
+    config: the config that the file made of it.
 
   Returns:
-    A line for each slot; none where nothing or no mechanism was asked for.
+    One line per attention module; none if no mechanism was typed.
   """
   typed = split(config_file.partition(":")[2])
   try:
     names = dict.fromkeys(mechanism(word)[0] for word in typed)
-    records = {name: mechanisms.example(name) for name in names}
-  except ValueError:  # A file may have names of its own.
+    candidates = {name: mechanisms.example(name) for name in names}
+  except ValueError:  # A file may define its own names.
     return []
   lines = []
-  for slot, chosen in config.model.attentions.items():
-    if "dense" in records or [one.name for one in chosen] != ["dense"]:
+  for field, chosen in config.model.attentions.items():
+    if "dense" in candidates or [one.name for one in chosen] != ["dense"]:
       continue
-    place = slot.removesuffix("_attention")
-    for name, record in records.items():
-      if obstacle := attention_config.obstacle(record, slot):
+    place = field.removesuffix("_attention")
+    for name, candidate in candidates.items():
+      if obstacle := attention_config.obstacle(candidate, field):
         lines.append(f"{place}: dense, because {name} cannot {obstacle}")
   return lines
 
@@ -252,7 +254,7 @@ def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
 def _make_task(
   config: ExperimentConfig, workdir: Path | None, restore: bool
 ) -> tasks.Task:
-  """The task, as the model reads it."""
+  """The task, with batches in the layout of the model."""
   model = config.model
   try:
     task = tasks.find(config.task_name).make(
@@ -268,7 +270,7 @@ def _make_task(
   except OSError as error:
     raise ConfigError(f"config.task: {error}") from error
   except tasks.LayoutError as error:
-    known = f", as which {model.kind!r} reads" * (model.kind != model.layout)
+    known = f", the layout of {model.kind!r}" * (model.kind != model.layout)
     raise ConfigError(f"config.{error}{known}") from error
   except ValueError as error:
     raise ConfigError(f"config.{error}") from error
@@ -279,13 +281,13 @@ def _make_task(
 
 @contextlib.contextmanager
 def _refusals(config: ExperimentConfig) -> Iterator[None]:
-  """What a model or one of its mechanisms refuses, as a ConfigError."""
+  """Raises errors of a model and its mechanisms as a ConfigError."""
   try:
     yield
   except ValueError as error:
     raise ConfigError(f"config.model.{error}") from error
   except Exception as error:
-    # A mechanism of somebody's own may raise what it likes.
+    # A mechanism from an import path may raise any exception.
     foreign = [
       one.name
       for chosen in config.model.attentions.values()
@@ -310,7 +312,7 @@ def _draw_state(model, config, seed, peak) -> TrainState:
 
 def _published_state(config, model) -> TrainState:
   """The state of a run that starts from published weights."""
-  # The config has every mechanism, those of the folder among them.
+  # The config has every mechanism, including those of the folder.
   opened = load.open_folder(Path(config.weights), config.model.attentions)
   key = jax.random.key(config.train.seed)
   variables = load.read_variables(opened, model, key)
@@ -326,9 +328,12 @@ def _first_state(config, variables, seed, peak) -> TrainState:
 
 
 def _seed_and_peak(config) -> tuple[np.ndarray, np.ndarray]:
-  """What runs of one program may differ in; in their state, not in the program."""
+  """The seed and the peak learning rate, which are in the state of a run.
+
+  So runs that differ in these alone compile the same program.
+  """
   peak = config.train.optimizer.learning_rate
-  # `optax.inject_hyperparams` knows a NumPy array as a number, but no np.float32.
+  # `optax.inject_hyperparams` accepts a NumPy array as a number, but not np.float32.
   return np.asarray(config.train.seed, "int32"), np.asarray(peak, "float32")
 
 
@@ -351,11 +356,10 @@ def _check_optimizer(config, params) -> None:
 
 
 def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
-  """What `models.create` wants to know, from the task and from the model.
+  """The sizes that `models.create` takes, from the task and the model's config.
 
   Raises:
-    ValueError: the model knows fewer ids, or shorter sequences, than the task
-      has.
+    ValueError: the model has fewer ids, or allows shorter sequences, than the task.
   """
   sizes: dict[str, Any] = {
     "source_vocab_size": task.source_vocab_size,
@@ -388,10 +392,10 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
 
 
 def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
-  """Refuses a decoder that cannot do what the task ends with: generate.
+  """Checks that the model can decode if the task generates at the end.
 
   Raises:
-    ConfigError: the task generates, and a mechanism cannot decode.
+    ConfigError: the task generates, but a mechanism cannot decode.
   """
   why = f", and the task {config.task_name!r} generates"
   for field, needs in models.GENERATING.items():

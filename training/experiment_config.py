@@ -1,4 +1,4 @@
-"""A whole config: the loop, the optimiser, the task and the model."""
+"""The config of a whole experiment: loop, optimiser, task and model."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -31,14 +31,14 @@ from training.config import TrainConfig
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-  """A whole config, validated.
+  """The validated config of an experiment.
 
   Attributes:
     train: the loop and the optimiser.
-    task_name: as `tasks.find` takes it.
+    task_name: a name that `tasks.find` accepts.
     task: an instance of that task's `config_type`.
-    model: what `models.create` wants to know.
-    weights: folder of published weights to start from; '' starts from nothing.
+    model: the config of the model, for `models.create`.
+    weights: folder of published weights to start from; '' starts from random ones.
   """
 
   train: TrainConfig
@@ -48,7 +48,7 @@ class ExperimentConfig:
   weights: str = ""
 
   def to_mapping(self) -> dict[str, Any]:
-    """JSON-ready, every default filled in; `parse` inverts it."""
+    """Returns a JSON-ready mapping with every default, from which `parse` reads it."""
     return {
       **to_mapping(self.train),
       "task": {"name": self.task_name, **to_mapping(self.task)},
@@ -62,25 +62,26 @@ def parse(
 ) -> ExperimentConfig:
   """Validates a config, a ConfigDict or parsed JSON, without reading data.
 
-  With `model.weights`, the folder of published weights says what the model is,
-  and its vocabulary, if there is one, what the ids of a text are. The config
-  then chooses the mechanisms (a plain 'dense' keeps the published one),
-  the dropout and the dtypes.
+  With `model.weights`, the folder of published weights determines the model, and its
+  vocabulary, if there is one, determines the ids of a text. The config then chooses
+  the mechanisms (a plain 'dense' keeps the published one), the dropout and the
+  dtypes.
+
+  The config may have the field 'slots', which `workdir.write_config` adds for
+  readers, if it agrees with the model.
 
   Args:
     mapping: the config.
-    restore: it is that of a run, which says what the model is.
-
-  'slots' is what `workdir.write_config` adds for a reader; it may be there where
-  it says what the model says.
+    restore: whether it is the config of an existing run, which describes the whole
+      model.
 
   Raises:
-    ConfigError: the first fault found.
+    ConfigError: the first error found.
   """
   try:
     return _parse(mapping, restore)
   except UnknownLeafError as fault:
-    hint = _instead(fault, mapping.get("task", {}), mapping.get("model", {}))
+    hint = _hint(fault, mapping.get("task", {}), mapping.get("model", {}))
     raise ConfigError(f"{fault.leaf}: unknown; {hint}") from None
 
 
@@ -99,14 +100,14 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   for name, section in sections.items():
     check_section(f"config.{name}", section)
   train = build(TrainConfig, leaves)
-  # What was trained elsewhere may be read without it.
+  # A run that was trained elsewhere can be read without the package.
   if train.log.wandb and not restore and find_spec("wandb") is None:
     raise ConfigError(
       "config.log.wandb: the package is missing; pip install wandb"
     )
-  with _faults_at("optimizer"):
+  with _errors_at("optimizer"):
     optimizer.make_optimizer(train.optimizer, num_steps=1)
-    # A run records what it was trained with.
+    # A run records the values that it was trained with.
     resolved = optimizer.with_defaults(train.optimizer)
     train = dataclasses.replace(train, optimizer=resolved)
   for name in ("task", "model"):
@@ -114,7 +115,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
       raise ConfigError(f"config.{name}: missing, and it has no default")
   task_leaves = dict(sections["task"].items())
   name = str(task_leaves.pop("name", None))
-  with _faults_at("task", "name: "):
+  with _errors_at("task", "name: "):
     task_type = tasks.find(name).config_type
   model_leaves = dict(sections["model"].items())
   weights = model_leaves.pop("weights", "")
@@ -123,7 +124,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
       f"config.model.weights: expected a folder, got {weights!r}"
     )
   model_type = _model_type(model_leaves)
-  with _faults_at("model"):
+  with _errors_at("model"):
     nest = nested.nest(model_type, model_leaves)
   model: Any = build(model_type, nest, "config.model", typed=model_leaves)
   _check_x64(model)
@@ -134,7 +135,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
       # The ids of the weights are those of their own vocabulary.
       task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
   if hasattr(model, "check_run"):
-    with _faults_at("model"):
+    with _errors_at("model"):
       model.check_run()
   if recorded not in (None, models.slots(model)):
     raise ConfigError(
@@ -151,18 +152,18 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
 
 
 def _check_x64(model: Any) -> None:
-  """Refuses a dtype that JAX would make half as wide without a word."""
+  """Raises ConfigError if JAX would silently replace float64 by float32."""
   has_float64 = jnp.result_type(float) == "float64"
   for field in ("dtype", "param_dtype"):
     if getattr(model, field) == "float64" and not has_float64:
       raise ConfigError(
-        f"config.model.{field}: JAX computes in float32 where it is not told "
-        "otherwise; expected JAX_ENABLE_X64=1 in the environment beside 'float64'"
+        f"config.model.{field}: JAX computes in float32 by default; expected "
+        "JAX_ENABLE_X64=1 in the environment with 'float64'"
       )
 
 
 def _published(folder: str, config: Any) -> Any:
-  """The model of a folder of weights, with what a config may choose of it.
+  """The model of a folder of weights, with the fields that a config may choose.
 
   Raises:
     ConfigError: the folder cannot be read, or its model is of another kind.
@@ -185,66 +186,68 @@ def _published(folder: str, config: Any) -> Any:
         f"{field} {expected!r}, got {value!r}"
       )
   chosen = mechanisms
-  for field in _FREE_OF_WEIGHTS:
+  for field in _CHOSEN_FIELDS:
     if hasattr(published, field):
       chosen[field] = getattr(config, field)
-  # Others have no vocabulary, or none that a config chooses.
+  # Other models have no vocabulary, or none that a config chooses.
   if hasattr(published, "max_length") and not described.input_shapes:
     chosen["vocab_size"] = described.vocab_size
     chosen["max_length"] = described.max_length
-  with _faults_at("model"):
+  with _errors_at("model"):
     return nested.replace(published, **chosen)
 
 
-_FREE_OF_WEIGHTS = (
+_CHOSEN_FIELDS = (
   "dropout_rate",
   "attention_dropout_rate",
   "dtype",
   "param_dtype",
   "teacher",
 )
-"""Leaves that a config chooses for a published model too, beside mechanisms."""
+"""Config fields that also apply to a published model, besides the mechanisms."""
 
-_GONE = {
+_REMOVED_FIELDS = {
   "patch_size": None,
   "distillation": False,
   "image_shape": None,
   "local_positions": False,
 }
-"""Leaves that every Transformer had, and what they were without images."""
+"""Former config fields of every Transformer -> their values without images."""
 
 
 def _model_type(leaves: dict[str, Any]) -> type:
   """The dataclass of a kind of model."""
   if "kind" not in leaves:
-    return models.ModelConfig  # It says that the kind is missing.
-  # Runs of before December 2026 have some kinds by a field.
+    return models.ModelConfig  # It reports the missing kind.
+  # Runs from before December 2026 choose some kinds by a field.
   for kind, (former, leaf) in registered("FORMER_KINDS").items():
     if leaves["kind"] == former and leaves.get(leaf):
       leaves["kind"] = kind
-  with _faults_at("model", "kind: "):
+  with _errors_at("model", "kind: "):
     model_type = models.find(str(leaves["kind"]))
-  # They also say of every Transformer that it has none of these.
-  for leaf in _GONE.keys() & leaves.keys():
-    if leaves[leaf] == _GONE[leaf] and leaf not in leaf_names(model_type):
+  # Their Transformers also have these fields, with the value for none.
+  for leaf in _REMOVED_FIELDS.keys() & leaves.keys():
+    if leaves[leaf] == _REMOVED_FIELDS[leaf] and leaf not in leaf_names(
+      model_type
+    ):
       leaves.pop(leaf)
   return model_type
 
 
 @contextlib.contextmanager
-def _faults_at(section: str, leaf: str = "") -> Iterator[None]:
-  """A ValueError, which begins with its leaf or is of one, as a ConfigError."""
+def _errors_at(section: str, leaf: str = "") -> Iterator[None]:
+  """Raises a ValueError as a ConfigError that names the config field."""
   try:
     yield
   except ValueError as error:
     raise ConfigError(f"config.{section}.{leaf}{error}") from error
 
 
-def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
-  """Where this config has an unknown leaf, or one that is like it."""
+def _hint(fault: UnknownLeafError, task: Any, model: Any) -> str:
+  """A hint for an unknown config field: a similar one, or where it belongs."""
   name = fault.leaf.rpartition(".")[2]
   full = [*leaf_names(TrainConfig), "task", "model", "model.weights"]
-  # A task or kind that there is not has no leaves.
+  # An unknown task or kind has no fields.
   with contextlib.suppress(ValueError):
     full += leaf_names(tasks.find(str(task.get("name"))).config_type, "task.")
     full += leaf_names(models.find(str(model.get("kind"))), "model.")
@@ -253,11 +256,11 @@ def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
     for mechanism, factory in ATTENTIONS.items()
     if name in inspect.signature(factory).parameters
   ]
-  for slot, chosen in model.items():
+  for field, chosen in model.items():
     if hasattr(chosen, "items") and chosen.get("name") in owners:
-      full.append(f"model.{slot}.{name}")
+      full.append(f"model.{field}.{name}")
   last = {leaf: leaf.rpartition(".")[2] for leaf in full}
-  # Exactly this one elsewhere is meant, rather than one that is like it here.
+  # The same name elsewhere is more likely than a similar name here.
   cutoff = 1.0 if owners or fault.hint.startswith("did") else 0.8
   if close := difflib.get_close_matches(name, last.values(), 1, cutoff):
     places = [f"config.{leaf}" for leaf in full if last[leaf] == close[0]]

@@ -1,4 +1,4 @@
-"""A run: restore, step, evaluate, checkpoint, report."""
+"""The loop of a run: restore, train, evaluate, checkpoint, report."""
 
 import contextlib
 import functools
@@ -37,28 +37,29 @@ def run(
 ) -> Results | None:
   """Trains from the newest checkpoint, or from the start, to the end.
 
-  A run that was killed and is run again ends bit for bit as if it had not
-  been: batches and dropout follow from the step alone, and the state from the
+  A run that is killed and started again ends bit-identical to one that was not:
+  batches and dropout depend only on the step, and the state is restored from the
   checkpoint.
 
   Args:
-    experiment: what to train.
-    workdir: where everything is written; its config is there already.
+    experiment: the run to train.
+    workdir: folder for all outputs, which already has the config.
     stop_at: number of updates after which to evaluate the first held-out split,
-      save and return; None goes to the end, whose schedule it is either way.
+      save and return; None trains to the end. The schedule is that of the whole run
+      either way.
 
   Returns:
-    Final metrics of every split; None if `stop_at` or SIGTERM asked to stop first,
-    with everything saved.
+    Final metrics of every split; None if `stop_at` or SIGTERM stopped the run
+    first, with everything saved.
 
   Raises:
-    KeyboardInterrupt: SIGINT asked to stop, with everything saved.
+    KeyboardInterrupt: SIGINT stopped the run, with everything saved.
     RunError: data cannot be read; a loss, a gradient or an updated parameter is not
-      finite; or a held-out loss is not, or is far beyond that of guessing.
-    ConfigError: no checkpoint is intact.
+      finite; or a held-out loss is not finite or is far above that of guessing.
+    ConfigError: there are checkpoints, but none is intact.
   """
   with Signals() as signals:
-    # Of several processes the others would miss this one.
+    # With several processes, the others would wait for this one forever.
     if not cluster.are_several():
       signals.abandon = before_a_step(workdir)
     results = _run(experiment, workdir, stop_at, signals)
@@ -73,7 +74,7 @@ def _run(
   stop_at: int | None,
   signals: Signals,
 ) -> Results | None:
-  """`run`, which hears of signals by `signals`."""
+  """`run`, with signals noted by `signals`."""
   config = experiment.config.train
   mesh = parallel.make_mesh(config)
   built = experiment.model, experiment.task, config, mesh
@@ -81,7 +82,7 @@ def _run(
   with contextlib.ExitStack() as stack:
     if cluster.is_first():
       stack.enter_context(ownership.lock(workdir))
-    # Another process may have ended it between this one's first look and now.
+    # Another process may have finished the run since this one checked.
     finished = final_metrics(workdir, experiment.config)
     if cluster.any_of(finished is not None):
       return finished
@@ -94,7 +95,7 @@ def _run(
     state, record = restored or (None, {})
     best = BestEvaluation(config, record.get("best", {}))
     if config.mesh.sequence > 1:
-      # Whether a mechanism can serve parts of these lengths shows in the trace.
+      # Tracing shows whether a mechanism can compute shards of these lengths.
       try:
         step.lower(shapes, _read(experiment, mesh, 0))
       except ValueError as error:
@@ -110,7 +111,7 @@ def _run(
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 
-    # Of several processes the first one's is enough.
+    # With several processes, one profile is enough.
     profiled = config.profiled if cluster.is_first() else range(0)
     profile = Profile(profiled, workdir, first)
     stack.callback(profile.close)
@@ -139,7 +140,7 @@ def _run(
       last = int(state.step)
       signals.interrupt = True
       if config.checkpoint_keep == "best":
-        del state  # There may be no room for two.
+        del state  # Two states may not fit into memory.
         restored = checkpoints.restore(shapes, best=True)
         assert restored is not None
         state = parallel.place_state(mesh, restored[0])
@@ -148,13 +149,15 @@ def _run(
       print(stopped_at(last))
       return None
     except jax.errors.JaxRuntimeError as error:
-      # Here, as closing what is open would wait for the lost one.
+      # Exit here, because closing the context would wait for the lost process.
       cluster.end_lost(error)
     finally:
       signals.interrupt = False
     for values in results.values():
       if config.checkpoint_keep == "best":
-        values["checkpoint"] = _which(int(state.step), checkpoints.best_step)
+        values["checkpoint"] = _checkpoint_name(
+          int(state.step), checkpoints.best_step
+        )
       if best.has_ended and last < config.num_steps:
         values[STOPPED] = (
           f"at step {last}: no gain in {config.best_metric} in "
@@ -164,15 +167,15 @@ def _run(
     return results
 
 
-def _which(step: int, best_step: int | None) -> str:
-  """What is said of a checkpoint that stands for the best."""
+def _checkpoint_name(step: int, best_step: int | None) -> str:
+  """Names the checkpoint from which the final metrics were computed."""
   if step == best_step:
     return f"of step {step}, the best"
   return f"of step {step}; the best, of step {best_step}, is damaged"
 
 
 def _read(experiment: Experiment, mesh: jax.sharding.Mesh, step: int) -> Any:
-  """The batch of a step on the devices; each process makes its rows alone."""
+  """Reads the batch of a step; each process reads only its own rows."""
   make = functools.partial(experiment.task.train_batch, step)
   return parallel.read_batch(mesh, make, experiment.config.train.batch_size)
 
@@ -191,7 +194,7 @@ def _train(
   signals: Signals,
   stop_at: int,
 ) -> TrainState | None:
-  """All steps; returns the last state, or None where it stopped before."""
+  """Trains all steps; returns the last state, or None if stopped before."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
   if best.has_ended:
@@ -204,7 +207,7 @@ def _train(
   def load(number):
     try:
       return _read(experiment, mesh, number)
-    # Readers raise exceptions of any type.
+    # Readers may raise any exception.
     except Exception as error:
       raise RunError(
         f"step {number + 1}: data cannot be read: {one_line(error)}"
@@ -227,7 +230,7 @@ def _train(
       save = done % config.checkpoint_every == 0 or done == last
       stop = signals.stop is not None or done == stop_at
       if cluster.are_several():
-        # All have to stop at the same step.
+        # All processes have to stop at the same step.
         stop = (log or evaluation or save) and cluster.any_of(stop)
       if log or evaluation or save or stop or number == first:
         meter.fetch()
@@ -242,11 +245,11 @@ def _train(
       if evaluation or (done == last and config.asks_best):
         split = task.eval_splits[0]
         values = _evaluate(task, eval_step, mesh, state, meter, split)
-        if evaluation:  # Of the last step, the end of the run writes more.
+        if evaluation:  # After the last step, `_finish` reports more metrics.
           writer.write(done, {split: values}, meter.seconds)
           progress.say(f"step {done}  {split}  {format_values(values)}")
         if config.asks_best and (is_due or done == last):
-          # A longer run has the evaluations that are due, and no other.
+          # Other evaluations would not take place in a longer run.
           gain = best.add(values, counts=is_due)
       if config.checkpoint_keep == "best":
         save |= gain is not None
@@ -277,11 +280,11 @@ def _evaluate(
   meter: LossMeter,
   split: str,
 ) -> dict[str, Any]:
-  """Metrics of a split; a loss of the first that cannot be stops the run."""
+  """Evaluates a split; raises RunError if the loss of the first is not plausible."""
   values = evaluate.evaluate(eval_step, mesh, state.variables, task, split)
-  # Others may be of lengths that the model cannot do.
+  # Other splits may have lengths that the model has not learned.
   if split == task.eval_splits[0]:
-    # A task with a loss of its own has no uniform guess.
+    # A task with its own loss has no uniform guess.
     own = hasattr(task, "loss")
     guess = math.inf if own else math.log(task.target_vocab_size)
     meter.check_held_out(int(state.step), values["loss"], guess)
@@ -296,20 +299,20 @@ def _finish(
   meter: LossMeter,
   workdir: pathlib.Path,
 ) -> Results:
-  """Evaluates and decodes every split; writes samples, sentences and picture.
+  """Evaluates and decodes every split; writes samples, sentences and attention maps.
 
-  Samples and sentences are those of the last split that has any.
+  Samples and sentences are from the last split that has any.
   """
   task, results, samples = experiment.task, {}, []
   variables = state.variables
-  if cluster.are_several():  # The first process generates and draws alone.
+  if cluster.are_several():  # Only the first process generates and draws.
     variables = parallel.to_host(variables)
   for split in task.eval_splits:
     values = _evaluate(task, eval_step, mesh, state, meter, split)
     if cluster.is_first():
       decoded, scores = evaluate.generate(experiment, variables, split)
       samples = decoded or samples
-      # What a model writes and how it plays counts more than the loss.
+      # Scores of generation and play come before the loss.
       values = scores | values
     results[split] = values
   if cluster.is_first():
@@ -327,11 +330,11 @@ def _finish(
 
 
 def before_a_step(workdir: pathlib.Path) -> str:
-  """What is said of a run that is stopped before it has made a step."""
+  """Returns the message for a run that is stopped before its first new step."""
   step = newest_step(workdir)
   return stopped_at(step) if step else "stopped before the first step"
 
 
 def stopped_at(step: int) -> str:
-  """What is said of a run that is stopped and goes on from a checkpoint."""
+  """Returns the message for a run that is stopped and can be continued."""
   return f"stopped and saved at step {step}; run it again to continue"

@@ -1,4 +1,4 @@
-"""The metrics of some steps, on the devices until somebody asks."""
+"""Accumulates the metrics of training steps, without waiting for the devices."""
 
 from collections.abc import Mapping
 import math
@@ -9,27 +9,29 @@ import jax
 
 from settings.errors import RunError
 
-_AHEAD = 4
-"""Steps that the host may be ahead of the devices."""
+_MAX_STEPS_AHEAD = 4
+"""How many steps the host may be ahead of the devices."""
 
-_BEYOND = 10
-"""Times the loss of guessing that no model of many classes has which learned."""
+_MAX_RATIO = 10
+"""A model that learned never has more than so many times the loss of guessing.
 
-_SURE = 50.0
-"""Nats that a model of few classes does not have either, however it overfits."""
+This holds for many classes.
+"""
+
+_MAX_NATS = 50.0
+"""A model of few classes does not exceed this loss in nats, even if it overfits."""
 
 
 class LossMeter:
-  """What happened since the last line in metrics.jsonl.
+  """Accumulates loss, tokens and time since the last line in metrics.jsonl.
 
-  Metrics stay on the devices until `fetch`, so that no step waits for the
-  host.
+  Metrics stay on the devices until `fetch`, so that no step waits for the host.
 
   Attributes:
-    sums: sum and count of the loss; goes into checkpoints, so that the first
-      line after a restart is that of a run without one.
-    seconds: that training took so far, without compiling and evaluations; goes
-      into checkpoints too.
+    sums: sum and count of the loss. Checkpoints store it, so that the first line
+      after a restart is the same as without one.
+    seconds: training time so far, without compilation and evaluations. Checkpoints
+      store it, too.
   """
 
   def __init__(
@@ -42,17 +44,17 @@ class LossMeter:
     self._restart_clock()
 
   def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-    """Takes the metrics of one step, without waiting for it."""
+    """Adds the metrics of one step, without waiting for it."""
     self._pending.append((step, metrics))
-    if len(self._pending) > _AHEAD:
-      jax.block_until_ready(self._pending[-1 - _AHEAD][1])
+    if len(self._pending) > _MAX_STEPS_AHEAD:
+      jax.block_until_ready(self._pending[-1 - _MAX_STEPS_AHEAD][1])
 
   def fetch(self) -> None:
-    """Waits for every step so far.
+    """Waits for every step so far and fetches its metrics.
 
     Raises:
-      RunError: a loss, a gradient or a new parameter was not finite; the state is
-        that before.
+      RunError: a loss, a gradient or a new parameter was not finite; that step did
+        not change the state.
     """
     for step, metrics in jax.device_get(self._pending):
       total, count = map(float, metrics["loss"])
@@ -75,22 +77,25 @@ class LossMeter:
     self._mark += passed
 
   def check_held_out(self, step: int, loss: float, guess: float) -> None:
-    """Refuses a held-out loss that no model of this training loss can have.
+    """Checks that a held-out loss is plausible for the training loss.
 
-    `guess` is the loss of a uniform guess; infinite where there is none.
+    Args:
+      step: number of updates.
+      loss: the held-out loss.
+      guess: the loss of a uniform guess; infinite if there is none.
 
     Raises:
-      RunError: the loss is not finite, or ten times that of guessing and above 50
-        nats while the training loss is below that of guessing.
+      RunError: the loss is not finite, or it is more than ten times that of guessing
+        and above 50 nats while the training loss is below that of guessing.
     """
     trained = self.sums[0] / self.sums[1] if self.sums[1] else self._last_loss
     learned = trained < guess
-    limit = max(_BEYOND * guess, _SURE)
+    limit = max(_MAX_RATIO * guess, _MAX_NATS)
     if math.isfinite(loss) and not (learned and loss > limit):
       return
     raise self._fault(
       step,
-      f"held-out loss is {loss:.4g} where that of training is {trained:.4g}; "
+      f"held-out loss is {loss:.4g}, but the training loss is {trained:.4g}; "
       "the model diverged, or the compiled evaluation is wrong",
     )
 
@@ -100,9 +105,9 @@ class LossMeter:
     )
 
   def flush(self) -> dict[str, float]:
-    """The values of one line; the next one starts from zero.
+    """Returns the values of one line, and resets the sums.
 
-    `tokens_per_second` counts what the loss counts: targets with a weight.
+    `tokens_per_second` counts the same targets as the loss: those with a weight.
     """
     self._last_loss = self.sums[0] / max(self.sums[1], 1.0)
     values = {
@@ -117,7 +122,7 @@ class LossMeter:
     return values
 
   def forget_first(self) -> None:
-    """Leaves out the step just fetched: most of it was compiling."""
+    """Discards the time of the step just fetched, which was mostly compilation."""
     self.seconds -= self._seconds
     self._restart_clock()
 
@@ -126,5 +131,5 @@ class LossMeter:
     self.skip_clock()
 
   def skip_clock(self) -> None:
-    """Leaves out the time since the last `fetch`."""
+    """Discards the time since the last `fetch`."""
     self._mark = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a run says while it goes: metrics.jsonl, TensorBoard, a progress bar."""
+"""Metrics of a run: metrics.jsonl, TensorBoard, Weights & Biases, a progress bar."""
 
 from collections.abc import Mapping
 import datetime
@@ -16,14 +16,14 @@ from training.config import LogConfig
 
 FILE = "metrics.jsonl"
 
-_ON_THE_BAR = ("loss", "tokens_per_second")
+_BAR_METRICS = ("loss", "tokens_per_second")
 
 
 def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
-  """All whole lines of a file such as a run's metrics.jsonl; none without it.
+  """Reads all intact lines of a file such as metrics.jsonl; none if it is missing.
 
-  A line that is damaged is told in one line on standard error, but for the last, which
-  a kill may cut.
+  Reports each damaged line on standard error, except the last, which a killed process
+  may have truncated.
   """
   path = workdir / file
   if not path.exists():
@@ -46,11 +46,11 @@ def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-  """Writes records to metrics.jsonl and their numbers to what `log` names.
+  """Writes records to metrics.jsonl, and their numbers to the loggers of `log`.
 
-  Records beyond `step` are dropped first, so that a run which continues from
-  there leaves the file of a run that was never interrupted. Of several processes
-  the first writes; the others take records and write nothing.
+  First drops records after `step`, so that a run that continues from there writes the
+  same file as a run that was never interrupted. With several processes, only the
+  first writes.
   """
 
   def __init__(
@@ -81,7 +81,7 @@ class MetricsWriter:
     splits: Mapping[str, Mapping[str, float | str]],
     seconds: float,
   ) -> None:
-    """Writes one line for each split → metric → value, all of them at once."""
+    """Writes one line for each split of split → metric → value, all at once."""
     if not self._writes:
       return
     lines = ""
@@ -102,7 +102,7 @@ class MetricsWriter:
     self._file.flush()
 
   def close(self) -> None:
-    """Writes out what is buffered."""
+    """Closes the file and the loggers."""
     if self._writes:
       self._file.close()
       if self._board is not None:
@@ -113,7 +113,7 @@ class MetricsWriter:
 
 def _start_wandb(workdir: pathlib.Path, project: str) -> Any:
   """A run of Weights & Biases with the name, config and folder of this one."""
-  # A package of its own.
+  # An optional package.
   import wandb  # pyrefly: ignore[missing-import]
 
   config = workdir / "config.json"
@@ -130,9 +130,9 @@ class Progress:
   """One bar on a terminal, plain lines elsewhere.
 
   Args:
-    first: updates done before.
-    total: updates in the whole run.
-    shown: whether there may be a bar; of several processes, in the first.
+    first: number of updates done before.
+    total: number of updates in the whole run.
+    shown: whether to show a bar; with several processes, only the first does.
   """
 
   def __init__(self, first: int, total: int, shown: bool = True):
@@ -144,20 +144,20 @@ class Progress:
     self.restart_clock(first, 0.0)
 
   def restart_clock(self, step: int, seconds: float) -> None:
-    """Leaves what came before, as compiling, out of the time left."""
+    """Excludes the time before, such as compilation, from the estimated time left."""
     self._first, self._started = step, seconds
 
   def update(
     self, step: int, values: Mapping[str, float], seconds: float
   ) -> None:
-    """Shows the step, what is known of it and the time left.
+    """Shows the step, its values and the estimated time left.
 
-    `seconds` are those of training alone: neither compiling nor evaluating goes on.
+    `seconds` is the training time, without compilation and evaluations.
     """
     if self._bar is not None:
       self._bar.update(step - self._bar.n)
       # A line has room for these; metrics.jsonl has all.
-      short = {k: v for k, v in values.items() if k in _ON_THE_BAR}
+      short = {k: v for k, v in values.items() if k in _BAR_METRICS}
       self._bar.set_postfix_str(format_values(short))
       return
     per_step = (seconds - self._started) / max(step - self._first, 1)
@@ -165,25 +165,25 @@ class Progress:
     self.say(f"step {step}/{self._total}  {format_values(values)}  {left} left")
 
   def say(self, text: str) -> None:
-    """A line of its own, above the bar."""
+    """Prints a line above the bar."""
     if self._bar is not None:
       self._bar.write(text, file=sys.stdout)
     else:
       print(text, flush=True)
 
   def close(self) -> None:
-    """Leaves the terminal as it should be."""
+    """Closes the bar."""
     if self._bar is not None:
       self._bar.close()
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-  """Numbers for a reader: `loss 1.2345  exact_match 0.9990`."""
+  """Formats values for a reader: `loss 1.2345  exact_match 0.9990`."""
   return "  ".join(f"{name} {format_number(v)}" for name, v in values.items())
 
 
 def format_number(value: float | str) -> str:
-  """Four decimals, or fewer digits where these would say nothing."""
+  """Formats a number with four decimals; very small and large ones differently."""
   if isinstance(value, str):
     return value
   if value == 0 or 1e-3 <= abs(value) < 1e4:

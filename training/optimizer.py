@@ -19,18 +19,21 @@ from training.config import OptimizerConfig
 from training.state import float32
 
 _NOT_DECAYED = ("bias", "scale", "log_rate", "skip")
-"""Ends of names: biases, scales of norms, and Mamba's A and D, which it exempts too."""
+"""Ends of the names of parameters without weight decay.
+
+These are biases, scales of norms, and Mamba's A and D, which Mamba exempts too.
+"""
 
 
 _OWN_DEFAULT = ("b1", "b2", "eps", "weight_decay")
-"""Fields whose None is the default of the optimiser."""
+"""Config fields of which None is the optimiser's default."""
 
 _WEIGHT_DECAYS = {
   "weight_decay": ("mask", "weight_decay_mask"),
   "weight_decay_rate": ("weight_decay_mask",),  # Of Adafactor.
   "adam_weight_decay": (),  # Of Muon.
 }
-"""Arguments of Optax -> those that choose the parameters which decay."""
+"""Weight decay arguments of Optax -> the arguments that mask it."""
 
 
 def make_schedule(
@@ -38,16 +41,15 @@ def make_schedule(
   num_steps: int,
   peak: float | Float[Array, ""] | None = None,
 ) -> optax.Schedule:
-  """Learning rate of each step: linear warm-up, then the named schedule.
+  """Makes the learning-rate schedule: linear warm-up, then the named schedule.
 
-  Warm-up runs from `peak / (warmup_steps + 1)` so that no step is wasted at
-  rate 0, and reaches the peak at step `warmup_steps`.
+  The warm-up starts at `peak / (warmup_steps + 1)`, so that no step has rate 0, and
+  reaches the peak at step `warmup_steps`.
 
   Args:
     config: schedule, warm-up and final fraction.
-    num_steps: length of the run; where 'cosine' ends.
-    peak: the highest rate, which a program may take as an argument; default that
-      of the config.
+    num_steps: length of the run, where 'cosine' ends.
+    peak: the highest rate, which may be traced; None is that of the config.
   """
   warmup = config.warmup_steps
   rate = np.float32(config.learning_rate) if peak is None else peak
@@ -59,7 +61,7 @@ def make_schedule(
         rate, max(num_steps - warmup, 1), alpha=config.final_fraction
       )
     case "inverse_sqrt":
-      # Vaswani et al. 2017: falls as 1/√step, and is the peak at `warmup`.
+      # Vaswani et al. 2017: falls as 1/√step from the peak at `warmup`.
       shift = max(warmup, 1)
 
       def schedule(count):
@@ -80,20 +82,20 @@ def make_optimizer(
   num_steps: int,
   peak: float | Float[Array, ""] | None = None,
 ) -> optax.GradientTransformation:
-  """Clipping, then the named optimiser under the schedule of `make_schedule`.
+  """Makes gradient clipping and the named optimiser with its schedule.
 
   The peak of the schedule is in the optimiser's state (`optax.inject_hyperparams`).
-  The optimiser gets the arguments that the config sets, and no other. It computes
-  in float32 and keeps its state there, even if parameters have fewer bits.
+  The optimiser gets only the arguments that the config sets. It computes in float32
+  and keeps its state in float32, even if parameters have fewer bits.
 
   Args:
     config: the optimiser and its schedule.
     num_steps: length of the run.
-    peak: of the state that it begins with; default that of the config.
+    peak: the peak rate in the initial state; None is that of the config.
 
   Raises:
     ValueError: there is no such optimiser, or it refuses an option; the message
-      starts with the leaf.
+      starts with the config field.
   """
   factory = _factory(config.name)
   known = inspect.signature(factory).parameters
@@ -144,18 +146,18 @@ def make_optimizer(
 
 
 def peak(opt_state: optax.OptState) -> Float[Array, ""]:
-  """The peak of the learning rate in the state of `make_optimizer`."""
+  """Returns the peak learning rate in the state of a `make_optimizer` optimiser."""
   return cast(Any, opt_state).hyperparams["peak"]
 
 
 def with_defaults(config: OptimizerConfig) -> OptimizerConfig:
-  """The config with the optimiser's own defaults in place of None.
+  """Replaces None in a config by the optimiser's defaults.
 
-  So the record of a run has the numbers that it was trained with. What the
-  optimiser does not take stays None.
+  So the recorded config of a run has the numbers that it was trained with. Fields
+  that the optimiser does not take stay None.
 
   Raises:
-    ValueError: there is no such optimiser; the message starts with the leaf.
+    ValueError: there is no such optimiser; the message starts with the config field.
   """
   known = inspect.signature(_factory(config.name)).parameters
   own = {
@@ -171,17 +173,17 @@ def with_defaults(config: OptimizerConfig) -> OptimizerConfig:
 def check_update(
   name: str, optimizer: optax.GradientTransformation, params: optax.Params
 ) -> None:
-  """Checks that an optimiser needs parameters and their gradient, and no more.
+  """Checks that an optimiser needs only parameters and their gradient.
 
-  Nothing is computed. Others need the loss, or a gradient of each example.
+  Nothing is computed. Some optimisers need the loss, or a gradient per example.
 
   Args:
-    name: of the optimiser.
-    optimizer: of `make_optimizer`.
-    params: of the model, or their shapes.
+    name: the name of the optimiser.
+    optimizer: from `make_optimizer`.
+    params: the parameters of the model, or their shapes.
 
   Raises:
-    ValueError: it needs more; the message starts with the leaf.
+    ValueError: it needs more; the message starts with the config field.
   """
 
   def update(params):
@@ -192,7 +194,7 @@ def check_update(
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (updates, params)]
     if shapes[0] != shapes[1]:
       raise ValueError("its updates have other shapes than the parameters")
-  # An optimiser raises what it likes.
+  # An optimiser may raise any exception.
   except Exception as error:
     raise ValueError(
       f"name: {name} cannot update parameters from their gradient and a schedule "
@@ -201,7 +203,7 @@ def check_update(
 
 
 def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
-  """An optimiser of Optax, or of an import path, which takes a learning rate."""
+  """Finds an optimiser of Optax, or by import path, that takes a learning rate."""
   known = {
     name: factory
     for module in (optax.contrib, optax)
@@ -214,7 +216,7 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
     factory = named(name, known, "factory")
   except ValueError as error:
     raise ValueError(f"name: {error}") from error
-  # Not every function of C has a signature, and what is no function has none.
+  # Some C functions have no signature, nor have objects that are not callable.
   try:
     parameters = inspect.signature(factory).parameters
   except (TypeError, ValueError):
@@ -229,10 +231,10 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
 def _in_float32(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """An optimiser that computes in float32 with parameters of fewer bits.
+  """Makes an optimiser compute in float32 even if parameters have fewer bits.
 
-  In bfloat16 a second moment with b2=0.999 never falls: a step takes a thousandth
-  of it, and the next smaller number is a 256th away.
+  In bfloat16 a second moment with b2=0.999 never falls: a step subtracts a
+  thousandth of it, but the next smaller number is a 256th away.
   """
 
   def init(params):

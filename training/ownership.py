@@ -1,4 +1,4 @@
-"""A folder that belongs to one command, and says what it holds."""
+"""Folders that belong to one run or comparison, with a file that says which."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -12,24 +12,24 @@ from settings.errors import ConfigError, RunError
 from training import atomic
 
 DATA = "data"
-"""In what a folder holds: name -> digest of the data that all of it is made from."""
+"""Key of a folder's description: name -> digest of the data that it was made from."""
 
 
 def check(
   workdir: Path, file: str, what: Mapping[str, Any], kind: str, leaf: str
 ) -> None:
-  """Checks that `workdir` is free, or that it holds just this.
+  """Checks that `workdir` is free, or that its description is `what`.
 
   Args:
     workdir: a folder.
-    file: name of the JSON in it that says what it holds.
-    what: that this command would write there, JSON-ready. Where it and the folder
-      have `DATA`, these must be the same; an earlier version kept none.
-    kind: of what it holds, for messages: 'comparison'.
-    leaf: what comes before a name of `what` where it is typed: 'config.'.
+    file: name of the JSON file in it that describes its content.
+    what: the description that this command would write there, JSON-ready. If both
+      have `DATA`, these must be the same; an earlier version stored none.
+    kind: the kind of content, for messages: 'comparison'.
+    leaf: prefix of the names in `what` on the command line: 'config.'.
 
   Raises:
-    ConfigError: it holds something else.
+    ConfigError: the folder holds something else.
   """
   path = workdir / file
   if path.exists():
@@ -37,7 +37,7 @@ def check(
     if recorded is None:
       raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
     for name in sorted({*recorded, *what} - {DATA}):
-      # A leaf that is None is not one that is left to a file.
+      # A field that is None differs from one that is not set.
       there, here = (
         {x: y[x] for x in [name] if x in y} for y in (recorded, what)
       )
@@ -64,17 +64,18 @@ def check(
 def claim(
   workdir: Path, file: str, what: Mapping[str, Any], wait: bool = True
 ) -> None:
-  """Makes the folder and says in it what it holds.
+  """Makes the folder and writes its description.
 
   Args:
-    workdir: a folder that `check` has looked at.
-    file: as `check` takes it.
-    what: as `check` takes it.
-    wait: as `lock` takes it.
+    workdir: a folder that `check` accepted.
+    file: as in `check`.
+    what: as in `check`.
+    wait: as in `lock`.
 
   Raises:
-    ConfigError: it cannot be made, or another process has made it something else.
-    RunError: as `lock`.
+    ConfigError: the folder cannot be made, or another process claimed it for
+      something else.
+    RunError: as in `lock`.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -85,7 +86,7 @@ def claim(
     recorded = atomic.read_json(path) or {}
     kept = {DATA: recorded[DATA]} if DATA in recorded else {}
     both = {**kept, **wanted}
-    # An earlier version kept no data.
+    # An earlier version stored no data.
     if recorded not in ({}, both, {n: x for n, x in both.items() if n != DATA}):
       raise ConfigError(
         f"workdir: another process began something else in {workdir}; choose a "
@@ -96,14 +97,14 @@ def claim(
 
 @contextlib.contextmanager
 def lock(workdir: Path, wait: bool = False) -> Iterator[None]:
-  """Within it, no other process has the folder; a process that is killed frees it.
+  """Locks a folder against other processes; the lock of a killed process is released.
 
   Args:
-    workdir: a folder that is there.
-    wait: until another process frees it, where that takes no time.
+    workdir: an existing folder.
+    wait: whether to wait for the lock, which is fine if others hold it briefly.
 
   Raises:
-    RunError: another one has it.
+    RunError: another process holds the lock.
   """
   folder = os.open(workdir, os.O_RDONLY)
   try:
@@ -114,7 +115,7 @@ def lock(workdir: Path, wait: bool = False) -> Iterator[None]:
         f"workdir: another process writes in {workdir}; wait for it, or choose a "
         "new folder"
       ) from None
-    except OSError:  # Some network's file systems lock nothing.
+    except OSError:  # Some network file systems have no locks.
       pass
     yield
   finally:

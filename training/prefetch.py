@@ -1,4 +1,4 @@
-"""The next batches, prepared in a thread while the device computes."""
+"""Prepares the next batches in a thread while the device computes."""
 
 from collections.abc import Callable, Generator
 import concurrent.futures
@@ -12,15 +12,15 @@ _DEPTH = 2
 def prefetch(
   make: Callable[[int], T], first: int, last: int, depth: int = _DEPTH
 ) -> Generator[T, None, None]:
-  """Yields `make(first), …, make(last - 1)`, made ahead of time in one thread.
+  """Yields `make(first), …, make(last - 1)`, computed ahead in one thread.
 
-  At most `depth` results wait.
+  At most `depth` results are computed ahead.
 
   Yields:
     The results.
 
   Raises:
-    Exception: what `make` raised, when its turn comes.
+    Exception: the exception that `make` raised, in place of its result.
   """
   executor = concurrent.futures.ThreadPoolExecutor(
     1, thread_name_prefix="prefetch"

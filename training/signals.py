@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: a run is asked to stop, and saves before it does."""
+"""SIGTERM and SIGINT, on which a run saves and then stops."""
 
 from collections.abc import Callable
 import os
@@ -9,23 +9,23 @@ from typing import Any
 
 
 class Interrupted(BaseException):
-  """SIGTERM or SIGINT, where there is nothing left to save."""
+  """SIGTERM or SIGINT came when nothing was left to save."""
 
 
 class Signals:
-  """Notes SIGTERM and SIGINT for the loop, while it is entered.
+  """Context manager that notes SIGTERM and SIGINT for the loop.
 
-  The second of one kind does what it usually does.
+  A second signal of the same kind has its usual effect.
 
   Args:
-    heard: called at once, in another thread, when one comes.
+    heard: called immediately, in another thread, when a signal comes.
 
   Attributes:
-    stop: which of them came, if one did.
-    interrupt: raise `Interrupted` at once.
-    abandon: what to say on standard error before the process ends at once, even
-      inside of XLA, which Python's own handlers wait for. Empty where something
-      would be lost.
+    stop: the signal that came, if any.
+    interrupt: whether a signal raises `Interrupted` immediately.
+    abandon: message on standard error with which a signal ends the process
+      immediately, even during a call into XLA, for which Python's own handlers wait.
+      Empty if work would be lost.
   """
 
   def __init__(self, heard: Callable[[], None] = lambda: None):
@@ -35,7 +35,7 @@ class Signals:
     self._previous = {}
 
   def __enter__(self) -> "Signals":
-    # Python lets only the main thread handle signals.
+    # In Python, only the main thread handles signals.
     if threading.current_thread() is threading.main_thread():
       for number in (signal.SIGTERM, signal.SIGINT):
         self._previous[number] = signal.signal(number, self._handle)

@@ -1,4 +1,4 @@
-"""The state of a run: one pytree, enough to continue exactly."""
+"""The state of a run: one pytree, from which the run continues exactly."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,16 +13,16 @@ Params = Mapping[str, Any]
 
 
 class TrainState(NamedTuple):
-  """Everything that a step reads and writes.
+  """The state that a training step reads and writes.
 
   Attributes:
     step: number of updates done.
-    seed: dropout of step i follows from (seed, i) alone.
+    seed: the dropout of step i depends only on (seed, i).
     params: trained variables.
-    collections: what the model has beside 'params', by name, which no optimiser
-      touches: 'constants', and what a step replaces, such as 'batch_stats'.
+    collections: the model's other collections by name, which the optimiser does not
+      update: 'constants', and those that a step replaces, such as 'batch_stats'.
     opt_state: state of the optimiser.
-    ema: running mean of `evaluated` parameters, in float32; None where there is none.
+    ema: running mean of `evaluated` parameters, in float32, or None.
   """
 
   step: Int[Array, ""]
@@ -40,19 +40,19 @@ class TrainState(NamedTuple):
     seed: int | Int[Array, ""] = 0,
     has_ema: bool = False,
   ) -> "TrainState":
-    """The state before the first step; a running mean begins at the parameters."""
+    """Creates the state before the first step; the running mean is the parameters."""
     collections = {"constants": {}, **variables}
     params = collections.pop("params")
     step, seed = jnp.zeros((), "int32"), jnp.asarray(seed, "int32")
-    # Of its own memory, as a step is given both.
+    # A copy, because a step donates both.
     ema = jax.tree.map(jnp.copy, float32(params)) if has_ema else None
     return cls(step, seed, params, collections, optimizer.init(params), ema)
 
   @property
   def variables(self) -> dict[str, Any]:
-    """What is evaluated, generated from and exported.
+    """The variables for evaluation, generation and export.
 
-    The parameters are the running mean if there is one, else `evaluated`.
+    Their parameters are the running mean if there is one, else `evaluated`.
     """
     if self.ema is None:
       params = evaluated(self.params, self.opt_state)
@@ -62,11 +62,10 @@ class TrainState(NamedTuple):
 
 
 def evaluated(params: Params, opt_state: optax.OptState) -> Params:
-  """The parameters that an optimiser asks to be evaluated.
+  """Returns the parameters at which an optimiser's model is evaluated.
 
-  Schedule-free optimisers compute gradients at y and average the parameters as x,
-  which is what they evaluate (arXiv:2405.15682). Those of any other optimiser are
-  the parameters.
+  Schedule-free optimisers compute gradients at y, and evaluate at the averaged
+  parameters x (arXiv:2405.15682). Every other optimiser evaluates at its parameters.
   """
   for state in _schedule_free_states(opt_state):
     params = _average(params, state)
@@ -74,12 +73,12 @@ def evaluated(params: Params, opt_state: optax.OptState) -> Params:
 
 
 def is_schedule_free(opt_state: optax.OptState) -> bool:
-  """Whether the parameters that `evaluated` returns are an average."""
+  """Returns whether the parameters of `evaluated` are an average."""
   return bool(_schedule_free_states(opt_state))
 
 
 def float32(tree: Any) -> Any:
-  """The same numbers, those with fewer bits than float32 as float32."""
+  """Casts arrays with fewer bits than float32 to float32."""
   return jax.tree.map(
     lambda x: x.astype(jnp.promote_types(x.dtype, "float32")), tree
   )
@@ -94,7 +93,7 @@ def _schedule_free_states(opt_state: optax.OptState) -> list[Any]:
 
 @jax.jit
 def _average(params: Params, state: Any) -> Params:
-  """Parameters x of a schedule-free state, but for those that it masks."""
+  """The parameters x of a schedule-free state; masked ones stay as they are."""
 
   def average(z, y):
     if isinstance(z, optax.MaskedNode):

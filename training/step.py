@@ -1,8 +1,8 @@
 """The training step and the evaluation step, compiled for a mesh.
 
-Every metric is a pair (sum, count), divided once after all rows of all
-micro-batches and devices are in. A mean of means would be wrong as soon as
-padding is uneven.
+Every metric is a pair (sum, count), divided once after the rows of all
+micro-batches and devices are added up. A mean of means would be wrong if
+micro-batches differ in padding.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,12 +31,12 @@ Sums = dict[str, Array]
 def cross_entropy(
   logits: Float[Array, "B T C"], batch: Batch, label_smoothing: float = 0.0
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-  """Weighted sums of the objective and of the cross-entropy, in nats.
+  """Computes weighted sums of the objective and of the cross-entropy, in nats.
 
   With smoothing ε over C classes the objective is
   `−(1 − ε) log p(target) − ε/C Σ_c log p(c)` (Szegedy et al. 2016); the
-  cross-entropy is `−log p(target)` for any ε. Of the batch 'targets' [B, T] and
-  'weights' [B, T] are read.
+  cross-entropy is `−log p(target)` for any ε. The batch needs 'targets' [B, T] and
+  'weights' [B, T].
 
   Returns:
     objective sum, cross-entropy sum, and the sum of weights.
@@ -143,7 +143,7 @@ def make_step(
 def make_objective(
   model: Model, task: Task, config: TrainConfig, mesh: jax.sharding.Mesh
 ) -> Callable[..., tuple[Array, Any]]:
-  """Builds what `mean_gradient` differentiates; the arguments of `make_step`."""
+  """Builds the objective of `mean_gradient`, with the arguments of `make_step`."""
   loss = getattr(task, "loss", cross_entropy)
   axis_name = AXIS if config.parallel == "pmap" else None
   forward = parallel.on_mesh(
@@ -203,26 +203,26 @@ def mean_gradient(
   splits: int = 1,
   axis_name: str | None = None,
 ) -> tuple[Any, Float[Array, "2"], Any]:
-  """Gradient of the mean objective over all weighted targets.
+  """Computes the gradient of the mean objective over all weighted targets.
 
-  Micro-batches are scanned, so that memory is that of one of them; gradients
-  and counts are summed and divided once: the same gradient as of the whole
-  batch, up to rounding.
+  Micro-batches are scanned, so memory is that of one micro-batch. Their gradients
+  and counts are summed and divided once, so the gradient equals that of the whole
+  batch up to rounding.
 
   Args:
     objective: `(params, collections, batch, key) -> (sum, (loss [2], collections))`,
       with the loss as sum and count.
-    params: differentiated.
-    collections: what else the model has; every micro-batch replaces those that
-      the model replaces.
-    batch: leaves `[B, …]`, B a multiple of `splits`.
+    params: the parameters to differentiate by.
+    collections: the model's other collections; every micro-batch replaces those in
+      the model's `state`.
+    batch: arrays `[B, …]`, B a multiple of `splits`.
     key: for dropout.
     splits: number of micro-batches.
-    axis_name: of a `pmap` whose devices have the rows of one batch.
+    axis_name: axis of a `pmap` whose devices share the rows of one batch.
 
   Returns:
-    gradient (float32 if `params` have fewer bits), the loss as (sum, count), and
-    the collections afterwards.
+    The gradient (float32 if `params` have fewer bits), the loss as (sum, count), and
+    the new collections.
   """
 
   def gradient_of(*arguments):
@@ -259,12 +259,12 @@ def mean_gradient(
 def _redrawn(
   model: Model, redraw_every: int, state: TrainState, key: Array
 ) -> Mapping[str, Any]:
-  """The collections with new constants where due: the same on every device."""
-  # Dropout folds small numbers into the same key.
+  """The collections, with new constants if due; they are equal on all devices."""
+  # Dropout folds small numbers into the same key, so this one is large.
   key = jax.random.fold_in(key, 2**31 - 1)
   constants = jax.lax.cond(
     state.step % redraw_every == 0,
-    # Compiled, this draws constants alone: nothing else is asked for.
+    # When compiled, this draws only constants: nothing else is used.
     lambda: models.initialize(model, key, model.example())["constants"],
     lambda: state.collections["constants"],
   )
@@ -272,10 +272,10 @@ def _redrawn(
 
 
 def _micro_batches(batch: Batch, splits: int) -> Batch:
-  """`[B, …]` to `[splits, B/splits, …]`, every micro-batch over all devices.
+  """Reshapes `[B, …]` to `[splits, B/splits, …]`; each micro-batch is on all devices.
 
-  Rows are dealt out in turn (row i goes to micro-batch i mod splits), so that
-  rows which are split over devices stay on the device where they are.
+  Row i goes to micro-batch i mod splits, so that rows that are sharded over devices
+  stay on their device.
   """
 
   def split(rows):

@@ -1,4 +1,4 @@
-"""The folder of a run: where it is, whose it is, and whether it is done."""
+"""The workdir of a run: its path, its config, and whether the run has finished."""
 
 from collections.abc import Mapping
 import hashlib
@@ -23,10 +23,10 @@ XLA_FLAGS = "xla_flags"
 GENERATOR = "random_numbers"
 DEVICE = "device"
 STOPPED = "stopped"
-"""Name in the final metrics of a run that `patience` has ended: where and why."""
+"""Name in the final metrics of a run that `patience` ended: at which step and why."""
 
-# When a run is looked at and saved, and which devices compute what: its parameters
-# do not follow from these, but for rounding.
+# When a run is evaluated and saved, and how devices share the work: these do not
+# change its parameters, except for rounding.
 _MAY_CHANGE = (
   "log_every",
   "eval_every",
@@ -39,7 +39,7 @@ _MAY_CHANGE = (
   *(f"mesh.{axis}" for axis in AXES),
 )
 
-_NEW = (
+_ADDED_FIELDS = (
   ("", "checkpoint_keep", "newest"),
   ("", "best_metric", "loss"),
   ("", "patience", 0),
@@ -52,20 +52,20 @@ _UNSET = "not set"
 
 
 def default(config_file: str, config: ExperimentConfig) -> Path:
-  """`runs/<config file>-<mechanism>-<digest of the config>`."""
+  """Returns `runs/<config file>-<mechanism>-<digest of the config>`."""
   attention, *_ = next(iter(config.model.attentions.values()))
   mapping = _mapping(config)
-  for leaf in ("log", "profile_steps"):  # No number follows from them.
+  for leaf in ("log", "profile_steps"):  # They change no number.
     mapping.pop(leaf)
-  # So that a run which was begun before these leaves has its folder still.
-  for section, leaf, unset in _NEW:
+  # Runs from before these fields existed keep their folder.
+  for section, leaf, unset in _ADDED_FIELDS:
     leaves = mapping[section] if section else mapping
     if leaves.get(leaf) == unset:
       leaves.pop(leaf)
   text = json.dumps(mapping, sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   stem = Path(config_file.partition(":")[0]).stem
-  # Not all systems allow the colon of an import path in a file name.
+  # Not all systems allow a colon, as in import paths, in file names.
   name = attention.name.replace(":", ".")
   return Path("runs") / f"{stem}-{name}-{digest}"
 
@@ -73,12 +73,12 @@ def default(config_file: str, config: ExperimentConfig) -> Path:
 def check(workdir: Path, config: ExperimentConfig) -> None:
   """Checks that `workdir` is free, or holds a run that this config continues.
 
-  A config continues its own run, and one of fewer steps where no learning rate
-  on the way depends on their number. How often it logs, evaluates and saves may
-  change, and the mesh. A leaf that was made after the run has its default there.
+  A config continues its own run, and a run of fewer steps unless its learning rates
+  depend on the number of steps. How often it logs, evaluates and saves may change, and
+  so may the mesh. A config field that was added after the run has its default there.
 
   Raises:
-    ConfigError: it holds something else, or cannot be written.
+    ConfigError: the folder holds something else, or cannot be written.
   """
   check_writable("workdir", workdir)
   if not workdir.exists() or not any(workdir.iterdir()):
@@ -103,7 +103,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"{recorded.get('task.name')!r}, expected one of "
       f"{leaves['task.name']!r}; choose a new folder"
     )
-  # Evaluations decide with which parameters such a run ends.
+  # The evaluations of such a run determine its final parameters.
   decisive = ("eval_every",) if config.train.asks_best else ()
   differing = [
     leaf
@@ -115,12 +115,12 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
   if differing == ["num_steps"] and isinstance(steps, int):
     _check_num_steps(workdir, steps, config)
   elif differing:
-    # What fills a slot says most of a run, and how many steps it has the least.
+    # A mechanism says most about a run, and the number of steps says least.
     leaf = min(
       differing, key=lambda x: (x == "num_steps") - x.endswith(_CHOICES)
     )
     old, new = recorded.get(leaf, _UNSET), leaves.get(leaf, _UNSET)
-    more = f" ({len(differing)} leaves differ)" if differing[1:] else ""
+    more = f" ({len(differing)} fields differ)" if differing[1:] else ""
     raise ConfigError(
       f"workdir: {workdir} holds a run with another config: config.{leaf} is "
       f"{old!r} there and {new!r} here{more}; choose a new folder"
@@ -128,11 +128,12 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
 
 
 def _recorded_leaves(written: Mapping[str, Any]) -> Leaves:
-  """The leaves that a run wrote, with defaults for those that were made after it.
+  """The config fields that a run recorded, with defaults for later fields.
 
-  As they were written where they cannot be read today, as with one that is gone.
+  They are returned as recorded if they are not valid today, for example because a
+  field was removed.
   """
-  # Follows from the model, and runs of an earlier version do not have it.
+  # It follows from the model, and runs of an earlier version do not have it.
   written = {name: x for name, x in written.items() if name != SLOTS}
   try:
     return _leaves(experiment_config.parse(written, restore=True))
@@ -141,12 +142,12 @@ def _recorded_leaves(written: Mapping[str, Any]) -> Leaves:
 
 
 def _leaves(config: ExperimentConfig) -> Leaves:
-  """The leaves of a config as JSON has them."""
+  """The config fields, with values as JSON represents them."""
   return flatten(json.loads(json.dumps(_mapping(config))))
 
 
 def _mapping(config: ExperimentConfig) -> dict[str, Any]:
-  """A config as its run recorded it before an optimiser could be without a number."""
+  """The config as recorded before None could stand for an optimiser's default."""
   mapping = config.to_mapping()
   optimizer = mapping["optimizer"]
   optimizer |= {
@@ -158,7 +159,7 @@ def _mapping(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:
-  """Raises ConfigError where a run of `old` steps cannot become this one."""
+  """Raises ConfigError if this config cannot continue a run of `old` steps."""
   new, schedule = config.train.num_steps, config.train.optimizer.schedule
   if new < old:
     raise ConfigError(
@@ -175,10 +176,10 @@ def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:
 
 
 def check_writable(name: str, folder: Path) -> None:
-  """Checks that a folder is there or can be made, and can be written to.
+  """Checks that a folder exists or can be made, and can be written to.
 
   Raises:
-    ConfigError: it cannot; the message starts with `name`.
+    ConfigError: it cannot be made or written to; the message starts with `name`.
   """
   existing = folder
   try:
@@ -193,16 +194,16 @@ def check_writable(name: str, folder: Path) -> None:
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-  """The config that `write_config` wrote, with its 'slots'.
+  """Returns the config that `write_config` wrote, with its 'slots'.
 
   Raises:
-    ConfigError: there is none, or it is not JSON.
+    ConfigError: the file is missing or is not JSON.
   """
   return _config(_read(workdir))
 
 
 def _config(written: Mapping[str, Any]) -> dict[str, Any]:
-  """Without what is of the process that began the run."""
+  """The config without the fields that describe the process of the run."""
   process_fields = (XLA_FLAGS, GENERATOR, DEVICE)
   return {k: x for k, x in written.items() if k not in process_fields}
 
@@ -224,10 +225,10 @@ def _read(workdir: Path) -> dict[str, Any]:
 
 
 def make(workdir: Path) -> None:
-  """Makes the folder of a run where there is none.
+  """Makes the folder of a run, if it does not exist.
 
   Raises:
-    ConfigError: it cannot be.
+    ConfigError: it cannot be made.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -238,12 +239,12 @@ def make(workdir: Path) -> None:
 
 
 def write_config(workdir: Path, config: ExperimentConfig) -> None:
-  """Makes the folder and says in it which run it holds.
+  """Makes the folder and writes the config of its run.
 
-  The file has every leaf, in 'slots' which mechanism fills which slot (a config
-  may have chosen dense where the mechanism of its name cannot serve), in
-  'xla_flags' how this process compiles, in 'random_numbers' how it draws, and in
-  'device' what it computes with.
+  The file has every config field. It also has 'slots', the mechanism of each attention
+  module (a config may choose dense where the mechanism in its name cannot be used);
+  'xla_flags', the compiler flags of this process; 'random_numbers', its random number
+  generator; and 'device', its devices.
   """
   make(workdir)
   content = {
@@ -258,14 +259,14 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
 
 
 def device(workdir: Path) -> str | None:
-  """The devices that a run was last started on; None of an older run."""
+  """Returns the devices on which a run was last started; None for an older run."""
   return _read(workdir).get(DEVICE)
 
 
 def final_metrics(
   workdir: Path, config: ExperimentConfig
 ) -> dict[str, dict[str, Any]] | None:
-  """Split → metrics of a finished run; None if there is more to do."""
+  """Returns split → metrics of a finished run; None if it has not finished."""
   records = [
     {name: value for name, value in record.items() if name != "seconds"}
     for record in metrics.read(workdir)
@@ -276,13 +277,13 @@ def final_metrics(
 
 
 def last_step(workdir: Path, config: ExperimentConfig) -> int:
-  """The step that a finished run ended at; 0 if there is more to do."""
+  """Returns the step at which a run finished; 0 if it has not finished."""
   results = final_metrics(workdir, config) or {}
   return max((values["step"] for values in results.values()), default=0)
 
 
 def had_finished(workdir: Path, config: ExperimentConfig) -> str:
-  """What is said of a run that is asked for again."""
+  """Returns the message for a run that had finished before."""
   last = last_step(workdir, config) or config.train.num_steps
   newest = newest_step(workdir)
   lost = ""
@@ -293,7 +294,7 @@ def had_finished(workdir: Path, config: ExperimentConfig) -> str:
 
 
 def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
-  """The slots, the final metrics and where everything is, for a reader."""
+  """Describes mechanisms, final metrics and files of a run for a reader."""
   lines = []
   if slots := read_config(workdir).get(SLOTS):
     lines += ["", f"slots: {slots}"]
@@ -301,7 +302,7 @@ def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
     lines += ["", f"{split}"]
     values = {name: v for name, v in values.items() if name != "step"}
     width = max(map(len, values), default=0)
-    # What text says, as a signature, comes after the numbers.
+    # Values that are text, such as a signature, come after the numbers.
     for name in sorted(values, key=lambda name: isinstance(values[name], str)):
       lines.append(f"  {name:<{width}}  {metrics.format_number(values[name])}")
   lines += ["", str(workdir)]
@@ -312,13 +313,13 @@ def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 _CONTENTS = {
-  CONFIG: "every leaf of the config",
-  metrics.FILE: "one object a line: step, split, seconds, name → value",
+  CONFIG: "every field of the config",
+  metrics.FILE: "one object per line: step, split, seconds, name → value",
   "tensorboard": "the same for TensorBoard",
   "profile": "a trace of some steps, for TensorBoard and Perfetto",
-  "samples.txt": "held-out examples and what the model makes of them",
-  "sentences.json": "counts that BLEU is made of, for each sentence",
-  "attention.png": "what the mechanism's last layer attends to",
+  "samples.txt": "held-out examples with the outputs of the model",
+  "sentences.json": "counts for BLEU, for each sentence",
+  "attention.png": "attention maps of the last layer",
   "checkpoints": "parameters and optimiser, for generate.py",
   "vocabulary": "tokens of the task",
 }

@@ -290,7 +290,9 @@ def test_only_distances_count_with_rotary_positions():
 def test_rotary_positions_need_pairs():
   module, _, x, positions = slot()
   module = module.clone(attention=ATTENTIONS["latent"](shared_dim=3))
-  with pytest.raises(ValueError, match=r"position: rotary turns pairs.* got 3"):
+  with pytest.raises(
+    ValueError, match=r"position: rotary rotates pairs.* got 3"
+  ):
     jax.eval_shape(
       partial(module.init, positions=positions), jax.random.key(0), x
     )

@@ -80,7 +80,7 @@ def test_seeds_of_their_own_choose_and_the_others_run_what_is_chosen(
     (0.003, False, records.DONE),
   }
   reasons = {r["reason"] for r in found if r["grid"][RATE] == 0.001}
-  assert reasons == {"loss 0.25 after 0.5 of the steps, where 0.05 went on"}
+  assert reasons == {"loss 0.25 after 0.5 of the steps; the limit was 0.05"}
   # What chooses is not measured, and what is reported is on the last split.
   assert {record["seed"] for record in found if record.get("measured")} == {
     0,
@@ -290,7 +290,7 @@ def test_rows_choose_for_themselves_and_shards_divide_them(folder, trainer):
 
 
 def test_halving_wants_a_grid_and_is_that_of_its_folder():
-  with pytest.raises(ConfigError, match="expected a grid of two points"):
+  with pytest.raises(ConfigError, match="expected a grid of at least"):
     compared("1e-3", halving={"rungs": 0.5})
 
   assert folder_lib.shared(compared())["halving.seeds"] == 2

@@ -28,7 +28,7 @@ def test_a_row_that_has_to_be_narrow_has_a_twin_as_wide_as_dense():
   assert len({run.identity for run in runs}) == len(runs) == 8
   assert plan.twins(runs) == [
     f"recall, additive: feed-forward {narrow.feed_forward} of 32 to have "
-    f"{narrow.parameters:,} parameters; a row with 32 beside it"
+    f"{narrow.parameters:,} parameters; its counterpart has 32"
   ]
 
 
@@ -58,7 +58,7 @@ def test_a_twin_chooses_for_itself(folder, trainer, capsys):
   }
   assert rates == best
   # It is said before anything runs.
-  assert "a row with 32 beside it" in capsys.readouterr().out.splitlines()[0]
+  assert "its counterpart has 32" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_layers_take_mechanisms_in_turn_at_equal_parameters():

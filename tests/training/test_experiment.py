@@ -172,8 +172,8 @@ def test_float64_needs_a_jax_that_has_it(name, field):
   with pytest.raises(ConfigError) as info:
     experiment_config.parse(config)
   assert str(info.value) == (
-    f"config.model.{field}: JAX computes in float32 where it is not told "
-    "otherwise; expected JAX_ENABLE_X64=1 in the environment beside 'float64'"
+    f"config.model.{field}: JAX computes in float32 by default; expected "
+    "JAX_ENABLE_X64=1 in the environment with 'float64'"
   )
   with jax.enable_x64(True):
     assert getattr(experiment_config.parse(config).model, field) == "float64"

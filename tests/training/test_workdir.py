@@ -133,7 +133,7 @@ FORMER = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
   [
     ("adamw", ""),
     ("sgd", ""),  # It takes none of them.
-    ("novograd", "optimizer.b2 is 0.999 there and 0.25 here (2 leaves differ)"),
+    ("novograd", "optimizer.b2 is 0.999 there and 0.25 here (2 fields differ)"),
   ],
 )
 def test_a_run_with_the_numbers_of_adamw_is_the_same_where_it_was(
@@ -206,7 +206,7 @@ def test_another_mechanism_is_told_before_all_else(tmp_path):
   assert line == (
     f"workdir: {tmp_path} holds a run with another config: "
     "config.model.decoder_attention.name is 'dense' there and 'flash' here "
-    "(4 leaves differ); choose a new folder"
+    "(4 fields differ); choose a new folder"
   )
 
 

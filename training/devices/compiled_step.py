@@ -1,4 +1,4 @@
-"""The training step of a run, compiled for the devices here or for others."""
+"""Compiles the training step of a run for these devices or for a target."""
 
 from collections.abc import Mapping
 import math
@@ -21,16 +21,16 @@ class Step(NamedTuple):
   """A compiled training step.
 
   Attributes:
-    run: what it is of.
-    mesh: axis -> devices along it.
-    held: what a device keeps -> its bytes there, and those of the whole.
-    padding: bytes that layouts add to it: a TPU keeps arrays in tiles of 8 × 128.
-    temporaries: bytes of a device; of a program that its compiler refuses, 0.
-    code: bytes of the program, where it lies in the memory of a device.
+    run: the run that it trains.
+    mesh: axis -> number of devices along it.
+    held: what a device stores -> its bytes on one device, and its bytes in total.
+    padding: bytes that layouts add: a TPU stores arrays in tiles of 8 × 128.
+    temporaries: bytes of temporary arrays on a device; 0 if the compiler refused.
+    code: bytes of the program, if it is stored in device memory.
     sent: see `hlo.sent_along`.
-    longest_loop: how often it runs; 0 where there is none of a known length.
-    seconds: of compiling.
-    refusal: why there is no such program, for want of memory; else empty.
+    longest_loop: number of iterations of the longest loop of known length, or 0.
+    seconds: time of compilation.
+    refusal: how much memory is missing, if the compiler refused; else empty.
   """
 
   run: experiment.Experiment
@@ -51,15 +51,15 @@ class Step(NamedTuple):
 
   @property
   def kept(self) -> int:
-    """Bytes of `held` on a device."""
+    """Bytes of `held` on one device."""
     return sum(local for local, _ in self.held.values())
 
 
 def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
-  """The training step of a run, for the devices of JAX or those of a target.
+  """Compiles the training step of a run for the devices of JAX or of a target.
 
   Raises:
-    ConfigError: the mesh does not fit the devices, or as `experiment.create`.
+    ConfigError: the mesh does not fit the devices; or as in `experiment.create`.
   """
   train = config.train
   if target and train.parallel != "jit":
@@ -116,9 +116,9 @@ def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
 
 
 def refusal(message: str) -> str:
-  """What a TPU's compiler wants of what there is, where it ends for want of memory.
+  """Extracts 'needed of available' memory from an out-of-memory error of a TPU compiler.
 
-  Its versions say it in two ways. Of any other error it is empty.
+  Its versions phrase the error in two ways. For any other error, it is empty.
   """
   used = r"Used (\S+) of (\S+) hbm"
   required = r"memory required .*\((\S+)\) exceeds available HBM \((\S+)\)"
@@ -127,7 +127,7 @@ def refusal(message: str) -> str:
 
 
 def fits(step: Step, target: Target) -> str:
-  """Whether a device has the memory that a step needs, in one line."""
+  """Says in one line whether a device has the memory that a step needs."""
   memory = f"{target.memory // 10**9} GB"
   if step.refusal:
     return f"does not fit {memory}: the compiler wants {step.refusal}"
@@ -137,7 +137,7 @@ def fits(step: Step, target: Target) -> str:
 
 
 def _bytes(tree: Any, local: bool = False) -> int:
-  """Of the arrays or placed shapes of a tree, or of one device's parts of them."""
+  """Bytes of the arrays or sharded shapes of a tree, in total or on one device."""
   return sum(
     leaf.dtype.itemsize
     * math.prod(leaf.sharding.shard_shape(leaf.shape) if local else leaf.shape)

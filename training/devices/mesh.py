@@ -1,6 +1,6 @@
-"""The mesh of a run: how many devices lie along each axis, and what lies where.
+"""The mesh of a run: the size of each axis, and how each variable is sharded.
 
-Nothing here asks for devices; `training.devices.parallel` does.
+This module does not use devices; `training.devices.parallel` does.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ DATA, FSDP, TENSOR, SEQUENCE = "data", "fsdp", "tensor", "sequence"
 AXES = (DATA, FSDP, TENSOR, SEQUENCE)
 
 ROWS = (DATA, FSDP)
-"""The axes that the rows of a batch are split along."""
+"""The axes along which the rows of a batch are split."""
 
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-  # Heads: of queries, keys and values, and of what is made of them.
+  # Heads of queries, keys and values, and of arrays computed from them.
   (r"attention/(global_)?(query|key|value|position)/kernel", (None, TENSOR)),
   (r"attention/(global_)?(query|key|value)/bias", (TENSOR,)),
   (r"attention/(query|key|value)_short_convolution/kernel", (None, TENSOR)),
@@ -37,29 +37,29 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   # Ids of a vocabulary.
   (r"(source|target|output)_embedding/embedding", (TENSOR, None)),
 )
-"""End of a variable's path -> the mesh axis of each of its axes, first match.
+"""End of a variable's path -> the mesh axis of each of its axes; the first match counts.
 
-What no rule names is not split by 'tensor'; 'fsdp' splits every variable.
+Variables without a match are not split by 'tensor'; 'fsdp' splits every variable.
 """
 
 
 @dataclass(frozen=True, config=STRICT)
 class MeshConfig:
-  """How many devices lie along each axis; their product is all of them.
+  """The number of devices along each axis of a mesh; the product is all devices.
 
   Attributes:
-    data: devices of which each has other rows of a batch, and all parameters.
-    fsdp: devices of which each has other rows too, and a part of every parameter, of its gradient
-      and of its optimiser state (as in ZeRO, stage 3); a step gathers parameters, and keeps
+    data: number of devices that split the rows of a batch; each has all parameters.
+    fsdp: number of devices that split the rows, and also every parameter, its gradient
+      and its optimiser state (as in ZeRO, stage 3); a step gathers parameters, and keeps
       them until its backward pass.
-    tensor: devices of which each has some of the heads, of the features inside a feed-forward
-      layer, and of the vocabulary.
-    sequence: devices of which each has a stretch of the positions of every row.
+    tensor: number of devices that split the heads, the features inside the feed-forward
+      layers, and the vocabulary.
+    sequence: number of devices that split the positions of every row into shards.
 
-  One of them may be −1, which is the devices that the others leave.
+  One of them may be −1, which takes the remaining devices.
 
   Raises:
-    ValueError: a number that is none of these, or two −1.
+    ValueError: a number is neither −1 nor at least 1, or two are −1.
 
   Papers: ZeRO, arXiv:1910.02054; Megatron-LM, arXiv:1909.08053; GSPMD,
   arXiv:2105.04663.
@@ -81,15 +81,15 @@ class MeshConfig:
 
   @property
   def named(self) -> dict[str, int]:
-    """Name of each axis -> its size, in the order of `AXES`."""
+    """The name of each axis -> its size, in the order of `AXES`."""
     return {axis: getattr(self, axis) for axis in AXES}
 
 
 def resolve(config: MeshConfig, count: int) -> MeshConfig:
-  """The mesh on `count` devices, with a number in place of −1.
+  """Replaces −1 by the number of remaining devices out of `count`.
 
   Raises:
-    ValueError: it has another number of devices; the message says what fits.
+    ValueError: the mesh has another number of devices; the message says what fits.
   """
   sizes = config.named
   free = [name for name, size in sizes.items() if size == -1]
@@ -111,7 +111,7 @@ def check_model(config: MeshConfig, model: Any) -> None:
 
   Raises:
     ValueError: 'tensor' does not divide its heads or the features inside its
-      feed-forward layers, or a mechanism has no form for a sequence in parts.
+      feed-forward layers, or a mechanism does not support sequence-sharded inputs.
   """
   # The layers of a decoder may differ in heads.
   for layer in getattr(model, "cycle", (model,)):
@@ -124,28 +124,28 @@ def check_model(config: MeshConfig, model: Any) -> None:
           f"{config.tensor}"
         )
   if config.sequence > 1:
-    needs = {SEQUENCE: f"attend to a sequence in parts (mesh.{SEQUENCE})"}
-    for slot, chosen in model.attentions.items():
+    needs = {SEQUENCE: f"attend to a sharded sequence (mesh.{SEQUENCE})"}
+    for module, chosen in model.attentions.items():
       for one in chosen:
         try:
-          models.check_supports(f"model.{slot}", one, needs)
+          models.check_supports(f"model.{module}", one, needs)
         except ValueError as error:
           raise ValueError(f"{SEQUENCE}: {error}") from error
 
 
 def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
-  """How a variable lies on the mesh, by `RULES` and its shape.
+  """Returns how a variable is sharded, by `RULES` and its shape.
 
-  'tensor' splits the axis that the first matching rule names, where it divides
-  it; 'fsdp' the first of the other axes that it divides: a TPU's compiler gives
-  each device its part of a sum of gradients along the first axis alone, and
-  along another the whole.
+  'tensor' splits the axis that the first matching rule names, if it divides that
+  axis. 'fsdp' splits the first of the other axes that it divides: a TPU's compiler
+  gives each device its shard of a sum of gradients only along the first axis, and
+  the whole sum along any other.
 
   Args:
-    path: names between slashes, such as 'params/decoder_0/mlp/out/kernel'; it
-      may begin in any way, as that of an optimiser's moments does.
-    shape: of the variable.
-    sizes: name of a mesh axis -> devices along it.
+    path: names between slashes, such as 'params/decoder_0/mlp/out/kernel'; it may
+      have any prefix, such as that of an optimiser's moments.
+    shape: the shape of the variable.
+    sizes: name of a mesh axis -> number of devices along it.
 
   Returns:
     A `PartitionSpec` with an entry for each axis.
@@ -170,7 +170,7 @@ def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
 
 
 def gathered(one: jax.P) -> jax.P:
-  """As a layer computes with it: gathered along 'fsdp'."""
+  """Returns the spec after gathering along 'fsdp', as a layer computes."""
   return jax.P(*(None if name == FSDP else name for name in one))
 
 
@@ -179,7 +179,7 @@ def shardings(
   tree: Any,
   change: Callable[[jax.P], jax.P] = lambda one: one,
 ) -> Any:
-  """Where every leaf of a tree of arrays or shapes lies, its spec changed."""
+  """Returns the sharding of every leaf of a tree, after `change` of its spec."""
 
   def sharding(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,7 +1,7 @@
-"""The mesh of a run, and its state and batches on the devices of that mesh.
+"""Places the state and the batches of a run on a mesh of devices.
 
-`jit` over a mesh is the default; `pmap` splits rows alone and gives the same
-numbers. How each variable is sharded is in `training.devices.mesh`.
+`jit` over a mesh is the default; `pmap` splits only rows, and computes the same
+numbers. `training.devices.mesh` has the sharding of each variable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,25 +21,26 @@ from training.devices.mesh import MeshConfig
 from training.state import TrainState
 
 AXIS = mesh_lib.DATA
-"""Name of the axis that 'pmap' splits rows of a batch along."""
+"""Name of the axis along which 'pmap' splits the rows of a batch."""
 
 
 def check_mesh(
   config: TrainConfig, model: models.Config, devices: int | None = None
 ) -> MeshConfig:
-  """Checks, before anything compiles, that a mesh has these devices and rows.
+  """Checks, before anything compiles, that a mesh fits the devices and the batch.
 
   Args:
-    config: of the run.
-    model: of the run.
-    devices: how many there are; None is those of JAX.
+    config: the config of the run.
+    model: the config of the model.
+    devices: number of devices; None is the number that JAX has.
 
   Returns:
     The mesh, with a number in place of −1.
 
   Raises:
-    ConfigError: its axes are not the devices, they do not divide the model, or
-      `batch_size` is not a multiple of the parts of a batch times micro-batches.
+    ConfigError: the product of the axes is not the number of devices, an axis does
+      not divide the model, or `batch_size` is not a multiple of the shards of a
+      batch times the micro-batches.
   """
   devices = devices or jax.device_count()
   try:
@@ -63,11 +64,11 @@ def check_mesh(
 def make_mesh(
   config: TrainConfig, devices: Sequence[Any] = ()
 ) -> jax.sharding.Mesh:
-  """The devices of a run along the axes of its config; of 'pmap', along `AXIS`.
+  """Makes the mesh of a run: the axes of its config, or only `AXIS` for 'pmap'.
 
   Args:
-    config: of the run.
-    devices: none is those of JAX.
+    config: the config of the run.
+    devices: the devices; empty is the devices of JAX.
   """
   devices = devices or jax.devices()
   sizes = mesh_lib.resolve(config.mesh, len(devices)).named
@@ -75,7 +76,7 @@ def make_mesh(
   return jax.make_mesh(
     tuple(sizes[axis] for axis in axes),
     axes,
-    # Explicit axes, the default, do not go with Linen's Embed.
+    # Linen's Embed does not support explicit axes, the default.
     axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
     devices=devices,
   )
@@ -84,11 +85,11 @@ def make_mesh(
 def on_mesh(
   mesh: jax.sharding.Mesh, forward: Callable[..., Any], model: Any
 ) -> Callable[..., Any]:
-  """A forward pass on sequence shards, its variables gathered along 'fsdp'.
+  """Makes a forward pass compute on sequence shards and gather variables along 'fsdp'.
 
-  Without the second, XLA may split what a layer computes along its features
-  instead of gathering the layer's parameters. When each is gathered is left to
-  XLA's scheduler; on a CPU it is at the beginning of a step.
+  Without gathering, XLA may split a layer's computation along its features instead of
+  gathering its parameters. XLA's scheduler decides when each is gathered; on a CPU
+  that is at the beginning of a step.
 
   Args:
     mesh: from `make_mesh`.
@@ -116,10 +117,10 @@ def on_mesh(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gathered(variable, whole, part):
-  """A variable as a layer computes with it, its gradient as it is kept.
+  """Gathers a variable; its gradient is sharded as the variable is stored.
 
-  The gradient of `with_sharding_constraint` would be whole on every device: twice
-  the bytes between them, and room for all of it.
+  The gradient of `with_sharding_constraint` would be whole on every device, which
+  takes twice the communication and the memory of the whole gradient.
   """
   return jax.lax.with_sharding_constraint(variable, whole)
 
@@ -133,17 +134,17 @@ _gathered.defvjp(
 
 
 def shardings(mesh: jax.sharding.Mesh, tree: Any) -> Any:
-  """The sharding of each leaf of a state, or of shapes of it."""
+  """Returns the sharding of each leaf of a state, or of its shapes."""
   if mesh.axis_names == (AXIS,):
-    # `pmap` returns P() for what is whole; a call with another spec compiles anew.
+    # `pmap` returns P() for replicated arrays; a call with another spec recompiles.
     return mesh_lib.shardings(mesh, tree, change=lambda spec: jax.P())
   return mesh_lib.shardings(mesh, tree)
 
 
 def batch_shardings(mesh: jax.sharding.Mesh, batch: Mapping[str, Any]) -> Any:
-  """The sharding of each array of a batch, for 'jit'."""
+  """Returns the sharding of each array of a batch, for 'jit'."""
   rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
-  # Ids, weights and masks [B, T], where 'sequence' divides T.
+  # For ids, weights and masks [B, T], if 'sequence' divides T.
   sequences = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS, mesh_lib.SEQUENCE))
 
   def sharding(array):
@@ -155,7 +156,7 @@ def batch_shardings(mesh: jax.sharding.Mesh, batch: Mapping[str, Any]) -> Any:
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
-  """Shapes with shardings, from which a step compiles without any array."""
+  """Adds shardings to shapes, so that a step compiles without arrays."""
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=sharding
@@ -166,11 +167,11 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def place_state(mesh: jax.sharding.Mesh, state: TrainState) -> TrainState:
-  """A copy of a state, sharded over the mesh."""
+  """Copies a state to the devices, sharded over the mesh."""
   if cluster.are_several():
-    # A restored state lies there already.
+    # A restored state is already there.
     return _put(state, shardings(mesh, state))
-  # Donating what device_put made would delete the array it was made from.
+  # The result of device_put may share memory with the original, which donation frees.
   copy = functools.partial(jax.tree.map, jax.numpy.copy)
   return jax.jit(copy, out_shardings=shardings(mesh, state))(state)
 
@@ -180,12 +181,12 @@ def place_batch(
   batch: Mapping[str, Any],
   batch_size: int | None = None,
 ) -> Mapping[str, Any]:
-  """A batch, sharded over the mesh as the steps read it.
+  """Copies a batch to the devices, sharded over the mesh as the steps expect.
 
   Args:
     mesh: from `make_mesh`.
-    batch: all rows, or with `batch_size` those of this process.
-    batch_size: number of all rows.
+    batch: all rows; with `batch_size`, the rows of this process.
+    batch_size: total number of rows.
   """
   if mesh.axis_names != (AXIS,):
     return _put(dict(batch), batch_shardings(mesh, batch), batch_size)
@@ -202,14 +203,14 @@ def read_batch(
   make: Callable[..., Mapping[str, Any]],
   batch_size: int,
 ) -> Mapping[str, Any]:
-  """A batch of `make`, placed; of several processes each makes its rows alone.
+  """Makes a batch and places it; each process makes only its own rows.
 
   Args:
     mesh: from `make_mesh`.
-    make: without arguments all rows, or those of some numbers.
-    batch_size: of all rows.
+    make: returns all rows, or with an argument the rows of these indices.
+    batch_size: total number of rows.
   """
-  # 'pmap' splits rows that every process has.
+  # With 'pmap', every process makes all rows.
   if not cluster.are_several() or mesh.axis_names == (AXIS,):
     return place_batch(mesh, make())
   rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
@@ -219,9 +220,10 @@ def read_batch(
 
 
 def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:
-  """Arrays on the devices, each with its part.
+  """Copies arrays to the devices as `shardings` say.
 
-  Every process has them as a whole, or with a `length` its own rows of so many.
+  Every process has the whole arrays; with `length`, the total number of rows, it has
+  only its own rows.
   """
   if not cluster.are_several():
     return jax.device_put(tree, shardings)
@@ -237,9 +239,9 @@ def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-  """NumPy arrays, whole in every process; all have to ask.
+  """Returns whole NumPy arrays in every process; all processes must call this.
 
-  On a CPU they may share the memory of the devices' own.
+  On a CPU they may share memory with the arrays on the devices.
   """
 
   def fetch(leaf):

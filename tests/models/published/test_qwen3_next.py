@@ -49,7 +49,7 @@ def test_token_by_token():
       "layer_types: expected 4 of linear_attention and full_attention",
     ),
     ({"linear_num_key_heads": 4}, "decoder_around[0].num_qk_heads: expected a"),
-    ({"partial_rotary_factor": 0.2}, "position: rotary turns pairs"),
+    ({"partial_rotary_factor": 0.2}, "position: rotary rotates pairs"),
   ],
 )
 def test_configs_that_are_not_read(values, message, tmp_path):
