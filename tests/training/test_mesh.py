@@ -387,7 +387,7 @@ def test_a_command_describes_a_mesh():
   assert (code, error) == (0, "")
   assert "mesh: data 1 × fsdp 8 × tensor 1 × sequence 1" in out
   parts = dict(re.findall(r"^\| ([\w' ,]+) \| ([\d.]+) \w+ \|", out, re.M))
-  assert {"parameters", "optimiser's state", "together"} <= set(parts)
+  assert {"parameters", "optimiser's state", "sum"} <= set(parts)
 
 
 def test_remat_keeps_the_input_of_a_layer_alone():
