@@ -115,7 +115,7 @@ def create(
   config: ExperimentConfig,
   workdir: Path | None = None,
   restore: bool = False,
-  here: bool = True,
+  check_memory: bool = True,
 ) -> Experiment:
   """Creates the task, the model and the optimiser, and traces them once.
 
@@ -123,7 +123,7 @@ def create(
     config: validated.
     workdir: the workdir of the run; nothing is written there.
     restore: whether to take vocabulary and sizes from `workdir` and read no data.
-    here: whether the run has to fit into the memory of this machine.
+    check_memory: whether the run has to fit into the memory of this machine.
 
   Raises:
     ConfigError: data are missing or invalid, or sizes do not fit each other.
@@ -376,9 +376,8 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
     "max_target_length": "max_length",
   }
   if getattr(config.model, "head", "") == "class":
-    del fields[
-      "target_vocab_size"
-    ]  # A vocabulary does not contain the classes.
+    # A vocabulary does not contain the classes.
+    del fields["target_vocab_size"]
   for name, field in fields.items():
     size = getattr(config.model, field, None)
     if size is None or sizes[name] is None:

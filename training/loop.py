@@ -61,7 +61,7 @@ def run(
   with Signals() as signals:
     # With several processes, the others would wait for this one forever.
     if not cluster.are_several():
-      signals.abandon = before_a_step(workdir)
+      signals.exit_message = before_a_step(workdir)
     results = _run(experiment, workdir, stop_at, signals)
   if results is None and signals.stop == signal.SIGINT:
     raise KeyboardInterrupt
@@ -220,7 +220,7 @@ def _train(
     for number, batch in enumerate(batches, first):
       with profile.step(number, state):
         state, metrics = step(state, batch)
-      signals.abandon = ""
+      signals.exit_message = ""
       meter.add(number, metrics)
       done = number + 1
 

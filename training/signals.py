@@ -23,7 +23,7 @@ class Signals:
   Attributes:
     stop: the signal that came, if any.
     interrupt: whether a signal raises `Interrupted` immediately.
-    abandon: message on standard error with which a signal ends the process
+    exit_message: message on standard error with which a signal ends the process
       immediately, even during a call into XLA, for which Python's own handlers wait.
       Empty if work would be lost.
   """
@@ -31,7 +31,7 @@ class Signals:
   def __init__(self, heard: Callable[[], None] = lambda: None):
     self._heard = heard
     self.stop: signal.Signals | None = None
-    self.interrupt, self.abandon = False, ""
+    self.interrupt, self.exit_message = False, ""
     self._previous = {}
 
   def __enter__(self) -> "Signals":
@@ -62,8 +62,8 @@ class Signals:
     while number := os.read(self._read, 1):
       if number[0] not in self._previous:
         continue
-      if self.abandon:
-        print(self.abandon, file=sys.stderr, flush=True)
+      if self.exit_message:
+        print(self.exit_message, file=sys.stderr, flush=True)
         os._exit(128 + number[0])
       self._heard()
     os.close(self._read)

@@ -1,6 +1,6 @@
 """Sliding-window attention against its definition, in values and gradients.
 
-Blocks are 8 queries long here instead of 64, so that short sequences already
+Blocks are 8 queries long here instead of 64 or 128, so that short sequences already
 run over several blocks, a shifted last one and clipped key slices.
 """
 

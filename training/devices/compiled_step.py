@@ -69,7 +69,7 @@ def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
   devices = target.devices if target else tuple(jax.devices())
   sizes = parallel.check_mesh(train, config.model, len(devices)).named
   mesh = parallel.make_mesh(train, devices)
-  run = experiment.create(config, here=target is None)
+  run = experiment.create(config, check_memory=target is None)
   step = make_step(run.model, run.task, train, mesh)
   batch: Any = run.task.train_batch(0)
   if target:
