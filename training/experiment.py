@@ -130,7 +130,7 @@ def create(
   """
   train = config.train
   # A run that was trained elsewhere may still generate here.
-  fits = here and not restore
+  fits = check_memory and not restore
   if fits:
     symbols = (getattr(config.task, leaf, None) or 0 for leaf in _SYMBOLS)
     memory.check(config, max(symbols))
