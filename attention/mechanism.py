@@ -230,7 +230,7 @@ CAPABILITIES: Mapping[str, str] = {
   "global": "global",
   "shared_qk": "q=k",
   "own_keys": "kv",
-  "sequence": "parts",
+  "sequence": "shards",
 }
 """Name in `supports` -> heading of its column in docs/library.md, in that order.
 
