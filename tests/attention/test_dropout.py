@@ -59,7 +59,7 @@ def test_dense_and_flash_drop_alike(is_causal):
 
 
 def test_keys_that_are_refused():
-  with pytest.raises(ValueError, match=r"^key: expected one to draw"):
+  with pytest.raises(ValueError, match=r"^key: expected a random key"):
     dropout.pair_factors(None, 0.3, 2, 3, jnp.arange(2), jnp.arange(2))
   x = jnp.asarray(np.ones((2, 8, 4, 8), np.float32))
   call = {"dropout_rate": 0.5, "dropout_rng": jax.random.split(KEY, (2, 4))}

@@ -155,7 +155,7 @@ def test_what_does_not_fit_raises(unchecked):
       ),
       ("score_mod: expected a function, got int", {"score_mod": 3}),
       (
-        "block_mask: expected the mask_mod that it was made of",
+        "block_mask: expected the mask_mod that it was made from",
         {"block_mask": blocks(length=12)},
       ),
       (

@@ -341,5 +341,5 @@ def test_what_is_refused(unchecked):
   variables = {"params": {"relative_bias": table}}
   with pytest.raises(ValueError, match=r"^grid: expected .* = 24"):
     record.apply(variables, query, key, value)
-  with pytest.raises(ValueError, match=r"^relative_bias: the record"):
+  with pytest.raises(ValueError, match=r"^relative_bias: window_2d sets it"):
     record.apply(variables, query, key, value, relative_bias=table)

@@ -229,7 +229,7 @@ def test_wrong_arguments_are_refused(unchecked):
   with pytest.raises(ValueError, match=r"^window: 20 covers all 20"):
     window_linear(20).init(jax.random.key(0), Dims(4, 2, 6, 20))
   apply = functools.partial(window_linear(3).apply, {"params": trained}, *qkv)
-  with pytest.raises(ValueError, match=r"^window: the record of"):
+  with pytest.raises(ValueError, match=r"^window: window_linear sets it"):
     apply(is_causal=True, window=4)
 
 

@@ -283,7 +283,7 @@ def test_an_evaluation_that_cannot_be_right_stops_the_run(
     run(FakeTask(measured={"loss": loss}, classes=classes), num_steps=5)
   message = str(info.value)
   assert message.startswith(
-    f"step 3: held-out loss is {loss:.4g} where that of"
+    f"step 3: held-out loss is {loss:.4g}, but the training loss"
   )
   assert "the compiled evaluation is wrong" in message
   assert str(tmp_path / "config.json") in message
@@ -305,7 +305,7 @@ def test_a_model_that_overfits_goes_on(tmp_path):
   meter = LossMeter((0.1, 1.0), 0.0, tmp_path)
   meter.check_held_out(1000, 7.74, math.log(2))
   meter.check_held_out(1000, 49.0, math.log(2))
-  with pytest.raises(RunError, match=r"^step 9: held-out loss is 51 where "):
+  with pytest.raises(RunError, match=r"^step 9: held-out loss is 51, but "):
     meter.check_held_out(9, 51.0, math.log(2))
 
 
