@@ -46,7 +46,7 @@ class Dims(NamedTuple):
     head_dim: H.
     max_length: the longest key sequence (Linformer's S).
     features: F, width of what queries are projected from, for mechanisms that have
-      `gates`; 0 where nobody knows it.
+      `gates`; 0 if it is unknown.
     value_dim: V, of caches; None is H.
   """
 

@@ -35,9 +35,9 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
   Returns:
     Why the process failed, on one line; empty if it did not.
   """
-  for identity in runs:  # It takes up to half a minute.
-    print(f"  {identity}: measuring time and memory of its program", flush=True)
-    break
+  first = next(iter(runs))
+  # This takes up to half a minute.
+  print(f"  {first}: measuring time and memory of its program", flush=True)
   ended = process.run(_COMMAND, {"workdir": str(folder), "trained": dict(runs)})
   for identity in runs:
     record = records.of(folder, identity)

@@ -25,7 +25,7 @@ from settings.errors import ConfigError
 from training.best import is_lower_better
 from training.config import TrainConfig
 from training.devices import cluster, process
-from training.state import TrainState
+from training.state import TrainState, seed_and_peak
 
 _KEEP = 3
 
@@ -338,12 +338,13 @@ def _without_numbers(like: Any) -> Any:
 
 def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
   """The state of an older checkpoint, with seed and peak rate from the config."""
+  seed, peak = seed_and_peak(config)
   opt_state = like.opt_state._replace(
     count=_copy(state.step),  # Both are donated.
-    hyperparams={"peak": np.float32(config.optimizer.learning_rate)},
+    hyperparams={"peak": peak},
     inner_state=state.opt_state,
   )
-  return state._replace(seed=np.int32(config.seed), opt_state=opt_state)
+  return state._replace(seed=seed, opt_state=opt_state)
 
 
 def _fields(state: TrainState) -> dict[str, Any]:

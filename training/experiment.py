@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attention import mechanism as mechanisms
 import models
@@ -29,7 +28,7 @@ from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
 from training.devices import cluster, memory, parallel
 from training.experiment_config import ExperimentConfig
-from training.state import TrainState, is_schedule_free
+from training.state import TrainState, is_schedule_free, seed_and_peak
 
 _SYMBOLS = ("vocab_size", "num_keys", "num_values", "num_fillers")
 """Config fields of tasks that state a number of symbols."""
@@ -66,7 +65,8 @@ class Experiment(NamedTuple):
       state = _published_state(config, self.model)
       return state if mesh is None else parallel.place_state(mesh, state)
     where = None if mesh is None else parallel.shardings(mesh, self.shapes)
-    return jax.jit(self.draw, out_shardings=where)(*_seed_and_peak(config))
+    draw = jax.jit(self.draw, out_shardings=where)
+    return draw(*seed_and_peak(config.train))
 
 
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
@@ -147,7 +147,7 @@ def create(
     )
   _check_optimizer(train, variables["params"])
   draw = functools.partial(_draw_state, model, train)
-  shapes = jax.eval_shape(draw, *_seed_and_peak(config))
+  shapes = jax.eval_shape(draw, *seed_and_peak(train))
   if fits:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     memory.check(config, task.target_vocab_size, *lengths, held=held)
@@ -316,7 +316,7 @@ def _published_state(config, model) -> TrainState:
   opened = load.open_folder(Path(config.weights), config.model.attentions)
   key = jax.random.key(config.train.seed)
   variables = load.read_variables(opened, model, key)
-  return _first_state(config.train, variables, *_seed_and_peak(config))
+  return _first_state(config.train, variables, *seed_and_peak(config.train))
 
 
 def _first_state(config, variables, seed, peak) -> TrainState:
@@ -325,16 +325,6 @@ def _first_state(config, variables, seed, peak) -> TrainState:
   )
   has_ema = config.optimizer.ema_decay > 0
   return TrainState.first(variables, optimizer, seed, has_ema)
-
-
-def _seed_and_peak(config) -> tuple[np.ndarray, np.ndarray]:
-  """The seed and the peak learning rate, which are in the state of a run.
-
-  So runs that differ in these alone compile the same program.
-  """
-  peak = config.train.optimizer.learning_rate
-  # `optax.inject_hyperparams` accepts a NumPy array as a number, but not np.float32.
-  return np.asarray(config.train.seed, "int32"), np.asarray(peak, "float32")
 
 
 def _check_optimizer(config, params) -> None:

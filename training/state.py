@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
+import numpy as np
 import optax
 import optax.contrib
+
+from training.config import TrainConfig
 
 Params = Mapping[str, Any]
 
@@ -59,6 +62,16 @@ class TrainState(NamedTuple):
     else:
       params = jax.tree.map(_cast, self.ema, self.params)
     return {"params": params, **self.collections}
+
+
+def seed_and_peak(config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the seed and the peak learning rate, which are in the state of a run.
+
+  So runs that differ in these alone compile the same program.
+  """
+  peak = config.optimizer.learning_rate
+  # `optax.inject_hyperparams` accepts a NumPy array as a number, but not np.float32.
+  return np.asarray(config.seed, "int32"), np.asarray(peak, "float32")
 
 
 def evaluated(params: Params, opt_state: optax.OptState) -> Params:
