@@ -1,0 +1,131 @@
+"""Judges an attention function: which laws it keeps, and how to see those it breaks.
+
+    python -m attention.testing jax.nn:dot_product_attention
+    python -m attention.testing my_module:attention --layout=BNTH --names=mask=valid
+
+The function takes query, key and value, and whichever options it has. A module or a
+layer is named as `attention.testing.modules` makes it. The exit code is 1 if a law is
+broken, and 2 if the function cannot be called.
+"""
+
+import argparse
+import importlib
+import json
+import pathlib
+import sys
+from typing import Any
+
+import jax
+
+from attention.testing.function import (
+  OPTIONS,
+  Function,
+  Outcome,
+  described,
+  magnitude,
+  run_laws,
+)
+
+
+def main() -> int:
+  """Parses the command line, runs the laws, prints the table."""
+  flags = _parser().parse_args()
+  jax.config.update("jax_num_cpu_devices", 2)  # For `shard_map`.
+  sys.path.insert(0, "")
+  try:
+    function = _function(flags)
+    outcomes = run_laws(function, flags.laws, flags.lengths)
+  except (ValueError, ImportError, AttributeError) as error:
+    print(f"{flags.function}: {error}", file=sys.stderr)
+    return 2
+  _print(function, outcomes)
+  if flags.record:
+    rows = [x._asdict() for x in outcomes]
+    flags.record.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+  return int(any(x.status == "broken" for x in outcomes))
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="python -m attention.testing",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add("function", metavar="PACKAGE.MODULE:FUNCTION")
+  add("--layout", choices=("BTNH", "BNTH"), default="BTNH")
+  add(
+    "--names",
+    type=_names,
+    metavar="OPTION=NAME,…",
+    help=f"the function's own names of {', '.join(OPTIONS)}; "
+    "an empty name says that it lacks the option",
+  )
+  add("--causal", choices=("always", "never"), help="where no option decides")
+  add("--heads", type=int, default=4)
+  add("--head-dim", type=int, default=8)
+  add("--lengths", type=_sizes, default=(13, 131), metavar="T,…")
+  add("--laws", type=lambda x: x.split(","), metavar="LAW,…")
+  add("--record", type=pathlib.Path, metavar="FILE", help="results as JSON")
+  return parser
+
+
+def _names(text: str) -> dict[str, str]:
+  pairs = dict(x.split("=", 1) for x in text.split(","))
+  for name in pairs.keys() - OPTIONS.keys():
+    raise argparse.ArgumentTypeError(f"{name!r} is not an option of the laws")
+  return pairs
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+  return tuple(int(x) for x in text.split(","))
+
+
+def _function(flags: argparse.Namespace) -> Function:
+  module, _, name = flags.function.partition(":")
+  if not name:
+    raise ValueError("expected PACKAGE.MODULE:FUNCTION")
+  found: Any = importlib.import_module(module)
+  for part in name.split("."):
+    found = getattr(found, part)
+  if isinstance(found, Function):
+    return found
+  if not callable(found):
+    raise ValueError(f"expected a function, got {type(found).__name__}")
+  is_causal = None if flags.causal is None else flags.causal == "always"
+  sizes = flags.heads, flags.head_dim
+  function = Function(
+    found, flags.function, flags.layout, None, is_causal, *sizes
+  )
+  if flags.names:
+    names = {**function.own_names, **flags.names}
+    names = {option: own for option, own in names.items() if own}
+    function = Function(
+      found, flags.function, flags.layout, names, is_causal, *sizes
+    )
+  return function
+
+
+def _print(function: Function, outcomes: list[Outcome]) -> None:
+  causal = "always" if function.modes == (True,) else "never"
+  print(
+    f"{function.path}: axes {function.layout}, "
+    f"causal: {'by option' if function.chooses else causal}, "
+    f"options: {', '.join(sorted(function.options)) or 'none'}\n"
+  )
+  width = max(len(x.law) for x in outcomes)
+  for x in outcomes:
+    words = {"kept": "kept", "none": f"does not apply: {x.reason}"}
+    told = words.get(x.status) or f"BROKEN at T = {x.length}: {magnitude(x)}"
+    print(f"{x.law:{width}}  {told}")
+  broken = [x for x in outcomes if x.status == "broken"]
+  counts = [sum(x.status == y for x in outcomes) for y in ("kept", "none")]
+  print(
+    f"\n{counts[0]} laws kept, {len(broken)} broken, {counts[1]} do not apply"
+  )
+  for x in broken:
+    print(f"\n{described(x)}")
+
+
+if __name__ == "__main__":
+  sys.exit(main())

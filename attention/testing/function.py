@@ -1,0 +1,409 @@
+"""The laws of attention functions, for any callable on `[B, T, N, H]`.
+
+    from attention.testing import FUNCTION_LAWS, check_function
+
+    @pytest.mark.parametrize("law", FUNCTION_LAWS)
+    def test_attention(law):
+      check_function(my_attention, laws=[law])
+
+`Function` finds the options of a callable by its signature. `run_laws` returns what
+holds; `check_function` raises for what does not. On the command line:
+`python -m attention.testing jax.nn:dot_product_attention`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import functools
+import inspect
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention.testing.function_laws import FUNCTION_LAWS, Law
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+  "mask": ("mask", "attention_mask", "attn_mask"),
+  "bias": ("bias", "attention_bias"),
+  "is_causal": ("is_causal", "causal", "use_causal_mask"),
+  "scale": ("scale", "softmax_scale", "sm_scale"),
+  "window": ("window", "window_size", "sliding_window", "local_window_size"),
+  "segment_ids": ("segment_ids",),
+  "query_segment_ids": ("query_segment_ids", "q_segment_ids"),
+  "key_segment_ids": ("key_segment_ids", "kv_segment_ids"),
+  "cu_seqlens": ("cu_seqlens",),
+  "initial_state": ("initial_state", "h0"),
+  "return_state": (
+    "return_state",
+    "output_final_state",
+    "return_final_state",
+  ),
+}
+"""Option of the laws -> the names that libraries give it."""
+
+Layout = Literal["BTNH", "BNTH"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+  """A callable, and how the laws call it.
+
+  Attributes:
+    call: `(query, key, value, **options) -> out`, or `(out, state)` with
+      `return_state`. A further required argument, such as a gate, needs a function of
+      your own around it that computes it from the key.
+    path: where it is imported from, `package.module:name`, for reproductions.
+    layout: order of the axes of its arrays.
+    names: option of the laws -> its own name; None to find them in the signature.
+    is_causal: whether every call is causal; None if an option decides, or if the laws
+      have to find out.
+    num_heads: N.
+    head_dim: H.
+  """
+
+  call: Callable[..., Any]
+  path: str = ""
+  layout: Layout = "BTNH"
+  names: Mapping[str, str] | None = None
+  is_causal: bool | None = None
+  num_heads: int = 4
+  head_dim: int = 8
+
+  @functools.cached_property
+  def own_names(self) -> Mapping[str, str]:
+    """Option of the laws -> its name in the signature of `call`."""
+    if self.names is not None:
+      return self.names
+    taken = _parameters(self.call)
+    return {
+      option: name
+      for option, names in OPTIONS.items()
+      for name in names
+      if name in taken
+    }
+
+  @functools.cached_property
+  def options(self) -> frozenset[str]:
+    """The options of the laws that `call` has."""
+    own = set(self.own_names)
+    if {"query_segment_ids", "key_segment_ids"} <= own:
+      own |= {"segment_ids"}
+    return frozenset(own)
+
+  def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """Calls with the layout and the option names of the laws."""
+    named = {
+      self.own_names[name]: _array(x)
+      for option, x in options.items()
+      for name in _renamed(option, self.own_names)
+    }
+    arrays = [self._moved(jnp.asarray(x)) for x in (query, key, value)]
+    out = self.call(*arrays, **named)
+    if options.get("return_state"):
+      return self._moved(out[0]), *out[1:]
+    return self._moved(out[0] if isinstance(out, tuple) else out)
+
+  def _moved(self, x: Any) -> Any:
+    return jnp.swapaxes(x, 1, 2) if self.layout == "BNTH" else x
+
+  def draw(self, length: int) -> list[np.ndarray]:
+    """Query, key and value of a length, of two examples."""
+    shape = 3, 2, length, self.num_heads, self.head_dim
+    return [*np.random.default_rng(0).standard_normal(shape, np.float32)]
+
+  @functools.cached_property
+  def modes(self) -> tuple[bool, ...]:
+    """Whether its calls are causal: both if an option decides."""
+    if self.is_causal is not None:
+      return (self.is_causal,)
+    if "is_causal" in self.options:
+      return False, True
+    if "initial_state" in self.options:
+      return (True,)
+    query, key, value = self.draw(7)
+    out = np.asarray(self(query, key, value))
+    key[:, 1:], value[:, 1:] = 0.5 * key[:, 1:], 0.5 * value[:, 1:]
+    same = np.allclose(self(query, key, value)[:, 0], out[:, 0], atol=1e-6)
+    return (bool(same),)
+
+  @property
+  def chooses(self) -> bool:
+    """Whether an option decides if a call is causal."""
+    return "is_causal" in self.options and self.is_causal is None
+
+  def bound(self, mode: bool) -> Callable[..., Any]:
+    """The function that a law gets for causal or other calls."""
+    return functools.partial(self, is_causal=mode) if self.chooses else self
+
+
+class Outcome(NamedTuple):
+  """What came of a law.
+
+  Attributes:
+    law: the name of the law.
+    status: 'kept', 'broken', or 'none' if the law does not apply.
+    reason: why it does not apply, or the error that breaks it.
+    difference: the largest, relative to the largest expected value; infinite for NaN.
+    length: T of the smallest call that shows it.
+    is_causal: whether that call is causal.
+    reproduction: lines of Python that show it.
+  """
+
+  law: str
+  status: Literal["kept", "broken", "none"]
+  reason: str = ""
+  difference: float = 0.0
+  length: int = 0
+  is_causal: bool = False
+  reproduction: str = ""
+
+
+def run_laws(
+  function: Function,
+  laws: Iterable[str] | None = None,
+  lengths: Sequence[int] = (13, 131),
+) -> list[Outcome]:
+  """Runs laws on a function, in every mode and at every length.
+
+  Args:
+    function: the function.
+    laws: names in `FUNCTION_LAWS`; None means all.
+    lengths: T. Where a law is broken, the smallest T that shows it is searched for.
+
+  Returns:
+    One outcome per law.
+
+  Raises:
+    ValueError: the plain call fails, or a law is unknown.
+
+  Cost: about a hundred small programs, a minute or two on one core.
+  """
+  names = list(FUNCTION_LAWS if laws is None else laws)
+  for name in set(names) - {*FUNCTION_LAWS}:
+    raise ValueError(f"laws: expected {', '.join(FUNCTION_LAWS)}, got {name!r}")
+  _check_call(function, lengths[0])
+  return [_outcome(function, FUNCTION_LAWS[name], lengths) for name in names]
+
+
+def check_function(
+  function: Callable[..., Any],
+  *,
+  laws: Iterable[str] | None = None,
+  lengths: Sequence[int] = (13, 131),
+  **how: Any,
+) -> None:
+  """Checks any attention function against the laws that apply to it.
+
+  Args:
+    function: a callable, or a `Function`.
+    laws: names in `FUNCTION_LAWS`; None means all.
+    lengths: T.
+    **how: `layout`, `names`, `is_causal`, `num_heads`, `head_dim` of `Function`.
+
+  Raises:
+    AssertionError: laws are broken; the message has the statement, the difference and
+      the reproduction of each.
+    ValueError: the plain call fails, or a law is unknown.
+
+  Cost: as `run_laws`.
+  """
+  __tracebackhide__ = True
+  if not isinstance(function, Function):
+    function = Function(function, _path(function), **how)
+  outcomes = run_laws(function, laws, lengths)
+  broken = [x for x in outcomes if x.status == "broken"]
+  if broken:
+    raise AssertionError("\n\n".join(described(x) for x in broken))
+
+
+def described(outcome: Outcome) -> str:
+  """A broken law in words: its statement, by how much, and how to see it."""
+  lines = outcome.reproduction.replace("\n", "\n    ")
+  return (
+    f"{outcome.law}: {FUNCTION_LAWS[outcome.law].statement}\n"
+    f"  broken: {magnitude(outcome)}, at T = {outcome.length}\n    {lines}"
+  )
+
+
+def magnitude(outcome: Outcome) -> str:
+  """By how much a law is broken."""
+  if outcome.reason:
+    return outcome.reason
+  if not np.isfinite(outcome.difference):
+    return "NaN or infinity"
+  return f"off by {outcome.difference:.1e} of the largest expected value"
+
+
+def _array(x: Any) -> Any:
+  """Arrays of JAX in place of NumPy's; Python's numbers stay static."""
+  return jax.tree.map(
+    lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, x
+  )
+
+
+def _path(function: Callable[..., Any]) -> str:
+  module = getattr(function, "__module__", "")
+  return f"{module}:{getattr(function, '__qualname__', '')}" if module else ""
+
+
+def _parameters(
+  function: Callable[..., Any],
+) -> Mapping[str, inspect.Parameter]:
+  try:
+    return inspect.signature(function).parameters
+  except (TypeError, ValueError):
+    return {}
+
+
+def _check_call(function: Function, length: int) -> None:
+  taken = _parameters(function.call)
+  required = [
+    name
+    for name, x in taken.items()
+    if x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
+  ]
+  if len(required) > 3:
+    raise ValueError(
+      f"function: also needs {', '.join(required[3:])}; pass a function of "
+      "(query, key, value) that computes them from the key"
+    )
+  shape = (2, length, function.num_heads, function.head_dim)
+  try:
+    out = function(*function.draw(length))
+  except Exception as error:
+    raise ValueError(
+      f"function: the plain call on three arrays {list(shape)} raises "
+      f"{type(error).__name__}: {_short(error)}"
+    ) from error
+  if np.shape(out) != shape:
+    raise ValueError(
+      f"function: expected a result {list(shape)}, got {list(np.shape(out))}"
+    )
+
+
+def _outcome(function: Function, law: Law, lengths: Sequence[int]) -> Outcome:
+  """The first broken call, or else whether any call kept the law."""
+  lacks = [x for x in law.needs if x not in function.options]
+  if lacks:
+    return Outcome(law.name, "none", f"no option {lacks[0]}")
+  modes = [x for x in function.modes if x or not law.causal]
+  if not modes:
+    return Outcome(law.name, "none", "not causal")
+  if law.heads and function.num_heads < 2:
+    return Outcome(law.name, "none", "no heads")
+  if law.devices > jax.device_count():
+    return Outcome(law.name, "none", f"needs {law.devices} devices")
+  refused = None
+  for mode in modes:
+    for length in lengths:
+      status, reason, _ = found = _tried(function, law, mode, length)
+      if status == "broken":
+        return _smallest(function, law, mode, length, found)
+      refused = reason if status == "none" else refused
+  if refused is not None:
+    return Outcome(law.name, "none", f"refused: {refused}")
+  return Outcome(law.name, "kept")
+
+
+_Tried = tuple[Literal["kept", "broken", "none"], str, float]
+
+
+def _tried(function: Function, law: Law, mode: bool, length: int) -> _Tried:
+  """The status of one call, a reason, and the difference."""
+  try:
+    results = law.run(function.bound(mode), *function.draw(length))
+  except Exception as error:  # Of a function that somebody else wrote.
+    told = f"{type(error).__name__}: {_short(error)}"
+    refuses = law.may_refuse and isinstance(
+      error, ValueError | TypeError | NotImplementedError
+    )
+    return ("none" if refuses else "broken"), told, float("inf")
+  got, expected = (jax.tree.leaves(x) for x in results)
+  if [np.shape(x) for x in got] != [np.shape(x) for x in expected]:
+    return "broken", "the shapes of the results differ", float("inf")
+  error = max(map(_difference, got, expected))
+  if law.differs:
+    return (
+      ("broken", "has no effect", 0.0) if error == 0 else ("kept", "", error)
+    )
+  return ("kept" if error <= law.tolerance else "broken"), "", error
+
+
+def _difference(got: Any, expected: Any) -> float:
+  """The largest difference, relative to the largest expected value or to 1."""
+  got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+  if not np.isfinite(got).all():
+    return float("inf")
+  largest = np.abs(expected).max(initial=0.0)
+  return float(np.abs(got - expected).max(initial=0.0) / (largest or 1.0))
+
+
+def _smallest(
+  function: Function, law: Law, mode: bool, length: int, found: _Tried
+) -> Outcome:
+  """The outcome of the shortest call that breaks a law."""
+  for shorter in (n for n in (2, 3, 4, 5, 7, 9, 13) if n < length):
+    tried = _tried(function, law, mode, shorter)
+    if tried[0] == "broken" and bool(tried[1]) == bool(found[1]):
+      length, found = shorter, tried
+      break
+  lines = reproduction(function, law, mode, length)
+  return Outcome(law.name, "broken", found[1], found[2], length, mode, lines)
+
+
+def reproduction(function: Function, law: Law, mode: bool, length: int) -> str:
+  """A program that prints the differences of a broken law."""
+  module, _, name = function.path.partition(":")
+  shape = f"(3, 2, {length}, {function.num_heads}, {function.head_dim})"
+  adapter = _adapter(function, law, mode)
+  return "\n".join(
+    [
+      "import jax, jax.numpy as jnp, numpy as np",
+      f"from {module} import {name} as {'function' if adapter else 'f'}",
+      *adapter,
+      f"q, k, v = np.random.default_rng(0).standard_normal({shape}, np.float32)",
+      *law.lines,
+      "print(jax.tree.map(lambda x, y: abs(np.subtract(x, y, dtype=float)).max(), "
+      "got, expected))",
+    ]
+  )
+
+
+def _adapter(function: Function, law: Law, mode: bool) -> list[str]:
+  """The line that gives a function the layout and the options of the law, or none."""
+  own, call = function.own_names, "function({})"
+  arrays = ["q", "k", "v"]
+  taken = [f"{x}=None" for x in law.needs if x != "is_causal"]
+  given = [
+    (own[name], option)
+    for option in law.needs
+    if option != "is_causal"
+    for name in _renamed(option, own)
+  ]
+  if function.chooses:
+    default = _parameters(function.call)[own["is_causal"]].default
+    if "is_causal" in law.needs or mode is not default:
+      taken.append(f"is_causal={mode}")
+      given.append((own["is_causal"], "is_causal"))
+  if function.layout == "BNTH":
+    arrays = [f"jnp.swapaxes({x}, 1, 2)" for x in arrays]
+    call = "jnp.swapaxes(function({}), 1, 2)"
+  elif all(x == y != "is_causal" for x, y in given):
+    return []
+  given = [f"{x}={y}" for x, y in given]
+  call = call.format(", ".join([*arrays, *given]))
+  return [f"f = lambda {', '.join(['q', 'k', 'v', *taken])}: {call}"]
+
+
+def _renamed(option: str, own: Mapping[str, str]) -> list[str]:
+  """The options of a function that an option of the laws stands for."""
+  if option == "segment_ids" and option not in own:
+    return ["query_segment_ids", "key_segment_ids"]
+  return [option]
+
+
+def _short(error: Exception) -> str:
+  """The first line of a message, at most 120 characters."""
+  line = (str(error).splitlines() or [""])[0]
+  return line if len(line) <= 120 else line[:117] + "…"
