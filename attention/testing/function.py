@@ -316,7 +316,7 @@ def _tried(function: Function, law: Law, mode: bool, length: int) -> _Tried:
   except Exception as error:  # Of a function that somebody else wrote.
     told = f"{type(error).__name__}: {_short(error)}"
     refuses = law.may_refuse and isinstance(
-      error, ValueError | TypeError | NotImplementedError
+      error, ValueError | TypeError | NotImplementedError | AssertionError
     )
     return ("none" if refuses else "broken"), told, float("inf")
   got, expected = (jax.tree.leaves(x) for x in results)

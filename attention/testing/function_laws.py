@@ -113,6 +113,41 @@ def padding_on_the_left(f, q, k, v) -> Results:
   return f(q, k, v, mask=mask)[:, t:], short
 
 
+@_law("mask", may_refuse=True)
+def padding_of_one_example(f, q, k, v) -> Results:
+  """Masked padding before a sequence changes nothing in a batch of one either."""
+  q, k, v, t = q[:1], k[:1], v[:1], q.shape[1] // 2
+  mask = (np.arange(q.shape[1]) >= t)[None, None, None]
+  short = f(q[:, t:], k[:, t:], v[:, t:], mask=mask[..., t:])
+  return f(q, k, v, mask=mask)[:, t:], short
+
+
+@_law("mask", may_refuse=True)
+def content_of_masked_positions(f, q, k, v) -> Results:
+  """Masked keys and values inside a sequence do not affect the results around them."""
+  t = q.shape[1] // 2
+  kept = np.arange(q.shape[1]) != t
+  mask = np.broadcast_to(kept, (len(q), 1, 1, q.shape[1]))
+  out = f(q, k, v, mask=mask)
+  k[:, t], v[:, t] = 3.0 * k[:, t] + 1.0, 2.0 - v[:, t]
+  return f(q, k, v, mask=mask)[:, kept], out[:, kept]
+
+
+@_law("mask", "initial_state", "return_state", causal=True, may_refuse=True)
+def content_of_masked_positions_after_a_state(f, q, k, v) -> Results:
+  """Masked positions of a call that continues a state do not affect its results."""
+  t = q.shape[1] // 2
+  _, state = f(q[:, :t], k[:, :t], v[:, :t], return_state=True)
+  mask = np.broadcast_to(
+    np.arange(t, q.shape[1]) > t, (len(q), 1, 1, q.shape[1] - t)
+  )
+  how = {"mask": mask, "initial_state": state, "return_state": True}
+  out, end = f(q[:, t:], k[:, t:], v[:, t:], **how)
+  k[:, t], v[:, t] = 3.0 * k[:, t] + 1.0, 2.0 - v[:, t]
+  again, final = f(q[:, t:], k[:, t:], v[:, t:], **how)
+  return (again[:, 1:], final), (out[:, 1:], end)
+
+
 @_law("segment_ids", may_refuse=True)
 def packing(f, q, k, v) -> Results:
   """Each packed example has the results that it has alone."""

@@ -1,0 +1,119 @@
+"""Which attention function keeps which law, as a page, from records.
+
+python -m docs.conformance      writes docs/conformance.md, in a second
+"""
+
+from collections.abc import Iterable, Mapping
+import json
+import pathlib
+from typing import Any
+
+from attention.testing import FUNCTION_LAWS
+from tests.verification.conformance.adapters import FUNCTIONS
+
+PAGE = pathlib.Path(__file__).with_suffix(".md")
+_RECORDS = (
+  PAGE.parent.parent / "tests" / "verification" / "conformance" / "records"
+)
+
+_TEXT = """---
+html_theme.sidebar_secondary.remove: true
+---
+
+# Conformance
+
+The laws below hold for attention by its definition, whatever its mechanism. `python -m attention.testing PACKAGE.MODULE:FUNCTION` runs those that apply to a function and prints a reproduction of each that it breaks; [how to judge your own](howto/judge.md). This page shows the public functions of libraries for JAX, this one included, on a CPU, at T = {lengths}. *breaks* is not always a fault: a library may define the case otherwise, and then the page cites its documentation.
+
+Each row comes from a record in [tests/verification/conformance](../tests/verification/conformance). Where a function needs gates, an adapter computes them from the keys. `python -m tests.verification.conformance` makes the records in an environment that has the libraries, and `python -m docs.conformance` makes the page.
+
+"""
+
+_CASES = """
+## Leaks that were reported
+
+Public threads report these leaks. Each is a law of the list.
+
+| thread | what it reports | law |
+| --- | --- | --- |
+| [transformers 46773](https://github.com/huggingface/transformers/pull/46773) | in a batch of one, padding on the left enters the convolution and the recurrence, as the mask was applied from two examples on | `padding_of_one_example` |
+| [transformers 47086](https://github.com/huggingface/transformers/issues/47086) | a call that continues a state does not mask its padding | `content_of_masked_positions_after_a_state` |
+| [fla 1272](https://github.com/fla-org/flash-linear-attention/issues/1272) | a masked position has no value but still its decay, which is computed from its content | `content_of_masked_positions` |
+| [fla 838](https://github.com/fla-org/flash-linear-attention/issues/838) | a padding mask replaces the boundaries of packed examples | `packing_by_lengths` |
+| [transformers 46588](https://github.com/huggingface/transformers/pull/46588) | a short convolution slides over the boundary of packed examples | `packing` |
+
+"""
+
+
+def page(records: Mapping[str, Mapping[str, Any]]) -> str:
+  """The page of these records."""
+  lengths = sorted({x["lengths"] for x in records.values()})
+  return "".join(
+    [
+      _TEXT.format(lengths=" or ".join(lengths)),
+      *_overview(records),
+      _CASES,
+      *_laws(records),
+      *_reproductions(records),
+    ]
+  )
+
+
+def _overview(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+  yield "| function | library | kept | breaks | does not apply |\n"
+  yield "| --- | --- | --- | --- | --- |\n"
+  for name, record in records.items():
+    laws = record["laws"]
+    broken = [x["law"] for x in laws if x["status"] == "broken"]
+    counts = [sum(x["status"] == y for x in laws) for y in ("kept", "none")]
+    told = ", ".join(f"[{x}](#{name}-{x})" for x in broken) or "–"
+    yield (
+      f"| {record['label']} | {record['library']} | {counts[0]} | {told} | "
+      f"{counts[1]} |\n"
+    )
+  dates = sorted({x["date"] for x in records.values()})
+  jaxes = sorted({x["jax"] for x in records.values()})
+  yield f"\nMade with JAX {', '.join(jaxes)}, {dates[0]} to {dates[-1]}.\n"
+
+
+def _laws(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+  yield "## The laws\n\n| law | statement | kept by | broken by |\n"
+  yield "| --- | --- | --- | --- |\n"
+  statuses = [
+    (x["law"], x["status"])
+    for record in records.values()
+    for x in record["laws"]
+  ]
+  for law in FUNCTION_LAWS.values():
+    kept, broken = (statuses.count((law.name, x)) for x in ("kept", "broken"))
+    yield f"| `{law.name}` | {law.statement} | {kept} | {broken} |\n"
+
+
+def _reproductions(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+  yield "\n## Reproductions\n\nEach program prints the largest difference, by array; nan shows that NaN reached a result.\n"
+  for name, record in records.items():
+    broken = [x for x in record["laws"] if x["status"] == "broken"]
+    if broken:
+      yield f"\n### {record['library']}: {record['label']}\n"
+    for x in broken:
+      documented = FUNCTIONS[name].documented.get(x["law"])
+      size = x["reason"] or (
+        "NaN or infinity"
+        if x["difference"] == float("inf")
+        else f"{x['difference']:.1e} of the largest expected value"
+      )
+      yield f"\n({name}-{x['law']})=\n\n**{x['law']}** at T = {x['length']}: {size}."
+      yield f" Documented: {documented}.\n" if documented else "\n"
+      yield f"\n```text\n{x['reproduction']}\n```\n"
+
+
+def read() -> dict[str, dict[str, Any]]:
+  """The records, in the order of the adapters."""
+  return {
+    name: json.loads((_RECORDS / f"{name}.json").read_text("utf-8"))
+    for name in FUNCTIONS
+    if (_RECORDS / f"{name}.json").exists()
+  }
+
+
+if __name__ == "__main__":
+  PAGE.write_text(page(read()), "utf-8")

@@ -1,0 +1,491 @@
+"""Attention functions of other libraries, as the laws of attention functions call them.
+
+    python -m attention.testing tests.verification.conformance.adapters:jla_kda
+
+Each is the library's own public call. Gates of recurrences are computed from the keys,
+and keys of delta rules have length 1. `FUNCTIONS` pairs each name with what it is and
+with the distribution whose version the record names.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+import os
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import jax.numpy as jnp
+
+from attention.testing import Function
+from attention.testing.modules import from_equinox, from_linen, from_nnx
+
+
+class Entry(NamedTuple):
+  """An attention function of a library.
+
+  Attributes:
+    label: what it is, as its library names it.
+    distribution: the name on PyPI.
+    make: makes the callable or the `Function`; imports the library.
+    documented: law -> what the library's documentation says of it.
+  """
+
+  label: str
+  distribution: str
+  make: Callable[[], Any]
+  documented: Mapping[str, str] = MappingProxyType({})
+
+
+def _decay(key):
+  return -jnp.abs(key[..., 0]).astype(jnp.float32)
+
+
+def _channel_decay(key):
+  return -0.1 * jnp.abs(key).astype(jnp.float32)
+
+
+def _beta(key):
+  return jax.nn.sigmoid(key[..., 1].astype(jnp.float32)).astype(key.dtype)
+
+
+def _unit(key):
+  return (key / jnp.linalg.norm(key, axis=-1, keepdims=True)).astype(key.dtype)
+
+
+def _packed_recurrence(rule, *gates, unit=True):
+  """A rule of jax-linear-attention or deltanet-tpu, which returns out and state."""
+
+  def call(
+    query,
+    key,
+    value,
+    *,
+    segment_ids=None,
+    cu_seqlens=None,
+    initial_state=None,
+    return_state=False,
+    scale=None,
+  ):
+    out = rule(
+      query,
+      _unit(key) if unit else key,
+      value,
+      *(gate(key) for gate in gates),
+      segment_ids=segment_ids,
+      cu_seqlens=cu_seqlens,
+      initial_state=initial_state,
+      output_final_state=return_state,
+      scale=scale,
+    )
+    return out if return_state or not isinstance(out, tuple) else out[0]
+
+  return call
+
+
+def _jla(name, *gates, unit=True):
+  from jla.ops import chunked
+
+  return _packed_recurrence(getattr(chunked, name), *gates, unit=unit)
+
+
+def _jla_rwkv7():
+  from jla.ops.rwkv7 import rwkv7
+
+  def rule(query, key, value, decay, **options):
+    removed = _unit(key)
+    return rwkv7(query, key, value, decay, -removed, 0.5 * removed, **options)
+
+  return _packed_recurrence(rule, _channel_decay, unit=False)
+
+
+def _jla_path():
+  from jla.ops.path_attention import path_attention
+
+  def call(query, key, value, *, segment_ids=None, scale=None):
+    return path_attention(
+      query,
+      key,
+      value,
+      _unit(key),
+      _beta(key),
+      segment_ids=segment_ids,
+      scale=scale,
+    )
+
+  return call
+
+
+def _jla_moba():
+  from jla.ops.moba import moba_attention
+
+  def call(query, key, value, *, segment_ids=None, scale=None):
+    return moba_attention(
+      query,
+      key,
+      value,
+      block_size=4,
+      top_k=2,
+      segment_ids=segment_ids,
+      scale=scale,
+    )
+
+  return call
+
+
+def _deltanet_tpu(name, *gates, unit=True):
+  import deltanet_tpu
+
+  rule = functools.partial(
+    getattr(deltanet_tpu, name), fallback_scan=True, precision="highest"
+  )
+  return _packed_recurrence(rule, *gates, unit=unit)
+
+
+def _ejkernel_attention():
+  from ejkernel.kernels._xla.attention import attention
+
+  def call(
+    query,
+    key,
+    value,
+    *,
+    mask=None,
+    bias=None,
+    scale=None,
+    is_causal=False,
+    window=None,
+  ):
+    return attention(
+      query,
+      key,
+      value,
+      attention_mask=mask,
+      bias=bias,
+      softmax_scale=scale,
+      causal=is_causal,
+      sliding_window=window,
+      dtype=query.dtype,
+    )[0]
+
+  return call
+
+
+def _ejkernel_gla():
+  from ejkernel.kernels._xla.gla import recurrent_gla
+
+  def call(
+    query,
+    key,
+    value,
+    *,
+    cu_seqlens=None,
+    initial_state=None,
+    return_state=False,
+    scale=None,
+  ):
+    out = recurrent_gla(
+      query,
+      key,
+      value,
+      _channel_decay(key),
+      softmax_scale=scale,
+      cu_seqlens=cu_seqlens,
+      initial_state=initial_state,
+    )
+    return out if return_state else out[0]
+
+  return call
+
+
+def _ejkernel_gated_delta():
+  from ejkernel.kernels._xla.gated_delta_rule import gated_delta_rule
+
+  def call(
+    query,
+    key,
+    value,
+    *,
+    segment_ids=None,
+    initial_state=None,
+    return_state=False,
+  ):
+    out = gated_delta_rule(
+      query,
+      key,
+      value,
+      _beta(key),
+      _decay(key),
+      seg_ids=segment_ids,
+      initial_state=initial_state,
+    )
+    return out if return_state else out[0]
+
+  return call
+
+
+def _tokamax():
+  import tokamax
+
+  return functools.partial(
+    tokamax.dot_product_attention, implementation="xla_chunked"
+  )
+
+
+def _dew():
+  from dew.nn.attention import scaled_dot_product_attention
+
+  return scaled_dot_product_attention
+
+
+def _fa4():
+  from fa4_jax import flash_attn
+
+  return functools.partial(flash_attn, backend="reference")
+
+
+def _rwkv_ops():
+  import rwkv_ops
+
+  def call(query, key, value, *, initial_state=None, return_state=False):
+    removed = _unit(key)
+    out = rwkv_ops.generalized_delta_rule(
+      query,
+      jnp.exp(_channel_decay(key)).astype(key.dtype),
+      key,
+      value,
+      -removed,
+      0.5 * removed,
+      initial_state=initial_state,
+      output_final_state=return_state,
+    )
+    return out if return_state or not isinstance(out, tuple) else out[0]
+
+  return call
+
+
+def _keras(name, **sizes):
+  import keras
+
+  layer = getattr(keras.layers, name)(**sizes)
+  layer.build((2, 5, 32), (2, 5, 32))
+
+  def call(query, key, value, *, mask=None, is_causal=False):
+    query, key, value = (x[:, :, 0] for x in (query, key, value))
+    if mask is not None:
+      mask = jnp.broadcast_to(
+        mask[:, 0], (len(query), query.shape[1], key.shape[1])
+      )
+    out = layer(
+      query, value, key, attention_mask=mask, use_causal_mask=is_causal
+    )
+    return out[:, :, None]
+
+  return Function(call, num_heads=1, head_dim=32)
+
+
+def _equinox():
+  import equinox
+
+  layer = equinox.nn.MultiheadAttention(4, 32, key=jax.random.key(0))
+  return from_equinox(layer, 32)
+
+
+def _linen():
+  from flax import linen
+
+  return from_linen(linen.MultiHeadDotProductAttention(4), 32)
+
+
+def _nnx():
+  from flax import nnx
+
+  module = nnx.MultiHeadAttention(4, 32, decode=False, rngs=nnx.Rngs(0))
+  return from_nnx(module, 32)
+
+
+def _named(path):
+  """A function that needs no adapter, by its import path."""
+
+  def make():
+    module, _, name = path.partition(":")
+    function = getattr(__import__(module, fromlist=[name]), name)
+    return Function(function, path)
+
+  return make
+
+
+def _ours(name, *gates, **options):
+  import attention
+
+  function = functools.partial(getattr(attention, name), **options)
+  if not gates:
+    return function
+
+  def call(
+    query,
+    key,
+    value,
+    *,
+    mask=None,
+    segment_ids=None,
+    scale=None,
+    initial_state=None,
+    return_state=False,
+  ):
+    return function(
+      query,
+      key if name == "gated_linear_attention" else _unit(key),
+      value,
+      **{x: gate(key) for x, gate in gates},
+      mask=mask,
+      segment_ids=segment_ids,
+      scale=scale,
+      initial_state=initial_state,
+      return_state=return_state,
+    )
+
+  return call
+
+
+_GDN = ("log_decay", _decay), ("beta", _beta)
+_KDA = ("log_decay", _channel_decay), ("beta", _beta)
+_MEAN = {
+  "empty_rows": "a row without visible keys gets the mean of the values",
+  "gradients_at_empty_rows": "follows from the mean of the values",
+}
+
+FUNCTIONS: dict[str, Entry] = {
+  "dense": Entry(
+    "dense_attention",
+    "attention-laboratory",
+    _named("attention:dense_attention"),
+  ),
+  "flash": Entry(
+    "flash_attention",
+    "attention-laboratory",
+    _named("attention:flash_attention"),
+  ),
+  "sliding_window": Entry(
+    "sliding_window_attention, window=4",
+    "attention-laboratory",
+    lambda: _ours("sliding_window_attention", window=4),
+  ),
+  "gated_linear": Entry(
+    "gated_linear_attention, decays of channels",
+    "attention-laboratory",
+    lambda: _ours("gated_linear_attention", ("log_decay", _channel_decay)),
+  ),
+  "gated_delta": Entry(
+    "delta_rule_attention, as Gated DeltaNet",
+    "attention-laboratory",
+    lambda: _ours("delta_rule_attention", *_GDN),
+  ),
+  "kimi_delta": Entry(
+    "delta_rule_attention, as KDA",
+    "attention-laboratory",
+    lambda: _ours("delta_rule_attention", *_KDA),
+  ),
+  "jax_nn": Entry(
+    "jax.nn.dot_product_attention",
+    "jax",
+    _named("jax.nn:dot_product_attention"),
+  ),
+  "linen_function": Entry(
+    "linen.dot_product_attention",
+    "flax",
+    _named("flax.linen:dot_product_attention"),
+  ),
+  "nnx_function": Entry(
+    "nnx.dot_product_attention",
+    "flax",
+    _named("flax.nnx:dot_product_attention"),
+  ),
+  "linen_module": Entry("linen.MultiHeadDotProductAttention", "flax", _linen),
+  "nnx_module": Entry("nnx.MultiHeadAttention", "flax", _nnx),
+  "keras_mha": Entry(
+    "MultiHeadAttention (JAX backend)",
+    "keras",
+    lambda: _keras("MultiHeadAttention", num_heads=4, key_dim=8),
+  ),
+  "keras_gqa": Entry(
+    "GroupQueryAttention (JAX backend)",
+    "keras",
+    lambda: _keras(
+      "GroupQueryAttention",
+      head_dim=8,
+      num_query_heads=4,
+      num_key_value_heads=2,
+    ),
+  ),
+  "equinox_mha": Entry("nn.MultiheadAttention", "equinox", _equinox),
+  "dew": Entry("nn.attention.scaled_dot_product_attention", "dewml", _dew),
+  "tokamax": Entry("dot_product_attention, xla_chunked", "tokamax", _tokamax),
+  "fa4": Entry("flash_attn, reference backend", "fa4-jax", _fa4),
+  "ejkernel_attention": Entry("XLA attention", "ejkernel", _ejkernel_attention),
+  "ejkernel_gla": Entry("XLA recurrent_gla", "ejkernel", _ejkernel_gla),
+  "ejkernel_gated_delta": Entry(
+    "XLA gated_delta_rule", "ejkernel", _ejkernel_gated_delta
+  ),
+  "jla_simple_gla": Entry(
+    "chunked.simple_gla",
+    "jax-linear-attention",
+    lambda: _jla("simple_gla", _decay, unit=False),
+  ),
+  "jla_gla": Entry(
+    "chunked.gla",
+    "jax-linear-attention",
+    lambda: _jla("gla", _channel_decay, unit=False),
+  ),
+  "jla_delta": Entry(
+    "chunked.delta_rule",
+    "jax-linear-attention",
+    lambda: _jla("delta_rule", _beta),
+  ),
+  "jla_gated_delta": Entry(
+    "chunked.gated_delta_rule",
+    "jax-linear-attention",
+    lambda: _jla("gated_delta_rule", _decay, _beta),
+  ),
+  "jla_kda": Entry(
+    "chunked.kda",
+    "jax-linear-attention",
+    lambda: _jla("kda", _channel_decay, _beta),
+  ),
+  "jla_rwkv7": Entry("rwkv7", "jax-linear-attention", _jla_rwkv7),
+  "jla_path": Entry("path_attention", "jax-linear-attention", _jla_path),
+  "jla_moba": Entry("moba_attention", "jax-linear-attention", _jla_moba),
+  "deltanet_tpu_gdn": Entry(
+    "chunk_gdn, fallback_scan",
+    "deltanet-tpu",
+    lambda: _deltanet_tpu("chunk_gdn", _decay, _beta),
+  ),
+  "deltanet_tpu_gla": Entry(
+    "chunk_gla, fallback_scan",
+    "deltanet-tpu",
+    lambda: _deltanet_tpu("chunk_gla", _channel_decay, unit=False),
+  ),
+  "deltanet_tpu_kda": Entry(
+    "chunk_kda, fallback_scan",
+    "deltanet-tpu",
+    lambda: _deltanet_tpu("chunk_kda", _channel_decay, _beta),
+  ),
+  "rwkv_ops": Entry(
+    "generalized_delta_rule, native (JAX backend)", "rwkv-ops", _rwkv_ops
+  ),
+}
+"""Name -> entry, in the order of the page."""
+
+
+def __getattr__(name: str) -> Any:
+  """Makes an entry when its name is imported, so one library at a time is needed."""
+  if name not in FUNCTIONS:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  made = FUNCTIONS[name].make()
+  path = f"{__name__}:{name}"
+  if isinstance(made, Function):
+    import dataclasses
+
+    return dataclasses.replace(made, path=made.path or path)
+  return Function(made, path)
