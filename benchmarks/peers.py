@@ -1,6 +1,6 @@
 """Cost of mechanisms relative to the same functions of other JAX packages.
 
-    VENV/bin/python -m benchmarks.peers --peer=jax.nn|jla|ejkernel
+    VENV/bin/python -m benchmarks.peers --peer=jax.nn|jla|ejkernel|tokamax
 
 VENV is one of the peer's own, which the head of `tests/verification/peers/make_jla.py` or of
 `make_ejkernel.py` makes; the library needs nothing but `jaxtyping` there. Both functions
@@ -28,6 +28,7 @@ PACKAGES = {
   "jax.nn": "jax",
   "jla": "jax-linear-attention",
   "ejkernel": "ejkernel",
+  "tokamax": "tokamax",
 }
 
 Arrays = dict[str, jax.Array]
@@ -202,7 +203,42 @@ def ejkernel() -> list[Row]:
   ]
 
 
-PEERS = {"jax.nn": jax_nn, "jla": jla, "ejkernel": ejkernel}
+def tokamax() -> list[Row]:
+  """The Kimi Delta Attention of tokamax, in chunks of plain XLA.
+
+  It computes decays itself, as −5 · sigmoid(gate); the gates give the decays of ours.
+  """
+  api = importlib.import_module("tokamax._src.ops.kda.api")
+
+  def kda(query, key, value, *, x):
+    share = x["channel_decay"] / -5.0
+    gate = jnp.log(share) - jnp.log1p(-share)
+    # Heads are before the batch there.
+    given = (
+      jnp.moveaxis(y, 2, 0) for y in (query, key, value, gate, x["beta"])
+    )
+    heads, width = query.shape[2:]
+    out, _ = api.kimi_delta_attention(
+      *given,
+      a_log=jnp.zeros(heads),
+      delta_time_bias=jnp.zeros(heads * width),
+      lower_bound=-5.0,
+      use_gate_in_kernel=True,
+      scale=width**-0.5,
+      implementation="xla_chunked",
+    )
+    return jnp.moveaxis(out, 0, 2)
+
+  ours = _recurrences()["kimi_delta"]
+  return [Row("kimi_delta", "kimi_delta_attention, xla_chunked", ours, kda)]
+
+
+PEERS = {
+  "jax.nn": jax_nn,
+  "jla": jla,
+  "ejkernel": ejkernel,
+  "tokamax": tokamax,
+}
 
 
 def compared(row: Row, arrays: Arrays, rounds: int) -> list[str]:

@@ -233,6 +233,38 @@ def _tokamax():
   )
 
 
+def _tokamax_kda():
+  from tokamax._src.ops.kda import api
+
+  def call(
+    query,
+    key,
+    value,
+    *,
+    segment_ids=None,
+    scale=None,
+  ):
+    given = query, _unit(key), value, key.astype(jnp.float32), _beta(key)
+    heads, width = query.shape[2:]
+    if segment_ids is None:  # Without them, only multiples of 64 are accepted.
+      segment_ids = jnp.zeros(query.shape[:2], jnp.int32)
+    # Heads are before the batch there.
+    out, _ = api.kimi_delta_attention(
+      *(jnp.moveaxis(x, 2, 0) for x in given),
+      a_log=jnp.zeros(heads),
+      delta_time_bias=jnp.zeros(heads * width),
+      lower_bound=-1.0,
+      use_gate_in_kernel=True,
+      segment_ids=segment_ids,
+      max_num_segments=2,
+      scale=width**-0.5 if scale is None else scale,
+      implementation="xla_chunked",
+    )
+    return jnp.moveaxis(out, 0, 2)
+
+  return call
+
+
 def _dew():
   from dew.nn.attention import scaled_dot_product_attention
 
@@ -422,6 +454,9 @@ FUNCTIONS: dict[str, Entry] = {
   "equinox_mha": Entry("nn.MultiheadAttention", "equinox", _equinox),
   "dew": Entry("nn.attention.scaled_dot_product_attention", "dewml", _dew),
   "tokamax": Entry("dot_product_attention, xla_chunked", "tokamax", _tokamax),
+  "tokamax_kda": Entry(
+    "kimi_delta_attention, xla_chunked", "tokamax", _tokamax_kda
+  ),
   "fa4": Entry("flash_attn, reference backend", "fa4-jax", _fa4),
   "ejkernel_attention": Entry("XLA attention", "ejkernel", _ejkernel_attention),
   "ejkernel_gla": Entry("XLA recurrent_gla", "ejkernel", _ejkernel_gla),
