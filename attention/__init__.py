@@ -193,6 +193,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+  """The public names, without what the files import."""
+  return sorted([*__all__, "__version__", "definitions"])
+
+
 def __getattr__(name: str) -> Any:
   """Imports the definitions where they are read: no function here needs them."""
   if name == "definitions":

@@ -69,7 +69,8 @@ def dense_attention(
     value: `[B, S, K, V]`.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`. Keys and values
       that are masked for every query never affect the output, even if they are NaN.
-    is_causal: query t sees keys s ≤ t.
+    is_causal: query t sees keys s ≤ t, also where T ≠ S; flash-attn aligns the last query
+      with the last key, which is `visible=causal() & Visible(query_start=S - T)`.
     scale: factor of the logits; None is 1/√H.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.

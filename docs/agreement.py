@@ -63,6 +63,8 @@ Some peers disagree with each other or with the paper. The test vectors follow t
 | `performer` | performer-pytorch adds 10⁻⁴ to exponentials, the paper adds nothing; performer-pytorch does not divide by √M before a relu | as the paper, and divided by √M |
 | `nystrom` | the authors' code and packages start the iteration with the largest norm of a batch; the paper starts with the norm of one matrix | both, by `shared_start` |
 | `differential` | heads n and n + N of DiffLlama are the halves of one head; in the paper, neighbouring heads are | neighbours |
+| `differential` | `multihead_diffattn` of unilm repeats half-heads where key heads are grouped; its `flashdiff_1` and `flashdiff_2` pair the halves of a head | as `flashdiff` |
+| `window_2d` | torchvision shifts along one axis alone where the other axis fits into one window; the authors' code shifts along both | as the authors' code |
 | `window_2d` | Swin's code adds −100 to the logits of pairs that only the roll puts into the same window | masked, or −100 by `hidden_logit` |
 | `strided_2d` | CvT divides logits by the square root of the width of all heads, its paper by that of one head | of one head, or `scale` |
 | `sliding_window` | a window of w means w keys on each side here and in `jax.nn`, w / 2 on each side in Longformer, and the last w keys, including the query's own, in fla and jla | on each side |

@@ -90,6 +90,7 @@ def check_mechanism(
       f"options: expected values for {', '.join(missing)}, which have no "
       f"default, got {options}"
     )
+  __tracebackhide__ = True  # pytest shows the message first.
   facts = normalised, sparse, pads, past_error, bounded, one_matrix, cache
   mechanism = Mechanism(factory, definition, options, *facts)
   checks = [check for check in CHECKS if check.applies(mechanism)]

@@ -152,7 +152,7 @@ def content_of_masked_positions_after_a_state(f, q, k, v) -> Results:
 def packing(f, q, k, v) -> Results:
   """Each packed example has the results that it has alone."""
   t = q.shape[1] // 2
-  ids = np.broadcast_to(np.arange(q.shape[1]) >= t, q.shape[:2]).astype(
+  ids = np.broadcast_to(1 + (np.arange(q.shape[1]) >= t), q.shape[:2]).astype(
     np.int32
   )
   first, second = (
@@ -166,7 +166,7 @@ def packing(f, q, k, v) -> Results:
 def packing_of_nan(f, q, k, v) -> Results:
   """NaN in a packed example does not reach the next one."""
   t = q.shape[1] // 2
-  ids = np.broadcast_to(np.arange(q.shape[1]) >= t, q.shape[:2]).astype(
+  ids = np.broadcast_to(1 + (np.arange(q.shape[1]) >= t), q.shape[:2]).astype(
     np.int32
   )
   out = f(q, k, v, segment_ids=ids)
@@ -438,7 +438,9 @@ def bias_is_honoured(f, q, k, v) -> Results:
 @_law("segment_ids", differs=True, may_refuse=True)
 def segments_are_honoured(f, q, k, v) -> Results:
   """Segment ids change the result, or are refused."""
-  ids = np.broadcast_to(np.arange(q.shape[1]) > 0, q.shape[:2]).astype(np.int32)
+  ids = np.broadcast_to(1 + (np.arange(q.shape[1]) > 0), q.shape[:2]).astype(
+    np.int32
+  )
   return f(q, k, v, segment_ids=ids), f(q, k, v)
 
 

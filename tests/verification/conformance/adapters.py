@@ -39,11 +39,11 @@ class Entry(NamedTuple):
 
 
 def _decay(key):
-  return -jnp.abs(key[..., 0]).astype(jnp.float32)
+  return -jax.nn.softplus(key[..., 0].astype(jnp.float32))
 
 
 def _channel_decay(key):
-  return -0.1 * jnp.abs(key).astype(jnp.float32)
+  return -0.1 * jax.nn.softplus(key.astype(jnp.float32))
 
 
 def _beta(key):
