@@ -119,6 +119,11 @@ class MultiHeadAttention(nn.Module):
     value_dim = config.value_dim or self.dims.value_dim
     self.mechanism_dims = dims = self.dims._replace(value_dim=value_dim)
     self.projections = projection_shapes(self.attention, config, dims)
+    if self.attention.reads_query_inputs and config.query_rank is None:
+      raise ValueError(
+        "query_rank: this mechanism reads what low-rank queries are projected from; "
+        "expected a rank, got None"
+      )
     norm_options = {
       "epsilon": self.norm_epsilon,
       "dtype": self.dtype,
@@ -390,12 +395,15 @@ class MultiHeadAttention(nn.Module):
       key = jnp.concatenate([key, shared], axis=3)
     return query, key, value
 
+  def _low_rank(self, inputs):
+    """The numbers from which queries of a low rank are projected."""
+    return self.query_down_norm(self.query_down(inputs))
+
   def _latents(self, sources):
     """The sources of the projections, and the shared key; None without one."""
     config, sources, shared = self.config, dict(sources), None
     if config.query_rank is not None and "query" in sources:
-      latent = self.query_down(sources["query"])
-      sources["query"] = self.query_down_norm(latent)
+      sources["query"] = self._low_rank(sources["query"])
     is_own = "value" not in self.projections
     if config.latent_rank is not None and "key" in sources and not is_own:
       latent = self.latent_down(sources["key"])
@@ -439,7 +447,7 @@ class MultiHeadAttention(nn.Module):
     joint = x.reshape(*x.shape[:2], -1) if kind == "rms_joint" else x
     return getattr(self, f"{name}_norm")(joint).reshape(x.shape)
 
-  def _rotate(self, x, positions):
+  def _rotate(self, x, positions, fraction=None):
     if not self.rotary:
       return x
     config, scaling = self.config, self.config.rotary_scaling
@@ -447,7 +455,7 @@ class MultiHeadAttention(nn.Module):
       x,
       positions,
       theta=config.rotary_theta,
-      fraction=config.rotary_fraction,
+      fraction=config.rotary_fraction if fraction is None else fraction,
       scaling=None if scaling is None else scaling.scaling,
     )
 
@@ -470,11 +478,17 @@ class MultiHeadAttention(nn.Module):
     """The mechanism's gates, computed from the inputs, with its shared key rotated."""
     if self.attention.gates is None:
       return {}
-    gates = dict(self.attention.gates(self.mechanism, inputs))
+    arrays = (inputs,)
+    if self.attention.reads_query_inputs:
+      arrays += (self._low_rank(inputs),)
+    gates = dict(self.attention.gates(self.mechanism, *arrays))
     if "shared_key" in gates:
       key = gates["shared_key"][:, :, None]
       self._check_pairs(key.shape[-1])
       gates["shared_key"] = self._rotate(key, positions)[:, :, 0]
+    for name in gates.keys() & {"index_query_rotary", "index_key_rotary"}:
+      # Of these features, all are rotated.
+      gates[name] = self._rotate(gates[name], positions, fraction=1.0)
     return gates
 
   @property

@@ -22,6 +22,8 @@ from attention.recurrent import gates
 from attention.softmax.rows import softmax_and_lse
 
 INSTEAD = "the indexer selects the keys of a query"
+KEY_EPSILON = 1e-6
+"""ε of the layer norm of index keys."""
 
 
 class Rows(NamedTuple):
@@ -42,35 +44,90 @@ class Keys(NamedTuple):
   ids: Any
 
 
-def init(key: Array, dims: Dims, num_heads: int, dim: int) -> dict[str, Array]:
-  """The kernels of an indexer with I = `num_heads` heads of width D."""
+class Options(NamedTuple):
+  """The sizes of an indexer, and how it differs from DeepSeek-V3.2's.
+
+  Attributes:
+    num_heads: I.
+    dim: D.
+    query_rank: index queries are projected from this many numbers, from which the
+      model projects its queries; None projects them from the inputs.
+    key_norm: whether index keys have a layer norm.
+    rotary_dim: the first features of index queries and keys that the model rotates;
+      None rotates half of them here.
+  """
+
+  num_heads: int
+  dim: int
+  query_rank: int | None = None
+  key_norm: bool = False
+  rotary_dim: int | None = None
+
+
+def init(key: Array, dims: Dims, options: Options) -> dict[str, Array]:
+  """The variables of an indexer."""
+  num_heads, dim = options[:2]
   checks.check_features("an indexer", dims.features)
   shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
   keys = jax.random.split(key, len(shapes))
+  fan_in = {"query": options.query_rank or dims.features}
+  norm = {"scale": jnp.ones(dim), "bias": jnp.zeros(dim)}
   return {
-    f"index_{name}_kernel": gates.kernel(key, dims.features, *shape)
+    f"index_{name}_kernel": gates.kernel(
+      key, fan_in.get(name, dims.features), *shape
+    )
     for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-  }
+  } | {f"index_key_{x}": y for x, y in norm.items() if options.key_norm}
 
 
 def read(
-  params: gates.Params, inputs: Float[Array, "B T F"]
+  params: gates.Params,
+  options: Options,
+  inputs: Float[Array, "B T F"],
+  query_inputs: Float[Array, "B T R"] | None = None,
 ) -> dict[str, Array]:
-  """`index_query`, `index_key` and `index_weight`; inputs have no gradient."""
-  inputs = jax.lax.stop_gradient(inputs)
-  arrays = {
-    name.removesuffix("_kernel"): gates.project(inputs, kernel)
-    for name, kernel in params.items()
-  }
-  numbers = arrays["index_query"].shape[2:]
-  arrays["index_weight"] /= math.sqrt(math.prod(numbers))
+  """`index_query`, `index_key` and `index_weight`; inputs have no gradient.
+
+  With `rotary_dim`, the features that the model rotates are `index_query_rotary` and
+  `index_key_rotary` `[B, T, 1, P]`.
+  """
+  sources = {"index_query": query_inputs if options.query_rank else inputs}
+  arrays = {}
+  for name in ("index_query", "index_key", "index_weight"):
+    source = jax.lax.stop_gradient(sources.get(name, inputs))
+    arrays[name] = gates.project(source, params[f"{name}_kernel"])
+  if options.key_norm:
+    scale, bias = params["index_key_scale"], params["index_key_bias"]
+    key = arrays["index_key"]
+    key -= jnp.mean(key, axis=2, keepdims=True)
+    variance = jnp.mean(jnp.square(key), axis=2, keepdims=True)
+    key *= jax.lax.rsqrt(variance + KEY_EPSILON)
+    arrays["index_key"] = key * scale[None, None] + bias[None, None]
+  arrays["index_weight"] /= math.sqrt(options.num_heads * options.dim)
+  if options.rotary_dim is None:
+    return arrays
+  for name, x in (
+    ("index_query", arrays["index_query"]),
+    ("index_key", arrays["index_key"][:, :, None]),
+  ):
+    parts = jnp.split(x, [options.rotary_dim], axis=3)
+    arrays[f"{name}_rotary"], arrays[name] = parts
   return arrays
 
 
 def rotated(
   arrays: dict[str, Any], positions: Int[Array, "#B T"]
 ) -> dict[str, Any]:
-  """Rotates half of each index query and key by its position."""
+  """Rotates half of each index query and key by its position.
+
+  Where the model has rotated features, it takes them as they are.
+  """
+  if "index_key_rotary" in arrays:
+    arrays = dict(arrays)
+    for name in ("index_query", "index_key"):
+      parts = arrays.pop(f"{name}_rotary"), arrays[name]
+      arrays[name] = jnp.concatenate(parts, axis=3)
+    return {**arrays, "index_key": arrays["index_key"][:, :, 0]}
   results = {}
   for name in arrays.keys() & {"index_query", "index_key"}:
     x = arrays[name]

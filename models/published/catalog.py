@@ -21,6 +21,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "qwen3": "models.published.qwen3:QWEN3",
       "qwen3_next": "models.published.qwen3_next:QWEN3_NEXT",
       "deepseek_v3": "models.published.deepseek:DEEPSEEK_V3",
+      "deepseek_v32": "models.published.deepseek:DEEPSEEK_V32",
       "gemma2": "models.published.gemma2:GEMMA2",
       "gemma3_text": "models.published.gemma3:GEMMA3",
       "olmo2": "models.published.olmo:OLMO2",

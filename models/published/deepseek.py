@@ -1,6 +1,10 @@
-"""DeepSeek-V3: latent attention, arXiv:2412.19437."""
+"""DeepSeek-V3, arXiv:2412.19437, and V3.2, arXiv:2512.02556: latent attention.
+
+V3.2 also has an indexer, by which each query attends to few keys.
+"""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 import math
 from typing import Any
 
@@ -14,9 +18,12 @@ from models.published.keys import because
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
+  theirs: Mapping[str, Any],
+  names: Collection[str],
+  head: str,
+  has_indexer: bool = False,
 ) -> Described:
-  """Implements `Family.describe`."""
+  """Implements `Family.describe`; `has_indexer` says whether it is V3.2."""
   heads = family.size(theirs, "num_attention_heads")
   rank = family.size(theirs, "kv_lora_rank", 512)
   shared = family.size(theirs, "qk_rope_head_dim", 64)
@@ -33,8 +40,22 @@ def describe(
     scoring_func="sigmoid",
     topk_method="noaux_tc",
     moe_layer_freq=1,
+    mlp_bias=False,
   )
   has_bias = family.flag(theirs, "attention_bias", False)
+  mechanism = _latent(rank, shared, has_bias)
+  if has_indexer:
+    count = family.size(theirs, "num_hidden_layers")
+    family.only(theirs, layer_types=["indexed_attention"] * count)
+    options = {
+      "top_k": family.size(theirs, "index_topk", 2048),
+      "num_index_heads": family.size(theirs, "index_n_heads", 64),
+      "index_dim": family.size(theirs, "index_head_dim", 128),
+      "query_rank": family.size(theirs, "q_lora_rank", 1536),
+      "index_key_norm": True,
+      "index_rotary_dim": shared,
+    }
+    mechanism = AttentionConfig("dsa", options)
   positions = rotary.choices(theirs)
   return llama.describe(
     theirs,
@@ -49,7 +70,7 @@ def describe(
     attention_bias=has_bias,
     attention_scale=_scale(width, positions["rotary_scaling"]),
     mlp_bias=False,
-    decoder_attention=_latent(rank, shared, has_bias),
+    decoder_attention=mechanism,
     **positions,
   )
 
@@ -121,7 +142,32 @@ def rows(config: ModelConfig) -> list[Row]:
         _by_head(config.num_heads, widths, is_own),
       ),
     ]
+    # An indexer that replaces another mechanism has no low-rank queries.
+    if mechanism.name == "dsa" and "query_rank" in mechanism.options:
+      table += _index_rows(theirs, f"{module}/attention/index", mechanism)
   return table
+
+
+def _index_rows(
+  theirs: str, ours: str, mechanism: AttentionConfig
+) -> list[Row]:
+  """The rows of an indexer, whose rotated features are half of them apart."""
+  heads = mechanism.options["num_index_heads"]
+  by_head = Layout(
+    lambda x, n: [x.T.reshape(x.shape[1], heads, -1)],
+    lambda xs: xs[0].reshape(len(xs[0]), -1).T,
+  )
+  parts = {
+    "wq_b.weight": ("query_kernel", by_head),
+    "wk.weight": ("key_kernel", family.TRANSPOSED),
+    "k_norm.weight": ("key_scale", family.SAME),
+    "k_norm.bias": ("key_bias", family.SAME),
+    "weights_proj.weight": ("weight_kernel", family.TRANSPOSED),
+  }
+  return [
+    Row(f"{theirs}.indexer.{name}", (f"{ours}_{own}",), layout)
+    for name, (own, layout) in parts.items()
+  ]
 
 
 def _paired(width: int, rotated: int) -> Layout:
@@ -174,7 +220,7 @@ DEEPSEEK_V3 = llama.LLAMA._replace(
     **because("is of how the same numbers are computed", "ep_size"),
     **because(
       "is of experts",
-      "n_routed_experts n_shared_experts moe_intermediate_size num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob first_k_dense_replace",
+      "n_routed_experts n_shared_experts moe_intermediate_size num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob first_k_dense_replace mlp_layer_types",
     ),
     **because(
       "is of layers that predict several tokens at once, which transformers leaves "
@@ -185,3 +231,11 @@ DEEPSEEK_V3 = llama.LLAMA._replace(
   unread=(*llama.LLAMA.unread, r"model\.layers\.61\..*"),
 )
 """Latent attention with low-rank queries, and YaRN's temperature in the logits."""
+
+
+DEEPSEEK_V32 = DEEPSEEK_V3._replace(
+  name="deepseek_v32",
+  architectures={"DeepseekV32ForCausalLM": "tokens"},
+  describe=partial(describe, has_indexer=True),
+)
+"""Likewise; each query attends to the keys that an indexer scores highest."""

@@ -86,6 +86,26 @@ CASES = {
     },
     [{"hidden_act": "relu"}, {"rope_parameters": YARN}],
   ),
+  "deepseek_v32": (
+    "DeepseekV32ForCausalLM",
+    V3
+    | {
+      "mlp_layer_types": ["dense"] * 3,
+      "hidden_act": "relu",
+      "rope_parameters": YARN,
+      "attention_bias": True,
+      "index_topk": 5,
+      # Scores of a few heads are often 0, and any of equal ones may be chosen.
+      "index_n_heads": 11,
+      "index_head_dim": 10,
+    },
+    [
+      {"index_topk": 8},
+      {"index_topk": 30},
+      {"rope_parameters": PLAIN},
+      {"rope_parameters": YARN | {"mscale_all_dim": 0.9}},
+    ],
+  ),
 }
 
 

@@ -18,7 +18,7 @@ from tests.models.published.test_equality import (
   loaded,
 )
 
-CASES = ("deepseek_v3", "deepseek_v3_full_rank")
+CASES = ("deepseek_v3", "deepseek_v3_full_rank", "deepseek_v32")
 
 
 def on_the_left(inputs):
