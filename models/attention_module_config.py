@@ -10,7 +10,8 @@ from annotated_types import Gt, Interval, Le
 
 from attention import rotary_frequencies
 from attention.positions import t5_buckets
-from settings.fields import Count, Positive, checked, rest
+from models.mlp_config import WITHOUT_EXPERTS
+from settings.fields import Count, Positive, Whole, checked, rest
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
 OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
@@ -53,13 +54,14 @@ class RotaryScaling:
 
 @checked
 class AroundConfig:
-  """Overrides of the self-attention of one layer.
+  """Overrides of one layer: of its self-attention, and of its experts.
 
   Attributes:
     num_heads: N.
     num_kv_heads: K; if it equals `num_heads`, no head is shared.
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
+    num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
 
   These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
   value of the model.
@@ -82,6 +84,7 @@ class AroundConfig:
   rotary_theta: Theta | None = None
   rotary_fraction: Fraction | None = None
   rotary_scaling: RotaryScaling | None = None
+  num_experts: Whole | None = None
 
   @property
   def changes(self) -> dict[str, Any]:
@@ -91,7 +94,8 @@ class AroundConfig:
     }
     # The model's scaling does not apply to a layer without rotary positions.
     none = {"rotary_scaling": None} if self.position == "none" else {}
-    return changes | none
+    # Nor do the model's experts to a layer without any.
+    return changes | none | (WITHOUT_EXPERTS if self.num_experts == 0 else {})
 
 
 @checked

@@ -59,7 +59,7 @@ CASES = {
     "DeepseekV3ForCausalLM",
     V3
     | {
-      "first_k_dense_replace": 3,
+      "first_k_dense_replace": 1,
       "rope_parameters": YARN,
       "attention_bias": True,
       "hidden_act": "gelu",
@@ -90,7 +90,7 @@ CASES = {
     "DeepseekV32ForCausalLM",
     V3
     | {
-      "mlp_layer_types": ["dense"] * 3,
+      "mlp_layer_types": ["sparse", "dense", "sparse"],
       "hidden_act": "relu",
       "rope_parameters": YARN,
       "attention_bias": True,
