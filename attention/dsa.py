@@ -141,6 +141,19 @@ class DsaCache(NamedTuple):
   grows = True
 
 
+def appended_keys(
+  cache: DsaCache, key: Array, value: Array, index_key: Array
+) -> DsaCache:
+  """The cache with the next position."""
+  here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
+  return DsaCache(
+    layout.written(cache.key, key, here),
+    layout.written(cache.value, value, here),
+    layout.written(cache.index_key, index_key, here),
+    cache.index + 1,
+  )
+
+
 @attention_factory
 def dsa(
   top_k: int = 256,
@@ -197,7 +210,11 @@ def dsa(
     )
 
   options = indexer.Options(
-    num_index_heads, index_dim, query_rank, index_key_norm, index_rotary_dim
+    num_index_heads,
+    index_dim,
+    query_rank,
+    norm="layer" if index_key_norm else None,
+    rotary_dim=index_rotary_dim,
   )
 
   def init(key, dims):
@@ -244,16 +261,12 @@ def dsa(
 
   def decode(variables, cache, query, key, value, **call):
     call = indexer.rotated(call, cache.index[:, None])
-    slots = jnp.arange(cache.key.shape[1])[None]
-    here = slots == cache.index[:, None]
-    keys = layout.written(cache.key, key, here)
-    values = layout.written(cache.value, value, here)
-    index_keys = layout.written(cache.index_key, call["index_key"], here)
-    seen = (slots <= cache.index[:, None])[:, None, None]
-    call["index_key"] = index_keys
-    shown = {"mask": seen, "is_causal": False}
-    out = attend(variables, query, keys, values, **call, **shown)
-    return out, DsaCache(keys, values, index_keys, cache.index + 1)
+    cache = appended_keys(cache, key, value, call["index_key"])
+    seen = jnp.arange(cache.key.shape[1])[None] < cache.index[:, None]
+    call["index_key"] = cache.index_key
+    shown = {"mask": seen[:, None, None], "is_causal": False}
+    out = attend(variables, query, cache.key, cache.value, **call, **shown)
+    return out, cache
 
   def prefill(
     variables,

@@ -2,7 +2,8 @@
 
     I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
 
-It selects for `dsa_attention` (DeepSeek-V3.2, arXiv:2512.02556).
+It selects keys for `dsa_attention` (DeepSeek-V3.2, arXiv:2512.02556), and blocks of
+keys for `moba_attention` (MiniMax-M3).
 """
 
 import math
@@ -52,16 +53,21 @@ class Options(NamedTuple):
     dim: D.
     query_rank: index queries are projected from this many numbers, from which the
       model projects its queries; None projects them from the inputs.
-    key_norm: whether index keys have a layer norm.
+    norm: 'layer', a layer norm of index keys; 'rms_from_one', an RMS norm of index
+      queries and keys, whose scales are stored minus 1 (MiniMax-M3); or None.
+    epsilon: ε of the norms.
     rotary_dim: the first features of index queries and keys that the model rotates;
       None rotates half of them here.
+    has_weights: whether scores are weighted sums over the index heads.
   """
 
   num_heads: int
   dim: int
   query_rank: int | None = None
-  key_norm: bool = False
+  norm: str | None = None
+  epsilon: float = KEY_EPSILON
   rotary_dim: int | None = None
+  has_weights: bool = True
 
 
 def init(key: Array, dims: Dims, options: Options) -> dict[str, Array]:
@@ -71,13 +77,20 @@ def init(key: Array, dims: Dims, options: Options) -> dict[str, Array]:
   shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
   keys = jax.random.split(key, len(shapes))
   fan_in = {"query": options.query_rank or dims.features}
-  norm = {"scale": jnp.ones(dim), "bias": jnp.zeros(dim)}
-  return {
+  params = {
     f"index_{name}_kernel": gates.kernel(
       key, fan_in.get(name, dims.features), *shape
     )
     for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-  } | {f"index_key_{x}": y for x, y in norm.items() if options.key_norm}
+    if name != "weight" or options.has_weights
+  }
+  if options.norm == "layer":
+    norm = {"key_scale": jnp.ones(dim), "key_bias": jnp.zeros(dim)}
+  elif options.norm == "rms_from_one":
+    norm = dict.fromkeys(("query_scale", "key_scale"), jnp.zeros(dim))
+  else:
+    norm = {}
+  return params | {f"index_{name}": x for name, x in norm.items()}
 
 
 def read(
@@ -93,17 +106,28 @@ def read(
   """
   sources = {"index_query": query_inputs if options.query_rank else inputs}
   arrays = {}
-  for name in ("index_query", "index_key", "index_weight"):
+  names = "index_query", "index_key", "index_weight"
+  for name in names if options.has_weights else names[:2]:
     source = jax.lax.stop_gradient(sources.get(name, inputs))
     arrays[name] = gates.project(source, params[f"{name}_kernel"])
-  if options.key_norm:
-    scale, bias = params["index_key_scale"], params["index_key_bias"]
+
+  def normalized(name, x):
+    square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    x *= jax.lax.rsqrt(square + options.epsilon)
+    scale = params[f"{name}_scale"].reshape(*[1] * (x.ndim - 1), -1)
+    if options.norm == "rms_from_one":
+      return x * (1.0 + scale)
+    return x * scale + params[f"{name}_bias"][None, None]
+
+  if options.norm == "layer":
     key = arrays["index_key"]
     key -= jnp.mean(key, axis=2, keepdims=True)
-    variance = jnp.mean(jnp.square(key), axis=2, keepdims=True)
-    key *= jax.lax.rsqrt(variance + KEY_EPSILON)
-    arrays["index_key"] = key * scale[None, None] + bias[None, None]
-  arrays["index_weight"] /= math.sqrt(options.num_heads * options.dim)
+    arrays["index_key"] = normalized("index_key", key)
+  elif options.norm == "rms_from_one":
+    for name in names[:2]:
+      arrays[name] = normalized(name, arrays[name])
+  if options.has_weights:
+    arrays["index_weight"] /= math.sqrt(options.num_heads * options.dim)
   if options.rotary_dim is None:
     return arrays
   for name, x in (

@@ -301,6 +301,24 @@ def _moba(**options):
   return Mechanism(moba, attend, options, cache="length")
 
 
+def _indexed_moba(**options):
+  def attend(variables, query, key, value, **call):
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    if "mask" in call:
+      inputs = np.where(call["mask"][:, 0, 0, :, None], inputs, 0.0)
+    call |= {x: options[x] for x in ("block_size", "top_k", "local_blocks")}
+    for name in ("index_query", "index_key"):
+      kernel, scale = (
+        variables["params"][f"{name}_{x}"] for x in ("kernel", "scale")
+      )
+      x = np.tensordot(inputs, kernel, 1)
+      x /= np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-3)
+      call[name] = _half_turned(x * (1 + scale))
+    return definitions.moba_attention(query, key, value, **call)
+
+  return Mechanism(moba, attend, options, cache="length")
+
+
 def _nsa(**options):
   rest = {k: v for k, v in options.items() if k != "compress_size"}
 
@@ -436,6 +454,10 @@ MECHANISMS = (
   _latent(),
   _latent(rank=5, shared_dim=3),
   _moba(block_size=3, top_k=2),
+  _indexed_moba(
+    **{"block_size": 2, "top_k": 3, "local_blocks": 2},
+    **{"num_index_heads": 2, "index_dim": 8, "index_norm_epsilon": 1e-3},
+  ),
   _nsa(compress_size=4, stride=2, block_size=2, num_blocks=4, window=3),
   _stick_breaking(attend_current=True),
   _stick_breaking(attend_current=False),
