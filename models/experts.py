@@ -57,8 +57,8 @@ class Experts(nn.Module):
 
     Args:
       inputs: `[B, T, F]`.
-      mask: `[B, 1, 1, T]`, the positions that the load-balance loss counts; masks of
-        other shapes only apply to attention.
+      mask: `[B, 1, 1, T]`; the load-balance loss counts the positions in it, and the
+        others never affect these. Masks of other shapes only apply to attention.
     """
     config, own = self.config, self.config.mlp
     exact = jnp.promote_types(config.dtype, jnp.float32)
@@ -84,7 +84,12 @@ class Experts(nn.Module):
       total = weights.sum(axis=1, keepdims=True)
       weights = weights / jnp.maximum(total, jnp.finfo(exact).tiny)
     weights = weights * own.routed_scale
-    self._sow(scores, experts, mask)
+    is_token = None
+    if mask is not None and mask.shape[1:3] == (1, 1):
+      is_token = mask.reshape(-1)
+      # Behind all tokens: their order, and with it their rounding, stays the same.
+      experts = jnp.where(is_token[:, None], experts, own.num_experts)
+    self._sow(scores, experts, is_token)
     out = apply_experts(
       tokens.astype(config.dtype),
       experts,
@@ -146,16 +151,13 @@ class Experts(nn.Module):
 
     return network
 
-  def _sow(self, scores: Array, experts: Array, mask: Any) -> None:
+  def _sow(self, scores: Array, experts: Array, is_token: Any) -> None:
     """Sows the load-balance loss if it is asked for."""
     factor = self.config.mlp.balance_loss
     is_asked = self.is_mutable_collection("losses")
     if not factor or not is_asked or self.is_initializing():
       return
-    counted = None
-    if mask is not None and mask.shape[1:3] == (1, 1):
-      counted = mask.reshape(-1)
-    loss = load_balance(scores, experts, counted)
+    loss = load_balance(scores, experts, is_token)
     self.sow("losses", "experts", factor * loss)
 
 
@@ -199,7 +201,7 @@ def apply_experts(
 
   Args:
     tokens: `[M, F]`.
-    experts: `[M, k]`, the experts of each token.
+    experts: `[M, k]`, the experts of each token; E is the last one, behind all others.
     weights: `[M, k]`, of their results.
     num_experts: E.
     network: `(rows [R, F], experts [R], counts [E]) -> [R, F]`, for rows that are
@@ -207,6 +209,7 @@ def apply_experts(
   """
   flat = experts.reshape(-1)
   order = jnp.argsort(flat)
+  flat = jnp.minimum(flat, num_experts - 1)
   counts = jnp.bincount(flat, length=num_experts)
   rows = tokens[order // experts.shape[1]]
   rows = network(rows, flat[order], counts)
