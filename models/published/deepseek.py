@@ -6,13 +6,16 @@ V3.2 also has an indexer, by which each query attends to few keys.
 from collections.abc import Collection, Mapping
 from functools import partial
 import math
-from typing import Any
+import reprlib
+from typing import Annotated, Any
 
+from annotated_types import Ge
 import numpy as np
 
 from models.attention_config import AttentionConfig
+from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
-from models.published import family, llama, rotary
+from models.published import experts, family, llama, rotary
 from models.published.family import Described, Layout, Row
 from models.published.keys import because
 
@@ -72,7 +75,54 @@ def describe(
     mlp_bias=False,
     decoder_attention=mechanism,
     **positions,
+    **_experts(theirs, _sparse_layers(theirs, has_indexer)),
   )
+
+
+def _sparse_layers(
+  theirs: Mapping[str, Any], has_indexer: bool
+) -> tuple[bool, ...]:
+  """Whether each layer has experts; `mlp_layer_types` is V3.2's."""
+  count = family.size(theirs, "num_hidden_layers")
+  if has_indexer and theirs.get("mlp_layer_types") is not None:
+    kinds = family.value(theirs, "mlp_layer_types", list[str])
+    if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
+      raise ValueError(
+        f"mlp_layer_types: expected {count} of dense and sparse, got "
+        f"{reprlib.repr(kinds)}"
+      )
+    return tuple(kind == "sparse" for kind in kinds)
+  first = family.value(
+    theirs, "first_k_dense_replace", Annotated[int, Ge(0)], 3
+  )
+  return tuple(i >= first for i in range(count))
+
+
+def _experts(
+  theirs: Mapping[str, Any], is_sparse: tuple[bool, ...]
+) -> dict[str, Any]:
+  """The fields of layers with experts."""
+  width = family.size(theirs, "moe_intermediate_size", 2048)
+  shared = family.size(theirs, "n_shared_experts", 1)
+  fields = {
+    "num_experts": family.size(theirs, "n_routed_experts", 256),
+    "experts_per_token": family.size(theirs, "num_experts_per_tok", 8),
+    "expert_groups": family.size(theirs, "n_group", 8),
+    "groups_per_token": family.size(theirs, "topk_group", 4),
+    "normalize_weights": family.flag(theirs, "norm_topk_prob", True),
+    "routed_scale": family.number(theirs, "routed_scaling_factor", 2.5),
+  }
+  if not any(is_sparse):
+    return {}
+  dense = AroundConfig(num_experts=0)
+  return {
+    **fields,
+    "expert_features": width,
+    "shared_features": shared * width,
+    "router_scores": "sigmoid",
+    "selection_bias": True,
+    "decoder_around": tuple(AroundConfig() if x else dense for x in is_sparse),
+  }
 
 
 def _scale(width: int, scaling: Any) -> float | None:
@@ -97,6 +147,8 @@ def rows(config: ModelConfig) -> list[Row]:
     for row in llama.LLAMA.rows(config)
     if "self_attn" not in row.theirs or "o_proj" in row.theirs
   ]
+  table += experts.rows(config)
+  table += experts.shared_rows("model.layers.{i}.mlp.shared_experts")
   slot, width = config.slot, config.query_dim
   rank, shared = slot.latent_rank or 0, slot.shared_key_dim or 0
   own = _latent(rank, shared, slot.attention_bias)
@@ -142,6 +194,9 @@ def rows(config: ModelConfig) -> list[Row]:
         _by_head(config.num_heads, widths, is_own),
       ),
     ]
+    # Layers without experts have no constants, at which rows of all layers end.
+    bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
+    table.append(Row(bias, (f"constants/decoder_{i}/mlp/selection_bias",)))
     # An indexer that replaces another mechanism has no low-rank queries.
     if mechanism.name == "dsa" and "query_rank" in mechanism.options:
       table += _index_rows(theirs, f"{module}/attention/index", mechanism)
@@ -219,10 +274,6 @@ DEEPSEEK_V3 = llama.LLAMA._replace(
     **because("is of what is returned beside logits", "output_router_logits"),
     **because("is of how the same numbers are computed", "ep_size"),
     **because(
-      "is of experts",
-      "n_routed_experts n_shared_experts moe_intermediate_size num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob first_k_dense_replace mlp_layer_types",
-    ),
-    **because(
       "is of layers that predict several tokens at once, which transformers leaves "
       "out",
       "num_nextn_predict_layers num_mtp_layers",
@@ -237,5 +288,9 @@ DEEPSEEK_V32 = DEEPSEEK_V3._replace(
   name="deepseek_v32",
   architectures={"DeepseekV32ForCausalLM": "tokens"},
   describe=partial(describe, has_indexer=True),
+  without_effect={
+    **DEEPSEEK_V3.without_effect,
+    **because("is said by mlp_layer_types", "first_k_dense_replace"),
+  },
 )
 """Likewise; each query attends to the keys that an indexer scores highest."""

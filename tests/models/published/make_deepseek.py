@@ -5,14 +5,16 @@
 
 Each folder is as `make_fixtures.py` writes it. `expected.npz` also has the logits of
 the same rows with padding on the left, with the positions that transformers' generate
-gives them, and the logits with single keys of `config.json` changed.
+gives them, and the last logits of the first row with single keys of `config.json`
+changed.
 """
 
 import json
 import pathlib
+import shutil
 import sys
 
-from make_fixtures import VOCAB, case, tokens_of
+from make_fixtures import VOCAB, draw, tokens_of
 import numpy as np
 import torch
 import transformers
@@ -66,6 +68,11 @@ CASES = {
     },
     [
       {"rms_norm_eps": 0.3},
+      {"routed_scaling_factor": 0.6},
+      {"num_experts_per_tok": 4},
+      {"topk_group": 1},
+      {"n_group": 6},
+      {"norm_topk_prob": False},
       {"hidden_act": "silu"},
       {"rope_parameters": YARN | {"rope_theta": 30.0}},
       {"rope_parameters": YARN | {"mscale": 0.3}},
@@ -78,7 +85,8 @@ CASES = {
     "DeepseekV3ForCausalLM",
     V3
     | {
-      "first_k_dense_replace": 3,
+      "first_k_dense_replace": 2,
+      "norm_topk_prob": False,
       "q_lora_rank": None,
       "rope_parameters": PLAIN,
       "tie_word_embeddings": True,
@@ -91,6 +99,7 @@ CASES = {
     V3
     | {
       "mlp_layer_types": ["sparse", "dense", "sparse"],
+      "norm_topk_prob": False,
       "hidden_act": "relu",
       "rope_parameters": YARN,
       "attention_bias": True,
@@ -123,7 +132,8 @@ def left(inputs):
 
 def run(path, kind, inputs):
   """The logits of a folder."""
-  options = {"attn_implementation": "eager", "dtype": torch.float32}
+  options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+  options["dtype"] = torch.float32
   made = getattr(transformers, kind).from_pretrained(path, **options).eval()
   with torch.no_grad():
     out = made(**{key: torch.tensor(x) for key, x in inputs.items()})
@@ -132,19 +142,31 @@ def run(path, kind, inputs):
 
 def make(name, kind, config, changes):
   """Writes a folder, with logits of padding on the left and of changed keys."""
+  folder = HERE / name
+  shutil.rmtree(folder, ignore_errors=True)
+  made = getattr(transformers, kind)
+  model = made(made.config_class(**config))
+  draw(model, len(name), 1.5)
+  generator = torch.Generator().manual_seed(len(name))
+  for buffer_name, buffer in model.named_buffers():
+    if buffer_name.endswith("e_score_correction_bias"):
+      buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+  model.bfloat16().save_pretrained(folder)
+  (folder / "generation_config.json").unlink(missing_ok=True)
   inputs = tokens_of(np.random.default_rng(len(name)), 3, 23, None, (23, 14, 2))
-  case(HERE / name, kind, config, inputs)
-  folder, moved = HERE / name, left(inputs)
+  moved, out = left(inputs), run(folder, kind, inputs)
+  arrays = {f"input.{key}": x for key, x in inputs.items()} | {"float32": out}
   positions = (moved["attention_mask"].cumsum(1) - 1).clip(min=0)
-  out = run(folder, kind, moved | {"position_ids": positions})
-  arrays = {**np.load(folder / "expected.npz"), "left": out}
+  arrays["left"] = run(folder, kind, moved | {"position_ids": positions})
   path = folder / "config.json"
   config = json.loads(path.read_text())
   for change in changes:
     path.write_text(json.dumps(config | change))
-    arrays[json.dumps(change)] = run(folder, kind, inputs)
+    arrays[json.dumps(change)] = run(folder, kind, inputs)[0, -5:]
   path.write_text(json.dumps(config, indent=2) + "\n")
   np.savez_compressed(folder / "expected.npz", **arrays)
+  size = sum(file.stat().st_size for file in folder.iterdir())
+  print(f"{name:32s} {size / 1024:7.0f} KiB", flush=True)
 
 
 if __name__ == "__main__":

@@ -65,10 +65,10 @@ def changes():
 def test_single_keys(case, change, tmp_path):
   changed(case, tmp_path, **json.loads(change))
   inputs, outputs = expected(case)
-  out = compute(models.load_pretrained(tmp_path), inputs)
-  assert compared(inputs, out, outputs[change]) < 2e-5
+  out = compute(models.load_pretrained(tmp_path), inputs)[0, -5:]
+  assert compared({}, out, outputs[change]) < 2e-5
   # The key matters.
-  assert compared(inputs, outputs[change], outputs["float32"]) > 1e-3
+  assert compared({}, outputs[change], outputs["float32"][0, -5:]) > 1e-3
 
 
 @pytest.mark.parametrize("case", ["deepseek_v3", "deepseek_v3_full_rank"])
