@@ -197,17 +197,7 @@ def dsa(
   which changes no score.
   """
   attend = applied("dsa", partial(dsa_attention, top_k=top_k))
-  if index_rotary_dim is not None:
-    if index_rotary_dim % 2 or index_rotary_dim > index_dim:
-      raise ValueError(
-        f"index_rotary_dim: expected an even number up to index_dim {index_dim}, "
-        f"got {index_rotary_dim}"
-      )
-  elif index_dim % 4:
-    raise ValueError(
-      "index_dim: expected a multiple of 4, as half of the features rotate in pairs, "
-      f"got {index_dim}"
-    )
+  indexer.check_rotation(index_dim, index_rotary_dim)
 
   options = indexer.Options(
     num_index_heads,

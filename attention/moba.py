@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
 from attention.dsa import appended_keys, dsa
@@ -32,7 +33,7 @@ def moba_attention(
   top_k: int,
   index_query: Float[Array, "B T I D"] | None = None,
   index_key: Float[Array, "B T D"] | None = None,
-  local_blocks: int = 1,
+  local_blocks: checks.FromZero = 1,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -135,7 +136,7 @@ def moba(
   top_k: int = 4,
   num_index_heads: int | None = None,
   index_dim: int = 32,
-  local_blocks: int = 1,
+  local_blocks: checks.FromZero = 1,
   index_norm_epsilon: float | None = None,
   index_rotary_dim: int | None = None,
 ) -> Attention:

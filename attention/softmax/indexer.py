@@ -70,6 +70,20 @@ class Options(NamedTuple):
   has_weights: bool = True
 
 
+def check_rotation(dim: int, rotary_dim: int | None) -> None:
+  """Raises ValueError if features of these numbers do not rotate in pairs."""
+  if rotary_dim is None and dim % 4:
+    raise ValueError(
+      "index_dim: expected a multiple of 4, as half of the features rotate in pairs, "
+      f"got {dim}"
+    )
+  if rotary_dim is not None and (rotary_dim % 2 or rotary_dim > dim):
+    raise ValueError(
+      f"index_rotary_dim: expected an even number up to index_dim {dim}, got "
+      f"{rotary_dim}"
+    )
+
+
 def init(key: Array, dims: Dims, options: Options) -> dict[str, Array]:
   """The variables of an indexer."""
   num_heads, dim = options[:2]

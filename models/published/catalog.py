@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "gemma3_text": "models.published.gemma3:GEMMA3",
       "olmo2": "models.published.olmo:OLMO2",
       "olmo3": "models.published.olmo:OLMO3",
+      "minimax_m3_vl_text": "models.published.minimax_m3:MINIMAX_M3",
       "mamba2": "models.published.mamba2:MAMBA2",
       "longformer": "models.published.longformer:LONGFORMER",
       "nystromformer": "models.published.nystromformer:NYSTROMFORMER",

@@ -3,7 +3,7 @@
 V3.2 also has an indexer, by which each query attends to few keys.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 import math
 import reprlib
@@ -75,33 +75,42 @@ def describe(
     mlp_bias=False,
     decoder_attention=mechanism,
     **positions,
-    **_experts(theirs, _sparse_layers(theirs, has_indexer)),
+    **_experts(theirs, has_indexer),
   )
 
 
-def _sparse_layers(
-  theirs: Mapping[str, Any], has_indexer: bool
+def sparse_layers(
+  theirs: Mapping[str, Any], default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
-  """Whether each layer has experts; `mlp_layer_types` is V3.2's."""
+  """Returns whether each layer has experts, from the file or else from the family."""
   count = family.size(theirs, "num_hidden_layers")
-  if has_indexer and theirs.get("mlp_layer_types") is not None:
-    kinds = family.value(theirs, "mlp_layer_types", list[str])
-    if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
-      raise ValueError(
-        f"mlp_layer_types: expected {count} of dense and sparse, got "
-        f"{reprlib.repr(kinds)}"
-      )
-    return tuple(kind == "sparse" for kind in kinds)
+  if theirs.get("mlp_layer_types") is None:
+    return tuple(map(default, range(count)))
+  kinds = family.value(theirs, "mlp_layer_types", list[str])
+  if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
+    raise ValueError(
+      f"mlp_layer_types: expected {count} of dense and sparse, got "
+      f"{reprlib.repr(kinds)}"
+    )
+  return tuple(kind == "sparse" for kind in kinds)
+
+
+def overrides(is_sparse: Sequence[bool]) -> tuple[AroundConfig, ...]:
+  """Returns the overrides of layers of which some have no experts."""
+  dense = AroundConfig(num_experts=0)
+  return tuple(AroundConfig() if x else dense for x in is_sparse)
+
+
+def _experts(theirs: Mapping[str, Any], has_types: bool) -> dict[str, Any]:
+  """The fields of layers with experts; V3.2 may have the type of each layer."""
   first = family.value(
     theirs, "first_k_dense_replace", Annotated[int, Ge(0)], 3
   )
-  return tuple(i >= first for i in range(count))
-
-
-def _experts(
-  theirs: Mapping[str, Any], is_sparse: tuple[bool, ...]
-) -> dict[str, Any]:
-  """The fields of layers with experts."""
+  if has_types:
+    is_sparse = sparse_layers(theirs, lambda i: i >= first)
+  else:
+    count = family.size(theirs, "num_hidden_layers")
+    is_sparse = tuple(i >= first for i in range(count))
   width = family.size(theirs, "moe_intermediate_size", 2048)
   shared = family.size(theirs, "n_shared_experts", 1)
   fields = {
@@ -114,14 +123,13 @@ def _experts(
   }
   if not any(is_sparse):
     return {}
-  dense = AroundConfig(num_experts=0)
   return {
     **fields,
     "expert_features": width,
     "shared_features": shared * width,
     "router_scores": "sigmoid",
     "selection_bias": True,
-    "decoder_around": tuple(AroundConfig() if x else dense for x in is_sparse),
+    "decoder_around": overrides(is_sparse),
   }
 
 
@@ -191,7 +199,7 @@ def rows(config: ModelConfig) -> list[Row]:
       Row(
         f"{theirs}.kv_b_proj.weight",
         tuple(f"{module}/{name}" for name in up),
-        _by_head(config.num_heads, widths, is_own),
+        _keys_and_values(config.num_heads, widths, is_own),
       ),
     ]
     # Layers without experts have no constants, at which rows of all layers end.
@@ -208,12 +216,8 @@ def _index_rows(
 ) -> list[Row]:
   """The rows of an indexer, whose rotated features are half of them apart."""
   heads = mechanism.options["num_index_heads"]
-  by_head = Layout(
-    lambda x, n: [x.T.reshape(x.shape[1], heads, -1)],
-    lambda xs: xs[0].reshape(len(xs[0]), -1).T,
-  )
   parts = {
-    "wq_b.weight": ("query_kernel", by_head),
+    "wq_b.weight": ("query_kernel", by_head(heads)),
     "wk.weight": ("key_kernel", family.TRANSPOSED),
     "k_norm.weight": ("key_scale", family.SAME),
     "k_norm.bias": ("key_bias", family.SAME),
@@ -223,6 +227,14 @@ def _index_rows(
     Row(f"{theirs}.indexer.{name}", (f"{ours}_{own}",), layout)
     for name, (own, layout) in parts.items()
   ]
+
+
+def by_head(heads: int) -> Layout:
+  """Returns the layout of a Linear whose heads are an axis of our kernel."""
+  return Layout(
+    lambda x, n: [x.T.reshape(x.shape[1], heads, -1)],
+    lambda xs: xs[0].reshape(len(xs[0]), -1).T,
+  )
 
 
 def _paired(width: int, rotated: int) -> Layout:
@@ -243,7 +255,9 @@ def _paired(width: int, rotated: int) -> Layout:
   )
 
 
-def _by_head(heads: int, widths: tuple[int, int], has_axis: bool) -> Layout:
+def _keys_and_values(
+  heads: int, widths: tuple[int, int], has_axis: bool
+) -> Layout:
   """The layout of a Linear that has the key and then the value of each head.
 
   Ours are the kernels of values and keys; `has_axis` says whether heads are an axis.
