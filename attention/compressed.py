@@ -4,6 +4,8 @@ DeepSeek-V4's heavily compressed attention (HCA) sees all of these entries, and 
 compressed sparse attention (CSA) those that an indexer selects.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -15,6 +17,7 @@ from attention.platform import backend
 from attention.platform.blocks import chunk_map
 from attention.sliding_window import sliding_window_attention
 from attention.softmax import indexer
+from attention.softmax.block_selection import kept_first
 from attention.softmax.tiles import Output, merge, with_sinks
 
 _INSTEAD = (
@@ -44,8 +47,7 @@ def compressed_attention(
 ) -> Output:
   """Each query attends to a window of keys and to the entries of closed windows.
 
-    c = compressed_entries(rows, gates, position_bias)
-    out = compressed_attention(q, k, v, window=128, entries=c[:, :, None], stride=128)
+    out = compressed_attention(q, k, v, window=128, entries=c, stride=128)
 
     out[t] = softmax over both of (scale · q_t · k_s, scale · q_t · c_i), times (v_s, u_i)
     t − window < s ≤ t        i ∈ A(t) ⊂ {i : (i + 1)·m ≤ t + 1}
@@ -59,7 +61,8 @@ def compressed_attention(
 
   Args:
     window: the number of plain keys of a query, its own among them.
-    entries: c, the keys of the entries; M is at most T // m.
+    entries: c, the keys of the entries, made by `compressed_entries`; M is at most
+      T // m.
     entry_values: u; None is `entries`, as in DeepSeek-V4, where H = V.
     stride: m.
     index_query: of I index heads.
@@ -104,7 +107,7 @@ def compressed_attention(
       "then"
     )
   keep = checks.key_mask(mask, query, key, _INSTEAD)
-  near = sliding_window_attention(
+  near: Any = sliding_window_attention(
     query,
     key,
     value,
@@ -194,14 +197,7 @@ def compressed_entries(
   """
   size, series = position_bias.shape[:2]
   if keep is not None:
-    order = jnp.argsort(~keep, axis=1, stable=True)
-
-    def ordered(x):
-      ones = [1] * (x.ndim - 2)
-      x = jnp.where(keep.reshape(*keep.shape, *ones), x, 0)
-      return jnp.take_along_axis(x, order.reshape(*order.shape, *ones), axis=1)
-
-    rows, gates = ordered(rows), ordered(gates)
+    rows, gates = kept_first(keep, rows, gates)
   count = rows.shape[1] // size
 
   def windows(x):

@@ -1,7 +1,6 @@
 """DeepSeek sparse attention: an indexer selects keys (DeepSeek-V3.2, 2025)."""
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,8 @@ from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
-from attention.platform import layout
 from attention.recurrent.gates import check_given
+from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.tiles import Output
@@ -131,29 +130,6 @@ def dsa_attention(
   return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *results)
 
 
-class DsaCache(NamedTuple):
-  """Keys, values and index keys of the positions seen so far, `index [B]` of them."""
-
-  key: Float[Array, "B S K H"]
-  value: Float[Array, "B S K V"]
-  index_key: Float[Array, "B S D"]
-  index: Int[Array, "B"]
-  grows = True
-
-
-def appended_keys(
-  cache: DsaCache, key: Array, value: Array, index_key: Array
-) -> DsaCache:
-  """The cache with the next position."""
-  here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
-  return DsaCache(
-    layout.written(cache.key, key, here),
-    layout.written(cache.value, value, here),
-    layout.written(cache.index_key, index_key, here),
-    cache.index + 1,
-  )
-
-
 @attention_factory
 def dsa(
   top_k: int = 256,
@@ -187,7 +163,7 @@ def dsa(
   Returns:
     An `Attention` with `index_query_kernel [F, I, D]`, `index_key_kernel [F, D]` and
     `index_weight_kernel [F, I]` in `params`, and `index_key_scale` and
-    `index_key_bias [D]`, which decodes with a `DsaCache`.
+    `index_key_bias [D]`, which decodes with a `IndexedCache`.
 
   Raises:
     ValueError: an argument is not a positive int, D is not a multiple of 4, or
@@ -241,39 +217,22 @@ def dsa(
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    shape = batch, max_length, dims.num_kv_heads
-    return DsaCache(
-      jnp.zeros((*shape, dims.head_dim), dtype),
-      jnp.zeros((*shape, dims.values), dtype),
-      jnp.zeros((batch, max_length, index_dim), jnp.float32),
-      jnp.zeros((batch,), jnp.int32),
-    )
+    return caches.init_indexed(batch, max_length, dims, dtype, index_dim)
 
   def decode(variables, cache, query, key, value, **call):
     call = indexer.rotated(call, cache.index[:, None])
-    cache = appended_keys(cache, key, value, call["index_key"])
+    cache = caches.with_next(cache, key, value, call["index_key"])
     seen = jnp.arange(cache.key.shape[1])[None] < cache.index[:, None]
     call["index_key"] = cache.index_key
     shown = {"mask": seen[:, None, None], "is_causal": False}
     out = attend(variables, query, cache.key, cache.value, **call, **shown)
     return out, cache
 
-  def prefill(
-    variables,
-    cache,
-    query,
-    key,
-    value,
-    lengths,
-    **call,
-  ):
+  def prefill(variables, cache, query, key, value, lengths, **call):
     del variables, query  # Keys are kept.
-    keys = layout.put(cache.key, key, 0)
-    values = layout.put(cache.value, value, 0)
     places = jnp.arange(key.shape[1])[None]
     now = indexer.rotated(call, places)["index_key"]
-    index_keys = layout.put(cache.index_key, now, 0)
-    return DsaCache(keys, values, index_keys, lengths)
+    return caches.with_prompt(cache, key, value, now, lengths)
 
   return Attention(
     init=init,

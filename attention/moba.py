@@ -12,12 +12,16 @@ from jaxtyping import Array, Bool, Float
 from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
-from attention.dsa import appended_keys, dsa
 from attention.mechanism import Attention, Hyperparameters, no_variables
 from attention.recurrent.features import visible_keys
 from attention.recurrent.gates import check_given
+from attention.softmax import cache as caches
 from attention.softmax import indexer
-from attention.softmax.block_selection import best_blocks, indexed_blocks
+from attention.softmax.block_selection import (
+  best_blocks,
+  indexed_blocks,
+  kept_first,
+)
 from attention.softmax.cache import appended
 from attention.softmax.selected_blocks import selected_attention
 from attention.softmax.tiles import Output
@@ -92,30 +96,31 @@ def moba_attention(
   instead = "moba attention selects blocks for each query; give a key mask"
   keep = visible_keys(mask, query, key, instead)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
-  sizes = block_size, top_k
   if (index_query is None) != (index_key is None):
     raise ValueError("index_query: expected it with index_key, and only then")
-  if index_query is None:
+  if index_query is None or index_key is None:
     if local_blocks != 1:
       raise ValueError(
         f"local_blocks: expected 1 without index_query, got {local_blocks}"
       )
-    blocks = best_blocks(query, key, keep, places, *sizes)
+    blocks = best_blocks(query, key, keep, places, block_size, top_k)
   else:
     if mask is not None:
       # Masked positions may hold anything, and so may their projections.
       index_query = jnp.where(keep[..., None, None], index_query, 0)
-      # The unmasked keys first, in their order.
-      order = jnp.argsort(~keep, axis=1, stable=True)
       places = jnp.cumsum(keep, axis=1) - 1
-      key, value, index_key, keep = (
-        jnp.take_along_axis(
-          x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), 1
-        )
-        for x in (key, value, index_key, keep)
+      key, value, index_key, keep = kept_first(
+        keep, key, value, index_key, keep
       )
     blocks = indexed_blocks(
-      index_query, index_key, keep, places, *sizes, local_blocks, query.shape[2]
+      index_query,
+      index_key,
+      keep,
+      places,
+      block_size,
+      top_k,
+      local_blocks,
+      query.shape[2],
     )
   return selected_attention(
     query,
@@ -158,7 +163,7 @@ def moba(
     Each decoded position averages the keys of all blocks and attends to top_k · D keys.
     With an indexer, it has the `index_query_kernel`, `index_key_kernel`,
     `index_query_scale` and `index_key_scale` of `dsa`, which nothing trains, and a
-    `DsaCache`.
+    `IndexedCache`.
 
   Raises:
     ValueError: an argument is out of range, or there is no indexer that it concerns.
@@ -223,11 +228,6 @@ def _indexed(
 ) -> Attention:
   """The mechanism whose blocks an indexer selects; its cache also has index keys."""
   attend = applied("moba", partial(moba_attention, **sizes))
-  keyed = dsa(
-    num_index_heads=options.num_heads,
-    index_dim=options.dim,
-    index_rotary_dim=options.rotary_dim,
-  )
 
   def apply(variables, query, key, value, **call):
     check_given("moba", call, "index_query", "index_key")
@@ -239,16 +239,16 @@ def _indexed(
     del variables
     places = cache.index[:, None]
     call = indexer.rotated(call, places)
-    cache = appended_keys(cache, key, value, call["index_key"])
+    cache = caches.with_next(cache, key, value, call["index_key"])
     seen = jnp.arange(cache.key.shape[1])[None] <= places
     blocks = indexed_blocks(
       call["index_query"],
       cache.index_key,
       seen,
       places,
-      *sizes.values(),
-      local_blocks,
-      query.shape[2],
+      local_blocks=local_blocks,
+      num_heads=query.shape[2],
+      **sizes,
     )
     out: Any = selected_attention(
       query,
@@ -262,12 +262,20 @@ def _indexed(
     )
     return out, cache
 
+  def prefill(variables, cache, query, key, value, lengths, **call):
+    del variables, query  # Keys are kept.
+    places = jnp.arange(key.shape[1])[None]
+    now = indexer.rotated(call, places)["index_key"]
+    return caches.with_prompt(cache, key, value, now, lengths)
+
   return Attention(
     init=lambda key, dims: {"params": indexer.init(key, dims, options)},
     apply=apply,
-    init_cache=keyed.init_cache,
+    init_cache=lambda variables, batch, max_length, dims, dtype: (
+      caches.init_indexed(batch, max_length, dims, dtype, options.dim)
+    ),
     decode=decode,
-    prefill=keyed.prefill,
+    prefill=prefill,
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,

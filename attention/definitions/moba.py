@@ -37,12 +37,11 @@ def moba_attention(
   batch, length, num_heads, head_dim = query.shape
   kept = shared.visible_tokens(mask, batch, length)
   keys = shared.repeat_heads(shared.zero_hidden(key, kept), num_heads)
-  sizes = block_size, top_k
-  if index_query is None:
-    visible = _by_means(query, keys, kept, *sizes)
+  if index_query is None or index_key is None:
+    visible = _by_means(query, keys, kept, block_size, top_k)
   else:
-    index = shared.as_float64(index_query, index_key)
-    visible = _by_index(*index, kept, *sizes, local_blocks)
+    a, b = shared.as_float64(index_query, index_key)
+    visible = _by_index(a, b, kept, block_size, top_k, local_blocks)
     visible = np.repeat(visible, num_heads // visible.shape[1], axis=1)
   visible &= np.tri(length, dtype=bool) & kept[:, None, None]
   scale = shared.logit_scale(scale, head_dim)

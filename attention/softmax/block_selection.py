@@ -7,7 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
 from attention.platform import backend, layout
@@ -53,6 +53,20 @@ def best_blocks(
   row_bytes = 4 * batch * num_heads * num_blocks
   size = backend.rows_at_once(row_bytes, length)
   return chunk_map(choose, size, (query, places))
+
+
+def kept_first(
+  keep: Bool[Array, "B T"], *arrays: Shaped[Array, "B T *F"]
+) -> tuple[Array, ...]:
+  """Arrays with the kept positions first, in their order, and zeros after them."""
+  order = jnp.argsort(~keep, axis=1, stable=True)
+
+  def moved(x):
+    ones = [1] * (x.ndim - 2)
+    x = jnp.where(keep.reshape(*keep.shape, *ones), x, 0)
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *ones), axis=1)
+
+  return tuple(map(moved, arrays))
 
 
 def indexed_blocks(

@@ -118,7 +118,7 @@ def read(
   With `rotary_dim`, the features that the model rotates are `index_query_rotary` and
   `index_key_rotary` `[B, T, 1, P]`.
   """
-  sources = {"index_query": query_inputs if options.query_rank else inputs}
+  sources = {} if query_inputs is None else {"index_query": query_inputs}
   arrays = {}
   names = "index_query", "index_key", "index_weight"
   for name in names if options.has_weights else names[:2]:

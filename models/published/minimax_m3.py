@@ -40,7 +40,7 @@ def describe(
   kinds = llama.layer_types(theirs, _SPARSE, lambda i: True)
   dense = AttentionConfig("dense")
   sparse = AttentionConfig("moba", options) if _SPARSE in kinds else dense
-  experts = {
+  experts: dict[str, Any] = {
     "num_experts": family.size(theirs, "num_local_experts", 128),
     "experts_per_token": family.size(theirs, "num_experts_per_tok", 4),
     "expert_features": family.size(theirs, "intermediate_size", 3072),
