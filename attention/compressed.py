@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from attention import checks
 from attention.decorators import attention_function
@@ -17,7 +17,7 @@ from attention.platform import backend
 from attention.platform.blocks import chunk_map
 from attention.sliding_window import sliding_window_attention
 from attention.softmax import indexer
-from attention.softmax.block_selection import kept_first
+from attention.softmax.block_selection import kept_first, positions_seen
 from attention.softmax.tiles import Output, merge, with_sinks
 
 _INSTEAD = (
@@ -116,7 +116,7 @@ def compressed_attention(
     scale=scale,
     return_lse=True,
   )
-  closed = _positions(keep, query.shape[:2]) // stride
+  closed = positions_seen(keep, query.shape[:2]) // stride
   out, lse = near
   if count:
     values = entries if entry_values is None else entry_values
@@ -125,15 +125,6 @@ def compressed_attention(
   if sinks is not None:
     out, lse = with_sinks(out, lse, sinks)
   return (out, lse) if return_lse else out
-
-
-def _positions(
-  keep: Bool[Array, "B T"] | None, shape: tuple[int, ...]
-) -> Int[Array, "B T"]:
-  """How many unmasked positions there are up to each position."""
-  if keep is None:
-    return jnp.broadcast_to(jnp.arange(1, shape[1] + 1)[None], shape)
-  return jnp.cumsum(keep, axis=1)
 
 
 def _far(query, entries, closed, index, scale):

@@ -10,9 +10,12 @@ from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
+from attention.platform import backend
+from attention.platform.blocks import chunk_map
 from attention.recurrent.gates import check_given
 from attention.softmax import cache as caches
 from attention.softmax import indexer
+from attention.softmax.block_selection import kept_first, positions_seen
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.tiles import Output
 
@@ -36,9 +39,10 @@ def dsa_attention(
   value: Float[Array, "B S K V"],
   *,
   index_query: Float[Array, "B T I D"],
-  index_key: Float[Array, "B S D"],
+  index_key: Float[Array, "B M D"],
   index_weight: Float[Array, "B T I"],
   top_k: int,
+  index_block_size: int = 1,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -57,11 +61,20 @@ def dsa_attention(
 
   Of keys with equal scores, it selects the earlier ones.
 
+  With `index_block_size` m above 1, a causal query attends to blocks of m keys: to the
+  `top_k` of largest I[t, i] = Σ_j index_weight[t, j] · relu(index_query[t, j] ·
+  index_key[i]) among the blocks i of which it sees all keys, and to the block of which
+  it sees some. `compressed_entries` pools index keys, by their mean (Qwen4-Exp) or by a
+  softmax (GLM-5.3-Flash). Blocks count unmasked positions, so padding on the left
+  changes nothing.
+
   Args:
     index_query: queries of I index heads.
-    index_key: of all index heads.
+    index_key: of all index heads, for each key (M = S) or for each whole block (M =
+      S // m).
     index_weight: of each head, for each query.
-    top_k: the largest number of keys that a query attends to.
+    top_k: the largest number of keys, or of whole blocks, that a query attends to.
+    index_block_size: m.
     mask: key mask, `[B, 1, 1, S]`.
     block_size: C, the number of queries scored at a time; None is the platform's
       choice.
@@ -73,7 +86,8 @@ def dsa_attention(
     them.
 
   Raises:
-    ValueError: the mask varies along queries.
+    ValueError: the mask varies along queries, M does not fit, or there are blocks
+      with segments or without causality.
 
   Cost: time T·S·I·D for the scores, about 70·T·S for the selection and T·S·N·(H+V):
   a kernel over all keys is faster than gathering a few for each query. Memory as
@@ -82,6 +96,21 @@ def dsa_attention(
   Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
   """
   keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
+  size, count = index_block_size, index_key.shape[1]
+  if count != key.shape[1] // size:
+    raise ValueError(
+      f"index_key: expected {key.shape[1] // size} keys for {key.shape[1]} keys in "
+      f"blocks of {size}, got {count}"
+    )
+  if size > 1:
+    if query_segment_ids is not None or not is_causal:
+      raise ValueError(
+        "index_block_size: expected 1 with segments or without is_causal, got "
+        f"{size}"
+      )
+    index = jax.lax.stop_gradient((index_query, index_weight, index_key))
+    options = {"scale": scale, "return_lse": return_lse}
+    return _by_block((query, key, value), index, keep, size, top_k, options)
   if top_k >= key.shape[1]:
     return flash_attention(
       query,
@@ -128,6 +157,36 @@ def dsa_attention(
   ends = [length * (i + 1) // parts for i in range(parts)]
   results = list(map(part, [0, *ends[:-1]], ends))
   return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *results)
+
+
+def _by_block(qkv, index, keep, size, top_k, options):
+  """The results for blocks of `size` unmasked keys."""
+  query, key, value = qkv
+  positions = positions_seen(keep, query.shape[:2])
+  if keep is not None:
+    key, value = kept_first(keep, key, value)
+  count, places = index[2].shape[1], jnp.arange(key.shape[1])[None, None]
+
+  def attend(rows):
+    seen = rows.place[..., None]
+    is_whole = jnp.arange(count)[None, None] < seen // size
+    keys = indexer.Keys(index[2], None, None)
+    scores = indexer.index_scores(rows, keys, is_causal=False)
+    blocks = indexer.chosen(jnp.where(is_whole, scores, -jnp.inf), top_k)
+    # The last keys may be no whole block.
+    blocks = jnp.pad(
+      jnp.repeat(blocks, size, axis=2), ((0, 0), (0, 0), (0, size))
+    )
+    mask = blocks[..., : key.shape[1]] | (places // size == seen // size)
+    mask &= places < seen
+    return flash_attention(
+      rows.query, key, value, mask=mask[:, None], **options
+    )
+
+  rows = indexer.Rows(index[0], index[1], None, query, positions)
+  row_bytes = 4 * len(key) * (key.shape[1] + count * index[0].shape[2])
+  rows_at_once = backend.rows_at_once(row_bytes, query.shape[1], least=64)
+  return chunk_map(attend, rows_at_once, rows)
 
 
 @attention_factory
@@ -195,11 +254,7 @@ def dsa(
     check_given("dsa", call, "index_query", "index_key", "index_weight")
     keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
     call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
-    for name in ("index_query", "index_key", "index_weight"):
-      if keep is not None and name in call:
-        # Masked positions may hold anything, and so may their projections.
-        shown = keep.reshape(*keep.shape, *[1] * (call[name].ndim - 2))
-        call[name] = jnp.where(shown, call[name], 0)
+    call = indexer.without_masked(call, keep)
     call = {"is_causal": False, "mask": mask, **call}
     return attend(variables, query, key, value, **call)
 

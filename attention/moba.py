@@ -106,8 +106,6 @@ def moba_attention(
     blocks = best_blocks(query, key, keep, places, block_size, top_k)
   else:
     if mask is not None:
-      # Masked positions may hold anything, and so may their projections.
-      index_query = jnp.where(keep[..., None, None], index_query, 0)
       places = jnp.cumsum(keep, axis=1) - 1
       key, value, index_key, keep = kept_first(
         keep, key, value, index_key, keep
@@ -232,6 +230,8 @@ def _indexed(
   def apply(variables, query, key, value, **call):
     check_given("moba", call, "index_query", "index_key")
     call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
+    keep = checks.key_mask(call.get("mask"), query, key, indexer.INSTEAD)
+    call = indexer.without_masked(call, keep)
     call = {"is_causal": False, "local_blocks": local_blocks, **call}
     return attend(variables, query, key, value, **call)
 

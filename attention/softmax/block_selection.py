@@ -69,6 +69,15 @@ def kept_first(
   return tuple(map(moved, arrays))
 
 
+def positions_seen(
+  keep: Bool[Array, "B T"] | None, shape: tuple[int, ...]
+) -> Int[Array, "B T"]:
+  """The number of kept positions up to each one; `shape` is B, T."""
+  if keep is None:
+    return jnp.broadcast_to(jnp.arange(1, shape[1] + 1)[None], shape)
+  return jnp.cumsum(keep, axis=1)
+
+
 def indexed_blocks(
   query: Float[Array, "B T I D"],
   key: Float[Array, "B S D"],

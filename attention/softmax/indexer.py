@@ -175,6 +175,20 @@ def rotated(
   return {**arrays, **results}
 
 
+def without_masked(
+  arrays: dict[str, Any], keep: Bool[Array, "B T"] | None
+) -> dict[str, Any]:
+  """The arrays with zeros at masked positions, whose projections may be anything."""
+  names = arrays.keys() & {"index_query", "index_key", "index_weight"}
+  if keep is None:
+    return arrays
+  shown = {
+    name: keep.reshape(*keep.shape, *[1] * (arrays[name].ndim - 2))
+    for name in names
+  }
+  return {**arrays, **{x: jnp.where(shown[x], arrays[x], 0) for x in names}}
+
+
 def chosen(
   scores: Float[Array, "B C S"], top_k: int | None
 ) -> Bool[Array, "B C S"]:

@@ -30,7 +30,7 @@ _GIVEN = {
     "erase_key": (2, 13, 2, 8),
   },
   "differential": {"weight": 0.3},
-  "dsa": {"top_k": 3},
+  "dsa": {"top_k": 3, "index_key": (2, 13, 4)},
   "gated_linear": {"log_decay": (2, 13, 4, 8)},
   "latent": {"key_kernel": (2, 4, 4), "shared_key": (2, 13, 4)},
   "linformer": {"key_projection": (13, 5)},
