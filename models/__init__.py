@@ -35,6 +35,7 @@ from models.config import KINDS, PAD_ID, ModelConfig
 from models.decoding import Generated, generate
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
+from models.mlp_config import MlpConfig
 from models.published.load import Pretrained, load_pretrained, save_pretrained
 from models.published.trained import as_pretrained
 from models.sequence_shards import sequence_sharded
@@ -45,6 +46,7 @@ __all__ = [
   "AroundConfig",
   "RotaryScaling",
   "SlotConfig",
+  "MlpConfig",
   "EmbeddingConfig",
   "HeadConfig",
   "ModelConfig",

@@ -10,7 +10,8 @@ from annotated_types import Gt, Interval, Le
 
 from attention import rotary_frequencies
 from attention.positions import t5_buckets
-from settings.fields import Count, Positive, checked, rest
+from models.mlp_config import WITHOUT_EXPERTS
+from settings.fields import Count, Positive, Whole, checked, rest
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
 OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
@@ -53,13 +54,14 @@ class RotaryScaling:
 
 @checked
 class AroundConfig:
-  """Overrides of the self-attention of one layer.
+  """Overrides of one layer: of its self-attention, and of its experts.
 
   Attributes:
     num_heads: N.
     num_kv_heads: K; if it equals `num_heads`, no head is shared.
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
+    num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
 
   These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
   value of the model.
@@ -82,6 +84,7 @@ class AroundConfig:
   rotary_theta: Theta | None = None
   rotary_fraction: Fraction | None = None
   rotary_scaling: RotaryScaling | None = None
+  num_experts: Whole | None = None
 
   @property
   def changes(self) -> dict[str, Any]:
@@ -91,7 +94,8 @@ class AroundConfig:
     }
     # The model's scaling does not apply to a layer without rotary positions.
     none = {"rotary_scaling": None} if self.position == "none" else {}
-    return changes | none
+    # Nor do the model's experts to a layer without any.
+    return changes | none | (WITHOUT_EXPERTS if self.num_experts == 0 else {})
 
 
 @checked
@@ -102,7 +106,15 @@ class SlotConfig:
     num_qk_heads: heads of queries and keys, each shared by adjacent heads of values
       ("multi-value attention", Mamba-2); None shares none.
     value_dim: V, width of the values of each head; None is H.
-    attention_bias: whether the projections have biases.
+    query_rank: queries are projected from this many normalized numbers per position,
+      q = norm(x·W)·W' (DeepSeek-V2); None projects them from x.
+    latent_rank: likewise R, of the keys and values of all heads, whose last
+      `shared_key_dim` features are one key for all heads, projected from x; only
+      these features have rotary positions. A mechanism that makes its own keys
+      ('own_keys') has its own rank. None projects keys and values from x.
+    shared_key_dim: P, below H; only with `latent_rank`.
+    attention_bias: whether the projections have biases. Those from `query_rank` and
+      `latent_rank` numbers have none, nor has the query with `latent_rank`.
     out_bias: whether the output projection has a bias; None is `attention_bias`
       (Qwen2 differs).
     attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
@@ -141,6 +153,9 @@ class SlotConfig:
 
   num_qk_heads: Count | None = None
   value_dim: Count | None = None
+  query_rank: Count | None = None
+  latent_rank: Count | None = None
+  shared_key_dim: Count | None = None
   attention_bias: bool = False
   out_bias: bool | None = None
   attention_scale: Positive | None = None
@@ -165,6 +180,11 @@ class SlotConfig:
       raise ValueError(
         "short_convolution_bias: expected short_convolution with it, got False"
       )
+    if (self.latent_rank is None) != (self.shared_key_dim is None):
+      raise ValueError(
+        "shared_key_dim: expected it with latent_rank, and only then, got "
+        f"{self.shared_key_dim} with latent_rank {self.latent_rank}"
+      )
     distance, buckets = self.relative_distance, self.relative_buckets
     try:
       for is_causal in (False, True):
@@ -181,7 +201,13 @@ class SlotConfig:
 
   @functools.cached_property
   def cross(self) -> "SlotConfig":
-    """The config of cross-attention, which has no output norm or gate either."""
+    """The config of cross-attention, without output norm, gate and low ranks."""
     return dataclasses.replace(
-      self.encoder, output_norm="none", output_gate="none", exclusive=False
+      self.encoder,
+      output_norm="none",
+      output_gate="none",
+      exclusive=False,
+      query_rank=None,
+      latent_rank=None,
+      shared_key_dim=None,
     )

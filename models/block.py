@@ -1,7 +1,6 @@
 """A layer of a Transformer, for encoders and decoders."""
 
 from collections.abc import Callable, Iterable
-import functools
 import math
 from typing import Any
 
@@ -13,48 +12,9 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import SlotConfig
 from models.attention_module_variants import GlobalAttention, ShawAttention
 from models.config import ModelConfig
-from models.multi_head_attention import (
-  MultiHeadAttention,
-  apply_mechanism,
-  kernel_init,
-)
-
-
-class Mlp(nn.Module):
-  """FFN(x) = activation(x·W1 + b1)·W2 + b2.
-
-  Gated, it is (activation(x·Wg + bg) ⊙ (x·W1 + b1))·W2 + b2.
-
-  Attributes:
-    config: the config of the model.
-    out_scale: factor of the second kernel's initial values.
-
-  Papers: Attention is all you need, section 3.3, arXiv:1706.03762; GLU variants
-  improve Transformer, arXiv:2002.05202.
-  """
-
-  config: ModelConfig
-  out_scale: float
-
-  @nn.compact
-  def __call__(self, inputs: Float[Array, "B T F"]) -> Float[Array, "B T F"]:
-    """Applies the network to each position."""
-    config = self.config
-    dense = functools.partial(
-      nn.Dense,
-      use_bias=config.mlp_bias,
-      dtype=config.dtype,
-      param_dtype=config.param_dtype,
-    )
-    first = dense(config.mlp_features, name="hidden")
-    last = dense(
-      config.features, kernel_init=kernel_init(self.out_scale), name="out"
-    )
-    activation = config.activation_function
-    if not config.gated:
-      return last(activation(first(inputs)))
-    gate = dense(config.mlp_features, name="gate")
-    return last(activation(gate(inputs)) * first(inputs))
+from models.experts import Experts
+from models.mlp import Mlp
+from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 
 
 class Block(nn.Module):
@@ -106,7 +66,8 @@ class Block(nn.Module):
         out_scale=out_scale,
       )
     if config.mlp_features:
-      self.mlp = Mlp(config, out_scale)
+      network = Experts if config.mlp.num_experts else Mlp
+      self.mlp = network(config, out_scale)
     for name in self.sublayers:
       if name != "self_attention" or module_config.input_norm:
         setattr(self, f"{name}_norm", config.make_norm())
@@ -175,7 +136,9 @@ class Block(nn.Module):
         x, memory, deterministic=deterministic, mask=memory_mask
       )
 
-    return self._layer(x, attend, attend_across, deterministic)
+    # Padding does not count in the load-balance loss of experts.
+    counted = {"mask": mask} if self.config.mlp.num_experts else {}
+    return self._layer(x, attend, attend_across, deterministic, **counted)
 
   def start(
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
@@ -220,13 +183,14 @@ class Block(nn.Module):
     attend: Callable[[Array], Array],
     attend_across: Callable[[Array], Array],
     deterministic: bool,
+    **counted: Any,
   ) -> Array:
     """Applies the residual sub-layers in order."""
     kind = self.config.norm
     functions = {
       "self_attention": attend,
       "cross_attention": attend_across,
-      "mlp": lambda x: self.mlp(x),
+      "mlp": lambda x: self.mlp(x, **counted),
     }
 
     def added(name, x):

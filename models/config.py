@@ -27,6 +27,7 @@ from models.attention_config import (
 )
 from models.attention_module_config import AroundConfig, SlotConfig
 from models.io_config import EmbeddingConfig, HeadConfig
+from models.mlp_config import MlpConfig
 from models.norms import NORM_KINDS
 from models.positions import ADDED
 from settings.fields import Count, Rate, Whole, check_unread, checked
@@ -71,7 +72,7 @@ _FIELDS = {
 class ModelConfig:
   """An encoder-decoder, decoder or encoder Transformer.
 
-  In files and commands the fields of `slot`, `embedding` and `output` may be given
+  In files and commands the fields of `slot`, `mlp`, `embedding` and `output` may be given
   without their section, and in Python by `models.nested`.
 
   Attributes:
@@ -83,7 +84,6 @@ class ModelConfig:
     head_dim: H; None is features / N.
     features: F, width of the residual stream.
     mlp_features: width inside the feed-forward layers; 0 is none (Mamba-2).
-    mlp_bias: whether the feed-forward layers have biases.
     activation: the activation of the feed-forward layers: 'relu' (Vaswani), 'gelu'
       (x·Φ(x)), 'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', or
       'package.module:function'.
@@ -116,6 +116,7 @@ class ModelConfig:
     decoder_attention: likewise, of the decoder's self-attention.
     cross_attention: likewise, of the attention from decoder to encoder.
     slot: projections, norms, gates and positions of the attention modules.
+    mlp: biases, gates and experts of the feed-forward layers.
     decoder_around: overrides for the layers of kind 'decoder', which take them in
       turn (Qwen3-Next); None is no overrides.
     embedding: embeddings of ids and positions.
@@ -136,7 +137,6 @@ class ModelConfig:
   num_decoder_layers: Count | None = None
   num_kv_heads: int | None = None
   head_dim: Count | None = None
-  mlp_bias: bool = True
   activation: str = "relu"
   gated: bool = False
   parallel: bool = False
@@ -155,6 +155,7 @@ class ModelConfig:
   decoder_attention: Layers | None = None
   cross_attention: Layers | None = None
   slot: SlotConfig = dataclasses.field(default_factory=SlotConfig)
+  mlp: MlpConfig = dataclasses.field(default_factory=MlpConfig)
   decoder_around: tuple[AroundConfig, ...] | None = None
   embedding: EmbeddingConfig = dataclasses.field(
     default_factory=EmbeddingConfig
@@ -351,6 +352,13 @@ class ModelConfig:
 
   def _check_positions(self):
     fraction, width = self.slot.rotary_fraction, self.query_dim
+    if (shared := self.slot.shared_key_dim) is not None:
+      if shared >= width:
+        raise ValueError(
+          f"shared_key_dim: expected less than the head dimension {width}, got "
+          f"{shared}"
+        )
+      width = shared
     # A fraction of 1 is not multiplied: the width may be too large for a float.
     rotated = width if fraction == 1.0 else int(width * fraction)
     if self.position == "rotary" and (rotated % 2 or not rotated):
@@ -384,6 +392,11 @@ class ModelConfig:
       check_unread(self.slot, ("global_projections",), is_kind)
     else:
       check_unread(self.slot, ("short_convolution",), is_kind)
+    if not self.gated:
+      fields = "gate_slope", "gate_limit", "gate_offset"
+      check_unread(self.mlp, fields, "gated is False")
+    if not self.mlp_features:
+      check_unread(self.mlp, ("num_experts",), "mlp_features is 0")
     if self.layout != "decoder":
       check_unread(self, ("decoder_around",), is_kind)
     if self.kind != "encoder":

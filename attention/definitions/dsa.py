@@ -27,6 +27,19 @@ def selected_keys(visible, index, top_k) -> tuple[np.ndarray, np.ndarray]:
   return scores, selected & visible[:, 0]
 
 
+def _selected_blocks(visible, index, top_k, size):
+  a, b, w = shared.as_float64(*index)
+  selected = np.zeros(visible.shape, bool)
+  for n, t in np.ndindex(visible.shape[:2]):
+    places = np.flatnonzero(visible[n, t])
+    whole = len(places) // size
+    scores = w[n, t] @ np.maximum(a[n, t] @ b[n, :whole].T, 0.0)
+    best = np.argsort(-scores, kind="stable")[:top_k]
+    chosen = [i for m in best for i in range(m * size, (m + 1) * size)]
+    selected[n, t, places[[*chosen, *range(whole * size, len(places))]]] = True
+  return selected
+
+
 def dsa_attention(
   query: ArrayLike,
   key: ArrayLike,
@@ -36,6 +49,7 @@ def dsa_attention(
   index_key: ArrayLike,
   index_weight: ArrayLike,
   top_k: int,
+  index_block_size: int = 1,
   scale: float | ArrayLike | None = None,
   is_causal: bool = True,
   **options: Any,
@@ -47,6 +61,9 @@ def dsa_attention(
     index_key: k, `[B, S, D]`.
     index_weight: w, `[B, T, I]`.
     top_k: number of keys per query; of equal scores, the earlier one is taken.
+    index_block_size: with m above 1, `index_key` has a row for each m unmasked keys,
+      and a query attends to `top_k` of these blocks before it and to the keys after
+      them (code of Qwen4-Exp and GLM-5.3-Flash in transformers 5.24.0).
     scale: factor of the logits; None is 1/√H.
     is_causal: whether query t sees only keys s ≤ t.
     **options: mask and segments.
@@ -55,7 +72,10 @@ def dsa_attention(
   """
   visible = shared.visible_pairs(query, key, is_causal=is_causal, **options)
   index = index_query, index_key, index_weight
-  _, selected = selected_keys(visible, index, top_k)
+  if index_block_size > 1:
+    selected = _selected_blocks(visible[:, 0], index, top_k, index_block_size)
+  else:
+    _, selected = selected_keys(visible, index, top_k)
   return dense_attention(query, key, value, mask=selected[:, None], scale=scale)
 
 

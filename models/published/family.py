@@ -58,11 +58,14 @@ class Row(NamedTuple):
     theirs: the name of the tensor; `{i}` is the number of a layer.
     ours: paths of variables, such as 'params/encoder_{i}/mlp/out/kernel'.
     layout: how the tensor is laid out in the variables.
+    index: along the first axis of the variables, of which the tensor is one element,
+      such as the kernel of one expert; None is the whole.
   """
 
   theirs: str
   ours: tuple[str, ...]
   layout: Layout = SAME
+  index: int | None = None
 
 
 def linear(theirs: str, ours: str) -> list[Row]:
@@ -172,22 +175,23 @@ def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
   Yields:
     Rows with the number of the layer in names and paths.
   """
+  layers = {_layer(path) for path in paths}
   for row in rows:
     if "{i}" not in row.theirs:
       if row.ours[0] in paths:
         yield row
       continue
     i = 0
-    while any(path.startswith(_layer(row.ours[0], i)) for path in paths):
+    while _layer(row.ours[0]).format(i=i) in layers:
       ours = tuple(path.format(i=i) for path in row.ours)
       if ours[0] in paths:
-        yield Row(row.theirs.format(i=i), ours, row.layout)
+        yield row._replace(theirs=row.theirs.format(i=i), ours=ours)
       i += 1
 
 
-def _layer(path: str, i: int) -> str:
-  """'params/encoder_{i}/mlp/out/kernel' as 'params/encoder_3/'."""
-  return "/".join(path.split("/")[:2]).format(i=i) + "/"
+def _layer(path: str) -> str:
+  """'params/encoder_3/mlp/out/kernel' as 'params/encoder_3'."""
+  return "/".join(path.split("/")[:2])
 
 
 def value(

@@ -375,16 +375,6 @@ def _import_path(layers: Any) -> str:
   return ""
 
 
-_EXPERTS = (
-  "num_local_experts",
-  "num_experts",
-  "n_routed_experts",
-  "moe_num_experts",
-  "num_experts_per_tok",
-)
-"""Keys of which every mixture of experts has one."""
-
-
 def _architecture(
   folder: Path, theirs: Mapping[str, Any]
 ) -> tuple[Family, str]:
@@ -397,8 +387,6 @@ def _architecture(
     fault = f"model_type: expected {family.name!r}, that of {one}, got {kind!r}"
   elif one is None:
     fault = "architectures: missing; expected a list of one class"
-  elif any(theirs.get(key) for key in _EXPERTS):
-    fault = f"architectures: {one} has experts; expected a model without them"
   else:
     fault = (
       f"architectures: no family is {one!r}; docs/weights.md lists those known"

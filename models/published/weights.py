@@ -62,7 +62,7 @@ def read(
   known = {row.theirs for row in _rows(family, published)}
   known |= {*family.buffers(published.config)}
   arrays: dict[str, np.ndarray] = {}
-  for theirs, ours, layout in _rows(family, model):
+  for theirs, ours, layout, index in _rows(family, model):
     known.add(theirs)
     if theirs.startswith(MECHANISMS) and theirs not in tensors:
       continue
@@ -70,9 +70,17 @@ def read(
       raise ValueError(
         f"{folder}: {theirs}: missing; it fills {', '.join(ours)}"
       )
-    arrays |= _read(
-      tensors[theirs], theirs, {x: whole[x] for x in ours}, layout
-    )
+    shapes = {
+      x: whole[x] if index is None else _element(whole[x]) for x in ours
+    }
+    made = _read(tensors[theirs], theirs, shapes, layout)
+    if index is None:
+      arrays |= made
+      continue
+    for path, array in made.items():
+      if path not in arrays:
+        arrays[path] = np.empty(whole[path].shape, whole[path].dtype)
+      arrays[path][index] = array
   copies, kept = dict(family.copies), own(family, tensors)
   for name, tensor in tensors.items():
     unread = any(re.fullmatch(x, name) for x in (*_UNREAD, *family.unread))
@@ -117,18 +125,23 @@ def write(
   """Converts a model to tensors with the names of the family's table."""
   paths = {path: np.asarray(x) for path, x in _flat(variables).items()}
   shapes, whole = _shapes(model), _with_keys(model)
-  arrays = {}
-  for theirs, ours, layout in active(family.rows(model.config), shapes):
+  arrays, written = {}, set()
+  rows = active(family.rows(model.config), shapes)
+  for theirs, ours, layout, index in rows:
     # A mechanism without keys leaves a part of a tensor of queries and keys.
+    xs = [
+      paths[x] if x in shapes else np.zeros(whole[x].shape, whole[x].dtype)
+      for x in ours
+    ]
     arrays[theirs] = layout.write(
-      [
-        paths.pop(x)
-        if x in shapes
-        else np.zeros(whole[x].shape, whole[x].dtype)
-        for x in ours
-      ]
+      xs if index is None else [x[index] for x in xs]
     )
-  return arrays | {f"{MECHANISMS}/{path}": x for path, x in paths.items()}
+    written |= {*ours}
+  return arrays | {
+    f"{MECHANISMS}/{path}": x
+    for path, x in paths.items()
+    if path not in written
+  }
 
 
 def _rows(family: Family, model: Any) -> Iterator[Row]:
@@ -172,6 +185,11 @@ def _read(
       f"{file}: {theirs}: expected shape {expected}, got {array.shape}"
     )
   return dict(zip(ours, layout.read(array, len(ours)), strict=True))
+
+
+def _element(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+  """An element along the first axis."""
+  return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
 
 def _shapes(model: Any) -> dict[str, jax.ShapeDtypeStruct]:

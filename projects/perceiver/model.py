@@ -14,12 +14,12 @@ from models import positions as position_encodings
 from models import tables
 from models.attention_config import AttentionConfig
 from models.attention_module_config import SlotConfig
-from models.block import Mlp
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.io_config import HeadConfig
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
+from models.mlp import Mlp
 from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 from models.sizes import check_length
 from projects.perceiver.config import PerceiverConfig, Widths

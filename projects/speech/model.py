@@ -13,11 +13,11 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.batch_norm import BatchNorm
-from models.block import Mlp
 from models.config import ACTIVATIONS
 from models.depthwise import depthwise
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
+from models.mlp import Mlp
 from models.multi_head_attention import apply_mechanism, kernel_init
 from models.sizes import check_length
 from projects.speech.config import ConformerConfig

@@ -23,13 +23,14 @@ _PAIRED = ("query", "index_query", "index_weight", "branch_gates")
 
 _GIVEN = {
   "bigbird": {"block_size": 2, "random_blocks": np.zeros((4, 5, 1), int)},
+  "compressed": {"window": 3, "stride": 2},
   "delta_rule": {
     "beta": (2, 13, 4),
     "log_decay": (2, 13, 4),
     "erase_key": (2, 13, 2, 8),
   },
   "differential": {"weight": 0.3},
-  "dsa": {"top_k": 3},
+  "dsa": {"top_k": 3, "index_key": (2, 13, 4)},
   "gated_linear": {"log_decay": (2, 13, 4, 8)},
   "latent": {"key_kernel": (2, 4, 4), "shared_key": (2, 13, 4)},
   "linformer": {"key_projection": (13, 5)},

@@ -10,8 +10,8 @@ import pytest
 from attention import Dims, dense, flash
 from attention.platform import backend
 import models
-from models.block import Mlp
 from models.config import ModelConfig
+from models.mlp import Mlp
 from models.multi_head_attention import MultiHeadAttention
 from tests.models import tiny
 

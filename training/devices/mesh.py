@@ -33,7 +33,10 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   # Features inside a feed-forward layer.
   (r"/(hidden|gate)/kernel", (None, TENSOR)),
   (r"/(hidden|gate)/bias", (TENSOR,)),
-  (r"mlp\w*/out/kernel", (TENSOR, None)),
+  (r"mlp\w*/(shared/)?out/kernel", (TENSOR, None)),
+  # Experts.
+  (r"mlp/(hidden|gate|out)_kernel", (TENSOR, None, None)),
+  (r"mlp/(hidden|gate|out)_bias", (TENSOR, None)),
   # Ids of a vocabulary.
   (r"(source|target|output)_embedding/embedding", (TENSOR, None)),
 )
@@ -53,7 +56,7 @@ class MeshConfig:
       and its optimiser state (as in ZeRO, stage 3); a step gathers parameters, and keeps
       them until its backward pass.
     tensor: number of devices that split the heads, the features inside the feed-forward
-      layers, and the vocabulary.
+      layers or their experts, and the vocabulary.
     sequence: number of devices that split the positions of every row into shards.
 
   One of them may be −1, which takes the remaining devices.

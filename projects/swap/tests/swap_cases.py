@@ -18,6 +18,7 @@ SPECIAL = {
   "gpt2": ["<|endoftext|>"],
   "mamba2": ["<|endoftext|>"],
   "qwen3_next": ["<|endoftext|>"],
+  "deepseek_v3": ["<|endoftext|>"],
   "bert_masked": ["[PAD]", "[CLS]", "[SEP]", "[MASK]"],
   "t5": ["<pad>", "</s>", *(f"<extra_id_{i}>" for i in range(20))],
 }

@@ -10,7 +10,14 @@ import pytest
 import models
 from models.attention_config import AttentionConfig
 from projects.swap import substitution
+from projects.swap.tests import swap_cases
 from tests.models import tiny
+from tests.models.published.test_equality import (
+  compared,
+  compute,
+  expected,
+  loaded,
+)
 
 FLASH = AttentionConfig("flash")
 FORGETTING = AttentionConfig("dense", {"forget": True})
@@ -244,3 +251,15 @@ def test_variables_are_taken_out_and_put_back():
   _, without, _ = make(AttentionConfig("dense"))
   same = substitution.filled(without, twice)
   chex.assert_trees_all_equal(same, dict(without))
+
+
+def test_a_model_with_latent_attention_has_keys_for_other_mechanisms(tmp_path):
+  """It is the same function with projected keys and values."""
+  _, found = swap_cases.read("deepseek_v3", tmp_path)
+  mechanisms = found.described.config.layers("decoder_attention")
+  assert {one.name for one in mechanisms} == {"dense"}
+  inputs, outputs = expected("deepseek_v3")
+  p = loaded("deepseek_v3")._replace(
+    model=found.model, variables=found.variables
+  )
+  assert compared(inputs, compute(p, inputs), outputs["float32"]) < 2e-5

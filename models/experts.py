@@ -1,0 +1,244 @@
+"""A feed-forward layer with experts, of which a router chooses some for each token."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.config import ModelConfig
+from models.mlp import Mlp, gated_product
+from models.mlp_config import MlpConfig
+
+
+class Experts(nn.Module):
+  """y = Σ_{e ∈ top k} w_e(x) · FFN_e(x) + FFN_shared(x), without dropped tokens.
+
+  A router computes scores s = softmax(x·Wr) or sigmoid(x·Wr) in float32 or more. It
+  chooses k experts by s + b, within the best groups of experts, and their weights
+  w are their scores s without b, divided by their sum if the config says so, times a
+  factor. Any number of tokens may choose an expert. The results for a token depend
+  on no other token. If the config has a shared network, all tokens pass through it.
+
+  With `balance_loss` α and 'losses' mutable, a call sows α times the loss of
+  `load_balance`.
+
+  Attributes:
+    config: the config of the model.
+    out_scale: factor of the last kernels' initial values.
+
+  Cost: on a GPU or TPU, time k·B·T·F·I for experts of width I, and memory
+  k·B·T·(F + I), by `jax.lax.ragged_dot`. On a CPU, JAX computes it as E masked
+  products: time E·k·B·T·F·I.
+
+  `jax.vmap` over inputs alone raises NotImplementedError in JAX 0.10, which lacks it
+  for `ragged_dot`; a batch may have any size instead.
+
+  Departures: b is a variable in 'constants', so training does not change it; the
+  paper of DeepSeek-V3 updates it by counts of tokens.
+
+  Papers: Outrageously large neural networks, arXiv:1701.06538; Switch Transformers,
+  arXiv:2101.03961; DeepSeekMoE, arXiv:2401.06066; DeepSeek-V3, section 2.1.2,
+  arXiv:2412.19437.
+  """
+
+  config: ModelConfig
+  out_scale: float
+
+  @nn.compact
+  def __call__(
+    self,
+    inputs: Float[Array, "B T F"],
+    mask: Bool[Array, "B 1 1 T"] | None = None,
+  ) -> Float[Array, "B T F"]:
+    """Applies the layer to each position.
+
+    Args:
+      inputs: `[B, T, F]`.
+      mask: `[B, 1, 1, T]`; the load-balance loss counts the positions in it, and the
+        others never affect these. Masks of other shapes only apply to attention.
+    """
+    config, own = self.config, self.config.mlp
+    exact = jnp.promote_types(config.dtype, jnp.float32)
+    tokens = inputs.reshape(-1, inputs.shape[-1])
+    router = nn.Dense(
+      own.num_experts,
+      use_bias=own.router_bias,
+      dtype=exact,
+      param_dtype=config.param_dtype,
+      name="router",
+    )
+    bias = None
+    if own.selection_bias:
+      shape = (own.num_experts,), config.param_dtype
+      bias = self.variable(
+        "constants", "selection_bias", jnp.zeros, *shape
+      ).value
+    scores = getattr(jax.nn, own.router_scores)(router(tokens))
+    experts = choose(scores, own, bias)
+    weights = jnp.take_along_axis(scores, experts, axis=1)
+    if own.normalize_weights:
+      # A sum of sigmoids can be 0 in float32.
+      total = weights.sum(axis=1, keepdims=True)
+      weights = weights / jnp.maximum(total, jnp.finfo(exact).tiny)
+    weights = weights * own.routed_scale
+    is_token = None
+    if mask is not None and mask.shape[1:3] == (1, 1):
+      is_token = mask.reshape(-1)
+      # Behind all tokens: their order, and with it their rounding, stays the same.
+      experts = jnp.where(is_token[:, None], experts, own.num_experts)
+    self._sow(scores, experts, is_token)
+    out = apply_experts(
+      tokens.astype(config.dtype),
+      experts,
+      weights,
+      own.num_experts,
+      self._network(),
+    )
+    out = out.reshape(inputs.shape)
+    if not own.shared_features:
+      return out
+    shared = Mlp(config, self.out_scale, own.shared_features, name="shared")
+    shared = shared(inputs)
+    if own.shared_gate:
+      gate = nn.Dense(
+        1,
+        use_bias=False,
+        dtype=config.dtype,
+        param_dtype=config.param_dtype,
+        name="shared_gate",
+      )
+      shared = jax.nn.sigmoid(gate(inputs)) * shared
+    return out + shared
+
+  def _network(self) -> Callable[..., Array]:
+    """Creates the networks of all experts; returns their application to rows."""
+    config, own = self.config, self.config.mlp
+    width = own.expert_features or config.mlp_features
+    shapes = {
+      "hidden": (config.features, width),
+      "gate": (config.features, width),
+      "out": (width, config.features),
+    }
+    kernels, biases = {}, {}
+    for name in shapes if config.gated else ("hidden", "out"):
+      scale = self.out_scale if name == "out" else 1.0
+      init = nn.initializers.variance_scaling(
+        scale**2, "fan_in", "truncated_normal", batch_axis=(0,)
+      )
+      shape, dtype = (own.num_experts, *shapes[name]), config.param_dtype
+      kernels[name] = self.param(f"{name}_kernel", init, shape, dtype)
+      if own.mlp_bias:
+        zeros, shape = nn.initializers.zeros, (own.num_experts, shape[-1])
+        biases[name] = self.param(f"{name}_bias", zeros, shape, dtype)
+
+    def project(name, rows, experts, counts):
+      kernel = kernels[name].astype(config.dtype)
+      out = jax.lax.ragged_dot(rows, kernel, counts)
+      if name in biases:
+        out = out + biases[name].astype(config.dtype)[experts]
+      return out
+
+    def network(rows, *sizes):
+      hidden = project("hidden", rows, *sizes)
+      if config.gated:
+        hidden = gated_product(config, project("gate", rows, *sizes), hidden)
+      else:
+        hidden = config.activation_function(hidden)
+      return project("out", hidden, *sizes)
+
+    return network
+
+  def _sow(self, scores: Array, experts: Array, is_token: Any) -> None:
+    """Sows the load-balance loss if it is asked for."""
+    factor = self.config.mlp.balance_loss
+    is_asked = self.is_mutable_collection("losses")
+    if not factor or not is_asked or self.is_initializing():
+      return
+    loss = load_balance(scores, experts, is_token)
+    self.sow("losses", "experts", factor * loss)
+
+
+def choose(
+  scores: Float[Array, "M E"],
+  config: MlpConfig,
+  bias: Float[Array, "E"] | None = None,
+) -> Int[Array, "M k"]:
+  """Returns the k experts of each token by their scores plus a bias.
+
+  With groups, only experts of the best groups are chosen: those in which the two
+  largest values have the largest sums (DeepSeek-V3, section 2.1.2).
+
+  Args:
+    scores: `[M, E]`, of M tokens.
+    config: has the numbers of experts and of groups.
+    bias: `[E]`.
+  """
+  values = scores
+  if bias is not None:
+    values = values + bias.astype(values.dtype)[None]
+  groups, kept = config.expert_groups, config.groups_per_token
+  if kept < groups:
+    grouped = values.reshape(len(values), groups, -1)
+    best = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(axis=-1)
+    chosen = jax.lax.top_k(best, kept)[1]
+    is_chosen = (chosen[:, :, None] == jnp.arange(groups)[None, None]).any(1)
+    values = jnp.where(is_chosen[:, :, None], grouped, -jnp.inf)
+    values = values.reshape(scores.shape)
+  return jax.lax.top_k(values, config.experts_per_token)[1]
+
+
+def apply_experts(
+  tokens: Float[Array, "M F"],
+  experts: Int[Array, "M k"],
+  weights: Float[Array, "M k"],
+  num_experts: int,
+  network: Callable[..., Array],
+) -> Float[Array, "M F"]:
+  """Returns Σ_j weights_j · network of experts_j for each token.
+
+  Args:
+    tokens: `[M, F]`.
+    experts: `[M, k]`, the experts of each token; E is the last one, behind all others.
+    weights: `[M, k]`, of their results.
+    num_experts: E.
+    network: `(rows [R, F], experts [R], counts [E]) -> [R, F]`, for rows that are
+      sorted by expert.
+  """
+  flat = experts.reshape(-1)
+  order = jnp.argsort(flat)
+  flat = jnp.minimum(flat, num_experts - 1)
+  counts = jnp.bincount(flat, length=num_experts)
+  rows = tokens[order // experts.shape[1]]
+  rows = network(rows, flat[order], counts)
+  results = rows[jnp.argsort(order)].reshape(*experts.shape, -1)
+  return jnp.sum(results * weights[..., None], axis=1).astype(tokens.dtype)
+
+
+def load_balance(
+  scores: Float[Array, "M E"],
+  experts: Int[Array, "M k"],
+  mask: Bool[Array, "M"] | None = None,
+) -> Float[Array, ""]:
+  """Returns E · Σ_e f_e · P_e, which is 1 if all experts are chosen equally often.
+
+  f_e is the share of expert e in all choices, which has no gradient, and P_e the mean
+  of its score divided by the sum of a token's scores.
+
+  Args:
+    scores: `[M, E]`, of M tokens.
+    experts: `[M, k]`, the chosen ones.
+    mask: `[M]`, the tokens that count; None is all.
+
+  Papers: Switch Transformers, equations 4 to 6, arXiv:2101.03961, for k = 1;
+  DeepSeek-V3, equations 17 to 20, arXiv:2412.19437, for any k and sigmoid scores.
+  """
+  num_experts = scores.shape[1]
+  counted = jnp.ones(len(scores), scores.dtype) if mask is None else mask
+  counted = counted.astype(scores.dtype) / jnp.maximum(counted.sum(), 1)
+  is_chosen = jax.nn.one_hot(experts, num_experts, dtype=scores.dtype)
+  share = counted @ is_chosen.mean(axis=1)
+  mean = counted @ (scores / scores.sum(axis=1, keepdims=True))
+  return num_experts * jnp.sum(share * mean)

@@ -1,0 +1,89 @@
+"""The config of feed-forward layers, with or without experts."""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+
+from settings.fields import Count, Positive, Whole, check, check_unread, checked
+
+
+@checked
+class MlpConfig:
+  """Config of feed-forward layers; by default one network without experts.
+
+  Attributes:
+    mlp_bias: whether the feed-forward layers have biases; each expert has its own.
+    gate_slope: α; a gate g is activation(α·g) / α.
+    gate_limit: c; before that, gates are at most c and the features that they
+      multiply are between −c and c (gpt-oss); None is no limit.
+    gate_offset: is added to the features that the gates multiply.
+    num_experts: E, networks of which a router chooses some for each token; 0 is one
+      network for all.
+    experts_per_token: k, the number of networks that it chooses.
+    expert_features: width inside each of them; None is `mlp_features`.
+    shared_features: width inside one more network that all tokens pass through
+      (DeepSeekMoE); 0 is none.
+    shared_gate: whether its result is multiplied by the sigmoid of a projection of
+      the inputs to one number (Qwen2-MoE).
+    router_scores: 'softmax' of the router's logits (Switch), or 'sigmoid' (DeepSeek-V3).
+    router_bias: whether the router's logits have a bias.
+    selection_bias: whether a constant is added to the scores for the choice alone
+      (DeepSeek-V3); the weights of the results do not contain it.
+    expert_groups: the experts are in this many groups of adjacent ones.
+    groups_per_token: experts are chosen from this many groups, those whose two
+      best scores have the largest sums (DeepSeek-V3).
+    normalize_weights: whether the weights of a token's experts are divided by their
+      sum.
+    routed_scale: factor of the weights after that.
+    balance_loss: factor of the load-balance loss in training.
+
+  Raises:
+    ValueError: two values do not fit each other.
+  """
+
+  mlp_bias: bool = True
+  gate_slope: Positive = 1.0
+  gate_limit: Positive | None = None
+  gate_offset: float = 0.0
+  num_experts: Whole = 0
+  experts_per_token: Count = 1
+  expert_features: Count | None = None
+  shared_features: Whole = 0
+  shared_gate: bool = False
+  router_scores: Literal["softmax", "sigmoid"] = "softmax"
+  router_bias: bool = False
+  selection_bias: bool = False
+  expert_groups: Count = 1
+  groups_per_token: Count = 1
+  normalize_weights: bool = True
+  routed_scale: Positive = 1.0
+  balance_loss: Annotated[float, Ge(0)] = 0.0
+
+  def __post_init__(self):
+    if not self.num_experts:
+      check_unread(self, (*WITHOUT_EXPERTS,), "num_experts is 0")
+      return
+    groups = self.expert_groups
+    is_divisor = self.num_experts % groups == 0
+    divisor = f"a divisor of num_experts {self.num_experts}"
+    check(self, "expert_groups", is_divisor, divisor)
+    is_fewer = self.groups_per_token <= groups
+    fewer = f"at most expert_groups {groups}"
+    check(self, "groups_per_token", is_fewer, fewer)
+    available = self.num_experts // groups * self.groups_per_token
+    is_enough = self.experts_per_token <= available
+    enough = f"at most the {available} experts of groups_per_token"
+    check(self, "experts_per_token", is_enough, enough)
+    if not self.shared_features:
+      check_unread(self, ("shared_gate",), "shared_features is 0")
+
+
+WITHOUT_EXPERTS: dict[str, Any] = {
+  field.name: field.default
+  for field in dataclasses.fields(MlpConfig)
+  if field.name.startswith(("expert", "shared", "router", "selection"))
+  or field.name
+  in ("groups_per_token", "normalize_weights", "routed_scale", "balance_loss")
+}
+"""The fields of a layer with experts -> their values in one without."""

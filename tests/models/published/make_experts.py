@@ -1,0 +1,184 @@
+"""Makes small decoders with experts or with several mechanisms, and their logits.
+
+    pip install torch==2.13.0 transformers==5.24.0
+    python tests/models/published/make_experts.py
+
+Writes a folder for each case as `make_fixtures.py` does. `expected.npz` also has the
+logits of rows that are padded on the left, and those of the same weights with a single
+key of `config.json` changed.
+"""
+
+import json
+import pathlib
+import shutil
+import sys
+
+from make_fixtures import draw
+import numpy as np
+import torch
+import transformers
+
+HERE = pathlib.Path(__file__).parent
+VOCAB = 31
+LENGTH = 17
+
+
+def draw_experts(model, gain, seed):
+  """Kernels of experts, which are three-dimensional, and constants of routers."""
+  generator = torch.Generator().manual_seed(seed)
+  both = [*model.named_parameters(), *model.named_buffers()]
+  for name, weight in both:
+    noise = torch.randn(weight.shape, generator=generator)
+    if name.endswith(("gate_up_proj", "down_proj")):
+      is_transposed = "GptOss" in type(model).__name__
+      fan_in = weight.shape[1 if is_transposed else 2]
+      value = gain * noise / fan_in**0.5
+    elif name.endswith("proj_bias") and weight.ndim == 2:
+      value = 0.2 * noise
+    elif name.endswith("e_score_correction_bias"):
+      value = 0.3 * noise
+    elif name.endswith("sinks"):
+      value = noise
+    else:
+      continue
+    with torch.no_grad():
+      weight.copy_(value)
+
+
+def case(name, kind, config, changes, gain=1.5):
+  """Writes a folder.
+
+  Args:
+    name: of the folder.
+    kind: a class of transformers.
+    config: of the model, by name.
+    changes: single keys with other values, whose logits are written, too.
+    gain: of the kernels.
+  """
+  if len(sys.argv) > 1 and name not in sys.argv[1:]:
+    return
+  path = HERE / name
+  shutil.rmtree(path, ignore_errors=True)
+  made = getattr(transformers, kind)
+  model = made(made.config_class(**config))
+  draw(model, len(name), gain)
+  draw_experts(model, gain, len(name))
+  exact = {x: b for x, b in model.named_buffers() if x.endswith("inv_freq")}
+  model.eval().bfloat16()
+  for place, buffer in exact.items():
+    model.get_submodule(place.rpartition(".")[0]).inv_freq = buffer
+  model.save_pretrained(path)
+  (path / "generation_config.json").unlink(missing_ok=True)
+  tokens = np.random.default_rng(len(name)).integers(5, VOCAB, (3, LENGTH))
+  places = np.arange(LENGTH)[None, :]
+  lengths = np.array([[LENGTH], [11], [1]])
+  masks = {"right": places < lengths, "left": places >= LENGTH - lengths}
+  arrays = {"input.input_ids": tokens}
+  for side, mask in masks.items():
+    mask = mask.astype(np.int64)
+    key = "input.attention_mask" if side == "right" else "left.attention_mask"
+    arrays[key] = mask
+    out = logits(made, path, {}, tokens, mask)
+    arrays["float32" if side == "right" else "left.float32"] = out
+  for key, other in changes.items():
+    out = logits(made, path, {key: other}, tokens, None)
+    arrays[f"changed.{json.dumps({key: other})}"] = out
+  np.savez_compressed(path / "expected.npz", **arrays)
+  size = sum(file.stat().st_size for file in path.iterdir())
+  print(f"{name:32s} {size / 1024:7.0f} KiB", flush=True)
+
+
+def logits(made, path, changes, tokens, mask):
+  """Logits of the weights of a folder, with keys of its config changed."""
+  content = json.loads((path / "config.json").read_text()) | changes
+  config = made.config_class.from_dict(content)
+  options = {"attn_implementation": "eager", "dtype": torch.float32}
+  options["experts_implementation"] = "eager"
+  model = made.from_pretrained(path, config=config, **options).eval()
+  mask = None if mask is None else torch.tensor(mask)
+  with torch.no_grad():
+    return model(torch.tensor(tokens), attention_mask=mask).logits.numpy()
+
+
+DECODER = {
+  "vocab_size": VOCAB,
+  "hidden_size": 20,
+  "num_hidden_layers": 3,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "head_dim": 6,
+  "intermediate_size": 13,
+  "max_position_embeddings": 40,
+  "rms_norm_eps": 1e-3,
+  "bos_token_id": 1,
+  "eos_token_id": 1,
+  "pad_token_id": 0,
+}
+THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
+OTHER_THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
+
+
+def main():
+  """Makes all of them."""
+  mixtral = (
+    DECODER
+    | THETA
+    | {
+      "hidden_act": "gelu",
+      "num_local_experts": 5,
+      "num_experts_per_tok": 3,
+      "sliding_window": 7,
+    }
+  )
+  case(
+    "mixtral",
+    "MixtralForCausalLM",
+    mixtral,
+    {
+      "num_experts_per_tok": 2,
+      "sliding_window": 3,
+      "hidden_act": "silu",
+      "rms_norm_eps": 0.3,
+      **OTHER_THETA,
+    },
+  )
+  qwen3_moe = (
+    DECODER
+    | THETA
+    | {
+      "attention_bias": True,
+      "num_experts": 6,
+      "num_experts_per_tok": 2,
+      "moe_intermediate_size": 7,
+      "norm_topk_prob": True,
+      "mlp_only_layers": [1],
+      "tie_word_embeddings": True,
+    }
+  )
+  case(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    qwen3_moe,
+    {
+      "num_experts_per_tok": 4,
+      "norm_topk_prob": False,
+      "hidden_act": "relu",
+      **OTHER_THETA,
+    },
+  )
+  windows = qwen3_moe | {
+    "hidden_act": "gelu",
+    "use_sliding_window": True,
+    "sliding_window": 6,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [],
+    "norm_topk_prob": False,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+  }
+  changes = {"use_sliding_window": False, "sliding_window": 4}
+  case("qwen3_moe_windows", "Qwen3MoeForCausalLM", windows, changes)
+
+
+if __name__ == "__main__":
+  main()
