@@ -6,7 +6,13 @@ from typing import Any
 
 
 def split(text: str) -> list[str]:
-  """Splits a text at commas that are not inside brackets."""
+  """Splits a text at commas that are not inside brackets.
+
+  Brackets around all of it, as in '(0,1)' and '[0,1]', are ignored.
+  """
+  text = text.strip()
+  if _are_around(text):
+    text = text[1:-1]
   parts, depth = [""], 0
   for character in text:
     depth += (character in "([") - (character in ")]")
@@ -15,6 +21,16 @@ def split(text: str) -> list[str]:
     else:
       parts[-1] += character
   return [part.strip() for part in parts if part.strip()]
+
+
+def _are_around(text: str) -> bool:
+  """Whether the first character is a bracket that the last one closes."""
+  depth = 0
+  for i, character in enumerate(text):
+    depth += (character in "([") - (character in ")]")
+    if not depth:
+      return i == len(text) - 1 > 0
+  return False
 
 
 def literal(text: str) -> Any:

@@ -49,3 +49,16 @@ def test_commas_inside_of_brackets_part_nothing():
     "my_module:cosine:scale=2",
     "delta",
   ]
+
+
+@pytest.mark.parametrize("text", ["0,1", "(0,1)", "[0,1]", " ( 0, 1, ) "])
+def test_a_list_may_have_brackets(text):
+  assert typed.split(text) == ["0", "1"]
+
+
+def test_brackets_of_one_entry_stay():
+  assert typed.split("(1,2),(3)") == ["(1,2)", "(3)"]
+  assert typed.split("a:window=(3,0)") == ["a:window=(3,0)"]
+  assert typed.split("[(1,2),3]") == ["(1,2)", "3"]
+  assert typed.split("(64,)") == ["64"]
+  assert typed.split("[]") == typed.split("") == []
