@@ -78,12 +78,23 @@ def count(theirs: Mapping[str, Any], default: int, least: int = 0) -> int:
   return [*numbers, default][0]
 
 
-def of_qwen(theirs: Mapping[str, Any], number: int) -> dict[str, Any]:
-  """Returns the fields of the experts of a Qwen, which some layers may not have.
+def of_qwen(
+  theirs: Mapping[str, Any],
+  number: int,
+  per_token: int = 8,
+  width: int = 768,
+  normalize: bool | None = False,
+) -> tuple[dict[str, Any], tuple[int | None, ...]]:
+  """Returns the fields of the experts of a Qwen, and the override of each layer.
+
+  The override is 0 in a layer without experts and None in any other.
 
   Args:
     theirs: `config.json`.
-    number: of experts.
+    number: of experts; 0 is a model without any.
+    per_token: experts of a token in files that do not say it.
+    width: likewise, inside an expert.
+    normalize: likewise, whether weights are normalized; None is always.
 
   Raises:
     ValueError: a layer is named twice.
@@ -92,20 +103,19 @@ def of_qwen(theirs: Mapping[str, Any], number: int) -> dict[str, Any]:
   dense = family.value(theirs, "mlp_only_layers", list[int], ())
   if len({*dense}) < len(dense):
     raise ValueError(f"mlp_only_layers: expected each layer once, got {dense}")
-  fields = {
+  fields: dict[str, Any] = {
     "num_experts": number,
-    "experts_per_token": family.size(theirs, "num_experts_per_tok", 8),
-    "expert_features": family.size(theirs, "moe_intermediate_size", 768),
-    "normalize_weights": family.flag(theirs, "norm_topk_prob", False),
+    "experts_per_token": family.size(theirs, "num_experts_per_tok", per_token),
+    "expert_features": family.size(theirs, "moe_intermediate_size", width),
   }
+  if normalize is not None:
+    is_normalized = family.flag(theirs, "norm_topk_prob", normalize)
+    fields["normalize_weights"] = is_normalized
   layers = range(family.size(theirs, "num_hidden_layers"))
+  if not number:
+    return {}, (None,) * len(layers)
   has_experts = [i not in dense and (i + 1) % every == 0 for i in layers]
-  if not number or not any(has_experts):
-    return {}
-  overrides = tuple(
-    AroundConfig(num_experts=None if x else 0) for x in has_experts
-  )
-  return fields | ({} if all(has_experts) else {"decoder_around": overrides})
+  return fields, tuple(None if x else 0 for x in has_experts)
 
 
 def describe_mixtral(
@@ -134,6 +144,10 @@ def describe_qwen3(
     describe, others = mistral.describe, {}
   else:
     describe, others = llama.describe, {"mlp_bias": False}
+  fields, layers = of_qwen(theirs, count(theirs, 128))
+  if 0 in layers:
+    overrides = tuple(AroundConfig(num_experts=number) for number in layers)
+    fields["decoder_around"] = overrides
   return describe(
     theirs,
     names,
@@ -142,7 +156,7 @@ def describe_qwen3(
     num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 4),
     query_key_norm="rms",
     **rotary.choices(theirs),
-    **of_qwen(theirs, count(theirs, 128)),
+    **fields,
     **others,
   )
 

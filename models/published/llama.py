@@ -31,6 +31,7 @@ def describe(
       family.optional_size(theirs, "num_key_value_heads") or heads
     ),
     "attention_bias": lambda: family.flag(theirs, "attention_bias", False),
+    "mlp_features": lambda: family.size(theirs, "intermediate_size"),
     "mlp_bias": lambda: family.flag(theirs, "mlp_bias", False),
     "activation": lambda: family.activation(theirs, "hidden_act", "silu"),
     "norm_epsilon": lambda: family.number(theirs, "rms_norm_eps", 1e-6),
@@ -50,7 +51,6 @@ def describe(
     num_layers=family.size(theirs, "num_hidden_layers"),
     num_heads=heads,
     features=family.size(theirs, "hidden_size"),
-    mlp_features=family.size(theirs, "intermediate_size"),
     gated=True,
     position="rotary",
     head=head,

@@ -23,6 +23,7 @@ class Rotary(NamedTuple):
     whole: that fraction in files without it; None if it is always 1.
     scaled: whether version 4's `rope_scaling` applies to these layers.
     type_key: name of the type in it, in version 4.
+    of_images: keys of a set that change no positions of text.
   """
 
   theta: tuple[str, ...] = ("rope_theta",)
@@ -31,6 +32,7 @@ class Rotary(NamedTuple):
   whole: float | None = None
   scaled: bool = True
   type_key: str = "rope_type"
+  of_images: tuple[str, ...] = ()
 
 
 LayerTypes = Mapping[str | None, Rotary]
@@ -59,6 +61,8 @@ def choices(
     raise ValueError(
       f"partial_rotary_factor: expected 1.0 in this family, got {share!r}"
     )
+  for name in types[kind].of_images:
+    options.pop(name, None)
   if rope_type == "dynamic":
     length = family.size(theirs, "max_position_embeddings")
     options["max_position_embeddings"] = length

@@ -114,6 +114,7 @@ DECODER = {
   "eos_token_id": 1,
   "pad_token_id": 0,
 }
+EXACT, LINEAR = "full_attention", "linear_attention"
 THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
 OTHER_THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
 
@@ -178,6 +179,46 @@ def main():
   }
   changes = {"use_sliding_window": False, "sliding_window": 4}
   case("qwen3_moe_windows", "Qwen3MoeForCausalLM", windows, changes)
+  recurrent = DECODER | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "rope_parameters": {
+      "rope_type": "default",
+      "rope_theta": 300.0,
+      "partial_rotary_factor": 0.5,
+    },
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 5,
+    "layer_types": [LINEAR, EXACT, LINEAR, LINEAR],
+  }
+  experts = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 7,
+    "shared_expert_intermediate_size": 9,
+  }
+  quarter = THETA["rope_parameters"] | {"partial_rotary_factor": 0.25}
+  changes = {"rms_norm_eps": 0.3, "rope_parameters": quarter}
+  some = {"norm_topk_prob": False, "mlp_only_layers": [2]}
+  qwen3_next = recurrent | experts | some
+  case(
+    "qwen3_next_experts",
+    "Qwen3NextForCausalLM",
+    qwen3_next,
+    {"norm_topk_prob": True, "num_experts_per_tok": 2, **changes},
+  )
+  qwen3_5 = recurrent | {"attention_bias": True, "tie_word_embeddings": True}
+  case("qwen3_5_text", "Qwen3_5ForCausalLM", qwen3_5, changes)
+  # Sections of the positions of images change nothing of text.
+  sections = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+  case(
+    "qwen3_5_moe_text",
+    "Qwen3_5MoeForCausalLM",
+    recurrent | experts | {"attention_bias": True},
+    {"num_experts_per_tok": 2, "rope_parameters": quarter | sections},
+  )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,10 @@ from tests.models.published.test_equality import (
   loaded,
 )
 
-CASES = ("mixtral", "qwen3_moe", "qwen3_moe_windows")
+CASES = (
+  *("mixtral", "qwen3_moe", "qwen3_moe_windows"),
+  *("qwen3_next_experts", "qwen3_5_text", "qwen3_5_moe_text"),
+)
 
 
 @pytest.mark.parametrize("case", CASES)
