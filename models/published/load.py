@@ -15,7 +15,7 @@ from attention import mechanism as mechanisms
 from models import nested
 from models.api import create, forward
 from models.attention_config import NEEDS, AttentionConfig, Layers
-from models.published import files, weights
+from models.published import files, texts, weights
 from models.published.catalog import FAMILIES, READERS, find
 from models.published.family import Described, Family
 from models.published.inputs import to_batch
@@ -176,6 +176,12 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     theirs = files.read_config(folder)
   else:
     theirs, arrays = _written(READERS["run"](folder))
+  has_images = texts.is_multimodal(theirs)
+  if has_images:
+    try:
+      theirs = texts.text_config(theirs)
+    except ValueError as error:
+      raise ValueError(f"{folder / files.CONFIG}: {error}") from None
   keys = Keys(theirs)
   family, architecture = _architecture(folder, keys)
   raw = (
@@ -183,6 +189,8 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     if arrays is None
     else {name: files.Tensor(x, folder) for name, x in arrays.items()}
   )
+  if has_images:
+    raw = texts.text_tensors(raw)
   tensors, head = _tidied(family, raw), family.architectures[architecture]
   try:
     described = family.describe(keys, weights.own(family, tensors), head)

@@ -45,6 +45,28 @@ def draw_experts(model, gain, seed):
       weight.copy_(value)
 
 
+def multimodal(name, kind, text):
+  """Writes a folder of a model of images and text, and logits of text alone."""
+  if len(sys.argv) > 1 and name not in sys.argv[1:]:
+    return
+  path = HERE / "multimodal" / name
+  shutil.rmtree(path, ignore_errors=True)
+  made = getattr(transformers, kind)
+  images = {"depth": 1, "hidden_size": 8, "intermediate_size": 6}
+  images |= {"num_heads": 2, "out_hidden_size": text["hidden_size"]}
+  images |= {"num_position_embeddings": 4, "patch_size": 2}
+  tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
+  config = made.config_class(text_config=text, vision_config=images, **tied)
+  model = made(config)
+  draw(model, 5, 1.5)
+  draw_experts(model, 1.5, 5)
+  model.eval().bfloat16().save_pretrained(path)
+  (path / "generation_config.json").unlink(missing_ok=True)
+  tokens = np.random.default_rng(5).integers(5, VOCAB, (2, LENGTH))
+  out = logits(made, path, {}, tokens, None)
+  np.savez_compressed(path / "expected.npz", input_ids=tokens, float32=out)
+
+
 def case(name, kind, config, changes, gain=1.5):
   """Writes a folder.
 
@@ -219,6 +241,11 @@ def main():
     recurrent | experts | {"attention_bias": True},
     {"num_experts_per_tok": 2, "rope_parameters": quarter | sections},
   )
+  kind = "Qwen3_5ForConditionalGeneration"
+  multimodal("qwen3_5", kind, qwen3_5 | {"tie_word_embeddings": False})
+  kind = "Qwen3_5MoeForConditionalGeneration"
+  text = recurrent | experts | {"tie_word_embeddings": True}
+  multimodal("qwen3_5_moe", kind, text)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Decoders with experts or several mechanisms: padding, single keys, decoding."""
 
 import json
+import pathlib
+import shutil
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import models
 from tests.models import tiny
@@ -55,3 +59,43 @@ def test_token_by_token(case):
   rows = {"inputs": jnp.asarray(inputs["input_ids"])}
   out = tiny.step_by_step(p.model, p.variables, rows)
   assert compared(inputs, out, outputs["float32"]) < 2e-5
+
+
+MULTIMODAL = pathlib.Path(__file__).parent / "multimodal"
+
+
+@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_5_moe"])
+def test_text_of_a_multimodal_folder(case, tmp_path):
+  """It is saved as a text model, with the same tensors."""
+  p = models.load_pretrained(MULTIMODAL / case)
+  with np.load(MULTIMODAL / case / "expected.npz") as arrays:
+    inputs, wanted = {"input_ids": arrays["input_ids"]}, arrays["float32"]
+  assert compared({}, compute(p, inputs), wanted) < 2e-5
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert again.family == p.family == f"{case}_text"
+  np.testing.assert_array_equal(compute(again, inputs), compute(p, inputs))
+  theirs = load_file(MULTIMODAL / case / "model.safetensors")
+  ours = load_file(tmp_path / "model.safetensors")
+  text = {
+    name.replace("model.language_model", "model"): x
+    for name, x in theirs.items()
+    if "visual" not in name
+  }
+  assert text.keys() == ours.keys() < theirs.keys() | text.keys()
+  assert all(np.array_equal(text[name], ours[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ({"audio_config": {}}, "audio_config: no text model depends on it"),
+    ({"text_config": None}, "text_config: expected an object, got None"),
+  ],
+)
+def test_multimodal_configs_that_are_not_read(values, message, tmp_path):
+  shutil.copytree(MULTIMODAL / "qwen3_5", tmp_path, dirs_exist_ok=True)
+  config = tmp_path / "config.json"
+  config.write_text(json.dumps(json.loads(config.read_text()) | values))
+  with pytest.raises(ValueError, match=f"config.json: {message}"):
+    models.load_pretrained(tmp_path)
