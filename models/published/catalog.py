@@ -24,6 +24,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "qwen3_next": "models.published.qwen3_next:QWEN3_NEXT",
       "qwen3_5_text": "models.published.qwen3_next:QWEN3_5",
       "qwen3_5_moe_text": "models.published.qwen3_next:QWEN3_5_MOE",
+      "gpt_oss": "models.published.gpt_oss:GPT_OSS",
       "gemma2": "models.published.gemma2:GEMMA2",
       "gemma3_text": "models.published.gemma3:GEMMA3",
       "olmo2": "models.published.olmo:OLMO2",

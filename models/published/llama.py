@@ -71,6 +71,7 @@ def windows(
   theirs: Mapping[str, Any],
   kinds: Sequence[str],
   options: Mapping[str, Any] = MappingProxyType({}),
+  default: int = 4096,
 ) -> tuple[AttentionConfig, ...]:
   """Returns the mechanisms of layers of types `NEAR` and `EXACT`.
 
@@ -78,11 +79,12 @@ def windows(
     theirs: `config.json`.
     kinds: of the layers.
     options: of all mechanisms.
+    default: the window in files that have none.
   """
   exact = AttentionConfig("dense", options)
   if NEAR not in kinds:
     return (exact,)
-  local, window = exact, family.size(theirs, "sliding_window", 4096)
+  local, window = exact, family.size(theirs, "sliding_window", default)
   if window <= family.size(theirs, "max_position_embeddings"):
     sides = {"window": (window - 1, 0)}
     local = AttentionConfig("sliding_window", {**options, **sides})

@@ -136,7 +136,7 @@ DECODER = {
   "eos_token_id": 1,
   "pad_token_id": 0,
 }
-EXACT, LINEAR = "full_attention", "linear_attention"
+EXACT, LINEAR, NEAR = "full_attention", "linear_attention", "sliding_attention"
 THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
 OTHER_THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
 
@@ -240,6 +240,42 @@ def main():
     "Qwen3_5MoeForCausalLM",
     recurrent | experts | {"attention_bias": True},
     {"num_experts_per_tok": 2, "rope_parameters": quarter | sections},
+  )
+  yarn = {
+    "rope_type": "yarn",
+    "rope_theta": 300.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 10,
+  }
+  gpt_oss = DECODER | {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "sliding_window": 5,
+    "swiglu_alpha": 1.3,
+    "swiglu_limit": 0.9,
+    "layer_types": [NEAR, EXACT, NEAR],
+    "rope_parameters": yarn,
+  }
+  case(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    gpt_oss,
+    {
+      "num_experts_per_tok": 2,
+      "sliding_window": 3,
+      "swiglu_alpha": 0.7,
+      "swiglu_limit": 1.5,
+      "layer_types": [EXACT, EXACT, NEAR],
+      "rope_parameters": yarn | {"factor": 9.0},
+    },
+  )
+  others = {"attention_bias": False, "tie_word_embeddings": True}
+  others |= {"layer_types": [EXACT, NEAR, NEAR], "num_local_experts": 4}
+  case(
+    "gpt_oss_tied", "GptOssForCausalLM", gpt_oss | others | THETA, OTHER_THETA
   )
   kind = "Qwen3_5ForConditionalGeneration"
   multimodal("qwen3_5", kind, qwen3_5 | {"tie_word_embeddings": False})

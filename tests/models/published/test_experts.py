@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 import models
 from tests.models import tiny
 from tests.models.published.test_equality import (
+  assert_not_read,
   changed,
   compared,
   compute,
@@ -22,7 +23,10 @@ from tests.models.published.test_equality import (
 CASES = (
   *("mixtral", "qwen3_moe", "qwen3_moe_windows"),
   *("qwen3_next_experts", "qwen3_5_text", "qwen3_5_moe_text"),
+  *("gpt_oss", "gpt_oss_tied"),
 )
+
+EXPERT = "model.layers.2.block_sparse_moe.experts.3.w1.weight"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -59,6 +63,71 @@ def test_token_by_token(case):
   rows = {"inputs": jnp.asarray(inputs["input_ids"])}
   out = tiny.step_by_step(p.model, p.variables, rows)
   assert compared(inputs, out, outputs["float32"]) < 2e-5
+
+
+@pytest.mark.parametrize(
+  ("case", "values", "message"),
+  [
+    (
+      "mixtral",
+      {"num_local_experts": 0},
+      "num_local_experts: expected at least",
+    ),
+    ("mixtral", {"num_experts": 4}, "num_experts: expected that of num_local_"),
+    (
+      "mixtral",
+      {"num_experts_per_tok": 6},
+      "experts_per_token: expected at most",
+    ),
+    (
+      "qwen3_moe",
+      {"mlp_only_layers": [1, 1]},
+      "mlp_only_layers: expected each",
+    ),
+    (
+      "qwen3_moe",
+      {"use_sliding_window": True},
+      "sliding_window: expected a value like 4096, got null",
+    ),
+    (
+      "qwen3_5_moe_text",
+      {"mlp_only_layers": [0]},
+      "mlp_only_layers: expected []",
+    ),
+    (
+      "gpt_oss",
+      {"quantization_config": {"quant_method": "mxfp4"}},
+      "quantization_config: MXFP4 tensors are not read here",
+    ),
+    (
+      "gpt_oss",
+      {"experts_per_token": 2},
+      "experts_per_token: expected 3, got 2",
+    ),
+    ("gpt_oss", {"rope_parameters": None}, "rope_parameters: missing"),
+  ],
+)
+def test_configs_that_are_not_read(case, values, message, tmp_path):
+  place = f"{tmp_path / 'config.json'}: {message}"
+  assert_not_read(case, tmp_path, place, **values)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda x: x.pop(EXPERT), f"{EXPERT}: missing"),
+    (
+      lambda x: x.update({EXPERT: x[EXPERT][:, :5].copy()}),
+      f"{EXPERT}: expected shape (13, 20), got (13, 5)",
+    ),
+    (
+      lambda x: x.update({EXPERT.replace("3", "5"): x[EXPERT]}),
+      "no variable of this model takes it",
+    ),
+  ],
+)
+def test_tensors_of_an_expert_that_do_not_fit(change, message, tmp_path):
+  assert_not_read("mixtral", tmp_path, message, change)
 
 
 MULTIMODAL = pathlib.Path(__file__).parent / "multimodal"
