@@ -11,7 +11,14 @@ from annotated_types import Gt, Interval, Le
 from attention import rotary_frequencies
 from attention.positions import t5_buckets
 from models.mlp_config import WITHOUT_EXPERTS
-from settings.fields import Count, Positive, Whole, checked, rest
+from settings.fields import (
+  Count,
+  Positive,
+  Whole,
+  check_unread,
+  checked,
+  rest,
+)
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
 OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
@@ -132,6 +139,11 @@ class SlotConfig:
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
     encoder_around: overrides for the layers of kind 'encoder', which take them in
       turn (ModernBERT); None is no overrides.
+    query_temperature: factor of a decoder's query at position t: 'steps', 1 +
+      β·log(1 + ⌊t / n⌋) (Llama 4, Ministral 3); 'log', s·log(t + 1), with a trained s
+      for each head, which begins as 1 (scalable softmax, arXiv:2501.19399); or 'none'.
+    temperature_rate: β.
+    temperature_length: n.
     rotary_theta: base of the rotary wavelengths.
     rotary_fraction: fraction of the head dimension that is rotated.
     rotary_scaling: scaling of the rotary wavelengths, for sequences longer than in
@@ -157,6 +169,9 @@ class SlotConfig:
   global_projections: bool = False
   input_norm: bool = True
   encoder_around: tuple[AroundConfig, ...] | None = None
+  query_temperature: Literal["none", "steps", "log"] = "none"
+  temperature_rate: float = 0.0
+  temperature_length: Count | None = None
   rotary_theta: Theta = 10000.0
   rotary_fraction: Fraction = 1.0
   rotary_scaling: RotaryScaling | None = None
@@ -169,6 +184,15 @@ class SlotConfig:
       raise ValueError(
         "short_convolution_bias: expected short_convolution with it, got False"
       )
+    is_steps = self.query_temperature == "steps"
+    if is_steps != (self.temperature_length is not None):
+      raise ValueError(
+        "temperature_length: expected it with query_temperature 'steps', and only "
+        f"then, got {self.temperature_length}"
+      )
+    if not is_steps:
+      place = f"query_temperature is {self.query_temperature!r}"
+      check_unread(self, ("temperature_rate",), place)
     distance, buckets = self.relative_distance, self.relative_buckets
     try:
       for is_causal in (False, True):
@@ -178,14 +202,22 @@ class SlotConfig:
 
   @functools.cached_property
   def encoder(self) -> "SlotConfig":
-    """The config of an encoder's self-attention, without causal convolutions."""
+    """The config of an encoder's self-attention, without what only decoders have."""
     return dataclasses.replace(
-      self, short_convolution=False, short_convolution_bias=False
+      self,
+      short_convolution=False,
+      short_convolution_bias=False,
+      query_temperature="none",
+      temperature_rate=0.0,
+      temperature_length=None,
     )
 
   @functools.cached_property
   def cross(self) -> "SlotConfig":
     """The config of cross-attention, which has no output norm or gate either."""
     return dataclasses.replace(
-      self.encoder, output_norm="none", output_gate="none", exclusive=False
+      self.encoder,
+      output_norm="none",
+      output_gate="none",
+      exclusive=False,
     )

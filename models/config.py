@@ -384,7 +384,8 @@ class ModelConfig:
       check_unread(self.embedding, fields, is_kind)
       check_unread(self.slot, ("global_projections",), is_kind)
     else:
-      check_unread(self.slot, ("short_convolution",), is_kind)
+      fields = "short_convolution", "query_temperature"
+      check_unread(self.slot, fields, is_kind)
     if not self.gated:
       fields = "gate_slope", "gate_limit", "gate_offset"
       check_unread(self.mlp, fields, "gated is False")

@@ -139,6 +139,12 @@ class MultiHeadAttention(nn.Module):
       self.key_norm = norm(**norm_options)
     if norm := _NORMS.get(config.output_norm):
       self.out_norm = norm(**norm_options)
+    if config.query_temperature == "log":
+      heads = self.projections["query"][0]
+      ones = nn.initializers.ones
+      self.temperature_scale = self.param(
+        "temperature_scale", ones, (heads,), self.param_dtype
+      )
     if config.output_gate != "none":
       is_by_head = config.output_gate == "sigmoid_head"
       self.gate = self.projection(
@@ -384,6 +390,7 @@ class MultiHeadAttention(nn.Module):
     """
     if query is not None:
       query = self._rotate_query(self._normalize("query", query), positions)
+      query = self._with_temperature(query, positions)
       query = self._repeat_heads(query)
     if key is not None:
       key = self._rotate(self._normalize("key", key), positions)
@@ -424,6 +431,20 @@ class MultiHeadAttention(nn.Module):
     width = self._shared_key_width
     own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
     return jnp.concatenate([own, self._rotate(shared, positions)], axis=-1)
+
+  def _with_temperature(self, query, positions):
+    """Multiplies queries by the factor of their positions."""
+    config = self.config
+    if config.query_temperature == "none":
+      return query
+    if config.query_temperature == "log":
+      factor = (
+        jnp.log(positions + 1.0)[..., None] * self.temperature_scale[None, None]
+      )
+    else:
+      steps = jnp.asarray(positions) // config.temperature_length
+      factor = 1.0 + config.temperature_rate * jnp.log1p(steps)[..., None]
+    return query * factor[..., None].astype(query.dtype)
 
   def _repeat_heads(self, x):
     """Repeats queries or keys that several heads share, once for each head."""

@@ -17,6 +17,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "t5": "models.published.t5:T5",
       "llama": "models.published.llama:LLAMA",
       "mistral": "models.published.mistral:MISTRAL",
+      "ministral3": "models.published.mistral:MINISTRAL3",
       "mixtral": "models.published.experts:MIXTRAL",
       "qwen2": "models.published.qwen2:QWEN2",
       "qwen3": "models.published.qwen3:QWEN3",

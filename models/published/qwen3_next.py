@@ -20,7 +20,7 @@ _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.25)}
 # All sections of the positions of images are equal for text.
 _TEXT_ROTARY: rotary.LayerTypes = {
   None: rotary.Rotary(
-    whole=0.25, of_images=("mrope_section", "mrope_interleaved")
+    whole=0.25, ignored=("mrope_section", "mrope_interleaved")
   )
 }
 _RECURRENT = "linear_attention"

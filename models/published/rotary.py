@@ -23,7 +23,7 @@ class Rotary(NamedTuple):
     whole: that fraction in files without it; None if it is always 1.
     scaled: whether version 4's `rope_scaling` applies to these layers.
     type_key: name of the type in it, in version 4.
-    of_images: keys of a set that change no positions of text.
+    ignored: keys of a set that change no positions of text.
   """
 
   theta: tuple[str, ...] = ("rope_theta",)
@@ -32,7 +32,7 @@ class Rotary(NamedTuple):
   whole: float | None = None
   scaled: bool = True
   type_key: str = "rope_type"
-  of_images: tuple[str, ...] = ()
+  ignored: tuple[str, ...] = ()
 
 
 LayerTypes = Mapping[str | None, Rotary]
@@ -61,7 +61,7 @@ def choices(
     raise ValueError(
       f"partial_rotary_factor: expected 1.0 in this family, got {share!r}"
     )
-  for name in types[kind].of_images:
+  for name in types[kind].ignored:
     options.pop(name, None)
   if rope_type == "dynamic":
     length = family.size(theirs, "max_position_embeddings")
@@ -174,6 +174,9 @@ def _named(name: str, given: Any) -> dict[str, Any]:
     )
   if given and given.get("rope_theta", 1.0) is None:
     raise ValueError(f"{name}: rope_theta: expected a number, got null")
+  if given and given.get("truncate", True) is None:
+    # transformers takes a null for false, and its absence for true.
+    raise ValueError(f"{name}: truncate: expected true or false, got null")
   named = {k: x for k, x in (given or {}).items() if x is not None}
   kinds = {str(named.pop(x)) for x in ("rope_type", "type") if x in named}
   if len(kinds) > 1:

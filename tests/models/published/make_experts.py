@@ -277,6 +277,30 @@ def main():
   case(
     "gpt_oss_tied", "GptOssForCausalLM", gpt_oss | others | THETA, OTHER_THETA
   )
+  steps = yarn | {
+    "original_max_position_embeddings": 4,
+    "factor": 10.0,
+    "llama_4_scaling_beta": 0.4,
+    "mscale": 0.8,
+    "mscale_all_dim": 0.3,
+    "truncate": True,
+  }
+  ministral3 = DECODER | {
+    "hidden_act": "gelu",
+    "sliding_window": 7,
+    "rope_parameters": steps,
+  }
+  case(
+    "ministral3",
+    "Ministral3ForCausalLM",
+    ministral3,
+    {
+      # The longest sequence changes nothing.
+      "rope_parameters": steps
+      | {"llama_4_scaling_beta": 0.9, "max_position_embeddings": 40},
+      "sliding_window": None,
+    },
+  )
   kind = "Qwen3_5ForConditionalGeneration"
   multimodal("qwen3_5", kind, qwen3_5 | {"tie_word_embeddings": False})
   kind = "Qwen3_5MoeForConditionalGeneration"

@@ -23,7 +23,7 @@ from tests.models.published.test_equality import (
 CASES = (
   *("mixtral", "qwen3_moe", "qwen3_moe_windows"),
   *("qwen3_next_experts", "qwen3_5_text", "qwen3_5_moe_text"),
-  *("gpt_oss", "gpt_oss_tied"),
+  *("gpt_oss", "gpt_oss_tied", "ministral3"),
 )
 
 EXPERT = "model.layers.2.block_sparse_moe.experts.3.w1.weight"
