@@ -6,7 +6,7 @@ import functools
 import types
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Interval, Le
+from annotated_types import Ge, Gt, Interval, Le
 
 from attention import rotary_frequencies
 from attention.positions import t5_buckets
@@ -68,6 +68,7 @@ class AroundConfig:
     num_kv_heads: K; if it equals `num_heads`, no head is shared.
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
+    norm: 'pre', 'output' or 'sandwich', in a model that has one of these.
     num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
 
   These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
@@ -87,6 +88,7 @@ class AroundConfig:
   output_gate: OutputGate | None = None
   exclusive: bool | None = None
   position: Literal["rotary", "none"] | None = None
+  norm: Literal["pre", "output", "sandwich"] | None = None
   input_norm: bool | None = None
   rotary_theta: Theta | None = None
   rotary_fraction: Fraction | None = None
@@ -128,6 +130,7 @@ class SlotConfig:
       DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or, after the
       gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
       that share a query and key (Mamba-2).
+    output_norm_epsilon: ε of that norm; None is that of the model.
     output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
       projection of the inputs, which multiplies that result; 'sigmoid_head', with
       one number for each head (gated attention, arXiv:2505.06708); or 'none'.
@@ -164,6 +167,7 @@ class SlotConfig:
   short_convolution: bool = False
   short_convolution_bias: bool = False
   output_norm: OutputNorm = "none"
+  output_norm_epsilon: Annotated[float, Ge(0)] | None = None
   output_gate: OutputGate = "none"
   exclusive: bool = False
   global_projections: bool = False

@@ -467,6 +467,11 @@ class ModelConfig:
           f"{stack}_around[{i}].position: expected None with position "
           f"{self.position!r} of the model, got {override.position!r}"
         )
+      if override.norm and self.norm == "post":
+        raise ValueError(
+          f"{stack}_around[{i}].norm: expected None with norm 'post' of the model, "
+          f"got {override.norm!r}"
+        )
       # One table serves the heads of all layers.
       if override.num_heads and self.position in ("t5", "alibi"):
         raise ValueError(

@@ -138,6 +138,8 @@ class MultiHeadAttention(nn.Module):
       self.query_norm = norm(**norm_options)
       self.key_norm = norm(**norm_options)
     if norm := _NORMS.get(config.output_norm):
+      if config.output_norm_epsilon is not None:
+        norm_options["epsilon"] = config.output_norm_epsilon
       self.out_norm = norm(**norm_options)
     if config.query_temperature == "log":
       heads = self.projections["query"][0]

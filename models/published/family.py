@@ -128,6 +128,8 @@ class Family(NamedTuple):
     prefix: prefix of names that files of the base model omit.
     parts: first words of the names that omit it.
     renamed: `(old, new)` suffixes of names in old files.
+    joined: `(suffix, suffixes)` of a tensor that files have as several, concatenated
+      along the first axis; they are written in chunks of equal size.
     copies: `(name, original)` of tensors that files may have as well.
     unread: regular expressions of tensors that the model does not need, such as
       buffers.
@@ -152,6 +154,7 @@ class Family(NamedTuple):
   prefix: str = ""
   parts: tuple[str, ...] = ()
   renamed: tuple[tuple[str, str], ...] = ()
+  joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
   buffers: Callable[[Any], Mapping[str, np.ndarray]] = lambda config: {}

@@ -38,6 +38,7 @@ def describe(
     "tie_embeddings": lambda: family.flag(theirs, "tie_word_embeddings", False),
   }
   choices: dict[str, Any] = {
+    "position": "rotary",
     "norm": "pre",
     "norm_kind": "rms",
     "embedding_scale": 1.0,
@@ -52,7 +53,6 @@ def describe(
     num_heads=heads,
     features=family.size(theirs, "hidden_size"),
     gated=True,
-    position="rotary",
     head=head,
     **choices | others,
   )

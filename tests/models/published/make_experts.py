@@ -301,6 +301,19 @@ def main():
       "sliding_window": None,
     },
   )
+  olmo = {x: recurrent[x] for x in recurrent if x != "head_dim"} | THETA
+  olmo |= {"hidden_size": 24, "layer_types": [LINEAR, EXACT, LINEAR, EXACT]}
+  olmo |= {"linear_num_key_heads": 3, "linear_num_value_heads": 3}
+  case(
+    "olmo_hybrid",
+    "OlmoHybridForCausalLM",
+    olmo | {"attention_bias": True},
+    {"linear_allow_neg_eigval": False, "rms_norm_eps": 0.3, **OTHER_THETA},
+  )
+  # Files of the authors have no positions.
+  none = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
+  none |= {"linear_allow_neg_eigval": False, "tie_word_embeddings": True}
+  case("olmo_hybrid_none", "OlmoHybridForCausalLM", olmo | none, THETA)
   kind = "Qwen3_5ForConditionalGeneration"
   multimodal("qwen3_5", kind, qwen3_5 | {"tie_word_embeddings": False})
   kind = "Qwen3_5MoeForConditionalGeneration"

@@ -12,18 +12,21 @@ from safetensors.numpy import load_file
 import models
 from tests.models import tiny
 from tests.models.published.test_equality import (
+  FOLDERS,
   assert_not_read,
   changed,
   compared,
   compute,
   expected,
   loaded,
+  same,
 )
 
 CASES = (
   *("mixtral", "qwen3_moe", "qwen3_moe_windows"),
   *("qwen3_next_experts", "qwen3_5_text", "qwen3_5_moe_text"),
   *("gpt_oss", "gpt_oss_tied", "ministral3"),
+  *("olmo_hybrid", "olmo_hybrid_none"),
 )
 
 EXPERT = "model.layers.2.block_sparse_moe.experts.3.w1.weight"
@@ -168,3 +171,41 @@ def test_multimodal_configs_that_are_not_read(values, message, tmp_path):
   config.write_text(json.dumps(json.loads(config.read_text()) | values))
   with pytest.raises(ValueError, match=f"config.json: {message}"):
     models.load_pretrained(tmp_path)
+
+
+def test_tensors_of_olmo_hybrid_by_the_names_and_sizes_of_its_authors(tmp_path):
+  """transformers writes convolutions in three equal chunks of all channels."""
+
+  def change(tensors):
+    prefix = "model.layers.0.linear_attn"
+    names = [f"{prefix}.{x}_conv1d.weight" for x in "qkv"]
+    whole = np.concatenate([tensors[name] for name in names])
+    parts = np.split(whole, [30, 60])
+    tensors |= {name: x.copy() for name, x in zip(names, parts, strict=True)}
+    for layer, old, new in (
+      (0, "attention_layer_norm", "input_layernorm"),
+      (1, "feedforward_layer_norm", "post_attention_layernorm"),
+    ):
+      norm = tensors.pop(f"model.layers.{layer}.{old}.weight")
+      tensors[f"model.layers.{layer}.{new}.weight"] = norm
+
+  folder = changed("olmo_hybrid", tmp_path, change)
+  same(
+    models.load_pretrained(folder).variables, loaded("olmo_hybrid").variables
+  )
+
+
+@pytest.mark.parametrize(
+  "case",
+  ["mixtral", "qwen3_5_moe_text", "gpt_oss", "ministral3", "olmo_hybrid"],
+)
+def test_another_mechanism(case, tmp_path):
+  """It is loaded, has other logits, and is saved with the names of the family."""
+  inputs, outputs = expected(case)
+  p = models.load_pretrained(FOLDERS[case], attention="retention")
+  out = compute(p, inputs)
+  assert np.isfinite(out).all()
+  assert compared(inputs, out, outputs["float32"]) > 0.01
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  np.testing.assert_array_equal(compute(again, inputs), out)
