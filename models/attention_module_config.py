@@ -21,7 +21,11 @@ from settings.fields import (
 )
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
-OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
+OutputNorm = Literal[
+  "none", "rms", "group", "rms_joint", "rms_joint_first", "rms_grouped"
+]
+ProjectionActivation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+Factors = tuple[float, float]
 OutputGate = Literal["none", "silu", "sigmoid", "sigmoid_head"]
 Theta = Annotated[float, Gt(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
@@ -81,6 +85,8 @@ class AroundConfig:
   head_dim: Count | None = None
   value_dim: Count | None = None
   attention_bias: bool | None = None
+  attention_scale: Positive | None = None
+  projection_activation: ProjectionActivation | None = None
   query_key_norm: QueryKeyNorm | None = None
   short_convolution: bool | None = None
   short_convolution_bias: bool | None = None
@@ -90,6 +96,7 @@ class AroundConfig:
   position: Literal["rotary", "none"] | None = None
   norm: Literal["pre", "output", "sandwich"] | None = None
   input_norm: bool | None = None
+  residual_factors: Factors | None = None
   rotary_theta: Theta | None = None
   rotary_fraction: Fraction | None = None
   rotary_scaling: RotaryScaling | None = None
@@ -118,6 +125,8 @@ class SlotConfig:
     attention_bias: whether the projections have biases.
     out_bias: whether the output projection has a bias; None is `attention_bias`
       (Qwen2 differs).
+    projection_activation: activation of projected queries, keys and values
+      (MiniMax-01), after the short convolution, or 'none'.
     attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
     query_key_norm: norm of the query and key of each head, before rotary positions:
       'rms' (Qwen3), 'rms_from_one', which stores its scales minus 1 (Qwen3-Next),
@@ -127,8 +136,8 @@ class SlotConfig:
       With a mechanism that makes its own keys ('own_keys'), only queries are.
     short_convolution_bias: whether these convolutions have biases.
     output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
-      DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or, after the
-      gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
+      DeltaNet), 'group', by mean and variance (RetNet), or 'none'; 'rms_joint_first',
+      over all heads together (MiniMax-01); or, after the gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
       that share a query and key (Mamba-2).
     output_norm_epsilon: ε of that norm; None is that of the model.
     output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
@@ -139,6 +148,7 @@ class SlotConfig:
       arXiv:2603.09078): y − (y·v)v / |v|².
     global_projections: whether the tokens of `global_indices` have separate
       projections (Longformer).
+    residual_factors: α and β of a layer's self-attention f: x becomes α·x + β·f(x).
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
     encoder_around: overrides for the layers of kind 'encoder', which take them in
       turn (ModernBERT); None is no overrides.
@@ -162,6 +172,7 @@ class SlotConfig:
   value_dim: Count | None = None
   attention_bias: bool = False
   out_bias: bool | None = None
+  projection_activation: ProjectionActivation = "none"
   attention_scale: Positive | None = None
   query_key_norm: QueryKeyNorm = "none"
   short_convolution: bool = False
@@ -171,6 +182,7 @@ class SlotConfig:
   output_gate: OutputGate = "none"
   exclusive: bool = False
   global_projections: bool = False
+  residual_factors: Factors = (1.0, 1.0)
   input_norm: bool = True
   encoder_around: tuple[AroundConfig, ...] | None = None
   query_temperature: Literal["none", "steps", "log"] = "none"

@@ -16,6 +16,7 @@ from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from attention.recurrent.recurrence import for_values, unit_length
 from models.attention_module_config import SlotConfig
+from models.config import ACTIVATIONS
 from models.kind import NOTHING
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
@@ -31,6 +32,7 @@ _NORMS = types.MappingProxyType(
   {
     "rms": nn.RMSNorm,
     "rms_joint": nn.RMSNorm,
+    "rms_joint_first": nn.RMSNorm,
     "rms_grouped": functools.partial(
       nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
     ),
@@ -373,6 +375,8 @@ class MultiHeadAttention(nn.Module):
       x = getattr(self, name)(sources[name])
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
+      if self.config.projection_activation != "none":
+        x = ACTIVATIONS[self.config.projection_activation](x)
       return x.reshape(*x.shape[:2], *self.projections[name])
 
     return heads("query"), heads("key"), heads("value")
@@ -444,7 +448,8 @@ class MultiHeadAttention(nn.Module):
         jnp.log(positions + 1.0)[..., None] * self.temperature_scale[None, None]
       )
     else:
-      steps = jnp.asarray(positions) // config.temperature_length
+      length = cast(int, config.temperature_length)
+      steps = jnp.asarray(positions) // length
       factor = 1.0 + config.temperature_rate * jnp.log1p(steps)[..., None]
     return query * factor[..., None].astype(query.dtype)
 
@@ -502,6 +507,9 @@ class MultiHeadAttention(nn.Module):
       out = orthogonal_part(out, value)
     if kind in ("rms", "group"):
       out = self.out_norm(out)
+    if kind == "rms_joint_first":
+      joint = out.reshape(*out.shape[:2], -1)
+      out = self.out_norm(joint).reshape(out.shape)
     if gate != "none":
       function = getattr(jax.nn, gate.removesuffix("_head"))
       gates = function(self.gate(inputs))

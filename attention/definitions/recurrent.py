@@ -221,23 +221,27 @@ def lightning(
   value: ArrayLike,
   *,
   depth: float = 0.0,
+  slopes: str = "alibi",
   **call: Any,
 ) -> Result:
   """MiniMax-01: head n of N decays by exp(−2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)).
 
   Paper: arXiv:2501.08313, section 2.2, for N a power of two. For other N, heads beyond
-  the largest power of two P ≤ N have every other slope of 2P heads, as in ALiBi.
+  the largest power of two P ≤ N have every other slope of 2P heads, as in ALiBi; with
+  `slopes` 'geometric', as in transformers, the formula is that of any N.
   """
   num_heads = np.shape(query)[2]
   power = 1 << (num_heads.bit_length() - 1)
-  slopes = [
+  if slopes == "geometric":
+    power = num_heads
+  rates = [
     2.0
     ** (
       -8 * (n + 1) / power if n < power else -4 * (2 * (n - power) + 1) / power
     )
     for n in range(num_heads)
   ]
-  decay = -np.array(slopes) * (1.0 - depth + 1e-5)
+  decay = -np.array(rates) * (1.0 - depth + 1e-5)
   decay = np.broadcast_to(decay, np.shape(query)[:3])
   return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
 

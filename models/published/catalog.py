@@ -19,6 +19,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "mistral": "models.published.mistral:MISTRAL",
       "ministral3": "models.published.mistral:MINISTRAL3",
       "mixtral": "models.published.experts:MIXTRAL",
+      "minimax": "models.published.minimax:MINIMAX",
       "qwen2": "models.published.qwen2:QWEN2",
       "qwen3": "models.published.qwen3:QWEN3",
       "qwen3_moe": "models.published.experts:QWEN3_MOE",

@@ -131,7 +131,7 @@ def describe_mixtral(
     norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
     num_experts=count(theirs, 8, least=1),
     experts_per_token=family.size(theirs, "num_experts_per_tok", 2),
-    **rotary.choices(theirs, _MIXTRAL_ROTARY),
+    **rotary.choices(theirs, MIXTRAL_ROTARY),
   )
 
 
@@ -161,7 +161,9 @@ def describe_qwen3(
   )
 
 
-_MIXTRAL_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=1e6)}
+MIXTRAL_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=1e6)}
+"""Rotary positions of Mixtral."""
+
 _WITHOUT_EFFECT = because(
   "is of what is returned beside logits", "output_router_logits"
 )
@@ -174,7 +176,7 @@ MIXTRAL = llama.LLAMA._replace(
     llama.rows()
     + rows(config, "model.layers.{i}.block_sparse_moe", MIXTRAL_KERNELS)
   ),
-  rotary=_MIXTRAL_ROTARY,
+  rotary=MIXTRAL_ROTARY,
   without_effect={
     **_WITHOUT_EFFECT,
     **because("is of training", "router_jitter_noise"),

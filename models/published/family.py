@@ -67,6 +67,11 @@ class Row(NamedTuple):
   layout: Layout = SAME
   index: int | None = None
 
+  def of_layer(self, i: int) -> "Row":
+    """Returns the row of layer i."""
+    ours = tuple(path.format(i=i) for path in self.ours)
+    return self._replace(theirs=self.theirs.format(i=i), ours=ours)
+
 
 def linear(theirs: str, ours: str) -> list[Row]:
   """Returns the rows of a Linear of PyTorch and our Dense, with or without bias."""
@@ -186,9 +191,8 @@ def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
       continue
     i = 0
     while _layer(row.ours[0]).format(i=i) in layers:
-      ours = tuple(path.format(i=i) for path in row.ours)
-      if ours[0] in paths:
-        yield row._replace(theirs=row.theirs.format(i=i), ours=ours)
+      if row.of_layer(i).ours[0] in paths:
+        yield row.of_layer(i)
       i += 1
 
 

@@ -51,7 +51,7 @@ def rows(config: ModelConfig) -> list[Row]:
   """Implements `Family.rows`; one tensor has the kernels of all experts."""
   theirs, ours = "model.layers.{i}", "params/decoder_{i}"
   mlp, mine = f"{theirs}.mlp.experts", f"{ours}/mlp"
-  table = llama.LLAMA.rows(config)
+  table = llama.rows()
   table += family.linear(f"{theirs}.mlp.router", "decoder_{i}/mlp/router")
   sinks = f"{ours}/self_attention/attention/sinks"
   return [

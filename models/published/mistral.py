@@ -24,13 +24,24 @@ def describe(
     window: in files that have none.
     **others: the fields in which a family differs.
   """
-  others = {"attention_bias": False, "mlp_bias": False} | others
-  window = family.optional_size(theirs, "sliding_window", window)
-  if window and window <= family.size(theirs, "max_position_embeddings"):
-    others["decoder_attention"] = AttentionConfig(
-      "sliding_window", {"window": (window - 1, 0)}
-    )
+  biases = {"attention_bias": False, "mlp_bias": False}
+  others = {**biases, "decoder_attention": mechanism(theirs, window), **others}
   return llama.describe(theirs, names, head, **others)
+
+
+def mechanism(
+  theirs: Mapping[str, Any], default: int | None
+) -> AttentionConfig:
+  """Returns the mechanism of all layers: exact, or with a window.
+
+  Args:
+    theirs: `config.json`.
+    default: the window in files that have none.
+  """
+  window = family.optional_size(theirs, "sliding_window", default)
+  if window and window <= family.size(theirs, "max_position_embeddings"):
+    return AttentionConfig("sliding_window", {"window": (window - 1, 0)})
+  return AttentionConfig("dense")
 
 
 MISTRAL = llama.LLAMA._replace(

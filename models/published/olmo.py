@@ -150,12 +150,7 @@ def hybrid_rows(config: ModelConfig) -> list[Row]:
         "feedforward_layer_norm": "self_attention_norm",
         "post_feedforward_layernorm": "mlp_norm",
       }
-      table += [
-        row._replace(
-          theirs=row.theirs.format(i=i), ours=(row.ours[0].format(i=i),)
-        )
-        for row in exact
-      ]
+      table += [row.of_layer(i) for row in exact]
     else:
       norms = {
         "attention_layer_norm": "self_attention_norm",

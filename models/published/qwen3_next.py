@@ -156,7 +156,7 @@ def rows(config: ModelConfig, is_split: bool = False) -> list[Row]:
 
 def _exact_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
   """The rows of exact attention; each head has its query and then its gate."""
-  layout = _grouped(layer.num_heads, (layer.query_dim,) * 2)
+  layout = grouped(layer.num_heads, (layer.query_dim,) * 2)
   return [
     *(
       Row(
@@ -193,13 +193,13 @@ def _recurrent_rows(
       Row(
         f"{theirs}.in_proj_qkv.weight",
         kernels[:3],
-        _grouped(1, (keys, keys, values)),
+        grouped(1, (keys, keys, values)),
       ),
       Row(f"{theirs}.in_proj_z.weight", kernels[3:], family.TRANSPOSED),
     ]
   else:
     widths = (key_dim, key_dim, group_width, group_width)
-    layout = _grouped(groups, widths)
+    layout = grouped(groups, widths)
     projections = [Row(f"{theirs}.in_proj_qkvz.weight", kernels, layout)]
   return [
     *projections,
@@ -222,7 +222,7 @@ def _gate_rows(
   own = f"params/{module}/attention"
   groups = layer.slot.num_qk_heads or layer.num_heads
   kernels = (f"{own}/rate_kernel", f"{own}/step_kernel")
-  layout = _grouped(groups, (layer.num_heads // groups,) * 2)
+  layout = grouped(groups, (layer.num_heads // groups,) * 2)
   projections = [Row(f"{theirs}.in_proj_ba.weight", kernels, layout)]
   if is_split:
     projections = [
@@ -236,8 +236,8 @@ def _gate_rows(
   ]
 
 
-def _grouped(groups: int, widths: tuple[int, ...]) -> Layout:
-  """The layout of several kernels in one Linear whose groups have these widths.
+def grouped(groups: int, widths: tuple[int, ...]) -> Layout:
+  """Returns the layout of several kernels in one Linear whose groups have these widths.
 
   It serves weights and biases.
   """

@@ -309,11 +309,13 @@ def test_what_does_not_fit_is_told(change, message):
     compiled(delta_rule_attention, **flags)(given)
 
 
-def test_lightning_has_slopes_for_any_number_of_heads():
+@pytest.mark.parametrize("slopes", ["alibi", "geometric"])
+def test_lightning_has_slopes_for_any_number_of_heads(slopes):
   rng = np.random.default_rng(0)
   qkv = rng.standard_normal((3, 1, 9, 3, 4), np.float32)
-  apply = functools.partial(lightning(depth=0.5).apply, {}, is_causal=True)
-  expected = recurrent.lightning(*qkv.astype(float), depth=0.5)
+  options = {"depth": 0.5, "slopes": slopes}
+  apply = functools.partial(lightning(**options).apply, {}, is_causal=True)
+  expected = recurrent.lightning(*qkv.astype(float), **options)
   np.testing.assert_allclose(
     jax.jit(apply)(*qkv), expected, rtol=1e-5, atol=1e-6
   )

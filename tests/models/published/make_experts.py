@@ -85,10 +85,16 @@ def case(name, kind, config, changes, gain=1.5):
   model = made(made.config_class(**config))
   draw(model, len(name), gain)
   draw_experts(model, gain, len(name))
-  exact = {x: b for x, b in model.named_buffers() if x.endswith("inv_freq")}
+  # No reader rounds frequencies and decays.
+  exact = {
+    x: b
+    for x, b in model.named_buffers()
+    if x.endswith(("inv_freq", "_decay", "slope_rate"))
+  }
   model.eval().bfloat16()
   for place, buffer in exact.items():
-    model.get_submodule(place.rpartition(".")[0]).inv_freq = buffer
+    place, _, leaf = place.rpartition(".")
+    setattr(model.get_submodule(place), leaf, buffer)
   model.save_pretrained(path)
   (path / "generation_config.json").unlink(missing_ok=True)
   tokens = np.random.default_rng(len(name)).integers(5, VOCAB, (3, LENGTH))
@@ -314,6 +320,34 @@ def main():
   none = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
   none |= {"linear_allow_neg_eigval": False, "tie_word_embeddings": True}
   case("olmo_hybrid_none", "OlmoHybridForCausalLM", olmo | none, THETA)
+  factors = {
+    "full_attn_alpha_factor": 1.5,
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_alpha_factor": 1.2,
+    "linear_attn_beta_factor": 0.7,
+    "mlp_alpha_factor": 1.3,
+    "mlp_beta_factor": 0.6,
+  }
+  minimax = (
+    mixtral
+    | factors
+    | {
+      # A number of heads that is no power of two.
+      "num_attention_heads": 6,
+      "num_key_value_heads": 3,
+      "block_size": 4,
+      "num_hidden_layers": 4,
+      "layer_types": [LINEAR, EXACT, LINEAR, LINEAR],
+    }
+  )
+  others = {key: 2 * value for key, value in factors.items()}
+  case(
+    "minimax",
+    "MiniMaxForCausalLM",
+    minimax,
+    {"sliding_window": 3, "hidden_act": "silu", "rms_norm_eps": 0.3, **others},
+    gain=1.0,
+  )
   kind = "Qwen3_5ForConditionalGeneration"
   multimodal("qwen3_5", kind, qwen3_5 | {"tie_word_embeddings": False})
   kind = "Qwen3_5MoeForConditionalGeneration"

@@ -26,7 +26,7 @@ CASES = (
   *("mixtral", "qwen3_moe", "qwen3_moe_windows"),
   *("qwen3_next_experts", "qwen3_5_text", "qwen3_5_moe_text"),
   *("gpt_oss", "gpt_oss_tied", "ministral3"),
-  *("olmo_hybrid", "olmo_hybrid_none"),
+  *("olmo_hybrid", "olmo_hybrid_none", "minimax"),
 )
 
 EXPERT = "model.layers.2.block_sparse_moe.experts.3.w1.weight"
