@@ -352,16 +352,24 @@ def kimi_delta(
   *,
   step_down: ArrayLike,
   step_up: ArrayLike,
+  lower_bound: float | None = None,
   **rest: Any,
 ) -> Result:
   """Kimi Delta Attention: `gated_delta` with decays per channel.
 
   Its `step_kernel` is `step_down` `[F, R]` times `step_up` `[R, N, H]`, and its
-  `step_bias` is `[N, H]`. Paper: arXiv:2510.26692, section 4.
+  `step_bias` is `[N, H]`. With a bound L, log decays are L · sigmoid(e^A (x·W + b)).
+  Paper: arXiv:2510.26692, section 4.
   """
   down, up = shared.as_float64(step_down, step_up)
-  rest["step_kernel"] = np.tensordot(down, up, 1)
-  return gated_delta(query, key, value, **rest)
+  kernel = np.tensordot(down, up, 1)
+  if lower_bound is None:
+    return gated_delta(query, key, value, step_kernel=kernel, **rest)
+  bias, log_rate = rest.pop("step_bias"), rest.pop("log_rate")
+  steps = linear(rest["inputs"], kernel, bias, call=rest)
+  rate = np.exp(np.asarray(log_rate, np.float64))[:, None]
+  decay = lower_bound * sigmoid(rate * steps)
+  return delta(query, key, value, log_decay=decay, **rest)
 
 
 def comba(
