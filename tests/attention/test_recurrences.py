@@ -329,9 +329,7 @@ def test_a_lower_bound_of_decays_is_that_of_transformers():
   np.testing.assert_allclose(
     gates["log_decay"], theirs["log_decay"], rtol=1e-5, atol=1e-6
   )
-  with pytest.raises(
-    ValueError, match="^lower_bound: expected below 0"
-  ):
+  with pytest.raises(ValueError, match=r"^lower_bound: expected below 0"):
     kimi_delta(lower_bound=0.0)
 
 
