@@ -66,6 +66,7 @@ from attention.dsa import dsa, dsa_attention
 
 from attention.attention_fn import as_attention_fn
 from attention.checks import near
+from attention.compressed import compressed_attention, compressed_entries
 from attention.mechanism import ATTENTIONS, Attention, Dims
 from attention.platform import backend
 from attention.positions import (
@@ -116,6 +117,8 @@ __all__ = [
   "bigbird_random_blocks",
   "causal",
   "comba",
+  "compressed_attention",
+  "compressed_entries",
   "delta",
   "delta_product",
   "delta_product_attention",

@@ -1,7 +1,6 @@
 """DeepSeek sparse attention: an indexer selects keys (DeepSeek-V3.2, 2025)."""
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,8 @@ from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
-from attention.platform import layout
 from attention.recurrent.gates import check_given
+from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.tiles import Output
@@ -131,53 +130,64 @@ def dsa_attention(
   return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *results)
 
 
-class DsaCache(NamedTuple):
-  """Keys, values and index keys of the positions seen so far, `index [B]` of them."""
-
-  key: Float[Array, "B S K H"]
-  value: Float[Array, "B S K V"]
-  index_key: Float[Array, "B S D"]
-  index: Int[Array, "B"]
-  grows = True
-
-
 @attention_factory
 def dsa(
-  top_k: int = 256, num_index_heads: int = 4, index_dim: int = 32
+  top_k: int = 256,
+  num_index_heads: int = 4,
+  index_dim: int = 32,
+  query_rank: int | None = None,
+  index_key_norm: bool = False,
+  index_rotary_dim: int | None = None,
 ) -> Attention:
   """The mechanism of `dsa_attention`, with an indexer of the layer's inputs x.
 
     index_query = R_t (x_t · W_q)    index_key = R_t (x_t · W_k)
     index_weight = x_t · W_w / √(I·D)
 
-  R_t rotates half of the features by position t. Only `loss` trains the indexer. It is
+  R_t rotates half of the features by position t. DeepSeek-V3.2 has a layer norm of
+  x_t · W_k, computes index_query from what its low-rank queries are projected from, and
+  rotates `index_rotary_dim` features as those of queries and keys. Only `loss` trains the indexer. It is
   the mean of `dsa_indexer_loss` over the visible positions and has no gradient in x.
 
   Args:
     top_k: the number of keys that a query attends to. With T or more, attention is
       dense and the indexer learns from all keys, as in the paper's warm-up.
     num_index_heads: I.
-    index_dim: D, a multiple of 4.
+    index_dim: D, a multiple of 4 without `index_rotary_dim`.
+    query_rank: the model's `query_rank`, whose numbers `gates` takes as its third
+      argument; None computes index_query from x.
+    index_key_norm: whether index keys have a layer norm.
+    index_rotary_dim: the number of features, even and the first ones, that a model
+      with rotary positions rotates; None is half of them, with θ = 10,000 in any model.
 
   Returns:
     An `Attention` with `index_query_kernel [F, I, D]`, `index_key_kernel [F, D]` and
-    `index_weight_kernel [F, I]` in `params`, which decodes with a `DsaCache`.
+    `index_weight_kernel [F, I]` in `params`, and `index_key_scale` and
+    `index_key_bias [D]`, which decodes with a `IndexedCache`.
 
   Raises:
-    ValueError: an argument is not a positive int, or D is not a multiple of 4.
+    ValueError: an argument is not a positive int, D is not a multiple of 4, or
+      `index_rotary_dim` is odd or above D.
 
-  Unlike in the paper, the indexer does not normalize its keys, uses no 8-bit numbers,
-  and computes its queries from x, not from a latent vector.
+  Unlike in the paper, the indexer uses no 8-bit numbers, and so no Hadamard transform,
+  which changes no score.
   """
   attend = applied("dsa", partial(dsa_attention, top_k=top_k))
-  if index_dim % 4:
-    raise ValueError(
-      "index_dim: expected a multiple of 4, as half of the features rotate in pairs, "
-      f"got {index_dim}"
-    )
+  indexer.check_rotation(index_dim, index_rotary_dim)
+
+  options = indexer.Options(
+    num_index_heads,
+    index_dim,
+    query_rank,
+    norm="layer" if index_key_norm else None,
+    rotary_dim=index_rotary_dim,
+  )
 
   def init(key, dims):
-    return {"params": indexer.init(key, dims, num_index_heads, index_dim)}
+    return {"params": indexer.init(key, dims, options)}
+
+  def gates(variables, inputs, query_inputs=None):
+    return indexer.read(variables["params"], options, inputs, query_inputs)
 
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
@@ -195,9 +205,9 @@ def dsa(
 
   def loss(variables, query, key, **call):
     del variables
+    call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     call = {"is_causal": False, "top_k": top_k, **call}
     call = accepted_options("dsa", dsa_indexer_loss, call)
-    call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
     if mask is None:
       return jnp.mean(losses)
@@ -207,47 +217,22 @@ def dsa(
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    shape = batch, max_length, dims.num_kv_heads
-    return DsaCache(
-      jnp.zeros((*shape, dims.head_dim), dtype),
-      jnp.zeros((*shape, dims.values), dtype),
-      jnp.zeros((batch, max_length, index_dim), jnp.float32),
-      jnp.zeros((batch,), jnp.int32),
-    )
+    return caches.init_indexed(batch, max_length, dims, dtype, index_dim)
 
   def decode(variables, cache, query, key, value, **call):
     call = indexer.rotated(call, cache.index[:, None])
-    slots = jnp.arange(cache.key.shape[1])[None]
-    here = slots == cache.index[:, None]
-    keys = layout.written(cache.key, key, here)
-    values = layout.written(cache.value, value, here)
-    index_keys = layout.written(cache.index_key, call["index_key"], here)
-    seen = (slots <= cache.index[:, None])[:, None, None]
-    call["index_key"] = index_keys
-    shown = {"mask": seen, "is_causal": False}
-    out = attend(variables, query, keys, values, **call, **shown)
-    return out, DsaCache(keys, values, index_keys, cache.index + 1)
+    cache = caches.with_next(cache, key, value, call["index_key"])
+    seen = jnp.arange(cache.key.shape[1])[None] < cache.index[:, None]
+    call["index_key"] = cache.index_key
+    shown = {"mask": seen[:, None, None], "is_causal": False}
+    out = attend(variables, query, cache.key, cache.value, **call, **shown)
+    return out, cache
 
-  def prefill(
-    variables,
-    cache,
-    query,
-    key,
-    value,
-    lengths,
-    *,
-    index_query,
-    index_key,
-    index_weight,
-    scale=None,
-  ):
-    del variables, query, index_query, index_weight, scale  # Keys are kept.
-    keys = layout.put(cache.key, key, 0)
-    values = layout.put(cache.value, value, 0)
+  def prefill(variables, cache, query, key, value, lengths, **call):
+    del variables, query  # Keys are kept.
     places = jnp.arange(key.shape[1])[None]
-    now = indexer.rotated({"index_key": index_key}, places)["index_key"]
-    index_keys = layout.put(cache.index_key, now, 0)
-    return DsaCache(keys, values, index_keys, lengths)
+    now = indexer.rotated(call, places)["index_key"]
+    return caches.with_prompt(cache, key, value, now, lengths)
 
   return Attention(
     init=init,
@@ -257,8 +242,9 @@ def dsa(
     prefill=prefill,
     supports=frozenset({"causal", "mask", "segments", "decode"}),
     approximates="dense",
-    gates=lambda variables, inputs: indexer.read(variables["params"], inputs),
+    gates=gates,
     loss=loss,
+    reads_query_inputs=query_rank is not None,
     sizes=Hyperparameters(
       short={"top_k": 4, "num_index_heads": 2, "index_dim": 8},
       timed=lambda length: {"top_k": min(256, length)},

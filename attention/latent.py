@@ -16,7 +16,8 @@ from attention.recurrent.gates import check_given
 from attention.softmax import own_logits
 from attention.softmax.visible import EVERY_PAIR, Visible
 
-_EPSILON = 1e-6
+EPSILON = 1e-6
+"""ε of the norms of latent vectors."""
 
 
 @attention_function
@@ -80,8 +81,7 @@ def latent_attention(
   `flash_attention`, and S·N·(H+V) for keys and values or T·N·(2·R+P) for queries and
   results. Use the absorbed form for few queries.
 
-  Departs from its paper in that the caller projects the queries, at full rank, and
-  normalizes the latent vectors.
+  The caller projects the queries and normalizes the latent vectors.
 
   Paper: DeepSeek-V2, section 2.1, arXiv:2405.04434.
   """
@@ -180,7 +180,9 @@ class LatentCache(NamedTuple):
 
 @attention_factory
 def latent(
-  rank: int | None = None, shared_dim: checks.FromZero | None = None
+  rank: int | None = None,
+  shared_dim: checks.FromZero | None = None,
+  down_bias: bool = False,
 ) -> Attention:
   """The mechanism of `latent_attention`.
 
@@ -193,12 +195,13 @@ def latent(
     rank: R; None is the paper's 4·C, C = H - P.
     shared_dim: P, below the head dimension H; None is the paper's H / 3, rounded
       down to an even number, which rotary positions need, and at least 2.
+    down_bias: whether the projections W_c and W_r have biases.
 
   Returns:
     An `Attention` that makes its own keys and values ('own_keys'). It uses the expanded
     form in a call and the absorbed form to decode, with a cache of R + P numbers per
     position. Its parameters are `down_kernel [F, R+P]`, `norm_scale [R]`,
-    `key_kernel [R, N, H-P]` and `value_kernel [R, N, V]`.
+    `key_kernel [R, N, H-P]` and `value_kernel [R, N, V]`, and `down_bias [R+P]`.
 
   Raises:
     ValueError: an argument is out of range; by `init`, H is not above P.
@@ -220,8 +223,10 @@ def latent(
       return jax.random.normal(key, (fan_in, *shape)) / fan_in**0.5
 
     down, key_rng, value_rng = jax.random.split(key, 3)
+    bias = {"down_bias": jnp.zeros(size + width)} if down_bias else {}
     return {
       "params": {
+        **bias,
         "down_kernel": kernel(down, dims.features, size + width),
         "norm_scale": jnp.ones(size),
         "key_kernel": kernel(key_rng, size, num_heads, own),
@@ -232,9 +237,11 @@ def latent(
   def gates(variables, inputs):
     p = variables["params"]
     x = layout.dot("btf,fr->btr", inputs, p["down_kernel"])
+    if "down_bias" in p:
+      x += p["down_bias"][None, None]
     read, shared = jnp.split(x, p["norm_scale"].shape, axis=2)
     square = jnp.mean(jnp.square(read), axis=2, keepdims=True)
-    read *= jax.lax.rsqrt(square + _EPSILON) * p["norm_scale"][None, None]
+    read *= jax.lax.rsqrt(square + EPSILON) * p["norm_scale"][None, None]
     return {
       "latent": read.astype(inputs.dtype),
       "shared_key": shared.astype(inputs.dtype),

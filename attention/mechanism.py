@@ -156,6 +156,8 @@ class Attention(NamedTuple):
     loss: `(variables, query, key, **call) -> scalar`, with the gates and options of
       a call of `apply`: what the mechanism adds to the mean loss of a model that is
       trained, such as that of an indexer. None adds nothing.
+    reads_query_inputs: whether `gates` takes a third argument, `[B, T, R]`, from
+      which a model with `query_rank` R projects its queries.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -169,8 +171,9 @@ class Attention(NamedTuple):
   causal_only: bool = False
   prefill: Callable[..., Cache] | None = None
   ignores_padding: bool = True
-  gates: Callable[[Variables, Array], dict[str, Array]] | None = None
+  gates: Callable[..., dict[str, Array]] | None = None
   loss: Callable[..., Array] | None = None
+  reads_query_inputs: bool = False
 
   def __call__(self, *args: Any, **options: Any) -> Array:
     """Raises TypeError: a mechanism is a record of functions."""

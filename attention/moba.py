@@ -1,15 +1,27 @@
-"""Mixture of block attention: each query selects key blocks by their mean key."""
+"""Mixture of block attention: each query selects key blocks by their mean key.
 
+Or an indexer selects them, as in MiniMax-M3.
+"""
+
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
 from attention.dense import dense
 from attention.mechanism import Attention, Hyperparameters, no_variables
 from attention.recurrent.features import visible_keys
-from attention.softmax.block_selection import best_blocks
+from attention.recurrent.gates import check_given
+from attention.softmax import cache as caches
+from attention.softmax import indexer
+from attention.softmax.block_selection import (
+  best_blocks,
+  indexed_blocks,
+  kept_first,
+)
 from attention.softmax.cache import appended
 from attention.softmax.selected_blocks import selected_attention
 from attention.softmax.tiles import Output
@@ -23,6 +35,9 @@ def moba_attention(
   *,
   block_size: int,
   top_k: int,
+  index_query: Float[Array, "B T I D"] | None = None,
+  index_key: Float[Array, "B T D"] | None = None,
+  local_blocks: checks.FromZero = 1,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -39,9 +54,20 @@ def moba_attention(
   for each query head, with D = `block_size`. Of blocks with equal scores, the earlier
   is selected. Means leave masked keys out, and a fully masked block is never selected.
 
+  With `index_query` a and `index_key` b, index head i selects for its group of heads:
+
+    A(t) = {s ≤ t : s // D is one of the `local_blocks` up to t // D, or best_i(t)}
+    best_i(t) = the blocks m of largest max(a_ti · b_s : s ≤ t, s // D = m)
+
+  `top_k` blocks in all. Positions t and s then count unmasked positions only, so padding
+  on the left changes nothing.
+
   Args:
     block_size: D.
     top_k: blocks of a query, its own among them.
+    index_query: of I index heads; N is a multiple of I.
+    index_key: of all index heads.
+    local_blocks: the number of nearest blocks, with an indexer.
     mask: key mask, `[B, 1, 1, T]`.
     is_causal: must be True, because a mean depends on all keys of its block.
 
@@ -52,12 +78,15 @@ def moba_attention(
     the selection of blocks has none.
 
   Raises:
-    ValueError: the mask varies along queries, or `is_causal` is False.
+    ValueError: the mask varies along queries, `is_causal` is False, or one of the
+      index arrays is missing.
 
   Cost: that of `selected_attention` with top_k blocks, and T·(T/D)·N·H for the
-  selection, on accelerators T·(T/D)·N·top_k more; memory linear in T.
+  selection, or T·T·I times the width of an indexer, on accelerators T·(T/D)·N·top_k
+  more; memory linear in T.
 
-  Paper: MoBA: mixture of block attention for long-context LLMs, arXiv:2502.13189.
+  Papers: MoBA: mixture of block attention for long-context LLMs, arXiv:2502.13189; the
+  indexer is that of MiniMax-M3's code.
   """
   if not is_causal:
     raise ValueError(
@@ -67,7 +96,32 @@ def moba_attention(
   instead = "moba attention selects blocks for each query; give a key mask"
   keep = visible_keys(mask, query, key, instead)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
-  blocks = best_blocks(query, key, keep, places, block_size, top_k)
+  if (index_query is None) != (index_key is None):
+    raise ValueError("index_query: expected it with index_key, and only then")
+  if index_query is None or index_key is None:
+    if local_blocks != 1:
+      raise ValueError(
+        f"local_blocks: expected 1 without index_query, got {local_blocks}"
+      )
+    blocks = best_blocks(query, key, keep, places, block_size, top_k)
+  else:
+    if mask is not None:
+      # Masked positions may hold anything, and so may their projections.
+      index_query = jnp.where(keep[..., None, None], index_query, 0)
+      places = jnp.cumsum(keep, axis=1) - 1
+      key, value, index_key, keep = kept_first(
+        keep, key, value, index_key, keep
+      )
+    blocks = indexed_blocks(
+      index_query,
+      index_key,
+      keep,
+      places,
+      block_size,
+      top_k,
+      local_blocks,
+      query.shape[2],
+    )
   return selected_attention(
     query,
     key,
@@ -76,26 +130,64 @@ def moba_attention(
     block_size=block_size,
     mask=keep[:, None, None],
     scale=scale,
+    query_positions=places,
     return_lse=return_lse,
   )
 
 
 @attention_factory
-def moba(block_size: int = 64, top_k: int = 4) -> Attention:
+def moba(
+  block_size: int = 64,
+  top_k: int = 4,
+  num_index_heads: int | None = None,
+  index_dim: int = 32,
+  local_blocks: checks.FromZero = 1,
+  index_norm_epsilon: float | None = None,
+  index_rotary_dim: int | None = None,
+) -> Attention:
   """The mechanism of `moba_attention`.
 
   Args:
     block_size: D.
     top_k: blocks of a query, its own among them.
+    num_index_heads: I of an indexer, whose queries and keys are projections of the
+      inputs; None selects by means of keys.
+    index_dim: the width of the indexer, a multiple of 4 without `index_rotary_dim`.
+    local_blocks: the number of nearest blocks that are always selected.
+    index_norm_epsilon: ε of the RMS norms of index queries and keys (MiniMax-M3); None
+      is no norms.
+    index_rotary_dim: as in `dsa`.
 
   Returns:
     An `Attention` without variables, causal only, that decodes with a `DenseCache`.
     Each decoded position averages the keys of all blocks and attends to top_k · D keys.
+    With an indexer, it has the `index_query_kernel`, `index_key_kernel`,
+    `index_query_scale` and `index_key_scale` of `dsa`, which nothing trains, and a
+    `IndexedCache`.
 
   Raises:
-    ValueError: an argument is not a positive int.
+    ValueError: an argument is out of range, or there is no indexer that it concerns.
   """
   sizes = {"block_size": block_size, "top_k": top_k}
+  if num_index_heads is not None:
+    options = indexer.Options(
+      num_index_heads,
+      index_dim,
+      norm=None if index_norm_epsilon is None else "rms_from_one",
+      epsilon=index_norm_epsilon or 0.0,
+      rotary_dim=index_rotary_dim,
+      has_weights=False,
+    )
+    return _indexed(sizes, options, local_blocks)
+  for name, value, default in (
+    ("local_blocks", local_blocks, 1),
+    ("index_norm_epsilon", index_norm_epsilon, None),
+    ("index_rotary_dim", index_rotary_dim, None),
+  ):
+    if value != default:
+      raise ValueError(
+        f"{name}: expected {default} without num_index_heads, got {value}"
+      )
   exact = dense()
 
   def decode(variables, cache, query, key, value, *, scale=None):
@@ -127,5 +219,67 @@ def moba(block_size: int = 64, top_k: int = 4) -> Attention:
     sizes=Hyperparameters(
       short={"block_size": 8, "top_k": 3},
       timed=lambda length: {"block_size": 64, "top_k": 4},
+    ),
+  )
+
+
+def _indexed(
+  sizes: dict[str, int], options: indexer.Options, local_blocks: int
+) -> Attention:
+  """The mechanism whose blocks an indexer selects; its cache also has index keys."""
+  attend = applied("moba", partial(moba_attention, **sizes))
+
+  def apply(variables, query, key, value, **call):
+    check_given("moba", call, "index_query", "index_key")
+    call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
+    call = {"is_causal": False, "local_blocks": local_blocks, **call}
+    return attend(variables, query, key, value, **call)
+
+  def decode(variables, cache, query, key, value, *, scale=None, **call):
+    del variables
+    places = cache.index[:, None]
+    call = indexer.rotated(call, places)
+    cache = caches.with_next(cache, key, value, call["index_key"])
+    seen = jnp.arange(cache.key.shape[1])[None] <= places
+    blocks = indexed_blocks(
+      call["index_query"],
+      cache.index_key,
+      seen,
+      places,
+      local_blocks=local_blocks,
+      num_heads=query.shape[2],
+      **sizes,
+    )
+    out: Any = selected_attention(
+      query,
+      cache.key,
+      cache.value,
+      block_indices=blocks,
+      block_size=sizes["block_size"],
+      mask=seen[:, None, None],
+      is_causal=False,
+      scale=scale,
+    )
+    return out, cache
+
+  def prefill(variables, cache, query, key, value, lengths, **call):
+    del variables, query  # Keys are kept.
+    places = jnp.arange(key.shape[1])[None]
+    now = indexer.rotated(call, places)["index_key"]
+    return caches.with_prompt(cache, key, value, now, lengths)
+
+  return Attention(
+    init=lambda key, dims: {"params": indexer.init(key, dims, options)},
+    apply=apply,
+    init_cache=lambda variables, batch, max_length, dims, dtype: (
+      caches.init_indexed(batch, max_length, dims, dtype, options.dim)
+    ),
+    decode=decode,
+    prefill=prefill,
+    supports=frozenset({"causal", "mask", "decode"}),
+    approximates="dense",
+    causal_only=True,
+    gates=lambda variables, inputs: indexer.read(
+      variables["params"], options, inputs
     ),
   )

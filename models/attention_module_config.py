@@ -122,7 +122,15 @@ class SlotConfig:
     num_qk_heads: heads of queries and keys, each shared by adjacent heads of values
       ("multi-value attention", Mamba-2); None shares none.
     value_dim: V, width of the values of each head; None is H.
-    attention_bias: whether the projections have biases.
+    query_rank: queries are projected from this many normalized numbers per position,
+      q = norm(x·W)·W' (DeepSeek-V2); None projects them from x.
+    latent_rank: likewise R, of the keys and values of all heads, whose last
+      `shared_key_dim` features are one key for all heads, projected from x; only
+      these features have rotary positions. A mechanism that makes its own keys
+      ('own_keys') has its own rank. None projects keys and values from x.
+    shared_key_dim: P, below H; only with `latent_rank`.
+    attention_bias: whether the projections have biases. Those from `query_rank` and
+      `latent_rank` numbers have none, nor has the query with `latent_rank`.
     out_bias: whether the output projection has a bias; None is `attention_bias`
       (Qwen2 differs).
     projection_activation: activation of projected queries, keys and values
@@ -170,6 +178,9 @@ class SlotConfig:
 
   num_qk_heads: Count | None = None
   value_dim: Count | None = None
+  query_rank: Count | None = None
+  latent_rank: Count | None = None
+  shared_key_dim: Count | None = None
   attention_bias: bool = False
   out_bias: bool | None = None
   projection_activation: ProjectionActivation = "none"
@@ -209,6 +220,11 @@ class SlotConfig:
     if not is_steps:
       place = f"query_temperature is {self.query_temperature!r}"
       check_unread(self, ("temperature_rate",), place)
+    if (self.latent_rank is None) != (self.shared_key_dim is None):
+      raise ValueError(
+        "shared_key_dim: expected it with latent_rank, and only then, got "
+        f"{self.shared_key_dim} with latent_rank {self.latent_rank}"
+      )
     distance, buckets = self.relative_distance, self.relative_buckets
     try:
       for is_causal in (False, True):
@@ -230,10 +246,13 @@ class SlotConfig:
 
   @functools.cached_property
   def cross(self) -> "SlotConfig":
-    """The config of cross-attention, which has no output norm or gate either."""
+    """The config of cross-attention, without output norm, gate and low ranks."""
     return dataclasses.replace(
       self.encoder,
       output_norm="none",
       output_gate="none",
       exclusive=False,
+      query_rank=None,
+      latent_rank=None,
+      shared_key_dim=None,
     )

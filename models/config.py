@@ -353,6 +353,13 @@ class ModelConfig:
 
   def _check_positions(self):
     fraction, width = self.slot.rotary_fraction, self.query_dim
+    if (shared := self.slot.shared_key_dim) is not None:
+      if shared >= width:
+        raise ValueError(
+          f"shared_key_dim: expected less than the head dimension {width}, got "
+          f"{shared}"
+        )
+      width = shared
     # A fraction of 1 is not multiplied: the width may be too large for a float.
     rotated = width if fraction == 1.0 else int(width * fraction)
     if self.position == "rotary" and (rotated % 2 or not rotated):

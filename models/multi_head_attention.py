@@ -14,6 +14,7 @@ import numpy as np
 
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
+from attention.latent import EPSILON as LATENT_EPSILON
 from attention.recurrent.recurrence import for_values, unit_length
 from models.attention_module_config import SlotConfig
 from models.config import ACTIVATIONS
@@ -120,6 +121,11 @@ class MultiHeadAttention(nn.Module):
     value_dim = config.value_dim or self.dims.value_dim
     self.mechanism_dims = dims = self.dims._replace(value_dim=value_dim)
     self.projections = projection_shapes(self.attention, config, dims)
+    if self.attention.reads_query_inputs and config.query_rank is None:
+      raise ValueError(
+        "query_rank: this mechanism reads what low-rank queries are projected from; "
+        "expected a rank, got None"
+      )
     norm_options = {
       "epsilon": self.norm_epsilon,
       "dtype": self.dtype,
@@ -127,7 +133,11 @@ class MultiHeadAttention(nn.Module):
     }
     for name, shape in self.projections.items():
       features = math.prod(shape)
-      setattr(self, name, self.projection(features))
+      is_low_rank = (
+        config.query_rank is not None and name == "query"
+      ) or config.latent_rank is not None
+      use_bias = False if is_low_rank else None
+      setattr(self, name, self.projection(features, use_bias=use_bias))
       if config.short_convolution:
         convolution = ShortConvolution(
           features,
@@ -136,6 +146,16 @@ class MultiHeadAttention(nn.Module):
           config.short_convolution_bias,
         )
         setattr(self, f"{name}_short_convolution", convolution)
+    latent_norm = functools.partial(
+      nn.RMSNorm, **norm_options | {"epsilon": LATENT_EPSILON}
+    )
+    if config.query_rank is not None:
+      self.query_down = self.projection(config.query_rank)
+      self.query_down_norm = latent_norm()
+    if config.latent_rank is not None and "value" in self.projections:
+      width = cast(int, config.shared_key_dim)
+      self.latent_down = self.projection(config.latent_rank + width)
+      self.latent_down_norm = latent_norm()
     if norm := _NORMS.get(config.query_key_norm):
       self.query_norm = norm(**norm_options)
       self.key_norm = norm(**norm_options)
@@ -368,6 +388,7 @@ class MultiHeadAttention(nn.Module):
       query `[B, T, N, H]`, key `[B, S, K, H]`, value `[B, S, K, V]`; None for each that has
       no source or that the mechanism does not project.
     """
+    sources, shared = self._latents(sources)
 
     def heads(name):
       if name not in sources or name not in self.projections:
@@ -379,7 +400,28 @@ class MultiHeadAttention(nn.Module):
         x = ACTIVATIONS[self.config.projection_activation](x)
       return x.reshape(*x.shape[:2], *self.projections[name])
 
-    return heads("query"), heads("key"), heads("value")
+    query, key, value = heads("query"), heads("key"), heads("value")
+    if key is not None and shared is not None:
+      shape = (*key.shape[:3], shared.shape[2])
+      shared = jnp.broadcast_to(shared[:, :, None], shape)
+      key = jnp.concatenate([key, shared], axis=3)
+    return query, key, value
+
+  def _low_rank(self, inputs):
+    """The numbers from which queries of a low rank are projected."""
+    return self.query_down_norm(self.query_down(inputs))
+
+  def _latents(self, sources):
+    """The sources of the projections, and the shared key; None without one."""
+    config, sources, shared = self.config, dict(sources), None
+    if config.query_rank is not None and "query" in sources:
+      sources["query"] = self._low_rank(sources["query"])
+    is_own = "value" not in self.projections
+    if config.latent_rank is not None and "key" in sources and not is_own:
+      latent = self.latent_down(sources["key"])
+      latent, shared = jnp.split(latent, [config.latent_rank], axis=2)
+      sources |= dict.fromkeys(("key", "value"), self.latent_down_norm(latent))
+    return sources, shared
 
   def prepare(
     self,
@@ -395,11 +437,11 @@ class MultiHeadAttention(nn.Module):
       positions: `[B, T]` or `[1, T]`, for rotary.
     """
     if query is not None:
-      query = self._rotate_query(self._normalize("query", query), positions)
+      query = self._rotate_last(self._normalize("query", query), positions)
       query = self._with_temperature(query, positions)
       query = self._repeat_heads(query)
     if key is not None:
-      key = self._rotate(self._normalize("key", key), positions)
+      key = self._rotate_last(self._normalize("key", key), positions)
       key = self._repeat_heads(key)
     return query, key
 
@@ -418,7 +460,7 @@ class MultiHeadAttention(nn.Module):
     joint = x.reshape(*x.shape[:2], -1) if kind == "rms_joint" else x
     return getattr(self, f"{name}_norm")(joint).reshape(x.shape)
 
-  def _rotate(self, x, positions):
+  def _rotate(self, x, positions, fraction=None):
     if not self.rotary:
       return x
     config, scaling = self.config, self.config.rotary_scaling
@@ -426,16 +468,16 @@ class MultiHeadAttention(nn.Module):
       x,
       positions,
       theta=config.rotary_theta,
-      fraction=config.rotary_fraction,
+      fraction=config.rotary_fraction if fraction is None else fraction,
       scaling=None if scaling is None else scaling.scaling,
     )
 
-  def _rotate_query(self, query, positions):
-    if "own_keys" not in self.attention.supports:
-      return self._rotate(query, positions)
-    # Only the features that are multiplied with the shared key are rotated.
+  def _rotate_last(self, x, positions):
     width = self._shared_key_width
-    own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
+    if width is None:
+      return self._rotate(x, positions)
+    # Only the features that are multiplied with the shared key are rotated.
+    own, shared = jnp.split(x, [x.shape[-1] - width], axis=-1)
     return jnp.concatenate([own, self._rotate(shared, positions)], axis=-1)
 
   def _with_temperature(self, query, positions):
@@ -464,16 +506,24 @@ class MultiHeadAttention(nn.Module):
     """The mechanism's gates, computed from the inputs, with its shared key rotated."""
     if self.attention.gates is None:
       return {}
-    gates = dict(self.attention.gates(self.mechanism, inputs))
+    arrays = (inputs,)
+    if self.attention.reads_query_inputs:
+      arrays += (self._low_rank(inputs),)
+    gates = dict(self.attention.gates(self.mechanism, *arrays))
     if "shared_key" in gates:
       key = gates["shared_key"][:, :, None]
       self._check_pairs(key.shape[-1])
       gates["shared_key"] = self._rotate(key, positions)[:, :, 0]
+    for name in gates.keys() & {"index_query_rotary", "index_key_rotary"}:
+      # Of these features, all are rotated.
+      gates[name] = self._rotate(gates[name], positions, fraction=1.0)
     return gates
 
   @property
-  def _shared_key_width(self) -> int:
-    """P, the width of the key that all heads share."""
+  def _shared_key_width(self) -> int | None:
+    """P, the width of the key that all heads share; None without such a key."""
+    if "own_keys" not in self.attention.supports:
+      return self.config.shared_key_dim
     gates = cast(Callable[..., Any], self.attention.gates)
     inputs = jax.ShapeDtypeStruct((1, 1, self.dims.features), jnp.float32)
     made = jax.eval_shape(gates, self.mechanism, inputs)
@@ -535,7 +585,8 @@ def projection_shapes(
   value = dims.num_kv_heads, dims.values
   if "shared_qk" in attention.supports:
     return {"query": query, "value": value}
-  key = shared or dims.num_kv_heads, dims.head_dim
+  key_dim = dims.head_dim - (config.shared_key_dim or 0)
+  key = shared or dims.num_kv_heads, key_dim
   return {"query": query, "key": key, "value": value}
 
 

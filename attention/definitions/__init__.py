@@ -9,6 +9,10 @@ definitions and share no code with them. `recurrent` has the recurrences.
 
 from attention.definitions.additive import additive_attention
 from attention.definitions.bigbird import bigbird_attention
+from attention.definitions.compressed import (
+  compressed_attention,
+  compressed_entries,
+)
 from attention.definitions.delta_product import delta_product_attention
 from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
@@ -41,6 +45,8 @@ from attention.definitions.window_linear import window_linear_attention
 __all__ = [
   "additive_attention",
   "bigbird_attention",
+  "compressed_attention",
+  "compressed_entries",
   "delta_product_attention",
   "delta_rule_attention",
   "dense_attention",

@@ -14,6 +14,9 @@ def moba_attention(
   *,
   block_size: int,
   top_k: int,
+  index_query: ArrayLike | None = None,
+  index_key: ArrayLike | None = None,
+  local_blocks: int = 1,
   mask: ArrayLike | None = None,
   is_causal: bool = True,
   scale: float | ArrayLike | None = None,
@@ -23,6 +26,10 @@ def moba_attention(
   The score of a block is the product of the query with the mean of its keys, without
   masked keys. Of equal blocks the earlier one is taken. Paper: arXiv:2502.13189,
   section 2.2.
+
+  With index arrays, as in the code of MiniMax-M3, the score is the largest product of
+  an index query and an earlier index key of the block, the nearest `local_blocks` are
+  taken first, and only unmasked positions count.
   """
   if not is_causal:
     raise ValueError("is_causal: expected True, got False")
@@ -30,6 +37,24 @@ def moba_attention(
   batch, length, num_heads, head_dim = query.shape
   kept = shared.visible_tokens(mask, batch, length)
   keys = shared.repeat_heads(shared.zero_hidden(key, kept), num_heads)
+  if index_query is None or index_key is None:
+    visible = _by_means(query, keys, kept, block_size, top_k)
+  else:
+    a, b = shared.as_float64(index_query, index_key)
+    visible = _by_index(a, b, kept, block_size, top_k, local_blocks)
+    visible = np.repeat(visible, num_heads // visible.shape[1], axis=1)
+  visible &= np.tri(length, dtype=bool) & kept[:, None, None]
+  scale = shared.logit_scale(scale, head_dim)
+  value = shared.zero_hidden(value, kept)
+  return shared.weighted_values(
+    lambda b, n, t, s: shared.softmax(scale * keys[b, s, n] @ query[b, t, n]),
+    value,
+    visible,
+  )
+
+
+def _by_means(query, keys, kept, block_size, top_k):
+  batch, length, num_heads, _ = query.shape
   visible = np.zeros((batch, num_heads, length, length), bool)
   for b, n, t in np.ndindex(batch, num_heads, length):
     own = t // block_size
@@ -42,11 +67,22 @@ def moba_attention(
     best = sorted(scores, key=lambda m: (-scores[m], m))[: top_k - 1]
     for m in (own, *best):
       visible[b, n, t, m * block_size : (m + 1) * block_size] = True
-  visible &= np.tri(length, dtype=bool) & kept[:, None, None]
-  scale = shared.logit_scale(scale, head_dim)
-  value = shared.zero_hidden(value, kept)
-  return shared.weighted_values(
-    lambda b, n, t, s: shared.softmax(scale * keys[b, s, n] @ query[b, t, n]),
-    value,
-    visible,
-  )
+  return visible
+
+
+def _by_index(query, key, kept, block_size, top_k, local_blocks):
+  batch, length, heads, _ = query.shape
+  visible = np.zeros((batch, heads, length, length), bool)
+  for b, i, t in np.ndindex(batch, heads, length):
+    # The unmasked positions up to t, in blocks.
+    places = np.flatnonzero(kept[b, : t + 1])
+    blocks = [
+      places[j : j + block_size] for j in range(0, len(places), block_size)
+    ]
+    scores = [np.max(key[b, x] @ query[b, t, i]) for x in blocks]
+    near = min(local_blocks, len(scores))
+    scores[len(scores) - near :] = [np.inf] * near
+    order = sorted(range(len(scores)), key=lambda m: (-scores[m], m))
+    for m in order[:top_k]:
+      visible[b, i, t, blocks[m]] = True
+  return visible

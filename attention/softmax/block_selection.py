@@ -1,4 +1,4 @@
-"""Block selection of MoBA and of native sparse attention.
+"""Block selection of MoBA, of MiniMax-M3 and of native sparse attention.
 
 A selection has no gradient. Of blocks with equal scores, the earlier is selected.
 """
@@ -7,11 +7,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
-from attention.platform import backend
-from attention.platform.blocks import chunk_map, split_blocks
+from attention.platform import backend, layout
+from attention.platform.blocks import chunk_map, padded, split_blocks
 from attention.platform.layout import query_dot
 from attention.softmax.rows import masked_softmax
 
@@ -53,6 +53,71 @@ def best_blocks(
   row_bytes = 4 * batch * num_heads * num_blocks
   size = backend.rows_at_once(row_bytes, length)
   return chunk_map(choose, size, (query, places))
+
+
+def kept_first(
+  keep: Bool[Array, "B T"], *arrays: Shaped[Array, "B T *F"]
+) -> tuple[Array, ...]:
+  """Arrays with the kept positions first, in their order, and zeros after them."""
+  order = jnp.argsort(~keep, axis=1, stable=True)
+
+  def moved(x):
+    ones = [1] * (x.ndim - 2)
+    x = jnp.where(keep.reshape(*keep.shape, *ones), x, 0)
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *ones), axis=1)
+
+  return tuple(map(moved, arrays))
+
+
+def indexed_blocks(
+  query: Float[Array, "B T I D"],
+  key: Float[Array, "B S D"],
+  keep: Bool[Array, "B S"],
+  places: Int[Array, "B T"],
+  block_size: int,
+  top_k: int,
+  local_blocks: int,
+  num_heads: int,
+) -> Int[Array, "B T G M"]:
+  """The blocks with the largest products of an index query and a key; −1 is none.
+
+  Args:
+    query: of index heads, each of which selects for its group of heads.
+    key: of all index heads.
+    keep: which keys count.
+    places: positions of the queries in the sequence of keys.
+    block_size: the number of keys of a block.
+    top_k: the number of blocks; M is the smaller of this and ⌈S / block_size⌉.
+    local_blocks: the number of nearest blocks that are always selected, the query's
+      own among them.
+    num_heads: N; G is I if that is 1, and else N.
+  """
+  groups = query.shape[2]
+  if num_heads % groups:
+    raise ValueError(
+      f"index_query: expected heads of which num_heads {num_heads} is a multiple, "
+      f"got {groups}"
+    )
+  query, key = jax.lax.stop_gradient((query, key))
+  key = jnp.where(keep[..., None], key, 0)
+  key, keep = (padded(x, -x.shape[1] % block_size) for x in (key, keep))
+  numbers = jnp.arange(key.shape[1] // block_size)[None, None, None]
+
+  def choose(rows):
+    query, places = rows
+    seen = jnp.arange(key.shape[1])[None, None] <= places[..., None]
+    seen = (seen & keep[:, None])[:, :, None]
+    scores = layout.dot("bcid,bsd->bcis", query, key)
+    scores = jnp.where(seen, scores, -jnp.inf)
+    best = jnp.max(scores.reshape(*scores.shape[:3], -1, block_size), axis=4)
+    own = (places // block_size)[:, :, None, None]
+    is_near = (numbers <= own) & (numbers > own - local_blocks)
+    return _largest(best, best > -jnp.inf, is_near, top_k)
+
+  row_bytes = 4 * len(query) * groups * key.shape[1]
+  size = backend.rows_at_once(row_bytes, query.shape[1])
+  blocks = chunk_map(choose, size, (query, places))
+  return blocks if groups == 1 else jnp.repeat(blocks, num_heads // groups, 2)
 
 
 def selected_blocks(

@@ -123,3 +123,54 @@ def forgotten_since(
   """Σ log f between each position and the last of `lengths` positions."""
   steps = prompt_rows(above_closed(log_forget.astype(jnp.float32)), lengths)
   return decay_to_end(steps)
+
+
+class IndexedCache(NamedTuple):
+  """Keys, values and index keys of the positions seen so far, `index [B]` of them."""
+
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K V"]
+  index_key: Float[Array, "B S D"]
+  index: Int[Array, "B"]
+  grows = True
+
+
+def init_indexed(
+  batch: int, max_length: int, dims: Dims, dtype: Any, index_dim: int
+) -> IndexedCache:
+  """An empty cache, whose index keys of width D are float32."""
+  exact = init_cache(batch, max_length, dims, dtype)
+  index_key = jnp.zeros((batch, max_length, index_dim), jnp.float32)
+  return IndexedCache(exact.key, exact.value, index_key, exact.index)
+
+
+def with_next(
+  cache: IndexedCache,
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
+  index_key: Float[Array, "B 1 D"],
+) -> IndexedCache:
+  """The cache with one more position."""
+  here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
+  return IndexedCache(
+    layout.written(cache.key, key, here),
+    layout.written(cache.value, value, here),
+    layout.written(cache.index_key, index_key, here),
+    cache.index + 1,
+  )
+
+
+def with_prompt(
+  cache: IndexedCache,
+  key: Float[Array, "B P K H"],
+  value: Float[Array, "B P K V"],
+  index_key: Float[Array, "B P D"],
+  lengths: Int[Array, "B"],
+) -> IndexedCache:
+  """The cache after the first `lengths` of P positions."""
+  return IndexedCache(
+    layout.put(cache.key, key, 0),
+    layout.put(cache.value, value, 0),
+    layout.put(cache.index_key, index_key, 0),
+    lengths,
+  )

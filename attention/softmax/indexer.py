@@ -2,7 +2,8 @@
 
     I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
 
-It selects for `dsa_attention` (DeepSeek-V3.2, arXiv:2512.02556).
+It selects keys for `dsa_attention` (DeepSeek-V3.2, arXiv:2512.02556), and blocks of
+keys for `moba_attention` (MiniMax-M3).
 """
 
 import math
@@ -22,6 +23,8 @@ from attention.recurrent import gates
 from attention.softmax.rows import softmax_and_lse
 
 INSTEAD = "the indexer selects the keys of a query"
+KEY_EPSILON = 1e-6
+"""ε of the layer norm of index keys."""
 
 
 class Rows(NamedTuple):
@@ -42,35 +45,127 @@ class Keys(NamedTuple):
   ids: Any
 
 
-def init(key: Array, dims: Dims, num_heads: int, dim: int) -> dict[str, Array]:
-  """The kernels of an indexer with I = `num_heads` heads of width D."""
+class Options(NamedTuple):
+  """The sizes of an indexer, and how it differs from DeepSeek-V3.2's.
+
+  Attributes:
+    num_heads: I.
+    dim: D.
+    query_rank: index queries are projected from this many numbers, from which the
+      model projects its queries; None projects them from the inputs.
+    norm: 'layer', a layer norm of index keys; 'rms_from_one', an RMS norm of index
+      queries and keys, whose scales are stored minus 1 (MiniMax-M3); or None.
+    epsilon: ε of the norms.
+    rotary_dim: the first features of index queries and keys that the model rotates;
+      None rotates half of them here.
+    has_weights: whether scores are weighted sums over the index heads.
+  """
+
+  num_heads: int
+  dim: int
+  query_rank: int | None = None
+  norm: str | None = None
+  epsilon: float = KEY_EPSILON
+  rotary_dim: int | None = None
+  has_weights: bool = True
+
+
+def check_rotation(dim: int, rotary_dim: int | None) -> None:
+  """Raises ValueError if features of these numbers do not rotate in pairs."""
+  if rotary_dim is None and dim % 4:
+    raise ValueError(
+      "index_dim: expected a multiple of 4, as half of the features rotate in pairs, "
+      f"got {dim}"
+    )
+  if rotary_dim is not None and (rotary_dim % 2 or rotary_dim > dim):
+    raise ValueError(
+      f"index_rotary_dim: expected an even number up to index_dim {dim}, got "
+      f"{rotary_dim}"
+    )
+
+
+def init(key: Array, dims: Dims, options: Options) -> dict[str, Array]:
+  """The variables of an indexer."""
+  num_heads, dim = options[:2]
   checks.check_features("an indexer", dims.features)
   shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
   keys = jax.random.split(key, len(shapes))
-  return {
-    f"index_{name}_kernel": gates.kernel(key, dims.features, *shape)
+  fan_in = {"query": options.query_rank or dims.features}
+  params = {
+    f"index_{name}_kernel": gates.kernel(
+      key, fan_in.get(name, dims.features), *shape
+    )
     for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    if name != "weight" or options.has_weights
   }
+  if options.norm == "layer":
+    norm = {"key_scale": jnp.ones(dim), "key_bias": jnp.zeros(dim)}
+  elif options.norm == "rms_from_one":
+    norm = dict.fromkeys(("query_scale", "key_scale"), jnp.zeros(dim))
+  else:
+    norm = {}
+  return params | {f"index_{name}": x for name, x in norm.items()}
 
 
 def read(
-  params: gates.Params, inputs: Float[Array, "B T F"]
+  params: gates.Params,
+  options: Options,
+  inputs: Float[Array, "B T F"],
+  query_inputs: Float[Array, "B T R"] | None = None,
 ) -> dict[str, Array]:
-  """`index_query`, `index_key` and `index_weight`; inputs have no gradient."""
-  inputs = jax.lax.stop_gradient(inputs)
-  arrays = {
-    name.removesuffix("_kernel"): gates.project(inputs, kernel)
-    for name, kernel in params.items()
-  }
-  numbers = arrays["index_query"].shape[2:]
-  arrays["index_weight"] /= math.sqrt(math.prod(numbers))
+  """`index_query`, `index_key` and `index_weight`; inputs have no gradient.
+
+  With `rotary_dim`, the features that the model rotates are `index_query_rotary` and
+  `index_key_rotary` `[B, T, 1, P]`.
+  """
+  sources = {} if query_inputs is None else {"index_query": query_inputs}
+  arrays = {}
+  names = "index_query", "index_key", "index_weight"
+  for name in names if options.has_weights else names[:2]:
+    source = jax.lax.stop_gradient(sources.get(name, inputs))
+    arrays[name] = gates.project(source, params[f"{name}_kernel"])
+
+  def normalized(name, x):
+    square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    x *= jax.lax.rsqrt(square + options.epsilon)
+    scale = params[f"{name}_scale"].reshape(*[1] * (x.ndim - 1), -1)
+    if options.norm == "rms_from_one":
+      return x * (1.0 + scale)
+    return x * scale + params[f"{name}_bias"][None, None]
+
+  if options.norm == "layer":
+    key = arrays["index_key"]
+    key -= jnp.mean(key, axis=2, keepdims=True)
+    arrays["index_key"] = normalized("index_key", key)
+  elif options.norm == "rms_from_one":
+    for name in names[:2]:
+      arrays[name] = normalized(name, arrays[name])
+  if options.has_weights:
+    arrays["index_weight"] /= math.sqrt(options.num_heads * options.dim)
+  if options.rotary_dim is None:
+    return arrays
+  for name, x in (
+    ("index_query", arrays["index_query"]),
+    ("index_key", arrays["index_key"][:, :, None]),
+  ):
+    parts = jnp.split(x, [options.rotary_dim], axis=3)
+    arrays[f"{name}_rotary"], arrays[name] = parts
   return arrays
 
 
 def rotated(
   arrays: dict[str, Any], positions: Int[Array, "#B T"]
 ) -> dict[str, Any]:
-  """Rotates half of each index query and key by its position."""
+  """Rotates half of each index query and key by its position.
+
+  Where the model has rotated features, it takes them as they are.
+  """
+  if "index_key_rotary" in arrays:
+    arrays = dict(arrays)
+    for name in ("index_query", "index_key"):
+      parts = arrays.pop(f"{name}_rotary"), arrays[name]
+      arrays[name] = jnp.concatenate(parts, axis=3)
+    return {**arrays, "index_key": arrays["index_key"][:, :, 0]}
   results = {}
   for name in arrays.keys() & {"index_query", "index_key"}:
     x = arrays[name]

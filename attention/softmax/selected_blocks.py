@@ -64,6 +64,7 @@ def selected_attention(
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
+  query_positions: Int[Array, "B T"] | None = None,
   return_lse: bool = False,
 ) -> Output:
   """Each query attends to M given blocks of keys.
@@ -83,6 +84,7 @@ def selected_attention(
     block_size: D. The last block may be shorter.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: whether a query sees no later key, even in its own block.
+    query_positions: positions of the queries among the keys; None is 0, 1, ….
 
   Other options: as `flash_attention`.
 
@@ -133,7 +135,9 @@ def selected_attention(
     x = jnp.swapaxes(x, 2, 3)
     return x.reshape(batch, num_rows, kv_heads, *x.shape[4:])
 
-  places = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+  places = query_positions
+  if places is None:
+    places = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
   facts = jax.tree.map(
     lambda x: jnp.repeat(x, repeats, axis=1), (places, query_segment_ids)
   )

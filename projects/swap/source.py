@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 import models
+from models.attention_config import AttentionConfig
 from models.published import load
 from models.published.family import Described
 from models.transformer import Transformer
@@ -90,7 +91,7 @@ def read(settings: Settings) -> Source:
     opened = load.open_folder(folder)
   except (OSError, ValueError) as error:
     raise ConfigError(f"--weights: {error}") from error
-  described = load.with_attention(opened.described, None, "float32")
+  described = _with_keys(load.with_attention(opened.described, None, "float32"))
   config = described.config
   if not isinstance(config, models.ModelConfig):
     raise ConfigError(
@@ -179,6 +180,19 @@ def describe(source: Source) -> str:
     f"attention in {len(source.places)} layers, {parameters:,} parameters, "
     f"windows of {source.context} tokens"
   )
+
+
+def _with_keys(described: Described) -> Described:
+  """The same function, with keys and values that another mechanism can take."""
+  config = described.config
+  if not isinstance(config, models.ModelConfig) or not config.slot.latent_rank:
+    return described
+  dense = AttentionConfig("dense")
+  layers = tuple(
+    dense if one.name == "latent" else one
+    for one in config.layers("decoder_attention")
+  )
+  return load.with_layers(described, {"decoder_attention": layers})
 
 
 def _vocabulary(settings: Settings, folder: Path) -> Path:

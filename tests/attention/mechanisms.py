@@ -301,6 +301,24 @@ def _moba(**options):
   return Mechanism(moba, attend, options, cache="length")
 
 
+def _indexed_moba(**options):
+  def attend(variables, query, key, value, **call):
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    if "mask" in call:
+      inputs = np.where(call["mask"][:, 0, 0, :, None], inputs, 0.0)
+    call |= {x: options[x] for x in ("block_size", "top_k", "local_blocks")}
+    for name in ("index_query", "index_key"):
+      kernel, scale = (
+        variables["params"][f"{name}_{x}"] for x in ("kernel", "scale")
+      )
+      x = np.tensordot(inputs, kernel, 1)
+      x /= np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-3)
+      call[name] = _half_turned(x * (1 + scale))
+    return definitions.moba_attention(query, key, value, **call)
+
+  return Mechanism(moba, attend, options, cache="length")
+
+
 def _nsa(**options):
   rest = {k: v for k, v in options.items() if k != "compress_size"}
 
@@ -370,12 +388,21 @@ def _dsa(**options):
     inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
     if "mask" in call:
       inputs = np.where(call["mask"][:, 0, 0, :, None], inputs, 0.0)
+    params = dict(variables["params"])
+    norm = [params.pop(f"index_key_{x}", None) for x in ("scale", "bias")]
     arrays = {
       name.removesuffix("_kernel"): np.tensordot(inputs, kernel, 1)
-      for name, kernel in variables["params"].items()
+      for name, kernel in params.items()
     }
+    if "index_key_norm" in options:
+      x = arrays["index_key"]
+      x = x - np.mean(x, axis=2, keepdims=True)
+      x /= np.sqrt(np.mean(x**2, axis=2, keepdims=True) + 1e-6)
+      arrays["index_key"] = x * norm[0] + norm[1]
+    # A model rotates the others.
     for name in ("index_query", "index_key"):
-      arrays[name] = _half_turned(arrays[name])
+      if "index_rotary_dim" not in options:
+        arrays[name] = _half_turned(arrays[name])
     arrays["index_weight"] /= np.sqrt(heads * size)
     call = {"is_causal": False, "top_k": options["top_k"], **arrays, **call}
     return definitions.dsa_attention(query, key, value, **call)
@@ -428,12 +455,20 @@ MECHANISMS = (
   _latent(),
   _latent(rank=5, shared_dim=3),
   _moba(block_size=3, top_k=2),
+  _indexed_moba(
+    **{"block_size": 2, "top_k": 3, "local_blocks": 2},
+    **{"num_index_heads": 2, "index_dim": 8, "index_norm_epsilon": 1e-3},
+  ),
   _nsa(compress_size=4, stride=2, block_size=2, num_blocks=4, window=3),
   _stick_breaking(attend_current=True),
   _stick_breaking(attend_current=False),
   _path(rank=3),
   _path(rank=3, forget=True),
   _dsa(top_k=4, num_index_heads=2, index_dim=8),
+  _dsa(
+    **{"top_k": 4, "num_index_heads": 3, "index_dim": 6},
+    **{"index_key_norm": True, "index_rotary_dim": 4},
+  ),
 )
 """A line for each mechanism and setting."""
 

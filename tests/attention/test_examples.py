@@ -27,6 +27,7 @@ KERNEL = jnp.tile(jnp.eye(H), (N, 1, 1))
 OWN = {
   "additive": {"w": KERNEL, "u": KERNEL, "s": ones(N, H)},
   "bigbird": {"blocks": jnp.zeros((N, 2, 1), int)},
+  "compressed": {"c": X[:, : T // 128]},
   "delta_product": {
     **{name: X[:, :, None] for name in "kv"},
     "beta": ones(1, T, 1, N),

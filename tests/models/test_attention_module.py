@@ -74,6 +74,13 @@ JOINT = {"short_convolution_bias": True, "output_norm": "rms_joint"}
 READ = [
   (("retention", "dense"), {**AROUND, "output_norm": "group"}),
   ("latent", {**AROUND, "output_gate": "sigmoid"}),
+  (
+    ("sliding_window", "dense"),
+    {
+      **{"query_rank": 5, "latent_rank": 6, "shared_key_dim": 2},
+      **{"position": "rotary", "value_dim": 3, "attention_bias": True},
+    },
+  ),
   ("mamba3", {**GATED, "num_qk_heads": 1, "exclusive": True}),
   (
     "mamba2",

@@ -1,0 +1,103 @@
+"""Compressed attention of DeepSeek-V4 by definition."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import shared
+from attention.definitions.shared import Result
+
+
+def compressed_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  window: int,
+  entries: ArrayLike,
+  stride: int,
+  entry_values: ArrayLike | None = None,
+  index_query: ArrayLike | None = None,
+  index_key: ArrayLike | None = None,
+  index_weight: ArrayLike | None = None,
+  top_k: int | None = None,
+  sinks: ArrayLike | None = None,
+  mask: ArrayLike | None = None,
+  scale: float | ArrayLike | None = None,
+) -> Result:
+  """One softmax over the last `window` keys and the entries of closed windows.
+
+  Of these, a query sees all, or the `top_k` of largest Σ_j w_tj relu(q_tj · k_i); of
+  equal ones the earlier. A window is closed when `stride` unmasked positions are in it.
+
+  Code: DeepSeek-V4 in transformers 5.24.0.
+  """
+  query, key, value, entries = shared.as_float64(query, key, value, entries)
+  batch, length, heads, head_dim = query.shape
+  kept = shared.visible_tokens(mask, batch, length)
+  values = entries
+  if entry_values is not None:
+    (values,) = shared.as_float64(entry_values)
+  keys = np.concatenate([shared.zero_hidden(key, kept), entries], axis=1)
+  values = np.concatenate([shared.zero_hidden(value, kept), values], axis=1)
+  count = entries.shape[1]
+  visible = np.zeros((batch, heads, length, length + count), bool)
+  for b, t in np.ndindex(batch, length):
+    near = slice(max(t - window + 1, 0), t + 1)
+    visible[b, :, t, near] = kept[b, near]
+    closed = range(kept[b, : t + 1].sum() // stride)
+    if index_query is not None:
+      a, k, w = (
+        np.asarray(x, np.float64)
+        for x in (index_query, index_key, index_weight)
+      )
+      scores = np.maximum(a[b, t] @ k[b].T, 0.0).T @ w[b, t]
+      closed = sorted(closed, key=lambda i: (-scores[i], i))[:top_k]
+    for i in closed:
+      visible[b, :, t, length + i] = True
+  keys = shared.repeat_heads(keys, heads)
+  scale = shared.logit_scale(scale, head_dim)
+  sinks = np.full(heads, -np.inf) if sinks is None else np.asarray(sinks, float)
+  return shared.weighted_values(
+    lambda b, n, t, s: shared.softmax(
+      scale * keys[b, s, n] @ query[b, t, n], sinks[n]
+    ),
+    values,
+    visible,
+  )
+
+
+def compressed_entries(
+  rows: ArrayLike,
+  gates: ArrayLike,
+  position_bias: ArrayLike,
+  *,
+  keep: ArrayLike | None = None,
+) -> Result:
+  """Entry i pools series a of window i + a + 1 − A by softmax, for each feature.
+
+  Windows are of unmasked positions; entries of windows that are not full are zeros.
+
+  Code: DeepSeek-V4 in transformers 5.24.0.
+  """
+  rows, gates, bias = shared.as_float64(rows, gates, position_bias)
+  batch, length, series = rows.shape[:3]
+  size = len(bias)
+  kept = np.ones((batch, length), bool) if keep is None else np.asarray(keep)
+  out = np.zeros((batch, length // size, *rows.shape[3:]))
+  for b in range(batch):
+    places = np.flatnonzero(kept[b])
+    for i in range(len(places) // size):
+      terms = [
+        (
+          rows[b, places[first + j], a],
+          gates[b, places[first + j], a] + bias[j, a],
+        )
+        for a in range(series)
+        for first in [(i + a + 1 - series) * size]
+        for j in range(size)
+        if first >= 0
+      ]
+      values, logits = (np.stack(x) for x in zip(*terms, strict=True))
+      weights = np.exp(logits - logits.max(axis=0))
+      out[b, i] = (weights / weights.sum(axis=0) * values).sum(axis=0)
+  return out

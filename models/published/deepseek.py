@@ -1,0 +1,310 @@
+"""DeepSeek-V3, arXiv:2412.19437, and V3.2, arXiv:2512.02556: latent attention.
+
+V3.2 also has an indexer, by which each query attends to few keys.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+import math
+import reprlib
+from typing import Annotated, Any
+
+from annotated_types import Ge
+import numpy as np
+
+from models.attention_config import AttentionConfig
+from models.attention_module_config import AroundConfig
+from models.config import ModelConfig
+from models.published import experts, family, llama, rotary
+from models.published.family import Described, Layout, Row
+from models.published.keys import because
+
+
+def describe(
+  theirs: Mapping[str, Any],
+  names: Collection[str],
+  head: str,
+  has_indexer: bool = False,
+) -> Described:
+  """Implements `Family.describe`; `has_indexer` says whether it is V3.2."""
+  heads = family.size(theirs, "num_attention_heads")
+  rank = family.size(theirs, "kv_lora_rank", 512)
+  shared = family.size(theirs, "qk_rope_head_dim", 64)
+  width = shared + family.size(theirs, "qk_nope_head_dim", 128)
+  family.only(
+    theirs,
+    # Keys and values are of every head, and transformers rotates `head_dim` features.
+    num_key_value_heads=heads,
+    head_dim=shared,
+    qk_head_dim=width,
+    # Ours are half a head apart, which the rows of tensors permute.
+    rope_interleave=True,
+    # The first files have keys that no version of transformers reads.
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+    moe_layer_freq=1,
+    mlp_bias=False,
+  )
+  has_bias = family.flag(theirs, "attention_bias", False)
+  mechanism = _latent(rank, shared, has_bias)
+  if has_indexer:
+    count = family.size(theirs, "num_hidden_layers")
+    family.only(theirs, layer_types=["indexed_attention"] * count)
+    options = {
+      "top_k": family.size(theirs, "index_topk", 2048),
+      "num_index_heads": family.size(theirs, "index_n_heads", 64),
+      "index_dim": family.size(theirs, "index_head_dim", 128),
+      "query_rank": family.size(theirs, "q_lora_rank", 1536),
+      "index_key_norm": True,
+      "index_rotary_dim": shared,
+    }
+    mechanism = AttentionConfig("dsa", options)
+  positions = rotary.choices(theirs)
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    head_dim=width,
+    num_kv_heads=None,
+    value_dim=family.size(theirs, "v_head_dim", 128),
+    query_rank=family.optional_size(theirs, "q_lora_rank", 1536),
+    latent_rank=rank,
+    shared_key_dim=shared,
+    attention_bias=has_bias,
+    attention_scale=_scale(width, positions["rotary_scaling"]),
+    mlp_bias=False,
+    decoder_attention=mechanism,
+    **positions,
+    **_experts(theirs, has_indexer),
+  )
+
+
+def sparse_layers(
+  theirs: Mapping[str, Any], default: Callable[[int], bool]
+) -> tuple[bool, ...]:
+  """Returns whether each layer has experts, from the file or else from the family."""
+  count = family.size(theirs, "num_hidden_layers")
+  if theirs.get("mlp_layer_types") is None:
+    return tuple(map(default, range(count)))
+  kinds = family.value(theirs, "mlp_layer_types", list[str])
+  if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
+    raise ValueError(
+      f"mlp_layer_types: expected {count} of dense and sparse, got "
+      f"{reprlib.repr(kinds)}"
+    )
+  return tuple(kind == "sparse" for kind in kinds)
+
+
+def overrides(is_sparse: Sequence[bool]) -> tuple[AroundConfig, ...]:
+  """Returns the overrides of layers of which some have no experts."""
+  dense = AroundConfig(num_experts=0)
+  return tuple(AroundConfig() if x else dense for x in is_sparse)
+
+
+def _experts(theirs: Mapping[str, Any], has_types: bool) -> dict[str, Any]:
+  """The fields of layers with experts; V3.2 may have the type of each layer."""
+  first = family.value(
+    theirs, "first_k_dense_replace", Annotated[int, Ge(0)], 3
+  )
+  if has_types:
+    is_sparse = sparse_layers(theirs, lambda i: i >= first)
+  else:
+    count = family.size(theirs, "num_hidden_layers")
+    is_sparse = tuple(i >= first for i in range(count))
+  width = family.size(theirs, "moe_intermediate_size", 2048)
+  shared = family.size(theirs, "n_shared_experts", 1)
+  fields = {
+    "num_experts": family.size(theirs, "n_routed_experts", 256),
+    "experts_per_token": family.size(theirs, "num_experts_per_tok", 8),
+    "expert_groups": family.size(theirs, "n_group", 8),
+    "groups_per_token": family.size(theirs, "topk_group", 4),
+    "normalize_weights": family.flag(theirs, "norm_topk_prob", True),
+    "routed_scale": family.number(theirs, "routed_scaling_factor", 2.5),
+  }
+  if not any(is_sparse):
+    return {}
+  return {
+    **fields,
+    "expert_features": width,
+    "shared_features": shared * width,
+    "router_scores": "sigmoid",
+    "selection_bias": True,
+    "decoder_around": overrides(is_sparse),
+  }
+
+
+def _scale(width: int, scaling: Any) -> float | None:
+  """The factor of the logits; YaRN's temperature is squared in it."""
+  options = {} if scaling is None else scaling.options
+  if not options.get("mscale_all_dim"):
+    return None
+  length = max(options["factor"], 1.0)
+  temperature = 1.0 + 0.1 * options["mscale_all_dim"] * math.log(length)
+  return temperature**2 / math.sqrt(width)
+
+
+def _latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
+  options = {"rank": rank, "shared_dim": shared, "down_bias": has_bias}
+  return AttentionConfig("latent", options)
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """Implements `Family.rows`: Llama's, with low-rank queries, keys and values."""
+  table = [
+    row
+    for row in llama.LLAMA.rows(config)
+    if "self_attn" not in row.theirs or "o_proj" in row.theirs
+  ]
+  table += experts.rows(config)
+  table += experts.shared_rows("model.layers.{i}.mlp.shared_experts")
+  slot, width = config.slot, config.query_dim
+  rank, shared = slot.latent_rank or 0, slot.shared_key_dim or 0
+  own = _latent(rank, shared, slot.attention_bias)
+  for i, mechanism in enumerate(config.layers("decoder_attention")):
+    theirs = f"model.layers.{i}.self_attn"
+    module = f"params/decoder_{i}/self_attention"
+    query = "q_proj" if slot.query_rank is None else "q_b_proj"
+    table += [
+      *family.linear(f"{theirs}.q_a_proj", module[7:] + "/query_down"),
+      *family.norm(f"{theirs}.q_a_layernorm", module[7:] + "/query_down_norm"),
+      Row(
+        f"{theirs}.{query}.weight",
+        (f"{module}/query/kernel",),
+        _paired(width, shared),
+      ),
+    ]
+    # The mechanism has the projections, or the module where another one is in it.
+    is_own = mechanism == own
+    down, bias, scale = (
+      ("attention/down_kernel", "attention/down_bias", "attention/norm_scale")
+      if is_own
+      else ("latent_down/kernel", "latent_down/bias", "latent_down_norm/scale")
+    )
+    up = (
+      ("attention/value_kernel", "attention/key_kernel")
+      if is_own
+      else ("value/kernel", "key/kernel")
+    )
+    widths = width - shared, slot.value_dim or width
+    table += [
+      Row(
+        f"{theirs}.kv_a_proj_with_mqa.{name}",
+        (f"{module}/{ours}",),
+        _paired(rank + shared, shared),
+      )
+      for name, ours in (("weight", down), ("bias", bias))
+    ]
+    table += [
+      Row(f"{theirs}.kv_a_layernorm.weight", (f"{module}/{scale}",)),
+      Row(
+        f"{theirs}.kv_b_proj.weight",
+        tuple(f"{module}/{name}" for name in up),
+        _keys_and_values(config.num_heads, widths, is_own),
+      ),
+    ]
+    # Layers without experts have no constants, at which rows of all layers end.
+    bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
+    table.append(Row(bias, (f"constants/decoder_{i}/mlp/selection_bias",)))
+    # An indexer that replaces another mechanism has no low-rank queries.
+    if mechanism.name == "dsa" and "query_rank" in mechanism.options:
+      table += _index_rows(theirs, f"{module}/attention/index", mechanism)
+  return table
+
+
+def _index_rows(
+  theirs: str, ours: str, mechanism: AttentionConfig
+) -> list[Row]:
+  """The rows of an indexer, whose rotated features are half of them apart."""
+  heads = mechanism.options["num_index_heads"]
+  parts = {
+    "wq_b.weight": ("query_kernel", by_head(heads)),
+    "wk.weight": ("key_kernel", family.TRANSPOSED),
+    "k_norm.weight": ("key_scale", family.SAME),
+    "k_norm.bias": ("key_bias", family.SAME),
+    "weights_proj.weight": ("weight_kernel", family.TRANSPOSED),
+  }
+  return [
+    Row(f"{theirs}.indexer.{name}", (f"{ours}_{own}",), layout)
+    for name, (own, layout) in parts.items()
+  ]
+
+
+def by_head(heads: int) -> Layout:
+  """Returns the layout of a Linear whose heads are an axis of our kernel."""
+  return Layout(
+    lambda x, n: [x.T.reshape(x.shape[1], heads, -1)],
+    lambda xs: xs[0].reshape(len(xs[0]), -1).T,
+  )
+
+
+def _paired(width: int, rotated: int) -> Layout:
+  """The layout of a Linear whose heads end in `rotated` features, in adjacent pairs.
+
+  Ours are half of them apart. It serves weights and biases.
+  """
+  kept, pairs = np.arange(width - rotated), np.arange(rotated).reshape(-1, 2)
+  order = np.concatenate([kept, width - rotated + pairs.T.reshape(-1)])
+
+  def permuted(x, order):
+    heads = x.reshape(-1, width, *x.shape[1:])
+    return heads[:, order].reshape(x.shape)
+
+  return Layout(
+    lambda x, n: [permuted(x, order).T],
+    lambda xs: permuted(xs[0].T, np.argsort(order)),
+  )
+
+
+def _keys_and_values(
+  heads: int, widths: tuple[int, int], has_axis: bool
+) -> Layout:
+  """The layout of a Linear that has the key and then the value of each head.
+
+  Ours are the kernels of values and keys; `has_axis` says whether heads are an axis.
+  """
+  key_dim, value_dim = widths
+
+  def read(x, n):
+    del n
+    both = np.moveaxis(x.reshape(heads, key_dim + value_dim, -1), 2, 0)
+    parts = both[:, :, key_dim:], both[:, :, :key_dim]
+    return [x if has_axis else x.reshape(len(x), -1) for x in parts]
+
+  def write(xs):
+    value, key = (x.reshape(len(x), heads, -1) for x in xs)
+    both = np.moveaxis(np.concatenate([key, value], axis=2), 0, 2)
+    return both.reshape(heads * (key_dim + value_dim), -1)
+
+  return Layout(read, write)
+
+
+DEEPSEEK_V3 = llama.LLAMA._replace(
+  name="deepseek_v3",
+  architectures={"DeepseekV3ForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  without_effect={
+    **because("is of training", "aux_loss_alpha seq_aux"),
+    **because("is of what is returned beside logits", "output_router_logits"),
+    **because("is of how the same numbers are computed", "ep_size"),
+    **because(
+      "is of layers that predict several tokens at once, which transformers leaves "
+      "out",
+      "num_nextn_predict_layers num_mtp_layers",
+    ),
+  },
+  unread=(*llama.LLAMA.unread, r"model\.layers\.61\..*"),
+)
+"""Latent attention with low-rank queries, and YaRN's temperature in the logits."""
+
+
+DEEPSEEK_V32 = DEEPSEEK_V3._replace(
+  name="deepseek_v32",
+  architectures={"DeepseekV32ForCausalLM": "tokens"},
+  describe=partial(describe, has_indexer=True),
+  without_effect={
+    **DEEPSEEK_V3.without_effect,
+    **because("is said by mlp_layer_types", "first_k_dense_replace"),
+  },
+)
+"""Likewise; each query attends to the keys that an indexer scores highest."""

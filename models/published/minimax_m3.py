@@ -1,0 +1,151 @@
+"""MiniMax-M3, its text: an indexer selects blocks of keys."""
+
+from collections.abc import Collection, Mapping
+import dataclasses
+from typing import Annotated, Any
+
+from annotated_types import Ge
+import numpy as np
+
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
+from models.published import deepseek, family, llama, rotary
+from models.published.family import Described, Layout, Row
+from models.published.keys import because
+
+_ROTARY: rotary.LayerTypes = {
+  None: rotary.Rotary(default=5000000.0, share=(), whole=1.0)
+}
+_SPARSE = "minimax_m3_sparse"
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe`."""
+  epsilon = family.number(theirs, "rms_norm_eps", 1e-6)
+  positions = rotary.choices(theirs, _ROTARY)
+  width = family.size(theirs, "head_dim", 128)
+  options = {
+    "block_size": family.size(theirs, "index_block_size", 128),
+    "top_k": family.size(theirs, "index_topk_blocks", 16),
+    "num_index_heads": family.size(theirs, "index_n_heads", 4),
+    "index_dim": family.size(theirs, "index_head_dim", 128),
+    "local_blocks": family.value(
+      theirs, "index_local_blocks", Annotated[int, Ge(0)], 1
+    ),
+    "index_norm_epsilon": epsilon,
+    "index_rotary_dim": int(width * positions["rotary_fraction"]),
+  }
+  kinds = llama.layer_types(theirs, _SPARSE, lambda i: True)
+  dense = AttentionConfig("dense")
+  sparse = AttentionConfig("moba", options) if _SPARSE in kinds else dense
+  experts: dict[str, Any] = {
+    "num_experts": family.size(theirs, "num_local_experts", 128),
+    "experts_per_token": family.size(theirs, "num_experts_per_tok", 4),
+    "expert_features": family.size(theirs, "intermediate_size", 3072),
+    "shared_features": family.size(theirs, "shared_intermediate_size", 3072),
+    "routed_scale": family.number(theirs, "routed_scaling_factor", 2.0),
+    "router_scores": "sigmoid",
+    "selection_bias": True,
+  }
+  is_sparse = deepseek.sparse_layers(theirs, lambda i: True)
+  if any(is_sparse):
+    experts["decoder_around"] = deepseek.overrides(is_sparse)
+  else:
+    experts = {}
+  made = llama.describe(
+    theirs,
+    names,
+    head,
+    num_kv_heads=family.size(theirs, "num_key_value_heads", 4),
+    head_dim=width,
+    attention_bias=False,
+    mlp_bias=False,
+    activation="silu",
+    norm_kind="rms_from_one",
+    query_key_norm="rms_from_one",
+    gate_slope=family.number(theirs, "swiglu_alpha", 1.702),
+    gate_limit=family.number(theirs, "swiglu_limit", 7.0),
+    gate_offset=1.0,
+    decoder_attention=tuple(
+      sparse if kind == _SPARSE else dense for kind in kinds
+    ),
+    **positions,
+    **experts,
+  )
+  # `intermediate_size` is the width of an expert.
+  size = family.size(theirs, "dense_intermediate_size", 12288)
+  config = dataclasses.replace(made.config, mlp_features=size)
+  return made._replace(config=config)
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """Implements `Family.rows`: Llama's, with gates and features in one tensor."""
+  table = [row for row in llama.rows() if ".mlp." not in row.theirs]
+  theirs, ours = "model.layers.{i}.mlp", "decoder_{i}/mlp"
+  for name, own in (
+    (theirs, ours),
+    (f"{theirs}.shared_experts", f"{ours}/shared"),
+  ):
+    both = tuple(f"params/{own}/{x}/kernel" for x in ("gate", "hidden"))
+    table += [
+      Row(f"{name}.gate_up_proj.weight", both, _BOTH),
+      *family.linear(f"{name}.down_proj", f"{own}/out"),
+    ]
+  both = tuple(f"params/{ours}/{x}_kernel" for x in ("gate", "hidden"))
+  table += [
+    *family.linear(f"{theirs}.gate", f"{ours}/router"),
+    Row(f"{theirs}.experts.gate_up_proj", both, _BOTH),
+    Row(
+      f"{theirs}.experts.down_proj", (f"params/{ours}/out_kernel",), _TRANSPOSED
+    ),
+  ]
+  for i, mechanism in enumerate(config.layers("decoder_attention")):
+    bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
+    table.append(Row(bias, (f"constants/decoder_{i}/mlp/selection_bias",)))
+    if mechanism.options.get("num_index_heads") and mechanism.name == "moba":
+      table += _index_rows(i, mechanism.options["num_index_heads"])
+  return table
+
+
+def _index_rows(layer: int, heads: int) -> list[Row]:
+  """The rows of an indexer."""
+  theirs = f"model.layers.{layer}.self_attn.indexer"
+  ours = f"params/decoder_{layer}/self_attention/attention/index"
+  return [
+    Row(
+      f"{theirs}.q_proj.weight",
+      (f"{ours}_query_kernel",),
+      deepseek.by_head(heads),
+    ),
+    Row(f"{theirs}.k_proj.weight", (f"{ours}_key_kernel",), family.TRANSPOSED),
+    Row(f"{theirs}.q_norm.weight", (f"{ours}_query_scale",)),
+    Row(f"{theirs}.k_norm.weight", (f"{ours}_key_scale",)),
+  ]
+
+
+_TRANSPOSED = Layout(
+  lambda x, n: [x.swapaxes(-1, -2)], lambda xs: xs[0].swapaxes(-1, -2)
+)
+_BOTH = Layout(
+  lambda x, n: [y.swapaxes(-1, -2) for y in np.split(x, n, axis=-2)],
+  lambda xs: np.concatenate([x.swapaxes(-1, -2) for x in xs], axis=-2),
+)
+"""Gates and the features that they multiply, for one network or every expert."""
+
+
+MINIMAX_M3 = llama.LLAMA._replace(
+  name="minimax_m3_vl_text",
+  architectures={"MiniMaxM3VLForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  rotary=_ROTARY,
+  without_effect={
+    **because("is said by rope_parameters", "rotary_dim"),
+    **because("is said by swiglu_alpha", "hidden_act"),
+    **because("is of training", "router_jitter_noise"),
+    **because("is of what is returned beside logits", "output_router_logits"),
+  },
+)
+"""Exact attention in some layers; in the others a query attends to few blocks."""

@@ -1,0 +1,258 @@
+"""Compressed attention: its definition, transformers' layers, padding, the future."""
+
+from functools import partial
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import (
+  compressed_attention,
+  compressed_entries,
+  definitions,
+  dense_attention,
+)
+from tests.refusals import assert_refused
+
+LENGTH, STRIDE, COUNT = 17, 3, 5
+SIZES = {"window": 4, "stride": STRIDE}
+
+
+def normal(rng, *shape):
+  return rng.standard_normal(shape, np.float32)
+
+
+def draw(seed=0):
+  """Query, key and value, entries and their values, and the index arrays."""
+  shapes = {
+    "query": (LENGTH, 4, 6),
+    "key": (LENGTH, 2, 6),
+    "value": (LENGTH, 2, 5),
+    "entries": (COUNT, 2, 6),
+    "entry_values": (COUNT, 2, 5),
+    "index_query": (LENGTH, 3, 8),
+    "index_key": (COUNT, 8),
+    "index_weight": (LENGTH, 3),
+  }
+  rng = np.random.default_rng(seed)
+  x = {name: normal(rng, 2, *shape) for name, shape in shapes.items()}
+  qkv = [x.pop(name) for name in ("query", "key", "value")]
+  index = {name: x.pop(name) for name in [*x] if name.startswith("index")}
+  return qkv, x, index
+
+
+def mask_of(lengths, on_the_left=False):
+  places = np.arange(LENGTH)[None]
+  lengths = np.array(lengths)[:, None]
+  shown = places >= LENGTH - lengths if on_the_left else places < lengths
+  return shown[:, None, None]
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("left", [None, False, True])
+def test_it_is_its_definition(is_sparse, left):
+  """With and without a selection, sinks and padding."""
+  qkv, call, index = draw()
+  call |= {**index, "top_k": 2} if is_sparse else {}
+  call["sinks"] = normal(np.random.default_rng(1), 4)
+  if left is not None:
+    call["mask"] = mask_of((11, 17), left)
+  expected = definitions.compressed_attention(*qkv, **call, **SIZES)
+  sizes = SIZES | ({"top_k": call.pop("top_k")} if is_sparse else {})
+  out = jax.jit(partial(compressed_attention, **sizes))(*qkv, **call)
+  np.testing.assert_allclose(out, expected, atol=2e-6)
+
+
+def test_gradients_are_those_of_one_softmax():
+  """Of dense attention to the window and the entries, which its mask shows."""
+  qkv, call, _ = draw()
+  t, s = np.arange(LENGTH)[:, None], np.arange(LENGTH)[None]
+  near = (s <= t) & (s > t - SIZES["window"])
+  far = (np.arange(COUNT)[None] + 1) * STRIDE <= t + 1
+  mask = np.concatenate([near, far], axis=1)[None, None]
+
+  def ours(query, key, value, entries, values):
+    call = {"entries": entries, "entry_values": values}
+    return compressed_attention(query, key, value, **call, **SIZES)
+
+  def wanted(query, key, value, entries, values):
+    key = jnp.concatenate([key, entries], axis=1)
+    value = jnp.concatenate([value, values], axis=1)
+    return dense_attention(query, key, value, mask=mask)
+
+  def gradient(function):
+    def total(*x):
+      return jnp.sum(jnp.sin(function(*x)))
+
+    return jax.jit(jax.grad(total, tuple(range(5))))(*qkv, *call.values())
+
+  for one, other in zip(gradient(ours), gradient(wanted), strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("series", [1, 2, 3])
+@pytest.mark.parametrize("left", [None, False, True])
+def test_entries_are_their_definition(series, left):
+  rng = np.random.default_rng(series)
+  rows = normal(rng, 2, LENGTH, series, 2, 5)
+  gates = 2 * normal(rng, 2, LENGTH, series, 2, 1)
+  bias = normal(rng, STRIDE, series, 2, 1)
+  keep = None if left is None else mask_of((11, 17), left)[:, 0, 0]
+  expected = definitions.compressed_entries(rows, gates, bias, keep=keep)
+  out = np.array(jax.jit(compressed_entries)(rows, gates, bias, keep=keep))
+  if keep is not None:
+    assert not expected[0, 3:].any()
+    out[0, 3:] = 0.0  # Fewer positions than a window has are for no query.
+  np.testing.assert_allclose(out, expected, atol=1e-6)
+
+
+def witness(layer):
+  """The vectors of a layer of transformers."""
+  with np.load(pathlib.Path(__file__).with_name("compressed.npz")) as arrays:
+    return {
+      name.partition(".")[2]: arrays[name]
+      for name in arrays
+      if name.startswith(layer)
+    }
+
+
+@pytest.mark.parametrize(
+  ("layer", "part", "series"),
+  [("hca", "entries", 1), ("csa", "entries", 2), ("csa", "index", 2)],
+)
+def test_entries_of_transformers(layer, part, series):
+  x = witness(layer)
+  rows, gates, bias = (
+    array.reshape(*array.shape[:-1], series, -1)
+    for array in (x[f"{part}.{name}"] for name in ("rows", "gates", "bias"))
+  )
+  out = jax.jit(compressed_entries)(rows, gates, bias)
+  np.testing.assert_allclose(out, x[f"{part}.pooled"], atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", ["hca", "csa"])
+def test_attention_of_transformers(layer):
+  x = witness(layer)
+  length, stride = x["query"].shape[1], len(x["entries.bias"])
+  key, entries = np.split(x["key"], [length], axis=1)
+  call = {"entries": entries, "sinks": x["sinks"]}
+  call |= {name: y for name, y in x.items() if name.startswith("index_")}
+  sizes = {"window": 4, "stride": stride}
+  sizes |= {"top_k": 2} if layer == "csa" else {}
+  run = jax.jit(partial(compressed_attention, **sizes))
+  out = run(x["query"], key, key, **call)
+  np.testing.assert_allclose(out, x["out"], atol=1e-5)
+  if layer == "csa":  # The selection matters.
+    more = compressed_attention(
+      x["query"], key, key, **call, **sizes | {"top_k": 3}
+    )
+    assert np.abs(more - x["out"]).max() > 0.01
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_padding_on_either_side(is_sparse):
+  """From rows to results; masked positions may hold anything."""
+  rng = np.random.default_rng(3)
+  qkv, _, index = draw()
+  rows, gates = normal(rng, 2, LENGTH, 2, 6), normal(rng, 2, LENGTH, 2, 6)
+  bias, lengths = normal(rng, STRIDE, 2, 6), (17, 11)
+  places = {"top_k": 2} if is_sparse else {}
+
+  @jax.jit
+  def run(qkv, rows, gates, index, mask):
+    entries = compressed_entries(rows, gates, bias, keep=mask[:, 0, 0])
+    entries = jnp.broadcast_to(entries[:, :, None], (2, COUNT, 2, 6))
+    call = {}
+    if is_sparse:
+      call = {**index, "index_key": jnp.tile(entries[:, :, 0], 2)[..., :8]}
+    query, key, _ = qkv
+    return compressed_attention(
+      query, key, key, entries=entries, mask=mask, **call, **places, **SIZES
+    )
+
+  arrays = *qkv, rows, gates, index["index_query"], index["index_weight"]
+
+  def moved(fill):
+    """The second row with its padding on the left."""
+    result = []
+    for x in arrays:
+      x = np.array(x)
+      x[1] = np.roll(x[1], LENGTH - lengths[1], axis=0)
+      x[1, : LENGTH - lengths[1]] = fill
+      result.append(x)
+    return result
+
+  def call(arrays, mask):
+    *qkv, rows, gates, a, w = arrays
+    index = {"index_query": a, "index_weight": w}
+    return np.asarray(run(qkv, rows, gates, index, mask))
+
+  right = call(arrays, mask_of(lengths))
+  for fill in (0.0, np.nan):
+    out = call(moved(fill), mask_of(lengths, on_the_left=True))
+    np.testing.assert_allclose(out[0], right[0], atol=1e-6)
+    np.testing.assert_allclose(
+      out[1, LENGTH - lengths[1] :], right[1, : lengths[1]], atol=1e-6
+    )
+
+
+def test_an_entry_counts_once_it_is_closed():
+  qkv, call, _ = draw()
+  run = jax.jit(partial(compressed_attention, **SIZES))
+  before = run(*qkv, **call)
+  entries = call["entries"].copy()
+  entries[:, 2] += 1.0
+  changed = np.abs(run(*qkv, **call | {"entries": entries}) - before) > 1e-6
+  changed = changed.any(axis=(0, 2, 3))
+  assert not changed[: 3 * STRIDE - 1].any()
+  assert changed[3 * STRIDE - 1 :].all()
+
+
+def test_fewer_positions_than_a_window():
+  """No entries: a window, and a log-sum-exp with sinks."""
+  qkv, _, _ = draw()
+  short = [x[:, :2] for x in qkv]
+  none = np.zeros((2, 0, 2, 6), np.float32)
+  sinks = normal(np.random.default_rng(2), 4)
+  out, lse = compressed_attention(
+    *short,
+    entries=none,
+    entry_values=none[..., :5],
+    sinks=sinks,
+    return_lse=True,
+    **SIZES,
+  )
+  assert lse.shape == (2, 2, 4)
+  expected = definitions.compressed_attention(
+    *short, entries=none, entry_values=none[..., :5], sinks=sinks, **SIZES
+  )
+  np.testing.assert_allclose(out, expected, atol=1e-6)
+
+
+def test_bfloat16_and_huge_logits():
+  qkv, call, _ = draw()
+  half = [
+    x.astype(jnp.bfloat16) for x in map(jnp.asarray, (*qkv, *call.values()))
+  ]
+  out = compressed_attention(
+    *half[:3], entries=half[3], entry_values=half[4], **SIZES
+  )
+  assert out.dtype == jnp.bfloat16
+  expected = definitions.compressed_attention(*qkv, **call, **SIZES)
+  assert np.abs(np.asarray(out, np.float32) - expected).max() < 0.05
+  huge = compressed_attention(1e4 * qkv[0], *qkv[1:], **call, **SIZES)
+  assert np.isfinite(huge).all()
+
+
+def test_what_does_not_fit_is_told(unchecked):
+  qkv, call, index = draw()
+  assert_refused(
+    lambda **changes: compressed_attention(*qkv, **call | SIZES | changes),
+    {"is_causal": False},
+    ("entries", {"stride": 4}),
+    ("index_query", {"index_query": index["index_query"]}),
+    ("index_query", {"top_k": 2}),
+    ("mask", {"mask": np.ones((2, 1, LENGTH, LENGTH), bool)}),
+  )

@@ -1,0 +1,103 @@
+"""Families with latent attention: padding, caches, single keys, other mechanisms."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from tests.models import tiny
+from tests.models.published.test_equality import (
+  FOLDERS,
+  assert_not_read,
+  changed,
+  compared,
+  compute,
+  expected,
+  loaded,
+)
+
+DEEPSEEK = ("deepseek_v3", "deepseek_v3_full_rank", "deepseek_v32")
+CASES = (*DEEPSEEK, "minimax_m3_text")
+
+
+def on_the_left(inputs):
+  """The same rows with the padding on the left."""
+  lengths = inputs["attention_mask"].sum(1)
+  total = inputs["input_ids"].shape[1]
+  return {
+    name: np.stack(
+      [np.roll(x, total - n, 0) for x, n in zip(rows, lengths, strict=True)]
+    )
+    for name, rows in inputs.items()
+  }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_padding_on_the_left(case):
+  inputs, outputs = expected(case)
+  moved = on_the_left(inputs | {"logits": outputs["float32"]})
+  inputs = {name: moved[name] for name in inputs}
+  assert inputs["attention_mask"][1, 0] == 0
+  out = compute(loaded(case), inputs)
+  # The blocks of transformers shift; ours have the logits without the shift.
+  wanted = outputs["left"] if case in DEEPSEEK else moved["logits"]
+  assert compared(inputs, out, wanted) < 2e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_token_by_token(case):
+  """Every step of a row gives the logits that transformers has for all of it."""
+  p, (inputs, outputs) = loaded(case), expected(case)
+  ids = jnp.asarray(inputs["input_ids"])
+  out = tiny.step_by_step(p.model, p.variables, {"inputs": ids})
+  assert compared(inputs, out, outputs["float32"]) < 2e-5
+
+
+def changes():
+  """Each case, and each change of its config.json with logits of transformers."""
+  return [
+    (case, name)
+    for case in CASES
+    for name in expected(case)[1]
+    if name.startswith("{")
+  ]
+
+
+@pytest.mark.parametrize(("case", "change"), changes())
+def test_single_keys(case, change, tmp_path):
+  changed(case, tmp_path, **json.loads(change))
+  inputs, outputs = expected(case)
+  out = compute(models.load_pretrained(tmp_path), inputs)[0, -5:]
+  assert compared({}, out, outputs[change]) < 2e-5
+  # The key matters.
+  assert compared({}, outputs[change], outputs["float32"][0, -5:]) > 1e-3
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "deepseek_v3_full_rank"])
+def test_other_mechanisms_take_its_keys_and_values(case):
+  """Dense attention is the same function; a window as long as the row is, too."""
+  inputs, outputs = expected(case)
+  window = {"name": "sliding_window", "window": 22}
+  for attention in ("dense", window):
+    p = models.load_pretrained(FOLDERS[case], attention=attention)
+    out = compute(p, inputs)
+    assert compared(inputs, out, outputs["float32"]) < 2e-5
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ({"num_key_value_heads": 1}, "num_key_value_heads: expected 3, got 1"),
+    ({"rope_interleave": False}, "rope_interleave: expected True, got False"),
+    ({"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'"),
+    ({"topk_method": "greedy"}, "topk_method: expected 'noaux_tc'"),
+    ({"head_dim": 8}, "head_dim: expected 6, got 8"),
+    ({"qk_rope_head_dim": 5}, "head_dim: expected 5, got 6"),
+    ({"qk_nope_head_dim": 8}, "qk_head_dim: expected 14, got 15"),
+  ],
+)
+def test_configs_that_are_not_read(values, message, tmp_path):
+  path = tmp_path / "config.json"
+  assert_not_read("deepseek_v3", tmp_path, f"{path}: {message}", **values)
