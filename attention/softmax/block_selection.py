@@ -63,7 +63,7 @@ def kept_first(
 
   def moved(x):
     ones = [1] * (x.ndim - 2)
-    x = jnp.where(keep.reshape(*keep.shape, *ones), x, 0)
+    x = jnp.where(keep.reshape(*keep.shape, *ones), x, jnp.zeros_like(x))
     return jnp.take_along_axis(x, order.reshape(*order.shape, *ones), axis=1)
 
   return tuple(map(moved, arrays))

@@ -23,6 +23,7 @@ _PAIRED = ("query", "index_query", "index_weight", "branch_gates")
 
 _GIVEN = {
   "bigbird": {"block_size": 2, "random_blocks": np.zeros((4, 5, 1), int)},
+  "compressed": {"window": 3, "stride": 2},
   "delta_rule": {
     "beta": (2, 13, 4),
     "log_decay": (2, 13, 4),

@@ -117,8 +117,8 @@ MUTANTS = (
   ),
   Mutant(
     "models/multi_head_attention.py",
-    'key = self._rotate(self._normalize("key", key), positions)',
-    'key = self._normalize("key", self._rotate(key, positions))',
+    'key = self._rotate_last(self._normalize("key", key), positions)',
+    'key = self._normalize("key", self._rotate_last(key, positions))',
     _PUBLISHED,
     "keys are normed after they are turned",
   ),
