@@ -84,6 +84,9 @@ class AroundConfig:
   num_qk_heads: Count | None = None
   head_dim: Count | None = None
   value_dim: Count | None = None
+  query_rank: Count | None = None
+  latent_rank: Count | None = None
+  shared_key_dim: Count | None = None
   attention_bias: bool | None = None
   attention_scale: Positive | None = None
   projection_activation: ProjectionActivation | None = None
@@ -151,6 +154,7 @@ class SlotConfig:
     output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
       projection of the inputs, which multiplies that result; 'sigmoid_head', with
       one number for each head (gated attention, arXiv:2505.06708); or 'none'.
+    output_gate_rank: rank of that projection (Kimi Linear); None is full rank.
     exclusive: whether the component along the position's own value is removed from
       the result of each head of self-attention (exclusive self-attention,
       arXiv:2603.09078): y − (y·v)v / |v|².
@@ -191,6 +195,7 @@ class SlotConfig:
   output_norm: OutputNorm = "none"
   output_norm_epsilon: Annotated[float, Ge(0)] | None = None
   output_gate: OutputGate = "none"
+  output_gate_rank: Count | None = None
   exclusive: bool = False
   global_projections: bool = False
   residual_factors: Factors = (1.0, 1.0)

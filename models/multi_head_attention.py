@@ -171,6 +171,8 @@ class MultiHeadAttention(nn.Module):
       )
     if config.output_gate != "none":
       is_by_head = config.output_gate == "sigmoid_head"
+      if config.output_gate_rank is not None:
+        self.gate_down = self.projection(config.output_gate_rank)
       self.gate = self.projection(
         dims.num_heads * (1 if is_by_head else dims.values)
       )
@@ -562,6 +564,8 @@ class MultiHeadAttention(nn.Module):
       out = self.out_norm(joint).reshape(out.shape)
     if gate != "none":
       function = getattr(jax.nn, gate.removesuffix("_head"))
+      if self.config.output_gate_rank is not None:
+        inputs = self.gate_down(inputs)
       gates = function(self.gate(inputs))
       out = out * gates.reshape(*out.shape[:3], -1)
     out = out.reshape(*out.shape[:2], -1)

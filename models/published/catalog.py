@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "gpt_oss": "models.published.gpt_oss:GPT_OSS",
       "deepseek_v3": "models.published.deepseek:DEEPSEEK_V3",
       "deepseek_v32": "models.published.deepseek:DEEPSEEK_V32",
+      "kimi_linear": "models.published.kimi_linear:KIMI_LINEAR",
       "gemma2": "models.published.gemma2:GEMMA2",
       "gemma3_text": "models.published.gemma3:GEMMA3",
       "olmo2": "models.published.olmo:OLMO2",

@@ -46,7 +46,7 @@ def describe(
     mlp_bias=False,
   )
   has_bias = family.flag(theirs, "attention_bias", False)
-  mechanism = _latent(rank, shared, has_bias)
+  mechanism = latent(rank, shared, has_bias)
   if has_indexer:
     count = family.size(theirs, "num_hidden_layers")
     family.only(theirs, layer_types=["indexed_attention"] * count)
@@ -143,7 +143,8 @@ def _scale(width: int, scaling: Any) -> float | None:
   return temperature**2 / math.sqrt(width)
 
 
-def _latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
+def latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
+  """Returns the mechanism, with a bias of its first projection or without."""
   options = {"rank": rank, "shared_dim": shared, "down_bias": has_bias}
   return AttentionConfig("latent", options)
 
@@ -159,7 +160,7 @@ def rows(config: ModelConfig) -> list[Row]:
   table += experts.shared_rows("model.layers.{i}.mlp.shared_experts")
   slot, width = config.slot, config.query_dim
   rank, shared = slot.latent_rank or 0, slot.shared_key_dim or 0
-  own = _latent(rank, shared, slot.attention_bias)
+  own = latent(rank, shared, slot.attention_bias)
   for i, mechanism in enumerate(config.layers("decoder_attention")):
     theirs = f"model.layers.{i}.self_attn"
     module = f"params/decoder_{i}/self_attention"
@@ -199,7 +200,7 @@ def rows(config: ModelConfig) -> list[Row]:
       Row(
         f"{theirs}.kv_b_proj.weight",
         tuple(f"{module}/{name}" for name in up),
-        _keys_and_values(config.num_heads, widths, is_own),
+        keys_and_values(config.num_heads, widths, is_own),
       ),
     ]
     # Layers without experts have no constants, at which rows of all layers end.
@@ -255,10 +256,10 @@ def _paired(width: int, rotated: int) -> Layout:
   )
 
 
-def _keys_and_values(
+def keys_and_values(
   heads: int, widths: tuple[int, int], has_axis: bool
 ) -> Layout:
-  """The layout of a Linear that has the key and then the value of each head.
+  """Returns the layout of a Linear that has the key and then the value of each head.
 
   Ours are the kernels of values and keys; `has_axis` says whether heads are an axis.
   """

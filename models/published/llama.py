@@ -17,15 +17,25 @@ def describe(
   theirs: Mapping[str, Any],
   names: Collection[str],
   head: str,
+  length: str = "max_position_embeddings",
   **others: Any,
 ) -> Described:
-  """Implements `Family.describe`; `others` are the fields in which a family differs."""
+  """Implements `Family.describe`; `others` are the fields in which a family differs.
+
+  Args:
+    theirs: `config.json`.
+    names: of its tensors.
+    head: ours.
+    length: the key of the longest sequence.
+    **others: values of config fields, whose keys are not read.
+  """
   del names
   family.only(theirs, rope_interleaved=False)
   vocab_size = family.size(theirs, "vocab_size")
   heads = family.size(theirs, "num_attention_heads")
   # A key that the family replaces is not read: it has no effect there.
   read: dict[str, Callable[[], Any]] = {
+    "num_heads": lambda: heads,
     "head_dim": lambda: family.optional_size(theirs, "head_dim"),
     "num_kv_heads": lambda: (
       family.optional_size(theirs, "num_key_value_heads") or heads
@@ -44,20 +54,19 @@ def describe(
     "embedding_scale": 1.0,
     **{name: value() for name, value in read.items() if name not in others},
   }
-  if not {"rotary_theta", "decoder_around"} & {*others}:
+  if not {"rotary_theta", "decoder_around", "position"} & {*others}:
     choices |= rotary.choices(theirs)
   config = nested.make(
     ModelConfig,
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
-    num_heads=heads,
     features=family.size(theirs, "hidden_size"),
     gated=True,
     head=head,
     **choices | others,
   )
-  length = family.size(theirs, "max_position_embeddings")
-  return Described(config, vocab_size, vocab_size, length)
+  longest = family.size(theirs, length)
+  return Described(config, vocab_size, vocab_size, longest)
 
 
 NEAR = "sliding_attention"

@@ -348,6 +348,45 @@ def main():
     {"sliding_window": 3, "hidden_act": "silu", "rms_norm_eps": 0.3, **others},
     gain=1.0,
   )
+  kimi = DECODER | {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "layer_types": [LINEAR, EXACT, LINEAR, EXACT],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+    "linear_head_dim": 6,
+    "linear_num_heads": 3,
+    "kv_lora_rank": 9,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 7,
+    "moe_intermediate_size": 5,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+  }
+  del kimi["head_dim"]
+  case(
+    "kimi_linear",
+    "KimiLinearForCausalLM",
+    kimi | {"attention_bias": True, "q_lora_rank": 11},
+    {
+      "routed_scaling_factor": 0.9,
+      "num_experts_per_token": 2,
+      "moe_renormalize": False,
+      "topk_group": 3,
+      "rms_norm_eps": 0.3,
+    },
+  )
+  others = {"tie_word_embeddings": True, "norm_topk_prob": False}
+  case(
+    "kimi_linear_plain",
+    "KimiLinearForCausalLM",
+    kimi | others,
+    {"moe_renormalize": True},
+  )
   kind = "Qwen3_5ForConditionalGeneration"
   multimodal("qwen3_5", kind, qwen3_5 | {"tie_word_embeddings": False})
   kind = "Qwen3_5MoeForConditionalGeneration"

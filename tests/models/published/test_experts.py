@@ -27,6 +27,7 @@ CASES = (
   *("qwen3_next_experts", "qwen3_5_text", "qwen3_5_moe_text"),
   *("gpt_oss", "gpt_oss_tied", "ministral3"),
   *("olmo_hybrid", "olmo_hybrid_none", "minimax"),
+  *("kimi_linear", "kimi_linear_plain"),
 )
 
 EXPERT = "model.layers.2.block_sparse_moe.experts.3.w1.weight"
@@ -197,7 +198,14 @@ def test_tensors_of_olmo_hybrid_by_the_names_and_sizes_of_its_authors(tmp_path):
 
 @pytest.mark.parametrize(
   "case",
-  ["mixtral", "qwen3_5_moe_text", "gpt_oss", "ministral3", "olmo_hybrid"],
+  [
+    "mixtral",
+    "qwen3_5_moe_text",
+    "gpt_oss",
+    "ministral3",
+    "olmo_hybrid",
+    "kimi_linear",
+  ],
 )
 def test_another_mechanism(case, tmp_path):
   """It is loaded, has other logits, and is saved with the names of the family."""
@@ -209,3 +217,27 @@ def test_another_mechanism(case, tmp_path):
   models.save_pretrained(tmp_path, p)
   again = models.load_pretrained(tmp_path)
   np.testing.assert_array_equal(compute(again, inputs), out)
+
+
+def test_the_first_files_of_kimi_linear_have_other_keys(tmp_path):
+  """Layers are counted from 1, and dense layers have the names of no experts."""
+
+  def change(tensors):
+    for name in [name for name in tensors if ".0.block_sparse_moe" in name]:
+      tensors[name.replace("block_sparse_moe", "mlp")] = tensors.pop(name)
+
+  old = {
+    "full_attn_layers": [2, 4],
+    "kda_layers": [1, 3],
+    "head_dim": 6,
+    "num_heads": 3,
+    "short_conv_kernel_size": 4,
+  }
+  new = ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+  values = dict.fromkeys((*new, "layer_types"), ...)
+  folder = changed(
+    "kimi_linear", tmp_path, change, linear_attn_config=old, **values
+  )
+  p = models.load_pretrained(folder)
+  assert p.model == loaded("kimi_linear").model
+  same(p.variables, loaded("kimi_linear").variables)
