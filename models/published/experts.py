@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
+from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, mistral, rotary
@@ -139,25 +140,25 @@ def describe_qwen3(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`; all layers have a window, or none."""
+  mechanism = AttentionConfig("dense")
   if family.flag(theirs, "use_sliding_window", False):
     family.size(theirs, "sliding_window", 4096)  # A null is refused.
-    describe, others = mistral.describe, {}
-  else:
-    describe, others = llama.describe, {"mlp_bias": False}
+    mechanism = mistral.mechanism(theirs, 4096)
   fields, layers = of_qwen(theirs, count(theirs, 128))
   if 0 in layers:
     overrides = tuple(AroundConfig(num_experts=number) for number in layers)
     fields["decoder_around"] = overrides
-  return describe(
+  return llama.describe(
     theirs,
     names,
     head,
+    mlp_bias=False,
+    decoder_attention=mechanism,
     attention_bias=family.flag(theirs, "attention_bias", False),
     num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 4),
     query_key_norm="rms",
     **rotary.choices(theirs),
     **fields,
-    **others,
   )
 
 

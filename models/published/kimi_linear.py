@@ -147,8 +147,12 @@ def rows(config: ModelConfig) -> list[Row]:
       f"model.layers.{i}.self_attn",
       f"decoder_{i}/self_attention",
     )
-    make = _recurrent_rows if layer.slot.short_convolution else _exact_rows
-    table += make(theirs, module, layer, mechanisms[i].name)
+    name = mechanisms[i].name
+    if layer.slot.short_convolution:
+      table += _recurrent_rows(theirs, module, layer, name)
+    else:
+      is_own = name == "latent"
+      table += deepseek.latent_rows(theirs, module, layer, is_own, rotated=0)
     # Layers without experts have no constants, at which rows of all layers end.
     bias = f"{mlp}.gate.e_score_correction_bias".format(i=i)
     table.append(Row(bias, (f"constants/decoder_{i}/mlp/selection_bias",)))
@@ -181,37 +185,6 @@ def _recurrent_rows(
   return table + [
     Row(f"{theirs}.{name}", (f"{own}/{ours}",), layout)
     for name, (ours, layout) in layouts.items()
-  ]
-
-
-def _exact_rows(
-  theirs: str, module: str, layer: ModelConfig, mechanism: str
-) -> list[Row]:
-  """The rows of latent attention, which has no positions here."""
-  slot, is_own = layer.slot, mechanism == "latent"
-  shared, width = slot.shared_key_dim or 0, layer.query_dim
-  query = "q_proj" if slot.query_rank is None else "q_b_proj"
-  # The mechanism has the projections, or the module where another one is in it.
-  own = f"params/{module}/attention"
-  down, bias, scale, value, key = (
-    [f"{own}/{x}" for x in ("down_kernel", "down_bias", "norm_scale")]
-    + [f"{own}/{x}" for x in ("value_kernel", "key_kernel")]
-    if is_own
-    else [f"params/{module}/latent_down/{x}" for x in ("kernel", "bias")]
-    + [f"params/{module}/latent_down_norm/scale"]
-    + [f"params/{module}/{x}/kernel" for x in ("value", "key")]
-  )
-  widths = width - shared, slot.value_dim or width
-  both = deepseek.keys_and_values(layer.num_heads, widths, is_own)
-  return [
-    *family.linear(f"{theirs}.o_proj", f"{module}/out"),
-    *family.linear(f"{theirs}.q_a_proj", f"{module}/query_down"),
-    *family.norm(f"{theirs}.q_a_layernorm", f"{module}/query_down_norm"),
-    *family.linear(f"{theirs}.{query}", f"{module}/query"),
-    Row(f"{theirs}.kv_a_proj_with_mqa.weight", (down,), TRANSPOSED),
-    Row(f"{theirs}.kv_a_proj_with_mqa.bias", (bias,)),
-    Row(f"{theirs}.kv_a_layernorm.weight", (scale,)),
-    Row(f"{theirs}.kv_b_proj.weight", (value, key), both),
   ]
 
 
