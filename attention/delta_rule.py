@@ -158,24 +158,29 @@ def kimi_delta(
   rank: int | None = None,
   max_rate: float = 1.0,
   implementation: Implementation | None = None,
+  lower_bound: float | None = None,
 ) -> Attention:
   """Kimi Delta Attention (KDA): `delta` with one decay per channel.
 
     g_t = −e^A softplus(x_t · W₁ · W₂ + b)
 
-  with A for each head and b for each channel.
+  with A for each head and b for each channel. With a bound L < 0,
+
+    g_t = L · sigmoid(e^A (x_t · W₁ · W₂ + b))
 
   Args:
     rank: R, the rank of W₁ `[F, R]` and W₂ `[R, N, H]`; None is H, as in the paper.
     max_rate: as `delta`.
     implementation: likewise.
+    lower_bound: L, the smallest log decay (GLM-5.3); None is no bound.
 
   Returns:
     As `delta`; its parameters are `rate_kernel [F, N]`, `step_down [F, R]`,
     `step_up [R, N, H]`, `step_bias [N, H]` and `log_rate [N]` (A).
 
   Raises:
-    ValueError: as `delta`, or `rank` is neither None nor a positive int.
+    ValueError: as `delta`, or `rank` is neither None nor a positive int, or
+      `lower_bound` is not below 0.
 
   Its model also has `short_convolution`, `output_norm='rms'` and
   `output_gate='sigmoid'`, and three such layers for each layer of exact attention.
@@ -188,9 +193,10 @@ def kimi_delta(
     steps = gates.step_params(steps, dims, rank or dims.head_dim)
     return {"rate_kernel": kernel, **steps}
 
-  return _delta_rule(
-    "kimi_delta", max_rate, init, implementation, gates.step_decay
-  )
+  decay = gates.step_decay
+  if lower_bound is not None:
+    decay = gates.bounded_decay(lower_bound)
+  return _delta_rule("kimi_delta", max_rate, init, implementation, decay)
 
 
 @attention_factory

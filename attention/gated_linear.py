@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 
+from attention.checks import check_choice
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.positions import alibi_slopes
@@ -120,7 +122,9 @@ def retention(implementation: Implementation | None = None) -> Attention:
 
 @attention_factory
 def lightning(
-  depth: float = 0.0, implementation: Implementation | None = None
+  depth: float = 0.0,
+  implementation: Implementation | None = None,
+  slopes: Literal["alibi", "geometric"] = "alibi",
 ) -> Attention:
   """Lightning attention (MiniMax-01): a fixed decay per head, slower in later layers.
 
@@ -134,24 +138,29 @@ def lightning(
     depth: the relative depth of the layer, from 0 for the first to 1 for the last. A
       list of mechanisms gives each layer its own.
     implementation: as `gated_linear`.
+    slopes: 'geometric', r_n as above for any N, as in transformers; or 'alibi', those
+      of `alibi_slopes`, which differ if N is no power of two.
 
   Returns:
     As `retention`.
 
   Raises:
-    ValueError: `depth` is below 0 or above 1.
+    ValueError: `depth` is below 0 or above 1, or `slopes` is unknown.
 
-  The paper's model also has `output_norm='rms_joint'` and `output_gate='sigmoid'`, and
-  seven such layers for each layer of exact attention. Departs from it in two points: if
-  N is no power of two, the slopes are ALiBi's, and only `short_convolution` applies the
-  SiLU to queries, keys and values. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
+  The paper's model also has `output_norm='rms_joint_first'` and `output_gate='sigmoid'`,
+  and seven such layers for each layer of exact attention. Departs from it in one point: only
+  `short_convolution` or `projection_activation` of the attention module applies the SiLU
+  to queries, keys and values. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
   """
   if not 0.0 <= depth <= 1.0:
     raise ValueError(f"depth: expected 0 to 1, got {depth!r}")
+  check_choice("slopes", slopes, ("alibi", "geometric"), may_be_none=False)
 
   def log_decay(num_heads):
-    slopes = jnp.asarray(alibi_slopes(num_heads), jnp.float32)
-    return -slopes * (1.0 - depth + 1e-5)
+    rates = alibi_slopes(num_heads)
+    if slopes == "geometric":
+      rates = 2.0 ** (-8.0 * np.arange(1, num_heads + 1) / num_heads)
+    return -jnp.asarray(rates, jnp.float32) * (1.0 - depth + 1e-5)
 
   return _fixed_decay("lightning", log_decay, implementation)
 

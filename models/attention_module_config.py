@@ -6,15 +6,26 @@ import functools
 import types
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Interval, Le
+from annotated_types import Ge, Gt, Interval, Le
 
 from attention import rotary_frequencies
 from attention.positions import t5_buckets
 from models.mlp_config import WITHOUT_EXPERTS
-from settings.fields import Count, Positive, Whole, checked, rest
+from settings.fields import (
+  Count,
+  Positive,
+  Whole,
+  check_unread,
+  checked,
+  rest,
+)
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
-OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
+OutputNorm = Literal[
+  "none", "rms", "group", "rms_joint", "rms_joint_first", "rms_grouped"
+]
+ProjectionActivation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+Factors = tuple[float, float]
 OutputGate = Literal["none", "silu", "sigmoid", "sigmoid_head"]
 Theta = Annotated[float, Gt(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
@@ -61,6 +72,7 @@ class AroundConfig:
     num_kv_heads: K; if it equals `num_heads`, no head is shared.
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
+    norm: 'pre', 'output' or 'sandwich', in a model that has one of these.
     num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
 
   These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
@@ -72,7 +84,12 @@ class AroundConfig:
   num_qk_heads: Count | None = None
   head_dim: Count | None = None
   value_dim: Count | None = None
+  query_rank: Count | None = None
+  latent_rank: Count | None = None
+  shared_key_dim: Count | None = None
   attention_bias: bool | None = None
+  attention_scale: Positive | None = None
+  projection_activation: ProjectionActivation | None = None
   query_key_norm: QueryKeyNorm | None = None
   short_convolution: bool | None = None
   short_convolution_bias: bool | None = None
@@ -80,7 +97,9 @@ class AroundConfig:
   output_gate: OutputGate | None = None
   exclusive: bool | None = None
   position: Literal["rotary", "none"] | None = None
+  norm: Literal["pre", "output", "sandwich"] | None = None
   input_norm: bool | None = None
+  residual_factors: Factors | None = None
   rotary_theta: Theta | None = None
   rotary_fraction: Fraction | None = None
   rotary_scaling: RotaryScaling | None = None
@@ -117,6 +136,8 @@ class SlotConfig:
       `latent_rank` numbers have none, nor has the query with `latent_rank`.
     out_bias: whether the output projection has a bias; None is `attention_bias`
       (Qwen2 differs).
+    projection_activation: activation of projected queries, keys and values
+      (MiniMax-01), after the short convolution, or 'none'.
     attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
     query_key_norm: norm of the query and key of each head, before rotary positions:
       'rms' (Qwen3), 'rms_from_one', which stores its scales minus 1 (Qwen3-Next),
@@ -126,20 +147,28 @@ class SlotConfig:
       With a mechanism that makes its own keys ('own_keys'), only queries are.
     short_convolution_bias: whether these convolutions have biases.
     output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
-      DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or, after the
-      gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
+      DeltaNet), 'group', by mean and variance (RetNet), or 'none'; 'rms_joint_first',
+      over all heads together (MiniMax-01); or, after the gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
       that share a query and key (Mamba-2).
+    output_norm_epsilon: ε of that norm; None is that of the model.
     output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
       projection of the inputs, which multiplies that result; 'sigmoid_head', with
       one number for each head (gated attention, arXiv:2505.06708); or 'none'.
+    output_gate_rank: rank of that projection (Kimi Linear); None is full rank.
     exclusive: whether the component along the position's own value is removed from
       the result of each head of self-attention (exclusive self-attention,
       arXiv:2603.09078): y − (y·v)v / |v|².
     global_projections: whether the tokens of `global_indices` have separate
       projections (Longformer).
+    residual_factors: α and β of a layer's self-attention f: x becomes α·x + β·f(x).
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
     encoder_around: overrides for the layers of kind 'encoder', which take them in
       turn (ModernBERT); None is no overrides.
+    query_temperature: factor of a decoder's query at position t: 'steps', 1 +
+      β·log(1 + ⌊t / n⌋) (Llama 4, Ministral 3); 'log', s·log(t + 1), with a trained s
+      for each head, which begins as 1 (scalable softmax, arXiv:2501.19399); or 'none'.
+    temperature_rate: β.
+    temperature_length: n.
     rotary_theta: base of the rotary wavelengths.
     rotary_fraction: fraction of the head dimension that is rotated.
     rotary_scaling: scaling of the rotary wavelengths, for sequences longer than in
@@ -158,16 +187,23 @@ class SlotConfig:
   shared_key_dim: Count | None = None
   attention_bias: bool = False
   out_bias: bool | None = None
+  projection_activation: ProjectionActivation = "none"
   attention_scale: Positive | None = None
   query_key_norm: QueryKeyNorm = "none"
   short_convolution: bool = False
   short_convolution_bias: bool = False
   output_norm: OutputNorm = "none"
+  output_norm_epsilon: Annotated[float, Ge(0)] | None = None
   output_gate: OutputGate = "none"
+  output_gate_rank: Count | None = None
   exclusive: bool = False
   global_projections: bool = False
+  residual_factors: Factors = (1.0, 1.0)
   input_norm: bool = True
   encoder_around: tuple[AroundConfig, ...] | None = None
+  query_temperature: Literal["none", "steps", "log"] = "none"
+  temperature_rate: float = 0.0
+  temperature_length: Count | None = None
   rotary_theta: Theta = 10000.0
   rotary_fraction: Fraction = 1.0
   rotary_scaling: RotaryScaling | None = None
@@ -180,6 +216,15 @@ class SlotConfig:
       raise ValueError(
         "short_convolution_bias: expected short_convolution with it, got False"
       )
+    is_steps = self.query_temperature == "steps"
+    if is_steps != (self.temperature_length is not None):
+      raise ValueError(
+        "temperature_length: expected it with query_temperature 'steps', and only "
+        f"then, got {self.temperature_length}"
+      )
+    if not is_steps:
+      place = f"query_temperature is {self.query_temperature!r}"
+      check_unread(self, ("temperature_rate",), place)
     if (self.latent_rank is None) != (self.shared_key_dim is None):
       raise ValueError(
         "shared_key_dim: expected it with latent_rank, and only then, got "
@@ -194,9 +239,14 @@ class SlotConfig:
 
   @functools.cached_property
   def encoder(self) -> "SlotConfig":
-    """The config of an encoder's self-attention, without causal convolutions."""
+    """The config of an encoder's self-attention, without what only decoders have."""
     return dataclasses.replace(
-      self, short_convolution=False, short_convolution_bias=False
+      self,
+      short_convolution=False,
+      short_convolution_bias=False,
+      query_temperature="none",
+      temperature_rate=0.0,
+      temperature_length=None,
     )
 
   @functools.cached_property

@@ -22,7 +22,8 @@ class Block(nn.Module):
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
   x + dropout(f(norm(x))) with norm 'pre', x + dropout(norm(f(x))) with 'output',
-  x + dropout(norm(f(norm(x)))) with 'sandwich'. Parallel sub-layers all take the
+  x + dropout(norm(f(norm(x)))) with 'sandwich', and norm(x) + dropout(f(norm(x)))
+  with 'residual'. The two terms may have factors. Parallel sub-layers all take the
   layer's input, and their sum is added to it. The last kernel of each is initialized
   smaller by 1/√(number of sub-layers), so that the residual stream has about the
   same scale at any depth (GPT-2, section 2.3).
@@ -205,8 +206,16 @@ class Block(nn.Module):
 
     if self.config.parallel:
       return sum((added(name, x) for name in self.sublayers), start=x)
+    factors = {
+      "self_attention": self.config.slot.residual_factors,
+      "mlp": self.config.mlp.mlp_residual_factors,
+    }
     for name in self.sublayers:
-      x = x + added(name, x)
+      if kind == "residual":
+        x = getattr(self, f"{name}_norm")(x)
+      own, new = factors.get(name, (1.0, 1.0))
+      out = added(name, x)
+      x = (x if own == 1.0 else own * x) + (out if new == 1.0 else new * out)
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x

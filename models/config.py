@@ -30,7 +30,7 @@ from models.io_config import EmbeddingConfig, HeadConfig
 from models.mlp_config import MlpConfig
 from models.norms import NORM_KINDS
 from models.positions import ADDED
-from settings.fields import Count, Rate, Whole, check_unread, checked
+from settings.fields import Count, Rate, Whole, check, check_unread, checked
 
 PAD_ID = 0
 """The id of padding in a source without a mask."""
@@ -97,8 +97,9 @@ class ModelConfig:
       'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; 'none'; or
       'package.module:function' of `(positions, features)`, which is added.
     norm: 'post' as in the paper, 'pre' with one more norm at the end, 'output',
-      which normalizes the output of each sub-layer (OLMo 2), or 'sandwich', which
-      is 'pre' and 'output' together (Gemma 2).
+      which normalizes the output of each sub-layer (OLMo 2), 'sandwich', which is
+      'pre' and 'output' together (Gemma 2), or 'residual', which is 'pre' with the
+      normalized inputs as the residual stream (MiniMax-01).
     norm_kind: 'layer', 'layer_without_bias', 'rms' (Zhang and Sennrich 2019)
       without a mean or bias, 'rms_from_one', which stores its scales minus 1
       (Gemma), or 'package.module:Norm' of a Linen module.
@@ -143,7 +144,7 @@ class ModelConfig:
   dropout_rate: Rate = 0.0
   attention_dropout_rate: Rate = 0.0
   position: str = "sinusoidal"
-  norm: Literal["pre", "post", "sandwich", "output"] = "pre"
+  norm: Literal["pre", "post", "sandwich", "output", "residual"] = "pre"
   norm_kind: str = "layer"
   norm_epsilon: Annotated[float, Ge(0)] = 1e-6
   head: Literal["tokens", "class", "hidden"] = "tokens"
@@ -391,12 +392,17 @@ class ModelConfig:
       check_unread(self.embedding, fields, is_kind)
       check_unread(self.slot, ("global_projections",), is_kind)
     else:
-      check_unread(self.slot, ("short_convolution",), is_kind)
+      fields = "short_convolution", "query_temperature"
+      check_unread(self.slot, fields, is_kind)
     if not self.gated:
       fields = "gate_slope", "gate_limit", "gate_offset"
       check_unread(self.mlp, fields, "gated is False")
     if not self.mlp_features:
       check_unread(self.mlp, ("num_experts",), "mlp_features is 0")
+    if self.parallel:
+      check_unread(self.slot, ("residual_factors",), "parallel is True")
+      check_unread(self.mlp, ("mlp_residual_factors",), "parallel is True")
+      check(self, "norm", self.norm != "residual", "another with parallel")
     if self.layout != "decoder":
       check_unread(self, ("decoder_around",), is_kind)
     if self.kind != "encoder":
@@ -472,6 +478,11 @@ class ModelConfig:
         raise ValueError(
           f"{stack}_around[{i}].position: expected None with position "
           f"{self.position!r} of the model, got {override.position!r}"
+        )
+      if override.norm and self.norm == "post":
+        raise ValueError(
+          f"{stack}_around[{i}].norm: expected None with norm 'post' of the model, "
+          f"got {override.norm!r}"
         )
       # One table serves the heads of all layers.
       if override.num_heads and self.position in ("t5", "alibi"):

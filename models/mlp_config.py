@@ -14,6 +14,7 @@ class MlpConfig:
 
   Attributes:
     mlp_bias: whether the feed-forward layers have biases; each expert has its own.
+    mlp_residual_factors: α and β of a feed-forward layer f: x becomes α·x + β·f(x).
     gate_slope: α; a gate g is activation(α·g) / α.
     gate_limit: c; before that, gates are at most c and the features that they
       multiply are between −c and c (gpt-oss); None is no limit.
@@ -43,6 +44,7 @@ class MlpConfig:
   """
 
   mlp_bias: bool = True
+  mlp_residual_factors: tuple[float, float] = (1.0, 1.0)
   gate_slope: Positive = 1.0
   gate_limit: Positive | None = None
   gate_offset: float = 0.0

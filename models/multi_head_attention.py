@@ -17,6 +17,7 @@ from attention import rotary as rotate
 from attention.latent import EPSILON as LATENT_EPSILON
 from attention.recurrent.recurrence import for_values, unit_length
 from models.attention_module_config import SlotConfig
+from models.config import ACTIVATIONS
 from models.kind import NOTHING
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
@@ -32,6 +33,7 @@ _NORMS = types.MappingProxyType(
   {
     "rms": nn.RMSNorm,
     "rms_joint": nn.RMSNorm,
+    "rms_joint_first": nn.RMSNorm,
     "rms_grouped": functools.partial(
       nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
     ),
@@ -158,9 +160,19 @@ class MultiHeadAttention(nn.Module):
       self.query_norm = norm(**norm_options)
       self.key_norm = norm(**norm_options)
     if norm := _NORMS.get(config.output_norm):
+      if config.output_norm_epsilon is not None:
+        norm_options["epsilon"] = config.output_norm_epsilon
       self.out_norm = norm(**norm_options)
+    if config.query_temperature == "log":
+      heads = self.projections["query"][0]
+      ones = nn.initializers.ones
+      self.temperature_scale = self.param(
+        "temperature_scale", ones, (heads,), self.param_dtype
+      )
     if config.output_gate != "none":
       is_by_head = config.output_gate == "sigmoid_head"
+      if config.output_gate_rank is not None:
+        self.gate_down = self.projection(config.output_gate_rank)
       self.gate = self.projection(
         dims.num_heads * (1 if is_by_head else dims.values)
       )
@@ -386,6 +398,8 @@ class MultiHeadAttention(nn.Module):
       x = getattr(self, name)(sources[name])
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
+      if self.config.projection_activation != "none":
+        x = ACTIVATIONS[self.config.projection_activation](x)
       return x.reshape(*x.shape[:2], *self.projections[name])
 
     query, key, value = heads("query"), heads("key"), heads("value")
@@ -426,6 +440,7 @@ class MultiHeadAttention(nn.Module):
     """
     if query is not None:
       query = self._rotate_last(self._normalize("query", query), positions)
+      query = self._with_temperature(query, positions)
       query = self._repeat_heads(query)
     if key is not None:
       key = self._rotate_last(self._normalize("key", key), positions)
@@ -466,6 +481,21 @@ class MultiHeadAttention(nn.Module):
     # Only the features that are multiplied with the shared key are rotated.
     own, shared = jnp.split(x, [x.shape[-1] - width], axis=-1)
     return jnp.concatenate([own, self._rotate(shared, positions)], axis=-1)
+
+  def _with_temperature(self, query, positions):
+    """Multiplies queries by the factor of their positions."""
+    config = self.config
+    if config.query_temperature == "none":
+      return query
+    if config.query_temperature == "log":
+      factor = (
+        jnp.log(positions + 1.0)[..., None] * self.temperature_scale[None, None]
+      )
+    else:
+      length = cast(int, config.temperature_length)
+      steps = jnp.asarray(positions) // length
+      factor = 1.0 + config.temperature_rate * jnp.log1p(steps)[..., None]
+    return query * factor[..., None].astype(query.dtype)
 
   def _repeat_heads(self, x):
     """Repeats queries or keys that several heads share, once for each head."""
@@ -529,8 +559,13 @@ class MultiHeadAttention(nn.Module):
       out = orthogonal_part(out, value)
     if kind in ("rms", "group"):
       out = self.out_norm(out)
+    if kind == "rms_joint_first":
+      joint = out.reshape(*out.shape[:2], -1)
+      out = self.out_norm(joint).reshape(out.shape)
     if gate != "none":
       function = getattr(jax.nn, gate.removesuffix("_head"))
+      if self.config.output_gate_rank is not None:
+        inputs = self.gate_down(inputs)
       gates = function(self.gate(inputs))
       out = out * gates.reshape(*out.shape[:3], -1)
     out = out.reshape(*out.shape[:2], -1)

@@ -221,23 +221,27 @@ def lightning(
   value: ArrayLike,
   *,
   depth: float = 0.0,
+  slopes: str = "alibi",
   **call: Any,
 ) -> Result:
   """MiniMax-01: head n of N decays by exp(−2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)).
 
   Paper: arXiv:2501.08313, section 2.2, for N a power of two. For other N, heads beyond
-  the largest power of two P ≤ N have every other slope of 2P heads, as in ALiBi.
+  the largest power of two P ≤ N have every other slope of 2P heads, as in ALiBi; with
+  `slopes` 'geometric', as in transformers, the formula is that of any N.
   """
   num_heads = np.shape(query)[2]
   power = 1 << (num_heads.bit_length() - 1)
-  slopes = [
+  if slopes == "geometric":
+    power = num_heads
+  rates = [
     2.0
     ** (
       -8 * (n + 1) / power if n < power else -4 * (2 * (n - power) + 1) / power
     )
     for n in range(num_heads)
   ]
-  decay = -np.array(slopes) * (1.0 - depth + 1e-5)
+  decay = -np.array(rates) * (1.0 - depth + 1e-5)
   decay = np.broadcast_to(decay, np.shape(query)[:3])
   return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
 
@@ -348,16 +352,24 @@ def kimi_delta(
   *,
   step_down: ArrayLike,
   step_up: ArrayLike,
+  lower_bound: float | None = None,
   **rest: Any,
 ) -> Result:
   """Kimi Delta Attention: `gated_delta` with decays per channel.
 
   Its `step_kernel` is `step_down` `[F, R]` times `step_up` `[R, N, H]`, and its
-  `step_bias` is `[N, H]`. Paper: arXiv:2510.26692, section 4.
+  `step_bias` is `[N, H]`. With a bound L, log decays are L · sigmoid(e^A (x·W + b)).
+  Paper: arXiv:2510.26692, section 4.
   """
   down, up = shared.as_float64(step_down, step_up)
-  rest["step_kernel"] = np.tensordot(down, up, 1)
-  return gated_delta(query, key, value, **rest)
+  kernel = np.tensordot(down, up, 1)
+  if lower_bound is None:
+    return gated_delta(query, key, value, step_kernel=kernel, **rest)
+  bias, log_rate = rest.pop("step_bias"), rest.pop("log_rate")
+  steps = linear(rest["inputs"], kernel, bias, call=rest)
+  rate = np.exp(np.asarray(log_rate, np.float64))[:, None]
+  decay = lower_bound * sigmoid(rate * steps)
+  return delta(query, key, value, log_decay=decay, **rest)
 
 
 def comba(

@@ -112,16 +112,42 @@ def step_params(
 
 def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
   """Δ = softplus(x · W + b) per head, or with W₁ · W₂ per channel."""
+  return jax.nn.softplus(_step_logits(params, inputs))
+
+
+def _step_logits(params, inputs):
+  """X · W + b per head, or with W₁ · W₂ per channel."""
   kernels = "step_kernel", "step_down", "step_up"
   kernels = [params[name] for name in kernels if name in params]
-  steps = project(inputs, *kernels)
-  return jax.nn.softplus(steps + params["step_bias"][None, None])
+  return project(inputs, *kernels) + params["step_bias"][None, None]
 
 
 def step_decay(params: Params, inputs: Float[Array, "B T F"]) -> Array:
   """The log decays −Δ e^A per head or channel, with one A per head."""
-  steps, rate = step(params, inputs), jnp.exp(params["log_rate"])
-  return -steps * rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
+  steps = step(params, inputs)
+  return -steps * _rate_like(params, steps)
+
+
+def bounded_decay(lower_bound: float) -> Gate:
+  """The log decays L · sigmoid(e^A (x · W + b)), between the bound L < 0 and 0.
+
+  Raises:
+    ValueError: `lower_bound` is not below 0.
+  """
+  if not lower_bound < 0.0:
+    raise ValueError(f"lower_bound: expected below 0, got {lower_bound!r}")
+
+  def decay(params, inputs):
+    logits = _step_logits(params, inputs)
+    return lower_bound * jax.nn.sigmoid(logits * _rate_like(params, logits))
+
+  return decay
+
+
+def _rate_like(params, steps):
+  """e^A of each head, for arrays per head or per channel."""
+  rate = jnp.exp(params["log_rate"])
+  return rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
 
 
 def check_given(name: str, call: Mapping[str, Any], *options: str) -> None:

@@ -46,7 +46,7 @@ def describe(
     mlp_bias=False,
   )
   has_bias = family.flag(theirs, "attention_bias", False)
-  mechanism = _latent(rank, shared, has_bias)
+  mechanism = latent(rank, shared, has_bias)
   if has_indexer:
     count = family.size(theirs, "num_hidden_layers")
     family.only(theirs, layer_types=["indexed_attention"] * count)
@@ -143,72 +143,79 @@ def _scale(width: int, scaling: Any) -> float | None:
   return temperature**2 / math.sqrt(width)
 
 
-def _latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
+def latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
+  """Returns the mechanism, with a bias of its first projection or without."""
   options = {"rank": rank, "shared_dim": shared, "down_bias": has_bias}
   return AttentionConfig("latent", options)
 
 
 def rows(config: ModelConfig) -> list[Row]:
   """Implements `Family.rows`: Llama's, with low-rank queries, keys and values."""
-  table = [
-    row
-    for row in llama.LLAMA.rows(config)
-    if "self_attn" not in row.theirs or "o_proj" in row.theirs
-  ]
+  table = [row for row in llama.rows() if "self_attn" not in row.theirs]
   table += experts.rows(config)
   table += experts.shared_rows("model.layers.{i}.mlp.shared_experts")
-  slot, width = config.slot, config.query_dim
+  slot = config.slot
   rank, shared = slot.latent_rank or 0, slot.shared_key_dim or 0
-  own = _latent(rank, shared, slot.attention_bias)
+  own = latent(rank, shared, slot.attention_bias)
   for i, mechanism in enumerate(config.layers("decoder_attention")):
-    theirs = f"model.layers.{i}.self_attn"
-    module = f"params/decoder_{i}/self_attention"
-    query = "q_proj" if slot.query_rank is None else "q_b_proj"
-    table += [
-      *family.linear(f"{theirs}.q_a_proj", module[7:] + "/query_down"),
-      *family.norm(f"{theirs}.q_a_layernorm", module[7:] + "/query_down_norm"),
-      Row(
-        f"{theirs}.{query}.weight",
-        (f"{module}/query/kernel",),
-        _paired(width, shared),
-      ),
-    ]
-    # The mechanism has the projections, or the module where another one is in it.
-    is_own = mechanism == own
-    down, bias, scale = (
-      ("attention/down_kernel", "attention/down_bias", "attention/norm_scale")
-      if is_own
-      else ("latent_down/kernel", "latent_down/bias", "latent_down_norm/scale")
+    theirs, module = (
+      f"model.layers.{i}.self_attn",
+      f"decoder_{i}/self_attention",
     )
-    up = (
-      ("attention/value_kernel", "attention/key_kernel")
-      if is_own
-      else ("value/kernel", "key/kernel")
-    )
-    widths = width - shared, slot.value_dim or width
-    table += [
-      Row(
-        f"{theirs}.kv_a_proj_with_mqa.{name}",
-        (f"{module}/{ours}",),
-        _paired(rank + shared, shared),
-      )
-      for name, ours in (("weight", down), ("bias", bias))
-    ]
-    table += [
-      Row(f"{theirs}.kv_a_layernorm.weight", (f"{module}/{scale}",)),
-      Row(
-        f"{theirs}.kv_b_proj.weight",
-        tuple(f"{module}/{name}" for name in up),
-        _keys_and_values(config.num_heads, widths, is_own),
-      ),
-    ]
+    table += latent_rows(theirs, module, config, mechanism == own, shared)
     # Layers without experts have no constants, at which rows of all layers end.
     bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
     table.append(Row(bias, (f"constants/decoder_{i}/mlp/selection_bias",)))
     # An indexer that replaces another mechanism has no low-rank queries.
     if mechanism.name == "dsa" and "query_rank" in mechanism.options:
-      table += _index_rows(theirs, f"{module}/attention/index", mechanism)
+      index = f"params/{module}/attention/index"
+      table += _index_rows(theirs, index, mechanism)
   return table
+
+
+def latent_rows(
+  theirs: str, module: str, layer: ModelConfig, is_own: bool, rotated: int
+) -> list[Row]:
+  """Returns the rows of latent attention.
+
+  Args:
+    theirs: the name of their module.
+    module: the path of ours.
+    layer: the config of the layer.
+    is_own: whether the mechanism has the projections of keys and values; otherwise the
+      module has them, where another mechanism is in it.
+    rotated: the features of the shared key whose pairs are adjacent in files.
+  """
+  slot, width = layer.slot, layer.query_dim
+  rank, shared = slot.latent_rank or 0, slot.shared_key_dim or 0
+  query = "q_proj" if slot.query_rank is None else "q_b_proj"
+  names = (
+    *("attention/down_kernel", "attention/down_bias", "attention/norm_scale"),
+    *("attention/value_kernel", "attention/key_kernel"),
+  )
+  if not is_own:
+    names = (
+      *("latent_down/kernel", "latent_down/bias", "latent_down_norm/scale"),
+      *("value/kernel", "key/kernel"),
+    )
+  down, bias, scale, value, key = (f"params/{module}/{name}" for name in names)
+  layout = _paired(rank + shared, rotated)
+  widths = width - shared, slot.value_dim or width
+  both = _keys_and_values(layer.num_heads, widths, is_own)
+  return [
+    *family.linear(f"{theirs}.o_proj", f"{module}/out"),
+    *family.linear(f"{theirs}.q_a_proj", f"{module}/query_down"),
+    *family.norm(f"{theirs}.q_a_layernorm", f"{module}/query_down_norm"),
+    Row(
+      f"{theirs}.{query}.weight",
+      (f"params/{module}/query/kernel",),
+      _paired(width, rotated),
+    ),
+    Row(f"{theirs}.kv_a_proj_with_mqa.weight", (down,), layout),
+    Row(f"{theirs}.kv_a_proj_with_mqa.bias", (bias,), layout),
+    Row(f"{theirs}.kv_a_layernorm.weight", (scale,)),
+    Row(f"{theirs}.kv_b_proj.weight", (value, key), both),
+  ]
 
 
 def _index_rows(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
+from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, mistral, rotary
@@ -78,12 +79,23 @@ def count(theirs: Mapping[str, Any], default: int, least: int = 0) -> int:
   return [*numbers, default][0]
 
 
-def of_qwen(theirs: Mapping[str, Any], number: int) -> dict[str, Any]:
-  """Returns the fields of the experts of a Qwen, which some layers may not have.
+def of_qwen(
+  theirs: Mapping[str, Any],
+  number: int,
+  per_token: int = 8,
+  width: int = 768,
+  normalize: bool | None = False,
+) -> tuple[dict[str, Any], tuple[int | None, ...]]:
+  """Returns the fields of the experts of a Qwen, and the override of each layer.
+
+  The override is 0 in a layer without experts and None in any other.
 
   Args:
     theirs: `config.json`.
-    number: of experts.
+    number: of experts; 0 is a model without any.
+    per_token: experts of a token in files that do not say it.
+    width: likewise, inside an expert.
+    normalize: likewise, whether weights are normalized; None is always.
 
   Raises:
     ValueError: a layer is named twice.
@@ -92,20 +104,19 @@ def of_qwen(theirs: Mapping[str, Any], number: int) -> dict[str, Any]:
   dense = family.value(theirs, "mlp_only_layers", list[int], ())
   if len({*dense}) < len(dense):
     raise ValueError(f"mlp_only_layers: expected each layer once, got {dense}")
-  fields = {
+  fields: dict[str, Any] = {
     "num_experts": number,
-    "experts_per_token": family.size(theirs, "num_experts_per_tok", 8),
-    "expert_features": family.size(theirs, "moe_intermediate_size", 768),
-    "normalize_weights": family.flag(theirs, "norm_topk_prob", False),
+    "experts_per_token": family.size(theirs, "num_experts_per_tok", per_token),
+    "expert_features": family.size(theirs, "moe_intermediate_size", width),
   }
+  if normalize is not None:
+    is_normalized = family.flag(theirs, "norm_topk_prob", normalize)
+    fields["normalize_weights"] = is_normalized
   layers = range(family.size(theirs, "num_hidden_layers"))
+  if not number:
+    return {}, (None,) * len(layers)
   has_experts = [i not in dense and (i + 1) % every == 0 for i in layers]
-  if not number or not any(has_experts):
-    return {}
-  overrides = tuple(
-    AroundConfig(num_experts=None if x else 0) for x in has_experts
-  )
-  return fields | ({} if all(has_experts) else {"decoder_around": overrides})
+  return fields, tuple(None if x else 0 for x in has_experts)
 
 
 def describe_mixtral(
@@ -121,7 +132,7 @@ def describe_mixtral(
     norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
     num_experts=count(theirs, 8, least=1),
     experts_per_token=family.size(theirs, "num_experts_per_tok", 2),
-    **rotary.choices(theirs, _MIXTRAL_ROTARY),
+    **rotary.choices(theirs, MIXTRAL_ROTARY),
   )
 
 
@@ -129,25 +140,31 @@ def describe_qwen3(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`; all layers have a window, or none."""
+  mechanism = AttentionConfig("dense")
   if family.flag(theirs, "use_sliding_window", False):
     family.size(theirs, "sliding_window", 4096)  # A null is refused.
-    describe, others = mistral.describe, {}
-  else:
-    describe, others = llama.describe, {"mlp_bias": False}
-  return describe(
+    mechanism = mistral.mechanism(theirs, 4096)
+  fields, layers = of_qwen(theirs, count(theirs, 128))
+  if 0 in layers:
+    overrides = tuple(AroundConfig(num_experts=number) for number in layers)
+    fields["decoder_around"] = overrides
+  return llama.describe(
     theirs,
     names,
     head,
+    mlp_bias=False,
+    decoder_attention=mechanism,
     attention_bias=family.flag(theirs, "attention_bias", False),
     num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 4),
     query_key_norm="rms",
     **rotary.choices(theirs),
-    **of_qwen(theirs, count(theirs, 128)),
-    **others,
+    **fields,
   )
 
 
-_MIXTRAL_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=1e6)}
+MIXTRAL_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=1e6)}
+"""Rotary positions of Mixtral."""
+
 _WITHOUT_EFFECT = because(
   "is of what is returned beside logits", "output_router_logits"
 )
@@ -160,7 +177,7 @@ MIXTRAL = llama.LLAMA._replace(
     llama.rows()
     + rows(config, "model.layers.{i}.block_sparse_moe", MIXTRAL_KERNELS)
   ),
-  rotary=_MIXTRAL_ROTARY,
+  rotary=MIXTRAL_ROTARY,
   without_effect={
     **_WITHOUT_EFFECT,
     **because("is of training", "router_jitter_noise"),

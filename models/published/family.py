@@ -67,6 +67,11 @@ class Row(NamedTuple):
   layout: Layout = SAME
   index: int | None = None
 
+  def of_layer(self, i: int) -> "Row":
+    """Returns the row of layer i."""
+    ours = tuple(path.format(i=i) for path in self.ours)
+    return self._replace(theirs=self.theirs.format(i=i), ours=ours)
+
 
 def linear(theirs: str, ours: str) -> list[Row]:
   """Returns the rows of a Linear of PyTorch and our Dense, with or without bias."""
@@ -128,6 +133,8 @@ class Family(NamedTuple):
     prefix: prefix of names that files of the base model omit.
     parts: first words of the names that omit it.
     renamed: `(old, new)` suffixes of names in old files.
+    joined: `(suffix, suffixes)` of a tensor that files have as several, concatenated
+      along the first axis; they are written in chunks of equal size.
     copies: `(name, original)` of tensors that files may have as well.
     unread: regular expressions of tensors that the model does not need, such as
       buffers.
@@ -152,6 +159,7 @@ class Family(NamedTuple):
   prefix: str = ""
   parts: tuple[str, ...] = ()
   renamed: tuple[tuple[str, str], ...] = ()
+  joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
   buffers: Callable[[Any], Mapping[str, np.ndarray]] = lambda config: {}
@@ -183,9 +191,8 @@ def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
       continue
     i = 0
     while _layer(row.ours[0]).format(i=i) in layers:
-      ours = tuple(path.format(i=i) for path in row.ours)
-      if ours[0] in paths:
-        yield row._replace(theirs=row.theirs.format(i=i), ours=ours)
+      if row.of_layer(i).ours[0] in paths:
+        yield row.of_layer(i)
       i += 1
 
 

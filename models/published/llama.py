@@ -17,47 +17,56 @@ def describe(
   theirs: Mapping[str, Any],
   names: Collection[str],
   head: str,
+  length: str = "max_position_embeddings",
   **others: Any,
 ) -> Described:
-  """Implements `Family.describe`; `others` are the fields in which a family differs."""
+  """Implements `Family.describe`; `others` are the fields in which a family differs.
+
+  Args:
+    theirs: `config.json`.
+    names: of its tensors.
+    head: ours.
+    length: the key of the longest sequence.
+    **others: values of config fields, whose keys are not read.
+  """
   del names
   family.only(theirs, rope_interleaved=False)
   vocab_size = family.size(theirs, "vocab_size")
   heads = family.size(theirs, "num_attention_heads")
   # A key that the family replaces is not read: it has no effect there.
   read: dict[str, Callable[[], Any]] = {
+    "num_heads": lambda: heads,
     "head_dim": lambda: family.optional_size(theirs, "head_dim"),
     "num_kv_heads": lambda: (
       family.optional_size(theirs, "num_key_value_heads") or heads
     ),
     "attention_bias": lambda: family.flag(theirs, "attention_bias", False),
+    "mlp_features": lambda: family.size(theirs, "intermediate_size"),
     "mlp_bias": lambda: family.flag(theirs, "mlp_bias", False),
     "activation": lambda: family.activation(theirs, "hidden_act", "silu"),
     "norm_epsilon": lambda: family.number(theirs, "rms_norm_eps", 1e-6),
     "tie_embeddings": lambda: family.flag(theirs, "tie_word_embeddings", False),
   }
   choices: dict[str, Any] = {
+    "position": "rotary",
     "norm": "pre",
     "norm_kind": "rms",
     "embedding_scale": 1.0,
     **{name: value() for name, value in read.items() if name not in others},
   }
-  if not {"rotary_theta", "decoder_around"} & {*others}:
+  if not {"rotary_theta", "decoder_around", "position"} & {*others}:
     choices |= rotary.choices(theirs)
   config = nested.make(
     ModelConfig,
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
-    num_heads=heads,
     features=family.size(theirs, "hidden_size"),
-    mlp_features=family.size(theirs, "intermediate_size"),
     gated=True,
-    position="rotary",
     head=head,
     **choices | others,
   )
-  length = family.size(theirs, "max_position_embeddings")
-  return Described(config, vocab_size, vocab_size, length)
+  longest = family.size(theirs, length)
+  return Described(config, vocab_size, vocab_size, longest)
 
 
 NEAR = "sliding_attention"
@@ -71,6 +80,7 @@ def windows(
   theirs: Mapping[str, Any],
   kinds: Sequence[str],
   options: Mapping[str, Any] = MappingProxyType({}),
+  default: int = 4096,
 ) -> tuple[AttentionConfig, ...]:
   """Returns the mechanisms of layers of types `NEAR` and `EXACT`.
 
@@ -78,11 +88,12 @@ def windows(
     theirs: `config.json`.
     kinds: of the layers.
     options: of all mechanisms.
+    default: the window in files that have none.
   """
   exact = AttentionConfig("dense", options)
   if NEAR not in kinds:
     return (exact,)
-  local, window = exact, family.size(theirs, "sliding_window", 4096)
+  local, window = exact, family.size(theirs, "sliding_window", default)
   if window <= family.size(theirs, "max_position_embeddings"):
     sides = {"window": (window - 1, 0)}
     local = AttentionConfig("sliding_window", {**options, **sides})

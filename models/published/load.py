@@ -15,7 +15,7 @@ from attention import mechanism as mechanisms
 from models import nested
 from models.api import create, forward
 from models.attention_config import NEEDS, AttentionConfig, Layers
-from models.published import files, weights
+from models.published import files, texts, weights
 from models.published.catalog import FAMILIES, READERS, find
 from models.published.family import Described, Family
 from models.published.inputs import to_batch
@@ -176,6 +176,12 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     theirs = files.read_config(folder)
   else:
     theirs, arrays = _written(READERS["run"](folder))
+  has_images = texts.is_multimodal(theirs)
+  if has_images:
+    try:
+      theirs = texts.text_config(theirs)
+    except ValueError as error:
+      raise ValueError(f"{folder / files.CONFIG}: {error}") from None
   keys = Keys(theirs)
   family, architecture = _architecture(folder, keys)
   raw = (
@@ -183,6 +189,8 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     if arrays is None
     else {name: files.Tensor(x, folder) for name, x in arrays.items()}
   )
+  if has_images:
+    raw = texts.text_tensors(raw)
   tensors, head = _tidied(family, raw), family.architectures[architecture]
   try:
     described = family.describe(keys, weights.own(family, tensors), head)
@@ -253,6 +261,7 @@ def _written(p: Pretrained) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """`config.json` and the tensors of a model."""
   family, ours = FAMILIES[p.family], p.model.config
   arrays = weights.write(family, p.model, p.variables)
+  _separate(family, arrays)
   head = family.architectures[p.architecture]
   if head == "hidden":  # A base model's names have no prefix.
     arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
@@ -408,4 +417,25 @@ def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
     if new in tidied:
       raise ValueError(f"{tensor.file}: {name} is there twice, under two names")
     tidied[new] = tensor
+  for whole, suffixes in family.joined:
+    for first in [name for name in tidied if name.endswith(suffixes[0])]:
+      place = first.removesuffix(suffixes[0])
+      parts = [place + suffix for suffix in suffixes]
+      if all(part in tidied for part in parts):
+        arrays = [tidied[part].array for part in parts]
+        file = tidied[first].file
+        tidied[place + whole] = files.Tensor(np.concatenate(arrays), file)
+        for part in parts:
+          del tidied[part]
   return tidied
+
+
+def _separate(family: Family, arrays: dict[str, np.ndarray]) -> None:
+  """Replaces joined tensors by the several that files have, as transformers does."""
+  for whole, suffixes in family.joined:
+    for name in [name for name in arrays if name.endswith(whole)]:
+      array, count = arrays.pop(name), len(suffixes)
+      size = -(-len(array) // count)
+      parts = np.split(array, [size * i for i in range(1, count)])
+      for suffix, part in zip(suffixes, parts, strict=True):
+        arrays[name.removesuffix(whole) + suffix] = part

@@ -1,10 +1,10 @@
-"""Mistral: Jiang et al., arXiv:2310.06825."""
+"""Mistral: Jiang et al., arXiv:2310.06825; Ministral 3, arXiv:2601.08584."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.attention_config import AttentionConfig
-from models.published import family, llama
+from models.published import family, llama, rotary
 from models.published.family import Described
 
 
@@ -24,13 +24,24 @@ def describe(
     window: in files that have none.
     **others: the fields in which a family differs.
   """
-  others = {"attention_bias": False, "mlp_bias": False} | others
-  window = family.optional_size(theirs, "sliding_window", window)
-  if window and window <= family.size(theirs, "max_position_embeddings"):
-    others["decoder_attention"] = AttentionConfig(
-      "sliding_window", {"window": (window - 1, 0)}
-    )
+  biases = {"attention_bias": False, "mlp_bias": False}
+  others = {**biases, "decoder_attention": mechanism(theirs, window), **others}
   return llama.describe(theirs, names, head, **others)
+
+
+def mechanism(
+  theirs: Mapping[str, Any], default: int | None
+) -> AttentionConfig:
+  """Returns the mechanism of all layers: exact, or with a window.
+
+  Args:
+    theirs: `config.json`.
+    default: the window in files that have none.
+  """
+  window = family.optional_size(theirs, "sliding_window", default)
+  if window and window <= family.size(theirs, "max_position_embeddings"):
+    return AttentionConfig("sliding_window", {"window": (window - 1, 0)})
+  return AttentionConfig("dense")
 
 
 MISTRAL = llama.LLAMA._replace(
@@ -39,3 +50,43 @@ MISTRAL = llama.LLAMA._replace(
   describe=describe,
 )
 """Llama whose queries see a window of preceding keys."""
+
+_YARN: rotary.LayerTypes = {
+  None: rotary.Rotary(
+    default=None, ignored=("llama_4_scaling_beta", "max_position_embeddings")
+  )
+}
+
+
+def describe_with_temperature(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe` for Ministral 3."""
+  choices = rotary.choices(theirs, _YARN)
+  parameters = theirs.get("rope_parameters") or {}
+  kind = "yarn"
+  family.only(parameters, rope_type=kind, type=kind)
+  return describe(
+    theirs,
+    names,
+    head,
+    window=None,
+    head_dim=family.optional_size(theirs, "head_dim", 128),
+    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 8),
+    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
+    query_temperature="steps",
+    temperature_rate=family.number(parameters, "llama_4_scaling_beta", None),
+    temperature_length=family.size(
+      parameters, "original_max_position_embeddings"
+    ),
+    **choices,
+  )
+
+
+MINISTRAL3 = MISTRAL._replace(
+  name="ministral3",
+  architectures={"Ministral3ForCausalLM": "tokens"},
+  describe=describe_with_temperature,
+  rotary=_YARN,
+)
+"""Mistral whose queries grow with the position."""

@@ -1,6 +1,8 @@
-"""Qwen3-Next without experts: Qwen Team, 2025; Yang et al., arXiv:2412.06464."""
+"""Qwen3-Next and Qwen3.5: Qwen Team, 2025 and 2026; Yang et al., arXiv:2412.06464."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+import functools
 from types import MappingProxyType
 from typing import Any
 
@@ -9,12 +11,18 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
-from models.published import family, llama, mamba2, rotary
+from models.published import experts, family, llama, mamba2, rotary
 from models.published.family import Described, Layout, Row
 from models.published.keys import because
 from models.short_convolution import WIDTH
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.25)}
+# All sections of the positions of images are equal for text.
+_TEXT_ROTARY: rotary.LayerTypes = {
+  None: rotary.Rotary(
+    whole=0.25, ignored=("mrope_section", "mrope_interleaved")
+  )
+}
 _RECURRENT = "linear_attention"
 _MECHANISMS = MappingProxyType(
   {
@@ -27,33 +35,79 @@ _MECHANISMS = MappingProxyType(
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """Implements `Family.describe`; the config is that of a layer of exact attention."""
+  """Implements `Family.describe` for Qwen3-Next."""
+  number = experts.count(theirs, 512)
+  fields, layers = experts.of_qwen(theirs, number, 10, 512, normalize=True)
+  shared = _shared(theirs) if number else {}
+  return hybrid(theirs, names, head, _ROTARY, layers, **fields, **shared)
+
+
+def describe_dense(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe` for Qwen3.5 without experts."""
+  heads = family.optional_size(theirs, "num_key_value_heads", 4)
+  return hybrid(theirs, names, head, _TEXT_ROTARY, num_kv_heads=heads)
+
+
+def describe_sparse(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe` for Qwen3.5 with experts in every layer."""
+  family.only(theirs, decoder_sparse_step=1, mlp_only_layers=[])
+  number = experts.count(theirs, 256, least=1)
+  fields, _ = experts.of_qwen(theirs, number, 8, 512, normalize=None)
+  fields["mlp_features"] = fields["expert_features"]
+  fields |= _shared(theirs)
+  return hybrid(theirs, names, head, _TEXT_ROTARY, **fields)
+
+
+def _shared(theirs: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields of the network that all tokens pass through."""
+  width = family.size(theirs, "shared_expert_intermediate_size", 512)
+  return {"shared_features": width, "shared_gate": True}
+
+
+def hybrid(
+  theirs: Mapping[str, Any],
+  names: Collection[str],
+  head: str,
+  types: rotary.LayerTypes,
+  layers: Sequence[int | None] = (),
+  **others: Any,
+) -> Described:
+  """Describes a decoder whose config is that of a layer of exact attention.
+
+  Args:
+    theirs: `config.json`.
+    names: of its tensors.
+    head: ours.
+    types: rotary positions of the family.
+    layers: overrides of the number of experts of every layer; empty is none.
+    **others: the fields in which a family differs.
+  """
   # With another activation the two convolutions of transformers, with its fast
   # kernels and without, are not the same.
   family.only(theirs, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
-  experts = theirs.get("num_experts", 512)  # Its own default.
-  if experts != 0 or isinstance(experts, bool):
-    raise ValueError(
-      "num_experts: expected 0, as only feed-forward layers without experts "
-      f"are known here, got {experts!r}"
-    )
+  family.only(theirs, attn_output_gate=True)
   every = family.size(theirs, "full_attention_interval", 4)
   kinds = llama.layer_types(theirs, _RECURRENT, llama.last_of(every))
-  overrides = {llama.EXACT: AroundConfig(), _RECURRENT: _recurrent(theirs)}
-  return llama.describe(
-    theirs,
-    names,
-    head,
-    num_kv_heads=family.size(theirs, "num_key_value_heads", 2),
-    head_dim=family.size(theirs, "head_dim", 256),
-    mlp_bias=False,
-    norm_kind="rms_from_one",
-    query_key_norm="rms_from_one",
-    output_gate="sigmoid",
-    **rotary.choices(theirs, _ROTARY),
-    decoder_attention=tuple(_MECHANISMS[kind] for kind in kinds),
-    decoder_around=tuple(overrides[kind] for kind in kinds),
-  )
+  by_kind = {llama.EXACT: AroundConfig(), _RECURRENT: _recurrent(theirs)}
+  choices: dict[str, Any] = {
+    "num_kv_heads": family.optional_size(theirs, "num_key_value_heads", 2),
+    "head_dim": family.size(theirs, "head_dim", 256),
+    "mlp_bias": False,
+    "norm_kind": "rms_from_one",
+    "query_key_norm": "rms_from_one",
+    "output_gate": "sigmoid",
+    "decoder_attention": tuple(_MECHANISMS[kind] for kind in kinds),
+    "decoder_around": tuple(
+      dataclasses.replace(by_kind[kind], num_experts=number)
+      for kind, number in zip(kinds, layers or [None] * len(kinds), strict=True)
+    ),
+    **rotary.choices(theirs, types),
+  }
+  return llama.describe(theirs, names, head, **choices | others)
 
 
 def _recurrent(theirs: Mapping[str, Any]) -> AroundConfig:
@@ -74,11 +128,17 @@ def _recurrent(theirs: Mapping[str, Any]) -> AroundConfig:
   )
 
 
-def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with other projections in every layer."""
+def rows(config: ModelConfig, is_split: bool = False) -> list[Row]:
+  """Implements `Family.rows`: Llama's, with other projections in every layer.
+
+  Args:
+    config: of the model.
+    is_split: whether the projections of Gated DeltaNet are separate tensors.
+  """
   shared = [
     row for row in llama.LLAMA.rows(config) if "self_attn" not in row.theirs
   ]
+  shared += experts.rows(config) + experts.shared_rows()
   mechanisms = config.layers("decoder_attention")
   for i, layer in enumerate(config.decoder_configs):
     theirs, module = f"model.layers.{i}", f"decoder_{i}/self_attention"
@@ -86,16 +146,17 @@ def rows(config: ModelConfig) -> list[Row]:
     if not layer.slot.short_convolution:
       shared += _exact_rows(f"{theirs}.self_attn", module, layer)
       continue
-    shared += _recurrent_rows(f"{theirs}.linear_attn", module, layer)
+    theirs = f"{theirs}.linear_attn"
+    shared += _recurrent_rows(theirs, module, layer, is_split)
     # Another mechanism may have variables of the same names.
     if mechanisms[i].name == _MECHANISMS[_RECURRENT].name:
-      shared += _gate_rows(f"{theirs}.linear_attn", module, layer)
+      shared += _gate_rows(theirs, module, layer, is_split)
   return shared
 
 
 def _exact_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
   """The rows of exact attention; each head has its query and then its gate."""
-  layout = _grouped(layer.num_heads, (layer.query_dim,) * 2)
+  layout = grouped(layer.num_heads, (layer.query_dim,) * 2)
   return [
     *(
       Row(
@@ -113,20 +174,35 @@ def _exact_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
   ]
 
 
-def _recurrent_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
-  """The rows of the projections of a Gated DeltaNet, grouped by heads of keys."""
+def _recurrent_rows(
+  theirs: str, module: str, layer: ModelConfig, is_split: bool
+) -> list[Row]:
+  """The rows of the projections of a Gated DeltaNet.
+
+  They are grouped by heads of keys in one tensor, or are several tensors.
+  """
   module = f"params/{module}"
   groups = layer.slot.num_qk_heads or layer.num_heads
   key_dim, value_dim = layer.query_dim, layer.slot.value_dim or layer.query_dim
   keys, values = groups * key_dim, layer.num_heads * value_dim
   group_width = values // groups
   names = ("query", "key", "value")
+  kernels = tuple(f"{module}/{name}/kernel" for name in (*names, "gate"))
+  if is_split:
+    projections = [
+      Row(
+        f"{theirs}.in_proj_qkv.weight",
+        kernels[:3],
+        grouped(1, (keys, keys, values)),
+      ),
+      Row(f"{theirs}.in_proj_z.weight", kernels[3:], family.TRANSPOSED),
+    ]
+  else:
+    widths = (key_dim, key_dim, group_width, group_width)
+    layout = grouped(groups, widths)
+    projections = [Row(f"{theirs}.in_proj_qkvz.weight", kernels, layout)]
   return [
-    Row(
-      f"{theirs}.in_proj_qkvz.weight",
-      tuple(f"{module}/{name}/kernel" for name in (*names, "gate")),
-      _grouped(groups, (key_dim, key_dim, group_width, group_width)),
-    ),
+    *projections,
     Row(
       f"{theirs}.conv1d.weight",
       tuple(f"{module}/{name}_short_convolution/kernel" for name in names),
@@ -139,23 +215,29 @@ def _recurrent_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
   ]
 
 
-def _gate_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
+def _gate_rows(
+  theirs: str, module: str, layer: ModelConfig, is_split: bool
+) -> list[Row]:
   """The rows of the gates of a Gated DeltaNet."""
   own = f"params/{module}/attention"
   groups = layer.slot.num_qk_heads or layer.num_heads
+  kernels = (f"{own}/rate_kernel", f"{own}/step_kernel")
+  layout = grouped(groups, (layer.num_heads // groups,) * 2)
+  projections = [Row(f"{theirs}.in_proj_ba.weight", kernels, layout)]
+  if is_split:
+    projections = [
+      Row(f"{theirs}.in_proj_{name}.weight", (kernel,), family.TRANSPOSED)
+      for name, kernel in zip("ba", kernels, strict=True)
+    ]
   return [
-    Row(
-      f"{theirs}.in_proj_ba.weight",
-      (f"{own}/rate_kernel", f"{own}/step_kernel"),
-      _grouped(groups, (layer.num_heads // groups,) * 2),
-    ),
+    *projections,
     Row(f"{theirs}.dt_bias", (f"{own}/step_bias",)),
     Row(f"{theirs}.A_log", (f"{own}/log_rate",)),
   ]
 
 
-def _grouped(groups: int, widths: tuple[int, ...]) -> Layout:
-  """The layout of several kernels in one Linear whose groups have these widths.
+def grouped(groups: int, widths: tuple[int, ...]) -> Layout:
+  """Returns the layout of several kernels in one Linear whose groups have these widths.
 
   It serves weights and biases.
   """
@@ -173,6 +255,16 @@ def _grouped(groups: int, widths: tuple[int, ...]) -> Layout:
   return Layout(read, write)
 
 
+_WITHOUT_EFFECT = {
+  **because("is of what is returned beside logits", "output_router_logits"),
+  **because("is said by layer_types", "full_attention_interval"),
+  **because("is of how the same numbers are computed", "mamba_ssm_dtype"),
+  **because(
+    "is of layers that predict several tokens at once",
+    "mtp_num_hidden_layers mtp_use_dedicated_embeddings",
+  ),
+}
+
 QWEN3_NEXT = llama.LLAMA._replace(
   name="qwen3_next",
   architectures={"Qwen3NextForCausalLM": "tokens"},
@@ -180,14 +272,36 @@ QWEN3_NEXT = llama.LLAMA._replace(
   rows=rows,
   rotary=_ROTARY,
   without_effect={
+    **_WITHOUT_EFFECT,
+    # They are read, and have no effect if num_experts is 0.
     **because(
       "is of experts",
       "decoder_sparse_step moe_intermediate_size norm_topk_prob mlp_only_layers "
-      "num_experts_per_tok output_router_logits shared_expert_intermediate_size",
+      "num_experts_per_tok shared_expert_intermediate_size",
     ),
-    **because("is said by layer_types", "full_attention_interval"),
   },
   # Layers that predict several tokens at once, which transformers leaves out.
   unread=(*llama.LLAMA.unread, r"mtp\..*"),
 )
 """Three layers of Gated DeltaNet for each layer of exact attention with a gate."""
+
+QWEN3_5 = QWEN3_NEXT._replace(
+  name="qwen3_5_text",
+  architectures={"Qwen3_5ForCausalLM": "tokens"},
+  describe=describe_dense,
+  rows=functools.partial(rows, is_split=True),
+  rotary=_TEXT_ROTARY,
+  without_effect=_WITHOUT_EFFECT,
+)
+"""Qwen3-Next without experts, with separate projections."""
+
+QWEN3_5_MOE = QWEN3_5._replace(
+  name="qwen3_5_moe_text",
+  architectures={"Qwen3_5MoeForCausalLM": "tokens"},
+  describe=describe_sparse,
+  without_effect={
+    **_WITHOUT_EFFECT,
+    **because("is of layers without experts", "intermediate_size"),
+  },
+)
+"""Qwen3.5 with experts in every layer."""

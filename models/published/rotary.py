@@ -23,6 +23,7 @@ class Rotary(NamedTuple):
     whole: that fraction in files without it; None if it is always 1.
     scaled: whether version 4's `rope_scaling` applies to these layers.
     type_key: name of the type in it, in version 4.
+    ignored: keys of a set that change no positions of text.
   """
 
   theta: tuple[str, ...] = ("rope_theta",)
@@ -31,6 +32,7 @@ class Rotary(NamedTuple):
   whole: float | None = None
   scaled: bool = True
   type_key: str = "rope_type"
+  ignored: tuple[str, ...] = ()
 
 
 LayerTypes = Mapping[str | None, Rotary]
@@ -59,6 +61,8 @@ def choices(
     raise ValueError(
       f"partial_rotary_factor: expected 1.0 in this family, got {share!r}"
     )
+  for name in types[kind].ignored:
+    options.pop(name, None)
   if rope_type == "dynamic":
     length = family.size(theirs, "max_position_embeddings")
     options["max_position_embeddings"] = length
@@ -170,6 +174,9 @@ def _named(name: str, given: Any) -> dict[str, Any]:
     )
   if given and given.get("rope_theta", 1.0) is None:
     raise ValueError(f"{name}: rope_theta: expected a number, got null")
+  if given and given.get("truncate", True) is None:
+    # transformers takes a null for false, and its absence for true.
+    raise ValueError(f"{name}: truncate: expected true or false, got null")
   named = {k: x for k, x in (given or {}).items() if x is not None}
   kinds = {str(named.pop(x)) for x in ("rope_type", "type") if x in named}
   if len(kinds) > 1:

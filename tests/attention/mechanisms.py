@@ -444,6 +444,7 @@ MECHANISMS = (
   _recurrent(delta),
   _recurrent(gated_delta, max_rate=2.0),
   _recurrent(kimi_delta, rank=3),
+  _recurrent(kimi_delta, rank=3, lower_bound=-5.0),
   _recurrent(comba, max_rate=2.0),
   _recurrent(gated_delta_2, rank=3),
   _recurrent(delta_product, delta_product_definition),

@@ -1,6 +1,7 @@
 """The functions of the recurrence are their definitions."""
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from attention import (
   delta_product_attention,
   delta_rule_attention,
   gated_linear_attention,
+  kimi_delta,
   lightning,
   rwkv7_attention,
 )
@@ -309,11 +311,35 @@ def test_what_does_not_fit_is_told(change, message):
     compiled(delta_rule_attention, **flags)(given)
 
 
-def test_lightning_has_slopes_for_any_number_of_heads():
+def test_a_lower_bound_of_decays_is_that_of_transformers():
+  path = pathlib.Path(__file__).parent / "kimi_gate.npz"
+  with np.load(path) as arrays:
+    theirs = dict(arrays)
+  heads = theirs["A_log"].shape[0]
+  params = {
+    "rate_kernel": np.zeros((7, heads), np.float32),
+    "step_down": theirs["f_a_proj.weight"].T,
+    "step_up": theirs["f_b_proj.weight"].T.reshape(4, heads, 4),
+    "step_bias": theirs["dt_bias"].reshape(heads, 4),
+    "log_rate": theirs["A_log"],
+  }
+  gates = kimi_delta(lower_bound=-3.5).gates(
+    {"params": params}, theirs["inputs"]
+  )
+  np.testing.assert_allclose(
+    gates["log_decay"], theirs["log_decay"], rtol=1e-5, atol=1e-6
+  )
+  with pytest.raises(ValueError, match=r"^lower_bound: expected below 0"):
+    kimi_delta(lower_bound=0.0)
+
+
+@pytest.mark.parametrize("slopes", ["alibi", "geometric"])
+def test_lightning_has_slopes_for_any_number_of_heads(slopes):
   rng = np.random.default_rng(0)
   qkv = rng.standard_normal((3, 1, 9, 3, 4), np.float32)
-  apply = functools.partial(lightning(depth=0.5).apply, {}, is_causal=True)
-  expected = recurrent.lightning(*qkv.astype(float), depth=0.5)
+  options = {"depth": 0.5, "slopes": slopes}
+  apply = functools.partial(lightning(**options).apply, {}, is_causal=True)
+  expected = recurrent.lightning(*qkv.astype(float), **options)
   np.testing.assert_allclose(
     jax.jit(apply)(*qkv), expected, rtol=1e-5, atol=1e-6
   )

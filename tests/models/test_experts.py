@@ -434,6 +434,10 @@ def test_configs_that_do_not_fit():
   )
   assert_refused(
     decoder,
+    (
+      "decoder_around[0].norm",
+      {"norm": "post", "decoder_around": (models.AroundConfig(norm="pre"),)},
+    ),
     {"gate_limit": 1.0},
     ("num_experts", {**some, "mlp_features": 0}),
     (

@@ -45,6 +45,28 @@ def draw_experts(model, gain, seed):
       weight.copy_(value)
 
 
+def multimodal(name, kind, text):
+  """Writes a folder of a model of images and text, and logits of text alone."""
+  if len(sys.argv) > 1 and name not in sys.argv[1:]:
+    return
+  path = HERE / "multimodal" / name
+  shutil.rmtree(path, ignore_errors=True)
+  made = getattr(transformers, kind)
+  images = {"depth": 1, "hidden_size": 8, "intermediate_size": 6}
+  images |= {"num_heads": 2, "out_hidden_size": text["hidden_size"]}
+  images |= {"num_position_embeddings": 4, "patch_size": 2}
+  tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
+  config = made.config_class(text_config=text, vision_config=images, **tied)
+  model = made(config)
+  draw(model, 5, 1.5)
+  draw_experts(model, 1.5, 5)
+  model.eval().bfloat16().save_pretrained(path)
+  (path / "generation_config.json").unlink(missing_ok=True)
+  tokens = np.random.default_rng(5).integers(5, VOCAB, (2, LENGTH))
+  out = logits(made, path, {}, tokens, None)
+  np.savez_compressed(path / "expected.npz", input_ids=tokens, float32=out)
+
+
 def case(name, kind, config, changes, gain=1.5):
   """Writes a folder.
 
@@ -63,10 +85,16 @@ def case(name, kind, config, changes, gain=1.5):
   model = made(made.config_class(**config))
   draw(model, len(name), gain)
   draw_experts(model, gain, len(name))
-  exact = {x: b for x, b in model.named_buffers() if x.endswith("inv_freq")}
+  # No reader rounds frequencies and decays.
+  exact = {
+    x: b
+    for x, b in model.named_buffers()
+    if x.endswith(("inv_freq", "_decay", "slope_rate"))
+  }
   model.eval().bfloat16()
   for place, buffer in exact.items():
-    model.get_submodule(place.rpartition(".")[0]).inv_freq = buffer
+    place, _, leaf = place.rpartition(".")
+    setattr(model.get_submodule(place), leaf, buffer)
   model.save_pretrained(path)
   (path / "generation_config.json").unlink(missing_ok=True)
   tokens = np.random.default_rng(len(name)).integers(5, VOCAB, (3, LENGTH))
@@ -114,6 +142,7 @@ DECODER = {
   "eos_token_id": 1,
   "pad_token_id": 0,
 }
+EXACT, LINEAR, NEAR = "full_attention", "linear_attention", "sliding_attention"
 THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
 OTHER_THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
 
@@ -178,6 +207,191 @@ def main():
   }
   changes = {"use_sliding_window": False, "sliding_window": 4}
   case("qwen3_moe_windows", "Qwen3MoeForCausalLM", windows, changes)
+  recurrent = DECODER | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "rope_parameters": {
+      "rope_type": "default",
+      "rope_theta": 300.0,
+      "partial_rotary_factor": 0.5,
+    },
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 5,
+    "layer_types": [LINEAR, EXACT, LINEAR, LINEAR],
+  }
+  experts = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 7,
+    "shared_expert_intermediate_size": 9,
+  }
+  quarter = THETA["rope_parameters"] | {"partial_rotary_factor": 0.25}
+  changes = {"rms_norm_eps": 0.3, "rope_parameters": quarter}
+  some = {"norm_topk_prob": False, "mlp_only_layers": [2]}
+  qwen3_next = recurrent | experts | some
+  case(
+    "qwen3_next_experts",
+    "Qwen3NextForCausalLM",
+    qwen3_next,
+    {"norm_topk_prob": True, "num_experts_per_tok": 2, **changes},
+  )
+  qwen3_5 = recurrent | {"attention_bias": True, "tie_word_embeddings": True}
+  case("qwen3_5_text", "Qwen3_5ForCausalLM", qwen3_5, changes)
+  # Sections of the positions of images change nothing of text.
+  sections = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+  case(
+    "qwen3_5_moe_text",
+    "Qwen3_5MoeForCausalLM",
+    recurrent | experts | {"attention_bias": True},
+    {"num_experts_per_tok": 2, "rope_parameters": quarter | sections},
+  )
+  yarn = {
+    "rope_type": "yarn",
+    "rope_theta": 300.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 10,
+  }
+  gpt_oss = DECODER | {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "sliding_window": 5,
+    "swiglu_alpha": 1.3,
+    "swiglu_limit": 0.9,
+    "layer_types": [NEAR, EXACT, NEAR],
+    "rope_parameters": yarn,
+  }
+  case(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    gpt_oss,
+    {
+      "num_experts_per_tok": 2,
+      "sliding_window": 3,
+      "swiglu_alpha": 0.7,
+      "swiglu_limit": 1.5,
+      "layer_types": [EXACT, EXACT, NEAR],
+      "rope_parameters": yarn | {"factor": 9.0},
+    },
+  )
+  others = {"attention_bias": False, "tie_word_embeddings": True}
+  others |= {"layer_types": [EXACT, NEAR, NEAR], "num_local_experts": 4}
+  case(
+    "gpt_oss_tied", "GptOssForCausalLM", gpt_oss | others | THETA, OTHER_THETA
+  )
+  steps = yarn | {
+    "original_max_position_embeddings": 4,
+    "factor": 10.0,
+    "llama_4_scaling_beta": 0.4,
+    "mscale": 0.8,
+    "mscale_all_dim": 0.3,
+    "truncate": True,
+  }
+  ministral3 = DECODER | {
+    "hidden_act": "gelu",
+    "sliding_window": 7,
+    "rope_parameters": steps,
+  }
+  case(
+    "ministral3",
+    "Ministral3ForCausalLM",
+    ministral3,
+    {
+      # The longest sequence changes nothing.
+      "rope_parameters": steps
+      | {"llama_4_scaling_beta": 0.9, "max_position_embeddings": 40},
+      "sliding_window": None,
+    },
+  )
+  olmo = {x: recurrent[x] for x in recurrent if x != "head_dim"} | THETA
+  olmo |= {"hidden_size": 24, "layer_types": [LINEAR, EXACT, LINEAR, EXACT]}
+  olmo |= {"linear_num_key_heads": 3, "linear_num_value_heads": 3}
+  case(
+    "olmo_hybrid",
+    "OlmoHybridForCausalLM",
+    olmo | {"attention_bias": True},
+    {"linear_allow_neg_eigval": False, "rms_norm_eps": 0.3, **OTHER_THETA},
+  )
+  # Files of the authors have no positions.
+  none = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
+  none |= {"linear_allow_neg_eigval": False, "tie_word_embeddings": True}
+  case("olmo_hybrid_none", "OlmoHybridForCausalLM", olmo | none, THETA)
+  factors = {
+    "full_attn_alpha_factor": 1.5,
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_alpha_factor": 1.2,
+    "linear_attn_beta_factor": 0.7,
+    "mlp_alpha_factor": 1.3,
+    "mlp_beta_factor": 0.6,
+  }
+  minimax = (
+    mixtral
+    | factors
+    | {
+      # A number of heads that is no power of two.
+      "num_attention_heads": 6,
+      "num_key_value_heads": 3,
+      "block_size": 4,
+      "num_hidden_layers": 4,
+      "layer_types": [LINEAR, EXACT, LINEAR, LINEAR],
+    }
+  )
+  others = {key: 2 * value for key, value in factors.items()}
+  case(
+    "minimax",
+    "MiniMaxForCausalLM",
+    minimax,
+    {"sliding_window": 3, "hidden_act": "silu", "rms_norm_eps": 0.3, **others},
+    gain=1.0,
+  )
+  kimi = DECODER | {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "layer_types": [LINEAR, EXACT, LINEAR, EXACT],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+    "linear_head_dim": 6,
+    "linear_num_heads": 3,
+    "kv_lora_rank": 9,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 7,
+    "moe_intermediate_size": 5,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+  }
+  del kimi["head_dim"]
+  case(
+    "kimi_linear",
+    "KimiLinearForCausalLM",
+    kimi | {"attention_bias": True, "q_lora_rank": 11},
+    {
+      "routed_scaling_factor": 0.9,
+      "num_experts_per_token": 2,
+      "moe_renormalize": False,
+      "topk_group": 3,
+      "rms_norm_eps": 0.3,
+    },
+  )
+  others = {"tie_word_embeddings": True, "norm_topk_prob": False}
+  case(
+    "kimi_linear_plain",
+    "KimiLinearForCausalLM",
+    kimi | others,
+    {"moe_renormalize": True},
+  )
+  kind = "Qwen3_5ForConditionalGeneration"
+  multimodal("qwen3_5", kind, qwen3_5 | {"tie_word_embeddings": False})
+  kind = "Qwen3_5MoeForConditionalGeneration"
+  text = recurrent | experts | {"tie_word_embeddings": True}
+  multimodal("qwen3_5_moe", kind, text)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
     lower = name.lower()
     if "norm" in lower or ".ln_" in lower or "layer_norm" in lower:
       # Some scales are what they have beyond 1; a norm before a gate has all.
-      from_one = type(model).__name__.startswith(("Gemma", "Qwen3Next"))
+      from_one = type(model).__name__.startswith(
+        ("Gemma", "Qwen3Next", "Qwen3_5")
+      )
       from_one &= not name.endswith("linear_attn.norm.weight")
       base = 1.0 if name.endswith("weight") and not from_one else 0.0
       value = 0.2 * noise + base

@@ -1,0 +1,90 @@
+"""gpt-oss: OpenAI, arXiv:2508.10925."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from models.config import ModelConfig
+from models.published import experts, family, llama, rotary
+from models.published.family import Described, Layout, Row
+from models.published.keys import because
+
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=150000.0)}
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe`; every second layer has a window."""
+  if theirs.get("quantization_config"):
+    raise ValueError(
+      "quantization_config: MXFP4 tensors are not read here; load the folder in "
+      "transformers with Mxfp4Config(dequantize=True), and save it"
+    )
+  if not (theirs.get("rope_parameters") or theirs.get("rope_scaling")):
+    raise ValueError("rope_parameters: missing")
+  per_token = family.size(theirs, "num_experts_per_tok", 4)
+  family.only(theirs, hidden_act="silu", experts_per_token=per_token)
+  kinds = llama.layer_types(theirs, llama.NEAR, llama.last_of(2))
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    head_dim=family.optional_size(theirs, "head_dim", 64),
+    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 8),
+    attention_bias=family.flag(theirs, "attention_bias", True),
+    mlp_bias=True,
+    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
+    num_experts=experts.count(theirs, 128, least=1),
+    experts_per_token=per_token,
+    router_bias=True,
+    gate_slope=family.number(theirs, "swiglu_alpha", 1.702),
+    gate_limit=family.number(theirs, "swiglu_limit", 7.0),
+    gate_offset=1.0,
+    decoder_attention=llama.windows(theirs, kinds, {"sinks": True}, 128),
+    **rotary.choices(theirs, _ROTARY),
+  )
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """Implements `Family.rows`; one tensor has the kernels of all experts."""
+  theirs, ours = "model.layers.{i}", "params/decoder_{i}"
+  mlp, mine = f"{theirs}.mlp.experts", f"{ours}/mlp"
+  table = llama.rows()
+  table += family.linear(f"{theirs}.mlp.router", "decoder_{i}/mlp/router")
+  sinks = f"{ours}/self_attention/attention/sinks"
+  return [
+    *table,
+    Row(f"{theirs}.self_attn.sinks", (sinks,)),
+    *(
+      Row(
+        f"{mlp}.gate_up_proj{suffix}",
+        (f"{mine}/gate_{name}", f"{mine}/hidden_{name}"),
+        _ALTERNATING,
+      )
+      for suffix, name in (("", "kernel"), ("_bias", "bias"))
+    ),
+    Row(f"{mlp}.down_proj", (f"{mine}/out_kernel",)),
+    Row(f"{mlp}.down_proj_bias", (f"{mine}/out_bias",)),
+  ]
+
+
+_ALTERNATING = Layout(
+  lambda x, n: [x[..., start::n] for start in range(n)],
+  lambda xs: np.stack(xs, axis=-1).reshape(*xs[0].shape[:-1], -1),
+)
+"""Several of our variables, whose columns alternate."""
+
+GPT_OSS = llama.LLAMA._replace(
+  name="gpt_oss",
+  architectures={"GptOssForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  rotary=_ROTARY,
+  without_effect={
+    **because("is of what is returned beside logits", "output_router_logits"),
+    **because("is said by other keys", "initial_context_length"),
+  },
+)
+"""Llama with sinks, windows in every second layer, and experts with limited gates."""
