@@ -126,6 +126,10 @@ class SlotConfig:
     global_projections: whether the tokens of `global_indices` have separate
       projections (Longformer).
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
+    shared_norm: whether the feed-forward layer takes the normalized inputs of
+      self-attention, with `parallel` and norm 'pre' (Cohere).
+    residual_scale: factor of the outputs of sub-layers, before they are added
+      (Granite).
     encoder_around: overrides for the layers of kind 'encoder', which take them in
       turn (ModernBERT); None is no overrides.
     rotary_theta: base of the rotary wavelengths.
@@ -152,6 +156,8 @@ class SlotConfig:
   exclusive: bool = False
   global_projections: bool = False
   input_norm: bool = True
+  shared_norm: bool = False
+  residual_scale: float = 1.0
   encoder_around: tuple[AroundConfig, ...] | None = None
   rotary_theta: Theta = 10000.0
   rotary_fraction: Fraction = 1.0

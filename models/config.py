@@ -216,6 +216,11 @@ class ModelConfig:
     """The longest sequence, if longer than its task's."""
     return self.embedding.max_length
 
+  @property
+  def embedding_dim(self) -> int:
+    """E, the width of the embedding tables."""
+    return self.embedding.embedding_dim or self.features
+
   @functools.cached_property
   def added_position(self) -> Callable[..., Any] | None:
     """`(positions, features) -> encodings` to add to embeddings, or None."""
@@ -370,7 +375,7 @@ class ModelConfig:
         f"even width, got {self.features}"
       )
     if self.position != "learned":
-      fields = "position_offset", "position_padding"
+      fields = "position_offset", "position_padding", "position_skips_masked"
       check_unread(self.embedding, fields, f"position is {self.position!r}")
 
   def _check_kind(self):
@@ -379,18 +384,23 @@ class ModelConfig:
       check_unread(self, ("num_decoder_layers",), is_kind)
     if self.layout != "encoder":
       check_unread(self, ("head",), is_kind)
-      fields = "position_offset", "position_padding", "token_types"
+      fields = "position_padding", "token_types"
       check_unread(self.embedding, fields, is_kind)
       check_unread(self.slot, ("global_projections",), is_kind)
     else:
       check_unread(self.slot, ("short_convolution",), is_kind)
     if self.layout != "decoder":
       check_unread(self, ("decoder_around",), is_kind)
+      check_unread(self.embedding, ("position_skips_masked",), is_kind)
+    if self.kind not in KINDS:
+      check_unread(self.embedding, ("embedding_dim",), is_kind)
     if self.kind != "encoder":
       check_unread(self.slot, ("encoder_around",), is_kind)
     if self.norm != "pre":
       is_norm = f"norm is {self.norm!r}"
-      check_unread(self.slot, ("input_norm",), is_norm)
+      check_unread(self.slot, ("input_norm", "shared_norm"), is_norm)
+    if not self.parallel:
+      check_unread(self.slot, ("shared_norm",), "parallel is False")
     if self.head == "tokens":
       fields = ("mean_pooling", "pooler")
     else:

@@ -39,6 +39,8 @@ def describe(
   choices: dict[str, Any] = {
     "norm": "pre",
     "norm_kind": "rms",
+    "gated": True,
+    "position": "rotary",
     "embedding_scale": 1.0,
     **{name: value() for name, value in read.items() if name not in others},
   }
@@ -51,8 +53,6 @@ def describe(
     num_heads=heads,
     features=family.size(theirs, "hidden_size"),
     mlp_features=family.size(theirs, "intermediate_size"),
-    gated=True,
-    position="rotary",
     head=head,
     **choices | others,
   )

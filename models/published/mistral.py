@@ -12,13 +12,24 @@ def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`; the window includes the query itself."""
-  others: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
-  window = family.optional_size(theirs, "sliding_window", 4096)
-  if window and window <= family.size(theirs, "max_position_embeddings"):
-    others["decoder_attention"] = AttentionConfig(
-      "sliding_window", {"window": (window - 1, 0)}
-    )
-  return llama.describe(theirs, names, head, **others)
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    attention_bias=False,
+    mlp_bias=False,
+    decoder_attention=window(theirs, 4096),
+  )
+
+
+def window(
+  theirs: Mapping[str, Any], default: int | None
+) -> AttentionConfig | None:
+  """Returns the mechanism of all layers; None without a window."""
+  size = family.optional_size(theirs, "sliding_window", default)
+  if not size or size > family.size(theirs, "max_position_embeddings"):
+    return None
+  return AttentionConfig("sliding_window", {"window": (size - 1, 0)})
 
 
 MISTRAL = llama.LLAMA._replace(
