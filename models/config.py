@@ -408,6 +408,8 @@ class ModelConfig:
     if self.head == "hidden":
       fields += ("mean_pooling", "head_transform")
     check_unread(self.output, fields, f"head is {self.head!r}")
+    if not self.output.pooler:
+      check_unread(self.output, ("pooler_activation",), "there is no pooler")
     if not self.output.head_transform:
       fields = "transform_bias", "transform_activation"
       check_unread(self.output, fields, "there is no head_transform")

@@ -15,7 +15,7 @@ class Head(nn.Module):
   """Computes logits of tokens, logits of classes, or returns the features.
 
     'tokens'  c · transform(x) · Eᵀ + b, transform(x) = norm(activation(x·W + b))
-    'class'   transform(pooler(x₀)) · C + b, pooler(x) = tanh(x·W + b)
+    'class'   transform(pooler(x₀)) · C + b, pooler(x) = activation(x·W + b)
     'hidden'  x
 
   Transform, pooler and biases are optional. If the tables are narrower than x, the
@@ -80,7 +80,7 @@ class Head(nn.Module):
         shown = None if mask is None else mask[:, :, None]
         first = jnp.mean(x, axis=1, keepdims=True, where=shown)
       if own.pooler:
-        first = jnp.tanh(self.pooler(first))
+        first = self._pool(self.pooler(first))
       if own.head_transform:
         first = self._transformed(first)
       logits = self.classes(first)
@@ -97,6 +97,10 @@ class Head(nn.Module):
       logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
     cap = own.logit_soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+  def _pool(self, x):
+    name = self.config.output.pooler_activation
+    return jnp.tanh(x) if name == "tanh" else ACTIVATIONS[name](x)
 
   def _transformed(self, x):
     config = self.config

@@ -62,7 +62,9 @@ class HeadConfig:
   Attributes:
     mean_pooling: whether classes are computed from the mean of all tokens, not from
       the first token.
-    pooler: a layer with tanh before the classes (BERT).
+    pooler: a layer with an activation before the classes (BERT).
+    pooler_activation: the activation of that layer: 'tanh' (BERT), or one of those of
+      the feed-forward layers.
     head_transform: a layer with activation and norm before the logits of tokens
       (BERT) or of classes (ModernBERT).
     transform_bias: whether that layer has a bias.
@@ -76,6 +78,9 @@ class HeadConfig:
 
   mean_pooling: bool = False
   pooler: bool = False
+  pooler_activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "silu"] = (
+    "tanh"
+  )
   head_transform: bool = False
   transform_bias: bool = True
   transform_activation: str | None = None

@@ -37,6 +37,12 @@ def embedding_rows(theirs: str) -> list[Row]:
   ]
 
 
+def pooler_rows(config: ModelConfig, base: str, classes: str) -> list[Row]:
+  """Returns the rows of a pooler that a classifier has under another name."""
+  theirs = classes if config.head == "class" else base
+  return family.linear(theirs, "head/pooler")
+
+
 def head_rows() -> list[Row]:
   """Returns the rows of the head for tokens."""
   return [
@@ -94,17 +100,23 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
   )
 
 
+def has_pooler(names: Collection[str], head: str) -> bool:
+  """Returns whether a model has a layer before its classes.
+
+  A base model may come with or without it; under masked tokens it is unread.
+  """
+  return head == "class" or (
+    head == "hidden" and any("pooler." in name for name in names)
+  )
+
+
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`."""
-  # A base model may come with or without it; under masked tokens it is unread.
-  pooler = head == "class" or (
-    head == "hidden" and any("pooler." in name for name in names)
-  )
   vocab_size = family.size(theirs, "vocab_size")
   return Described(
-    encoder(theirs, head, pooler=pooler),
+    encoder(theirs, head, pooler=has_pooler(names, head)),
     vocab_size,
     num_labels(theirs) if head == "class" else vocab_size,
     family.size(theirs, "max_position_embeddings"),

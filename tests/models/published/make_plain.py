@@ -57,6 +57,25 @@ def rotary(theta, **more):
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.5}
+ENCODER = {
+  "vocab_size": VOCAB,
+  "hidden_size": 24,
+  "intermediate_size": 37,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 3,
+  "max_position_embeddings": 40,
+  "layer_norm_eps": 1e-3,
+  "hidden_dropout_prob": 0.0,
+}
+DISTILBERT = {
+  "vocab_size": VOCAB,
+  "dim": 24,
+  "hidden_dim": 37,
+  "n_layers": 2,
+  "n_heads": 3,
+  "max_position_embeddings": 40,
+}
+ROBERTA = ENCODER | {"type_vocab_size": 1, "pad_token_id": 4}
 CASES = {
   "gemma": (
     "GemmaForCausalLM",
@@ -144,6 +163,30 @@ CASES = {
       "tie_word_embeddings": False,
     },
   ),
+  "distilbert": ("DistilBertModel", DISTILBERT),
+  "distilbert_masked": (
+    "DistilBertForMaskedLM",
+    DISTILBERT | {"activation": "relu", "dropout": 0.0},
+  ),
+  "distilbert_classes": (
+    "DistilBertForSequenceClassification",
+    DISTILBERT | {"num_labels": 5},
+  ),
+  "electra": ("ElectraModel", ENCODER | {"embedding_size": 24}),
+  "electra_masked": (
+    "ElectraForMaskedLM",
+    ENCODER | {"embedding_size": 10, "hidden_act": "relu"},
+  ),
+  "electra_classes": (
+    "ElectraForSequenceClassification",
+    ENCODER | {"embedding_size": 30, "num_labels": 5},
+  ),
+  "xlm_roberta": ("XLMRobertaModel", ROBERTA | {"pad_token_id": 1}),
+  "xlm_roberta_masked": ("XLMRobertaForMaskedLM", ROBERTA),
+  "xlm_roberta_classes": (
+    "XLMRobertaForSequenceClassification",
+    ROBERTA | {"num_labels": 5},
+  ),
 }
 
 
@@ -186,6 +229,9 @@ CHANGES = {
     {"rope_parameters": None},
   ],
   "opt": [{"activation_function": None}],
+  "distilbert_masked": [{"activation": None}],
+  "electra_masked": [{"hidden_act": None}, {"layer_norm_eps": 0.1}],
+  "xlm_roberta_masked": [{"layer_norm_eps": 0.1}],
 }
 
 
@@ -221,6 +267,8 @@ def main(chosen):
   for number, (name, (kind, config)) in enumerate(CASES.items()):
     if name in chosen or not chosen:
       inputs = padded(number, 23, config.get("pad_token_id", 1))
+      if name.startswith("electra"):
+        inputs["token_type_ids"] = inputs["input_ids"] % 2
       case(HERE / name, kind, config, inputs)
       change(HERE / name, kind)
 

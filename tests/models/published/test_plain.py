@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import models
+from models.published import files
 from tests.models import tiny
 from tests.models.published.test_equality import (
   FOLDERS,
@@ -16,6 +17,7 @@ from tests.models.published.test_equality import (
   compute,
   expected,
   loaded,
+  same,
 )
 
 CHANGES = {
@@ -98,3 +100,14 @@ LONG = {"rope_type": "longrope", "rope_theta": 7.0, "short_factor": [1.0]}
 def test_configs_that_are_not_read(case, values, message, tmp_path):
   path = tmp_path / "config.json"
   assert_not_read(case, tmp_path, f"{path}: {message}", **values)
+
+
+@pytest.mark.parametrize("head", ["", "_masked", "_classes"])
+def test_xlm_roberta_is_roberta_by_another_name(head, tmp_path):
+  case = f"xlm_roberta{head}"
+  theirs = files.read_config(FOLDERS[case])["architectures"][0]
+  names = [theirs.replace("XLMRoberta", "Roberta")]
+  changed(case, tmp_path, architectures=names, model_type="roberta")
+  p = models.load_pretrained(tmp_path)
+  assert p.model == loaded(case).model
+  same(p.variables, loaded(case).variables)
