@@ -71,6 +71,7 @@ from attention.platform import backend
 from attention.positions import (
   alibi_bias,
   alibi_slopes,
+  deberta_buckets,
   rotary,
   rotary_frequencies,
   t5_bias,
@@ -116,6 +117,7 @@ __all__ = [
   "bigbird_random_blocks",
   "causal",
   "comba",
+  "deberta_buckets",
   "delta",
   "delta_product",
   "delta_product_attention",

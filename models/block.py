@@ -11,7 +11,11 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.attention_module_config import SlotConfig
-from models.attention_module_variants import GlobalAttention, ShawAttention
+from models.attention_module_variants import (
+  DisentangledAttention,
+  GlobalAttention,
+  ShawAttention,
+)
 from models.config import ModelConfig
 from models.multi_head_attention import (
   MultiHeadAttention,
@@ -142,6 +146,8 @@ class Block(nn.Module):
         module_type = GlobalAttention
       elif model.position == "shaw":
         module_type = ShawAttention
+      elif model.position == "disentangled":
+        module_type = DisentangledAttention
     return module_type(
       attention=mechanism.build(),
       dims=model.dims(max_length),

@@ -48,6 +48,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 POSITIONS = {
   **ADDED,
   **dict.fromkeys(("learned", "rotary", "t5", "alibi", "shaw", "none")),
+  "disentangled": None,
 }
 """`position` -> the function whose result is added to embeddings, or None."""
 
@@ -94,7 +95,8 @@ class ModelConfig:
       paper.
     attention_dropout_rate: the dropout rate of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
-      'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; 'none'; or
+      'rotary' (Su), 't5', 'alibi', 'shaw' or 'disentangled' (DeBERTa) within
+      self-attention; 'none'; or
       'package.module:function' of `(positions, features)`, which is added.
     norm: 'post' as in the paper, 'pre' with one more norm at the end, 'output',
       which normalizes the output of each sub-layer (OLMo 2), or 'sandwich', which
@@ -374,9 +376,14 @@ class ModelConfig:
         "features: sinusoidal positions pair sines and cosines and need an "
         f"even width, got {self.features}"
       )
+    is_position = f"position is {self.position!r}"
+    if self.position == "disentangled":
+      check_unread(self.slot, ("global_projections",), is_position)
+    else:
+      check_unread(self.slot, ("disentangled",), is_position)
     if self.position != "learned":
       fields = "position_offset", "position_padding", "position_skips_masked"
-      check_unread(self.embedding, fields, f"position is {self.position!r}")
+      check_unread(self.embedding, fields, is_position)
 
   def _check_kind(self):
     is_kind = f"kind is {self.kind!r}"
@@ -435,7 +442,8 @@ class ModelConfig:
           f"{self._layers_with(field)} layers, got {len(mechanisms)}"
         )
       needs = dict(NEEDS[field])
-      if self.position in ("t5", "alibi", "shaw") and "cross" not in needs:
+      tables = "t5", "alibi", "shaw", "disentangled"
+      if self.position in tables and "cross" not in needs:
         needs["relative"] = (
           f"carry relative positions (position '{self.position}')"
         )

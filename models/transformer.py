@@ -149,6 +149,13 @@ class Transformer(nn.Module):
         )
         for stack in stacks
       }
+    if config.position == "disentangled":
+      own = config.slot.disentangled
+      for stack in stacks:
+        positions = table(own.size, features=config.features)
+        setattr(self, f"{stack}_relative_embeddings", positions)
+        if own.norm:
+          setattr(self, f"{stack}_relative_norm", config.make_norm())
     self.head = Head(config, self.target_vocab_size)
     self.dropout = nn.Dropout(config.dropout_rate)
 
@@ -280,13 +287,19 @@ class Transformer(nn.Module):
     return "target", self.max_target_length
 
   def _relative_tables(self, stack: str) -> dict[str, Any]:
-    """The bias by distance that all layers of a stack share."""
+    """The table by distance that all layers of a stack share."""
     config = self.config
     if config.position == "t5":
       distance, is_causal = config.slot.relative_distance, stack == "decoder"
       bias = t5_bias(self.relative_bias[stack], distance, is_causal=is_causal)
     elif config.position == "alibi":
       bias = alibi_bias(config.num_heads, self._side(stack)[1])
+    elif config.position == "disentangled":
+      rows = getattr(self, f"{stack}_relative_embeddings").embedding
+      rows = rows.astype(config.dtype)
+      if config.slot.disentangled.norm:
+        rows = getattr(self, f"{stack}_relative_norm")(rows)
+      return {"relative_embeddings": rows}
     else:
       return {}
     return {"relative_bias": bias}

@@ -1,6 +1,6 @@
 """BERT: Devlin et al., arXiv:1810.04805."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from models import nested
@@ -77,6 +77,15 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
     tie_word_embeddings=True,
   )
   dropout = family.number(theirs, "hidden_dropout_prob", 0.1)
+  # A key that the family replaces is not read.
+  read: dict[str, Callable[[], Any]] = {
+    "norm_epsilon": lambda: family.number(theirs, "layer_norm_eps", 1e-12),
+    "token_types": lambda: family.size(theirs, "type_vocab_size"),
+    "position": lambda: "learned",
+  }
+  choices = {
+    name: value() for name, value in read.items() if name not in others
+  }
   return nested.make(
     ModelConfig,
     kind="encoder",
@@ -87,15 +96,13 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
     activation=family.activation(theirs, "hidden_act", "gelu"),
     attention_bias=True,
     dropout_rate=dropout,
-    position="learned",
     norm="post",
-    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-12),
     embedding_norm=True,
     embedding_scale=1.0,
-    token_types=family.size(theirs, "type_vocab_size"),
     head=head,
     head_transform=head == "tokens",
     head_bias=head != "hidden",
+    **choices,
     **others,
   )
 

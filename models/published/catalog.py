@@ -15,6 +15,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "xlm-roberta": "models.published.roberta:XLM_ROBERTA",
       "distilbert": "models.published.distilbert:DISTILBERT",
       "electra": "models.published.electra:ELECTRA",
+      "deberta-v2": "models.published.deberta_v2:DEBERTA_V2",
       "gpt2": "models.published.gpt2:GPT2",
       "gpt_neox": "models.published.gpt_neox:GPT_NEOX",
       "t5": "models.published.t5:T5",

@@ -76,6 +76,11 @@ DISTILBERT = {
   "max_position_embeddings": 40,
 }
 ROBERTA = ENCODER | {"type_vocab_size": 1, "pad_token_id": 4}
+DEBERTA = ENCODER | {
+  "relative_attention": True,
+  "position_biased_input": False,
+  "pos_att_type": ["c2p", "p2c"],
+}
 CASES = {
   "gemma": (
     "GemmaForCausalLM",
@@ -181,6 +186,33 @@ CASES = {
     "ElectraForSequenceClassification",
     ENCODER | {"embedding_size": 30, "num_labels": 5},
   ),
+  "deberta_v2": (
+    "DebertaV2Model",
+    DEBERTA
+    | {"share_att_key": True, "position_buckets": 7, "hidden_act": "relu"}
+    | {"max_relative_positions": 17, "norm_rel_ebd": "layer_norm"},
+  ),
+  "deberta_v2_masked": (
+    "DebertaV2ForMaskedLM",
+    DEBERTA
+    | {"position_buckets": 8, "type_vocab_size": 3}
+    | {"pos_att_type": ["p2c", "c2p"]},
+  ),
+  "deberta_v2_c2p": (
+    "DebertaV2ForMaskedLM",
+    DEBERTA
+    | {"pos_att_type": "c2p", "max_relative_positions": 6}
+    | {"norm_rel_ebd": "layer_norm"},
+  ),
+  "deberta_v2_p2c": (
+    "DebertaV2Model",
+    DEBERTA | {"pos_att_type": "p2c", "share_att_key": True},
+  ),
+  "deberta_v2_classes": (
+    "DebertaV2ForSequenceClassification",
+    ENCODER
+    | {"num_labels": 5, "pooler_hidden_act": "relu", "pos_att_type": ["c2p"]},
+  ),
   "xlm_roberta": ("XLMRobertaModel", ROBERTA | {"pad_token_id": 1}),
   "xlm_roberta_masked": ("XLMRobertaForMaskedLM", ROBERTA),
   "xlm_roberta_classes": (
@@ -231,6 +263,13 @@ CHANGES = {
   "opt": [{"activation_function": None}],
   "distilbert_masked": [{"activation": None}],
   "electra_masked": [{"hidden_act": None}, {"layer_norm_eps": 0.1}],
+  "deberta_v2": [
+    {"max_relative_positions": 30},
+    {"layer_norm_eps": None},
+    {"pos_att_type": ["c2p"]},
+    {"pos_att_type": "p2c | c2p", "hidden_act": None},
+  ],
+  "deberta_v2_masked": [{"max_relative_positions": 9}],
   "xlm_roberta_masked": [{"layer_norm_eps": 0.1}],
 }
 
@@ -257,7 +296,9 @@ def change(folder, kind):
       options = {"attn_implementation": "eager", "dtype": torch.float32}
       model = getattr(transformers, kind).from_pretrained(path, **options)
     with torch.no_grad():
-      logits[str(number)] = model.eval()(**inputs).logits.numpy()
+      out = model.eval()(**inputs)
+    out = out.logits if "logits" in out else out.last_hidden_state
+    logits[str(number)] = out.numpy()
   np.savez_compressed(folder / "changes.npz", **logits)
   (folder / "changes.json").write_text(json.dumps(changes, indent=1) + "\n")
 
@@ -267,8 +308,12 @@ def main(chosen):
   for number, (name, (kind, config)) in enumerate(CASES.items()):
     if name in chosen or not chosen:
       inputs = padded(number, 23, config.get("pad_token_id", 1))
-      if name.startswith("electra"):
-        inputs["token_type_ids"] = inputs["input_ids"] % 2
+      types = config.get("type_vocab_size", 2 * name.startswith("electra"))
+      if types > 1:
+        inputs["token_type_ids"] = inputs["input_ids"] % types
+      if name == "deberta_v2_classes":
+        # There, a padded first token attends to padding, and the classes read it.
+        inputs["attention_mask"][2] = 1
       case(HERE / name, kind, config, inputs)
       change(HERE / name, kind)
 

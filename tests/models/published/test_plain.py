@@ -90,6 +90,22 @@ LONG = {"rope_type": "longrope", "rope_theta": 7.0, "short_factor": [1.0]}
     ("cohere2", {"head_dim": 7}, "head_dim: expected 6"),
     ("cohere2", {"use_qk_norm": True}, "use_qk_norm: expected False"),
     ("cohere2", {"sliding_window": None}, "sliding_window: expected a value"),
+    ("deberta_v2", {"conv_kernel_size": 3}, "conv_kernel_size: expected 0"),
+    ("deberta_v2", {"embedding_size": 8}, "embedding_size: expected 24"),
+    ("deberta_v2", {"pos_att_type": "c2p|p2p"}, "pos_att_type: expected c2p"),
+    ("deberta_v2", {"pos_att_type": ["c2p"] * 2}, "pos_att_type: expected c2p"),
+    ("deberta_v2", {"pos_att_type": 3}, "pos_att_type: expected a"),
+    (
+      "deberta_v2",
+      {"position_biased_input": True},
+      "position_biased_input: ex",
+    ),
+    ("deberta_v2", {"max_relative_positions": 4}, "max_distance: expected at"),
+    (
+      "deberta_v2",
+      {"relative_attention": False},
+      "max_relative_positions: exp",
+    ),
     (
       "opt",
       {"layer_norm_elementwise_affine": False},
