@@ -72,6 +72,7 @@ from attention.platform import backend
 from attention.positions import (
   alibi_bias,
   alibi_slopes,
+  deberta_buckets,
   rotary,
   rotary_frequencies,
   t5_bias,
@@ -119,6 +120,7 @@ __all__ = [
   "comba",
   "compressed_attention",
   "compressed_entries",
+  "deberta_buckets",
   "delta",
   "delta_product",
   "delta_product_attention",

@@ -287,7 +287,11 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
     )
 
 
-TABLES = {"relative_bias": "N D", "relative_keys": "... E H"}
+TABLES = {
+  "relative_bias": "N D",
+  "relative_keys": "... E H",
+  "relative_queries": "... E H",
+}
 """Tables by distance -> their annotations."""
 
 
@@ -448,6 +452,7 @@ CHECKS: Mapping[str, Check] = {
   "log_forget": _check_log_forget,
   "relative_bias": _check_table,
   "relative_keys": _check_table,
+  "relative_queries": _check_table,
   "dropout_rate": lambda _, rate, __, given: check_dropout(
     rate, given.get("dropout_rng")
   ),

@@ -78,6 +78,8 @@ def dense_attention(
     relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.softmax.logits`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
+    relative_queries: of these shapes; the entry of a distance is multiplied with the
+      key, as `relative_keys` with the query (DeBERTa).
     sinks: `[N]`, one more logit per head, which takes weight but has no value
       (gpt-oss).
     logits_soft_cap: c; the scaled products of query and key become
@@ -281,6 +283,7 @@ def attend_to_slots(
   scale: float | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
+  relative_queries: Float[Array, "... E H"] | None = None,
   score_mod: ScoreMod | None = None,
   mask_mod: MaskMod | None = None,
   **options: Any,
@@ -291,7 +294,8 @@ def attend_to_slots(
   `positions` has the position of the query and of each slot, and `forgotten` the
   cumulative log forget gate since each slot. Options are those of `dense_attention`.
   """
-  bias = tables_at(relative_bias, relative_keys, query, distance, scale)
+  tables = relative_bias, relative_keys, relative_queries
+  bias = tables_at(*tables, query, key, distance, scale)
   score_mod, mask_mod, bias = mods_lib.at_positions(
     score_mod, mask_mod, bias, *positions
   )

@@ -112,8 +112,8 @@ class Attention(NamedTuple):
       - 'value_heads': values of more heads than query and key have, each of which
         serves neighbouring heads of values; N is that of the values
       - 'bias': an additive bias [B, N, T, S]
-      - 'relative': relative_bias [N, 2L+1] and relative_keys [2L+1, H] or
-        [N, 2L+1, H], in `apply` and in `decode`
+      - 'relative': relative_bias [N, 2L+1], and relative_keys and
+        relative_queries [2L+1, H] or [N, 2L+1, H], in `apply` and in `decode`
       - 'sinks': sinks [N]
       - 'logits_soft_cap': a number
       - 'log_forget': log_forget [B, T, N], in causal calls
@@ -199,6 +199,7 @@ CALL_OPTIONS: Mapping[str, str] = MappingProxyType(
     "bias": "bias",
     "relative_bias": "relative",
     "relative_keys": "relative",
+    "relative_queries": "relative",
     "sinks": "sinks",
     "logits_soft_cap": "logits_soft_cap",
     "log_forget": "log_forget",

@@ -1,4 +1,4 @@
-"""Position encodings for attention: T5, ALiBi and rotary.
+"""Position encodings for attention: T5, ALiBi, DeBERTa's buckets and rotary.
 
 T5 and ALiBi add a number to the logits that depends only on the distance of key
 from query. Both are tables `[N, 2L+1]` for distances -L … L, whose outer entries
@@ -8,7 +8,8 @@ also serve all larger distances. `dense_attention`, `flash_attention`,
 relative keys `[2L+1, H]` need no function: the trained table itself is the
 argument `relative_keys`. It may also be a table per head, `[N, 2L+1, H]`:
 Transformer-XL's logits are then those of the query q + u with a bias
-scale · (v − u) · r. Rotary positions rotate queries and keys before a mechanism
+scale · (v − u) · r. With `relative_queries` as well, it is disentangled attention, whose
+tables are the rows of projected embeddings at `deberta_buckets`. Rotary positions rotate queries and keys before a mechanism
 sees them.
 """
 
@@ -106,6 +107,53 @@ def t5_bias(
     max_distance, num_buckets=embedding.shape[0], is_causal=is_causal
   )
   return embedding[buckets].T
+
+
+def deberta_buckets(
+  longest: int, *, max_distance: int = 512, num_buckets: int | None = 256
+) -> Int[np.ndarray, "D"]:
+  """The row of DeBERTa's position embeddings for every distance s − t.
+
+    δ(t, s) = clip(bucket(t − s) + k, 0, 2k − 1)
+
+  Without buckets, bucket(d) = d and k = `max_distance` (equation 3). With B buckets,
+  k = B, bucket(d) = d for |d| ≤ m = ⌊B/2⌋, and larger distances share the buckets
+
+    sign(d) · (m + ⌈(m − 1) · log(|d|/m) / log((max_distance − 1)/m)⌉)
+
+  Args:
+    longest: the longest distance |s − t|.
+    max_distance: the distance from which on all distances share a row.
+    num_buckets: B, the number for each direction; None is no buckets.
+
+  Returns:
+    `[2 · longest + 1]` integers in [0, 2k).
+
+  Raises:
+    ValueError: a number is no int of at least 1 (B: 2), or no distances share a bucket.
+
+  Papers: DeBERTa, section 3.1, arXiv:2006.03654; the buckets are those of the code of
+  DeBERTa V2.
+  """
+  checks.check_at_least("longest", longest, 0)
+  checks.check_at_least("max_distance", max_distance, 1)
+  distance = np.arange(longest, -longest - 1, -1)
+  if num_buckets is None:
+    return np.clip(distance + max_distance, 0, 2 * max_distance - 1)
+  checks.check_at_least("num_buckets", num_buckets, 2)
+  middle = num_buckets // 2
+  if max_distance < middle + 2:
+    raise ValueError(
+      f"max_distance: expected at least {middle + 2} with {num_buckets} buckets, "
+      f"got {max_distance}"
+    )
+  size = np.abs(distance)
+  # Transformers rounds to float32.
+  shares = np.float32(np.maximum(size, middle) / middle)
+  shares = np.log(shares) / np.log(np.float32((max_distance - 1) / middle))
+  shared = middle + np.ceil(shares * np.float32(middle - 1))
+  bucket = np.where(size <= middle, distance, np.sign(distance) * shared)
+  return np.clip(bucket.astype(int) + num_buckets, 0, 2 * num_buckets - 1)
 
 
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:

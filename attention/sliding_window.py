@@ -74,6 +74,7 @@ def sliding_window_attention(
     relative_bias: `[N, 2L+1]`; entry L + i belongs to the key at distance
       i·dilation, so L = w has one for each key of the window.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, with entries in the same order.
+    relative_queries: likewise.
     global_indices: `[B, G]`, the positions that are global; needs T = S. An
       index outside [0, T), such as -1, names no token, and an index that occurs
       twice counts once.

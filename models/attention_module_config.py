@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Interval, Le
 
 from attention import rotary_frequencies
-from attention.positions import t5_buckets
+from attention.positions import deberta_buckets, t5_buckets
 from models.mlp_config import WITHOUT_EXPERTS
 from settings.fields import (
   Count,
@@ -61,6 +61,45 @@ class RotaryScaling:
   def scaling(self) -> dict[str, Any]:
     """The argument `scaling` of `attention.rotary`."""
     return {"rope_type": self.rope_type, **self.options}
+
+
+@checked
+class DisentangledConfig:
+  """Config of disentangled attention, position 'disentangled'.
+
+  Attributes:
+    terms: the terms beside the product of query and key: 'c2p', query and position of
+      the key, and 'p2c', key and position of the query.
+    max_distance: distance from which on all distances share an embedding.
+    num_buckets: buckets of distances for each direction; None is no buckets.
+    shared_projections: whether positions are projected as the inputs are; otherwise
+      they have separate projections.
+    norm: whether embeddings of positions are normalized.
+
+  Paper: DeBERTa, equations 2 to 4, arXiv:2006.03654.
+  """
+
+  terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
+  max_distance: Annotated[int, Interval(ge=1, le=2**20)] = 512
+  num_buckets: Count | None = 256
+  shared_projections: bool = True
+  norm: bool = True
+
+  def __post_init__(self):
+    if len({*self.terms}) != len(self.terms):
+      raise ValueError(f"terms: expected each once, got {self.terms}")
+    self.rows(0)
+
+  @property
+  def size(self) -> int:
+    """The number of embeddings."""
+    return 2 * (self.num_buckets or self.max_distance)
+
+  def rows(self, longest: int) -> Any:
+    """The row of the embeddings for every distance from −`longest` to `longest`."""
+    return deberta_buckets(
+      longest, max_distance=self.max_distance, num_buckets=self.num_buckets
+    )
 
 
 @checked
@@ -162,6 +201,10 @@ class SlotConfig:
       projections (Longformer).
     residual_factors: α and β of a layer's self-attention f: x becomes α·x + β·f(x).
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
+    shared_norm: whether the feed-forward layer takes the normalized inputs of
+      self-attention, with `parallel` and norm 'pre' (Cohere).
+    residual_scale: factor of the outputs of sub-layers, before they are added
+      (Granite).
     encoder_around: overrides for the layers of kind 'encoder', which take them in
       turn (ModernBERT); None is no overrides.
     query_temperature: factor of a decoder's query at position t: 'steps', 1 +
@@ -175,6 +218,7 @@ class SlotConfig:
       training: {'rope_type': 'yarn', 'factor': 4.0, …}; None is no scaling.
     relative_buckets: number of distance buckets of position 't5'.
     relative_distance: distance at which the last bucket begins.
+    disentangled: config of position 'disentangled'.
 
   Raises:
     ValueError: two values do not fit each other.
@@ -200,6 +244,8 @@ class SlotConfig:
   global_projections: bool = False
   residual_factors: Factors = (1.0, 1.0)
   input_norm: bool = True
+  shared_norm: bool = False
+  residual_scale: float = 1.0
   encoder_around: tuple[AroundConfig, ...] | None = None
   query_temperature: Literal["none", "steps", "log"] = "none"
   temperature_rate: float = 0.0
@@ -210,6 +256,7 @@ class SlotConfig:
   relative_buckets: int = 32
   # A table has an entry for each distance.
   relative_distance: Annotated[int, Le(2**20)] = 128
+  disentangled: DisentangledConfig = DisentangledConfig()
 
   def __post_init__(self):
     if self.short_convolution_bias and not self.short_convolution:

@@ -1,12 +1,14 @@
-"""Attention modules with relative keys, or with projections of global tokens."""
+"""Attention modules with tables by distance, or with projections of global tokens."""
 
 from collections.abc import Mapping
+import math
 from typing import Any
 
 from flax import linen as nn
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
-from models.multi_head_attention import MultiHeadAttention
+from models.multi_head_attention import MultiHeadAttention, Positions
 
 SHAW_DISTANCE = 16
 """k, beyond which all distances share a relative key, as in the paper's base model."""
@@ -34,6 +36,83 @@ class ShawAttention(MultiHeadAttention):
     """Adds the table to the options of the call."""
     own = super().options(inputs, call)
     return {**own, "relative_keys": self.relative_keys}
+
+
+class DisentangledAttention(MultiHeadAttention):
+  """Adds products of content and position, from embeddings P of distances.
+
+    scale · (q_t · k_s + q_t · K_δ(t,s) + k_s · Q_δ(t,s)),   K = P·Wk, Q = P·Wq
+
+  δ is `attention.positions.deberta_buckets`. K are relative keys of each head, and Q
+  relative queries. By default scale is 1/√(3H), or 1/√(2H) with one of both terms.
+
+  Paper: DeBERTa, equations 2 to 4, arXiv:2006.03654.
+  """
+
+  def setup(self) -> None:
+    """Creates the module and the projections of positions, if they are separate."""
+    super().setup()
+    own = self.config.disentangled
+    if not own.shared_projections:
+      if "c2p" in own.terms:
+        self.position_key = self.projection(math.prod(self.projections["key"]))
+      if "p2c" in own.terms:
+        self.position_query = self.projection(
+          math.prod(self.projections["query"])
+        )
+
+  def __call__(
+    self,
+    inputs: Float[Array, "B T F"],
+    memory: Float[Array, "B S F"] | None = None,
+    **call: Any,
+  ) -> Float[Array, "B T F"]:
+    """As `MultiHeadAttention`; `call` has the embeddings `relative_embeddings`."""
+    return super().__call__(inputs, memory, **self._with_tables(call))
+
+  def prefill(
+    self,
+    inputs: Float[Array, "B P F"],
+    positions: Positions,
+    lengths: Int[Array, "B"],
+    **tables: Float[Array, "N D"],
+  ) -> Float[Array, "B P F"]:
+    """As `MultiHeadAttention`; `tables` has the embeddings."""
+    tables = self._with_tables(tables)
+    return super().prefill(inputs, positions, lengths, **tables)
+
+  def decode(
+    self,
+    inputs: Float[Array, "B 1 F"],
+    positions: Positions,
+    **tables: Float[Array, "N D"],
+  ) -> Float[Array, "B 1 F"]:
+    """As `MultiHeadAttention`; `tables` has the embeddings."""
+    return super().decode(inputs, positions, **self._with_tables(tables))
+
+  @property
+  def _scale(self) -> dict[str, float]:
+    terms = 1 + len(self.config.disentangled.terms)
+    own = 1.0 / math.sqrt(terms * self.dims.head_dim)
+    return {"scale": own, **super()._scale}
+
+  def _with_tables(self, call):
+    """Tables `[N, 2L+1, H]` in place of the embeddings from which they are projected."""
+    embeddings = call["relative_embeddings"]
+    own, heads = self.config.disentangled, self.dims.num_heads
+    rows = own.rows(self.dims.max_length - 1)
+    place = "" if own.shared_projections else "position_"
+    tables = {x: y for x, y in call.items() if x != "relative_embeddings"}
+    for term, name, option in (
+      ("c2p", "key", "relative_keys"),
+      ("p2c", "query", "relative_queries"),
+    ):
+      if term in own.terms:
+        table = getattr(self, f"{place}{name}")(embeddings)
+        table = table.reshape(len(table), *self.projections[name])
+        table = jnp.moveaxis(table, 1, 0)[:, rows]
+        tables[option] = jnp.repeat(table, heads // len(table), axis=0)
+    return tables
 
 
 class GlobalAttention(MultiHeadAttention):

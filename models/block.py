@@ -10,7 +10,11 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.attention_module_config import SlotConfig
-from models.attention_module_variants import GlobalAttention, ShawAttention
+from models.attention_module_variants import (
+  DisentangledAttention,
+  GlobalAttention,
+  ShawAttention,
+)
 from models.config import ModelConfig
 from models.experts import Experts
 from models.mlp import Mlp
@@ -70,7 +74,10 @@ class Block(nn.Module):
       network = Experts if config.mlp.num_experts else Mlp
       self.mlp = network(config, out_scale)
     for name in self.sublayers:
-      if name != "self_attention" or module_config.input_norm:
+      is_first = name == "self_attention"
+      if (
+        module_config.input_norm if is_first else not module_config.shared_norm
+      ):
         setattr(self, f"{name}_norm", config.make_norm())
       if config.norm == "sandwich":
         setattr(self, f"{name}_out_norm", config.make_norm())
@@ -101,6 +108,8 @@ class Block(nn.Module):
         module_type = GlobalAttention
       elif model.position == "shaw":
         module_type = ShawAttention
+      elif model.position == "disentangled":
+        module_type = DisentangledAttention
     return module_type(
       attention=mechanism.build(),
       dims=model.dims(max_length),
@@ -187,7 +196,7 @@ class Block(nn.Module):
     **counted: Any,
   ) -> Array:
     """Applies the residual sub-layers in order."""
-    kind = self.config.norm
+    kind, module_config = self.config.norm, self.config.slot
     functions = {
       "self_attention": attend,
       "cross_attention": attend_across,
@@ -196,13 +205,16 @@ class Block(nn.Module):
 
     def added(name, x):
       # A sub-layer without a norm has the identity.
-      norm = getattr(self, f"{name}_norm", lambda x: x)
+      first = "self_attention" if module_config.shared_norm else name
+      norm = getattr(self, f"{first}_norm", lambda x: x)
       out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "sandwich":
         norm = getattr(self, f"{name}_out_norm")
       if kind in ("output", "sandwich"):
         out = norm(out)
-      return self.dropout(out, deterministic=deterministic)
+      out = self.dropout(out, deterministic=deterministic)
+      scale = module_config.residual_scale
+      return out if scale == 1.0 else out * scale
 
     if self.config.parallel:
       return sum((added(name, x) for name in self.sublayers), start=x)

@@ -49,6 +49,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 POSITIONS = {
   **ADDED,
   **dict.fromkeys(("learned", "rotary", "t5", "alibi", "shaw", "none")),
+  "disentangled": None,
 }
 """`position` -> the function whose result is added to embeddings, or None."""
 
@@ -94,7 +95,8 @@ class ModelConfig:
       paper.
     attention_dropout_rate: the dropout rate of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
-      'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; 'none'; or
+      'rotary' (Su), 't5', 'alibi', 'shaw' or 'disentangled' (DeBERTa) within
+      self-attention; 'none'; or
       'package.module:function' of `(positions, features)`, which is added.
     norm: 'post' as in the paper, 'pre' with one more norm at the end, 'output',
       which normalizes the output of each sub-layer (OLMo 2), 'sandwich', which is
@@ -217,6 +219,11 @@ class ModelConfig:
   def max_length(self) -> int | None:
     """The longest sequence, if longer than its task's."""
     return self.embedding.max_length
+
+  @property
+  def embedding_dim(self) -> int:
+    """E, the width of the embedding tables."""
+    return self.embedding.embedding_dim or self.features
 
   @functools.cached_property
   def added_position(self) -> Callable[..., Any] | None:
@@ -378,9 +385,14 @@ class ModelConfig:
         "features: sinusoidal positions pair sines and cosines and need an "
         f"even width, got {self.features}"
       )
+    is_position = f"position is {self.position!r}"
+    if self.position == "disentangled":
+      check_unread(self.slot, ("global_projections",), is_position)
+    else:
+      check_unread(self.slot, ("disentangled",), is_position)
     if self.position != "learned":
-      fields = "position_offset", "position_padding"
-      check_unread(self.embedding, fields, f"position is {self.position!r}")
+      fields = "position_offset", "position_padding", "position_skips_masked"
+      check_unread(self.embedding, fields, is_position)
 
   def _check_kind(self):
     is_kind = f"kind is {self.kind!r}"
@@ -388,7 +400,7 @@ class ModelConfig:
       check_unread(self, ("num_decoder_layers",), is_kind)
     if self.layout != "encoder":
       check_unread(self, ("head",), is_kind)
-      fields = "position_offset", "position_padding", "token_types"
+      fields = "position_padding", "token_types"
       check_unread(self.embedding, fields, is_kind)
       check_unread(self.slot, ("global_projections",), is_kind)
     else:
@@ -405,11 +417,16 @@ class ModelConfig:
       check(self, "norm", self.norm != "residual", "another with parallel")
     if self.layout != "decoder":
       check_unread(self, ("decoder_around",), is_kind)
+      check_unread(self.embedding, ("position_skips_masked",), is_kind)
+    if self.kind not in KINDS:
+      check_unread(self.embedding, ("embedding_dim",), is_kind)
     if self.kind != "encoder":
       check_unread(self.slot, ("encoder_around",), is_kind)
     if self.norm != "pre":
       is_norm = f"norm is {self.norm!r}"
-      check_unread(self.slot, ("input_norm",), is_norm)
+      check_unread(self.slot, ("input_norm", "shared_norm"), is_norm)
+    if not self.parallel:
+      check_unread(self.slot, ("shared_norm",), "parallel is False")
     if self.head == "tokens":
       fields = ("mean_pooling", "pooler")
     else:
@@ -417,6 +434,8 @@ class ModelConfig:
     if self.head == "hidden":
       fields += ("mean_pooling", "head_transform")
     check_unread(self.output, fields, f"head is {self.head!r}")
+    if not self.output.pooler:
+      check_unread(self.output, ("pooler_activation",), "there is no pooler")
     if not self.output.head_transform:
       fields = "transform_bias", "transform_activation"
       check_unread(self.output, fields, "there is no head_transform")
@@ -442,7 +461,8 @@ class ModelConfig:
           f"{self._layers_with(field)} layers, got {len(mechanisms)}"
         )
       needs = dict(NEEDS[field])
-      if self.position in ("t5", "alibi", "shaw") and "cross" not in needs:
+      tables = "t5", "alibi", "shaw", "disentangled"
+      if self.position in tables and "cross" not in needs:
         needs["relative"] = (
           f"carry relative positions (position '{self.position}')"
         )

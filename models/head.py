@@ -15,10 +15,11 @@ class Head(nn.Module):
   """Computes logits of tokens, logits of classes, or returns the features.
 
     'tokens'  c · transform(x) · Eᵀ + b, transform(x) = norm(activation(x·W + b))
-    'class'   transform(pooler(x₀)) · C + b, pooler(x) = tanh(x·W + b)
+    'class'   transform(pooler(x₀)) · C + b, pooler(x) = activation(x·W + b)
     'hidden'  x
 
-  Transform, pooler and biases are optional; c is the config's `logit_scale`.
+  Transform, pooler and biases are optional. If the tables are narrower than x, the
+  transform has their width, or a linear layer without bias takes its place. c is the config's `logit_scale`.
   `logit_soft_cap` caps the logits of tokens; with `mean_pooling`, x₀ is the mean of all
   tokens.
 
@@ -38,9 +39,14 @@ class Head(nn.Module):
     dense = functools.partial(
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
     )
+    # Logits of tokens are products with a table of this width.
+    is_tokens = config.head == "tokens"
+    width = config.embedding_dim if is_tokens else config.features
     if own.head_transform:
-      self.transform = dense(config.features, use_bias=own.transform_bias)
+      self.transform = dense(width, use_bias=own.transform_bias)
       self.norm = config.make_norm()
+    elif width != config.features:
+      self.projection = dense(width, use_bias=False)
     if own.pooler:
       self.pooler = dense(config.features)
     if config.head == "class":
@@ -74,7 +80,7 @@ class Head(nn.Module):
         shown = None if mask is None else mask[:, :, None]
         first = jnp.mean(x, axis=1, keepdims=True, where=shown)
       if own.pooler:
-        first = jnp.tanh(self.pooler(first))
+        first = self._pool(self.pooler(first))
       if own.head_transform:
         first = self._transformed(first)
       logits = self.classes(first)
@@ -82,6 +88,8 @@ class Head(nn.Module):
     assert table is not None  # Head 'tokens' has one.
     if own.head_transform:
       x = self._transformed(x)
+    elif config.embedding_dim != config.features:
+      x = self.projection(x)
     if own.logit_scale != 1.0:
       x = x * own.logit_scale
     logits = tables.logits(x, table)
@@ -89,6 +97,10 @@ class Head(nn.Module):
       logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
     cap = own.logit_soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+  def _pool(self, x):
+    name = self.config.output.pooler_activation
+    return jnp.tanh(x) if name == "tanh" else ACTIVATIONS[name](x)
 
   def _transformed(self, x):
     config = self.config

@@ -1,5 +1,7 @@
 """Configs of the embeddings and of the head of a Transformer."""
 
+from typing import Literal
+
 from settings.fields import Count, Positive, Whole, checked
 
 
@@ -12,11 +14,17 @@ class EmbeddingConfig:
     embedding_norm: whether the sum of embeddings is normalized (BERT).
     token_types: size of a table of token types, such as BERT's two segments; 0 is
       no table.
+    embedding_dim: E, width of the embedding tables, which a linear layer maps to F;
+      None is F. The head maps features to E before logits of tokens.
+    projected: what that layer maps: 'sum', the sum of embeddings after its norm, with
+      a bias (ELECTRA), or 'tokens', before positions of width F are added (OPT).
     tie_inputs: whether encoder and decoder share one table if they share a
       vocabulary; None is as `tie_embeddings`.
     position_offset: position of the first token, with 'learned'.
     position_padding: an id that is not counted and has position
       `position_offset` − 1 (RoBERTa); None counts every position.
+    position_skips_masked: whether inputs of a decoder that a mask excludes are not
+      counted and have position `position_offset` − 1 (OPT).
     vocab_size: size of the vocabulary, if larger than the task's.
     max_length: the longest sequence, if longer than its task's.
   """
@@ -24,17 +32,26 @@ class EmbeddingConfig:
   embedding_scale: float | None = None
   embedding_norm: bool = False
   token_types: Whole = 0
+  embedding_dim: Count | None = None
+  projected: Literal["sum", "tokens"] = "sum"
   tie_inputs: bool | None = None
   position_offset: Whole = 0
   position_padding: int | None = None
+  position_skips_masked: bool = False
   vocab_size: Count | None = None
   max_length: Count | None = None
 
   def __post_init__(self):
-    if self.position_padding is not None and self.position_offset < 1:
+    for name in ("position_padding", "position_skips_masked"):
+      is_used = getattr(self, name) not in (None, False)
+      if is_used and self.position_offset < 1:
+        raise ValueError(
+          f"{name}: expected position_offset of at least 1 with it, got "
+          f"{self.position_offset}"
+        )
+    if self.embedding_dim is None and self.projected != "sum":
       raise ValueError(
-        "position_padding: expected position_offset of at least 1 with it, got "
-        f"{self.position_offset}"
+        f"projected: expected embedding_dim with {self.projected!r}, got None"
       )
 
 
@@ -45,7 +62,9 @@ class HeadConfig:
   Attributes:
     mean_pooling: whether classes are computed from the mean of all tokens, not from
       the first token.
-    pooler: a layer with tanh before the classes (BERT).
+    pooler: a layer with an activation before the classes (BERT).
+    pooler_activation: the activation of that layer: 'tanh' (BERT), or one of those of
+      the feed-forward layers.
     head_transform: a layer with activation and norm before the logits of tokens
       (BERT) or of classes (ModernBERT).
     transform_bias: whether that layer has a bias.
@@ -59,6 +78,9 @@ class HeadConfig:
 
   mean_pooling: bool = False
   pooler: bool = False
+  pooler_activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "silu"] = (
+    "tanh"
+  )
   head_transform: bool = False
   transform_bias: bool = True
   transform_activation: str | None = None

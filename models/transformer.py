@@ -76,7 +76,7 @@ class Transformer(nn.Module):
     config = self.config
     table = functools.partial(
       tables.token_table,
-      features=config.features,
+      features=config.embedding_dim,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
     )
@@ -95,7 +95,17 @@ class Transformer(nn.Module):
       side, length = self._side(stack)
       if config.position == "learned":
         rows = length + config.embedding.position_offset
-        setattr(self, f"{side}_positions", table(rows))
+        is_summed = config.embedding.projected == "sum"
+        width = config.embedding_dim if is_summed else config.features
+        setattr(self, f"{side}_positions", table(rows, features=width))
+      if config.embedding.embedding_dim:
+        projection = nn.Dense(
+          config.features,
+          use_bias=config.embedding.projected == "sum",
+          dtype=config.dtype,
+          param_dtype=config.param_dtype,
+        )
+        setattr(self, f"{side}_projection", projection)
       if config.embedding.embedding_norm:
         setattr(self, f"{side}_embedding_norm", config.make_norm())
       if config.norm != "post":
@@ -139,6 +149,13 @@ class Transformer(nn.Module):
         )
         for stack in stacks
       }
+    if config.position == "disentangled":
+      own = config.slot.disentangled
+      for stack in stacks:
+        positions = table(own.size, features=config.features)
+        setattr(self, f"{stack}_relative_embeddings", positions)
+        if own.norm:
+          setattr(self, f"{stack}_relative_norm", config.make_norm())
     self.head = Head(config, self.target_vocab_size)
     self.dropout = nn.Dropout(config.dropout_rate)
 
@@ -185,7 +202,10 @@ class Transformer(nn.Module):
     inputs = cast(Array, inputs)
     check_length("inputs", inputs.shape[1], self.max_target_length)
     positions = np.arange(inputs.shape[1])[None, :]
-    x = self._read(inputs, positions, deterministic, **embedded)
+    counted = positions
+    if self.config.embedding.position_skips_masked and inputs_mask is not None:
+      counted = jnp.cumsum(inputs_mask, axis=1) * inputs_mask - 1
+    x = self._read(inputs, counted, deterministic, **embedded)
     x = self._apply_stack(
       "decoder",
       x,
@@ -267,13 +287,19 @@ class Transformer(nn.Module):
     return "target", self.max_target_length
 
   def _relative_tables(self, stack: str) -> dict[str, Any]:
-    """The bias by distance that all layers of a stack share."""
+    """The table by distance that all layers of a stack share."""
     config = self.config
     if config.position == "t5":
       distance, is_causal = config.slot.relative_distance, stack == "decoder"
       bias = t5_bias(self.relative_bias[stack], distance, is_causal=is_causal)
     elif config.position == "alibi":
       bias = alibi_bias(config.num_heads, self._side(stack)[1])
+    elif config.position == "disentangled":
+      rows = getattr(self, f"{stack}_relative_embeddings").embedding
+      rows = rows.astype(config.dtype)
+      if config.slot.disentangled.norm:
+        rows = getattr(self, f"{stack}_relative_norm")(rows)
+      return {"relative_embeddings": rows}
     else:
       return {}
     return {"relative_bias": bias}
@@ -348,6 +374,7 @@ class Transformer(nn.Module):
   ) -> Float[Array, "B T F"]:
     """Computes the decoder's embeddings of ids and positions."""
     del deterministic  # A subclass may draw random numbers.
+    positions = positions + self.config.embedding.position_offset
     return self._embed(self.target_embedding, "target", inputs, positions)
 
   def _read(self, inputs, positions, deterministic=True, **embedded):
@@ -358,6 +385,7 @@ class Transformer(nn.Module):
     """Normalizes the sum of embeddings, if the config says so, with dropout."""
     if self.config.embedding.embedding_norm:
       x = getattr(self, f"{side}_embedding_norm")(x)
+    x = self._projected("sum", side, x)
     return self.dropout(x, deterministic=deterministic)
 
   def _embed(self, table, side, ids, positions):
@@ -366,11 +394,19 @@ class Transformer(nn.Module):
     scale = config.embedding.embedding_scale
     scale = math.sqrt(config.features) if scale is None else scale
     x = table(ids) * scale
+    x = self._projected("tokens", side, x)
     if config.position == "learned":
       x = x + getattr(self, f"{side}_positions")(positions) * scale
     if added := config.added_position:
-      x = x + added(positions, config.features).astype(x.dtype)
+      x = x + added(positions, x.shape[-1]).astype(x.dtype)
     return x
+
+  def _projected(self, kind, side, x):
+    """Maps embeddings of width E to F, if the config does it here."""
+    embedding = self.config.embedding
+    if embedding.embedding_dim is None or embedding.projected != kind:
+      return x
+    return getattr(self, f"{side}_projection")(x)
 
   def _logits(self, x, mask=None):
     table = None

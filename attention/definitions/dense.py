@@ -21,6 +21,7 @@ def dense_attention(
   bias: ArrayLike | None = None,
   relative_bias: ArrayLike | None = None,
   relative_keys: ArrayLike | None = None,
+  relative_queries: ArrayLike | None = None,
   sinks: ArrayLike | None = None,
   logits_soft_cap: float | None = None,
   log_forget: ArrayLike | None = None,
@@ -29,8 +30,8 @@ def dense_attention(
 ) -> shared.Result:
   """Every query attends to every visible key: softmax(scale · Q Kᵀ + bias) V.
 
-    logit[t, s] = cap(scale · q_t · k_s) + scale · q_t · a[i] + bias[t, s] + b[i]
-                  + Σ_{s<u≤t} log f_u
+    logit[t, s] = cap(scale · q_t · k_s) + scale · q_t · a[i] + scale · k_s · c[i]
+                  + bias[t, s] + b[i] + Σ_{s<u≤t} log f_u
     out[t] = Σ_s softmax_s(logit[t, s]) v_s            i = clip(s − t, −L, L)
 
   Args:
@@ -46,6 +47,7 @@ def dense_attention(
     relative_bias: b, `[N, 2L+1]` (T5, ALiBi).
     relative_keys: a, `[2L+1, H]` (Shaw) or, per head, `[N, 2L+1, H]`
       (Transformer-XL); its L may differ.
+    relative_queries: c, of these shapes (DeBERTa, equations 2 to 4).
     sinks: `[N]`, one logit per head that only adds to the sum of the softmax.
     logits_soft_cap: c; scale · q · k becomes c · tanh(scale · q · k / c).
     log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls; it is 0
@@ -57,7 +59,7 @@ def dense_attention(
     `[B, T, N, V]` float64; zeros for a query that sees no key.
 
   Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762. Relative
-  keys: arXiv:1803.02155.
+  keys: arXiv:1803.02155; relative queries: arXiv:2006.03654.
   """
   query, key, value = shared.as_float64(query, key, value)
   batch, length, num_heads, head_dim = query.shape
@@ -80,8 +82,14 @@ def dense_attention(
     relative_bias = np.zeros((num_heads, 1))
   if relative_keys is None:
     relative_keys = np.zeros((1, head_dim))
-  b_table, a_table = shared.as_float64(relative_bias, relative_keys)
-  a_table = np.broadcast_to(a_table, (num_heads, *a_table.shape[-2:]))
+  if relative_queries is None:
+    relative_queries = np.zeros((1, head_dim))
+  b_table, a_table, c_table = shared.as_float64(
+    relative_bias, relative_keys, relative_queries
+  )
+  a_table, c_table = (
+    np.broadcast_to(x, (num_heads, *x.shape[-2:])) for x in (a_table, c_table)
+  )
   sinks = np.broadcast_to(-np.inf if sinks is None else sinks, num_heads)
   cum_log_forget = np.zeros((batch, max(visible.shape[2:]), num_heads))
   if log_forget is not None:
@@ -98,6 +106,8 @@ def dense_attention(
     if logits_soft_cap is not None:
       logits = logits_soft_cap * np.tanh(logits / logits_soft_cap)
     logits += scale * shared.at_distance(a_table[n], s - t) @ query[b, t, n]
+    by_key = shared.at_distance(c_table[n], s - t) * key[b, s, n]
+    logits += scale * by_key.sum(axis=-1)
     logits += shared.at_distance(b_table[n], s - t)
     if score_mod is not None:
       logits = np.asarray(score_mod(logits, b, n, t, s), np.float64)

@@ -56,6 +56,7 @@ def sliding_window_attention(
   dilation: int | Sequence[int] = 1,
   relative_bias: ArrayLike | None = None,
   relative_keys: ArrayLike | None = None,
+  relative_queries: ArrayLike | None = None,
   mask_mod: Callable[..., ArrayLike] | None = None,
   global_indices: ArrayLike | None = None,
   global_qkv: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
@@ -75,6 +76,7 @@ def sliding_window_attention(
     dilation: one int, or one per head.
     relative_bias: `[N, 2L+1]`, indexed by the i of A(t).
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, indexed by the i of A(t).
+    relative_queries: likewise.
     mask_mod: `(b, n, t, s) -> bool`.
     global_indices: `[B, G]`; an index outside [0, T), such as −1, stands for no
       token. Relative tables have no entries for global keys.
@@ -84,21 +86,29 @@ def sliding_window_attention(
 
   Paper: Longformer, section 3.1, arXiv:2004.05150.
   """
-  has_tables = relative_bias is not None or relative_keys is not None
+  by_distance = {
+    "relative_keys": relative_keys,
+    "relative_queries": relative_queries,
+  }
+  has_tables = any(
+    table is not None for table in (relative_bias, *by_distance.values())
+  )
   if global_qkv is not None and global_indices is None:
     raise ValueError("global_qkv: expected global_indices with it, got None")
   if has_tables and global_indices is not None:
     raise ValueError(
-      "global_indices: expected None with relative_bias or relative_keys"
+      "global_indices: expected None with relative_bias, relative_keys or "
+      "relative_queries"
     )
   _, length, num_heads, _ = np.shape(query)
   spacing = np.broadcast_to(dilation, num_heads)
   if relative_bias is not None:
     options["relative_bias"] = _spread(np.asarray(relative_bias), spacing)
-  if relative_keys is not None:
-    tables = np.asarray(relative_keys)
-    tables = np.broadcast_to(tables, (num_heads, *tables.shape[-2:]))
-    options["relative_keys"] = _spread(tables, spacing)
+  for name, table in by_distance.items():
+    if table is not None:
+      tables = np.asarray(table)
+      tables = np.broadcast_to(tables, (num_heads, *tables.shape[-2:]))
+      options[name] = _spread(tables, spacing)
   attended = attended_pairs(
     query,
     key,

@@ -88,6 +88,7 @@ def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
     "visible": visible.bands or visible.masks[1:] or visible.positions,
     "relative_bias": logits.relative_bias,
     "relative_keys": logits.relative_keys,
+    "relative_queries": logits.relative_queries,
     "sinks": logits.sinks,
     "logits_soft_cap": logits.soft_cap,
     "log_forget": logits.log_forget,

@@ -7,6 +7,7 @@ At the distance i = clip(s − t, −L, L) of key and query, the tables add
   relative_bias  b ∈ [N, 2L+1]    + b[n, L + i]                  (T5, ALiBi)
   relative_keys  a ∈ [2L+1, H]    + scale · q_t · a[L + i]       (Shaw et al.)
                  a ∈ [N, 2L+1, H] + scale · q_t · a[n, L + i]    (Transformer-XL)
+  relative_queries  c of either shape  + scale · k_s · c[n, L + i]    (DeBERTa)
 
 and forget gates add F_t − F_s, F_t = Σ log f_u over u ≤ t. All terms are linear in
 memory: a tile of C queries and D keys has only C + D − 1 distances. Everything after
@@ -14,6 +15,7 @@ the product is a plain function, which `jax.vjp` differentiates within the tile.
 
 Papers: Self-attention with relative position representations, arXiv:1803.02155;
 Transformer-XL, arXiv:1901.02860; T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409;
+disentangled attention: DeBERTa, equations 2 to 4, arXiv:2006.03654;
 forget gates: Forgetting transformer, arXiv:2503.02130; soft caps: Gemma 2,
 arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
 """
@@ -48,6 +50,7 @@ class Logits:
     soft_cap: c of c · tanh(x / c).
     relative_bias: `[N, 2L+1]`, added by clipped distance.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
+    relative_queries: of these shapes, queries by clipped distance.
     score_mod: (score, b, n, t, s) -> score.
     bias: added; broadcastable to `[B, N, T, S]`.
     log_forget: `[B, T, N]`, logarithms of forget gates, for causal calls with T = S.
@@ -58,6 +61,7 @@ class Logits:
   soft_cap: float | None = dataclasses.field(default=None, metadata=_STATIC)
   relative_bias: Any = None
   relative_keys: Any = None
+  relative_queries: Any = None
   score_mod: ScoreMod | None = dataclasses.field(default=None, metadata=_STATIC)
   bias: Any = None
   log_forget: Any = None
@@ -65,11 +69,16 @@ class Logits:
 
   def select_heads(self, heads: Any) -> "Logits":
     """The same for some of the heads."""
-    bias, keys = self.relative_bias, self.relative_keys
+    bias = self.relative_bias
+
+    def select(table):
+      return table if table is None or table.ndim == 2 else table[heads]
+
     return dataclasses.replace(
       self,
       relative_bias=bias if bias is None else bias[heads],
-      relative_keys=keys if keys is None or keys.ndim == 2 else keys[heads],
+      relative_keys=select(self.relative_keys),
+      relative_queries=select(self.relative_queries),
     )
 
   def scores(
@@ -91,14 +100,17 @@ class Logits:
       The queries, into which a traced scale is multiplied; the scores; `score_mod` with
       the arrays that have no gradient, or None.
     """
-    scale = self.scale
+    scale, queries = self.scale, self.relative_queries
     if scale is None:
       scale = 1.0 / math.sqrt(query.shape[3])
     if isinstance(scale, jax.Array):
+      if queries is not None:
+        queries = queries * scale.astype(queries.dtype)
       query, scale = query * scale.astype(query.dtype), 1.0
     keys, gates = self.relative_keys, self.log_forget
-    if keys is not None and keys.ndim == 2:
-      keys = keys[None]
+    keys, queries = (
+      x[None] if x is not None and x.ndim == 2 else x for x in (keys, queries)
+    )
     if gates is not None:
       for mask in visible.masks:
         # Gates of masked positions count as 1, so padding never affects the output.
@@ -116,6 +128,7 @@ class Logits:
       soft_cap=self.soft_cap,
       relative_bias=self.relative_bias,
       relative_keys=keys,
+      relative_queries=queries,
       score_mod=mod,
       bias=self.bias,
       query_gates=gates,
@@ -137,6 +150,7 @@ class WindowOptions(VisibleOptions, total=False):
   scale: float | Float[Array, ""] | None
   relative_bias: Float[Array, "N D"] | None
   relative_keys: Float[Array, "... E H"] | None
+  relative_queries: Float[Array, "... E H"] | None
   sinks: Float[Array, "N"] | None
   logits_soft_cap: float | None
   log_forget: Float[Array, "B T N"] | None
@@ -193,6 +207,7 @@ def logits_from_options(
       "bias": logits.bias,
       "relative_bias": logits.relative_bias,
       "relative_keys": logits.relative_keys,
+      "relative_queries": logits.relative_queries,
     }
   )
   return logits
@@ -205,7 +220,8 @@ Pull = Callable[[Array], tuple[Array, Array, Any]]
 _AXES = {"bias": (2, 3), "query_gates": (1, None), "key_gates": (None, 1)}
 """The query axis and the key axis of each array that has them."""
 
-_ARRAYS = ("relative_bias", "relative_keys", "score_mod", *_AXES)
+_TABLES = ("relative_bias", "relative_keys", "relative_queries")
+_ARRAYS = (*_TABLES, "score_mod", *_AXES)
 
 
 @jax.tree_util.register_dataclass
@@ -220,6 +236,7 @@ class Scores:
     soft_cap: c of c · tanh(x / c).
     relative_bias: `[N, 2L+1]`.
     relative_keys: `[#N, 2L+1, H]`.
+    relative_queries: `[#N, 2L+1, H]`.
     score_mod: a mod traced for a tile.
     bias: `[#B, #N, #T, #S]`.
     query_gates: `[B, T, N, 2]`, see `forget_sums`.
@@ -231,6 +248,7 @@ class Scores:
   soft_cap: float | None = dataclasses.field(metadata=_STATIC)
   relative_bias: Any = None
   relative_keys: Any = None
+  relative_queries: Any = None
   score_mod: Any = None
   bias: Any = None
   query_gates: Any = None
@@ -283,7 +301,7 @@ class Scores:
       score_arrays: `score_mod` with the arrays that have no gradient.
     """
     x = self.product(query, key)
-    return self.adjusted(x, query, places, score_arrays)
+    return self.adjusted(x, query, key, places, score_arrays)
 
   def vjp(
     self,
@@ -298,16 +316,19 @@ class Scores:
     would compute them in float32.
     """
     x, pull_adjusted = jax.vjp(
-      lambda scores, x, query: scores.adjusted(x, query, places, score_arrays),
+      lambda scores, *arrays: scores.adjusted(*arrays, places, score_arrays),
       self,
       self.product(query, key),
       query,
+      key,
     )
 
     def pull(dx):
-      dscores, dx, dquery = pull_adjusted(dx)
+      dscores, dx, dquery, more = pull_adjusted(dx)
       dx = (dx * self.scale).astype(query.dtype)
       dkey = key_dot(dx, query, key.shape[1])
+      if self.relative_queries is not None:
+        dkey += more
       return dquery + query_dot("bkqd,bkdh->bkqh", dx, key), dkey, dscores
 
     return x, pull
@@ -323,6 +344,7 @@ class Scores:
     self,
     x: Float[Array, "B N C D"],
     query: Float[Array, "B N C H"],
+    key: Float[Array, "B K D H"],
     places: tuple[Array | int, Array | int],
     score_arrays: Mod | None,
   ) -> Float[Array, "B N C D"]:
@@ -339,6 +361,18 @@ class Scores:
         "bnch,nhe->bnce", query.astype(x.dtype), keys.astype(x.dtype)
       )
       x += self.scale * _skew(products)
+    if self.relative_queries is not None:
+      table = jnp.moveaxis(self.relative_queries, 2, 1)
+      queries = _at_distance(table, distance[::-1])
+      kv_heads = key.shape[1]
+      queries = jnp.broadcast_to(queries, (x.shape[1], *queries.shape[1:]))
+      queries = queries.reshape(kv_heads, -1, *queries.shape[1:])
+      products = jnp.einsum(
+        "bkdh,kghe->bkgde", key.astype(x.dtype), queries.astype(x.dtype)
+      )
+      # A key is a row here, whose distances run the other way.
+      products = products.reshape(*x.shape[:2], width, -1)
+      x += self.scale * jnp.swapaxes(_skew(products), 2, 3)
     if self.relative_bias is not None:
       terms = _at_distance(self.relative_bias, distance).astype(x.dtype)
       shape = (x.shape[1], rows, terms.shape[1])
@@ -392,13 +426,15 @@ def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
 def tables_at(
   relative_bias: Float[Array, "N D"] | None,
   relative_keys: Float[Array, "... E H"] | None,
+  relative_queries: Float[Array, "... E H"] | None,
   query: Float[Array, "B 1 N H"],
+  key: Float[Array, "B S K H"],
   distance: Int[Array, "B #N S"],
   scale: float | Float[Array, ""] | None,
 ) -> Float[Array, "B N 1 S"] | None:
   """What the tables add for one query per example, at any distances of keys."""
-  tables = {"relative_bias": relative_bias, "relative_keys": relative_keys}
-  checks.check_call({"query": query, **tables})
+  tables = relative_bias, relative_keys, relative_queries
+  checks.check_call({"query": query, **dict(zip(_TABLES, tables, strict=True))})
   terms = []
   if relative_bias is not None:
     terms.append(relative_bias.astype(jnp.float32)[None])
@@ -406,7 +442,7 @@ def tables_at(
     spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
     factor = checks.softmax_scale(scale, query.shape[-1])
     terms.append(factor * dot(spec, query[:, 0], relative_keys))
-  if not terms:
+  if not terms and relative_queries is None:
     return None
   batch, _, num_heads, _ = query.shape
   distance = jnp.broadcast_to(distance, (batch, num_heads, distance.shape[2]))
@@ -416,6 +452,17 @@ def tables_at(
     longest = term.shape[2] // 2
     index = jnp.clip(distance, -longest, longest) + longest
     total += jnp.take_along_axis(term, index, 2)
+  if relative_queries is not None:
+    entries = relative_queries.shape[-2]
+    longest = entries // 2
+    index = jnp.clip(distance, -longest, longest) + longest
+    table = jnp.broadcast_to(
+      relative_queries, (num_heads, entries, query.shape[-1])
+    )
+    rows = table[jnp.arange(num_heads)[None, :, None], index]
+    keys = jnp.repeat(jnp.moveaxis(key, 2, 1), num_heads // key.shape[2], 1)
+    factor = checks.softmax_scale(scale, query.shape[-1])
+    total += factor * dot("bnsh,bnsh->bns", keys, rows)
   return total[:, :, None]
 
 

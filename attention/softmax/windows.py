@@ -259,10 +259,12 @@ def check_globals(
         "the tokens at these indices"
       )
     return
-  if logits.relative_bias is not None or logits.relative_keys is not None:
+  tables = logits.relative_bias, logits.relative_keys, logits.relative_queries
+  if any(table is not None for table in tables):
     raise ValueError(
-      "global_indices: expected None with relative_bias or relative_keys, which "
-      "are indexed by the place in the window; a global key has none"
+      "global_indices: expected None with relative_bias, relative_keys or "
+      "relative_queries, which are indexed by the place in the window; a global "
+      "key has none"
     )
   is_integer = jnp.issubdtype(global_indices.dtype, jnp.integer)
   if (

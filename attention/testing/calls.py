@@ -12,8 +12,8 @@ class Case(NamedTuple):
   """The sizes and the options of a random call, which `draw` makes.
 
   Options are named as in `supports`. Further options are 'scale', 'global_qkv', the
-  single tables of 'relative', and 'relative_keys_by_head'. The sizes are T, S (None is
-  T), K, V, B, N and H.
+  single tables of 'relative', 'relative_keys_by_head' and 'relative_queries_by_head'.
+  The sizes are T, S (None is T), K, V, B, N and H.
   """
 
   options: tuple[str, ...] = ()
@@ -81,9 +81,13 @@ class Case(NamedTuple):
       "relative_bias": lambda: {"relative_bias": normal(N, 7)},
       "relative_keys": lambda: {"relative_keys": normal(9, H)},
       "relative_keys_by_head": lambda: {"relative_keys": normal(N, 9, H)},
+      "relative_queries_by_head": lambda: {
+        "relative_queries": normal(N, 11, H)
+      },
       "relative": lambda: {
         "relative_bias": normal(N, 7),
         "relative_keys": normal(9, H),
+        "relative_queries": normal(11, H),
       },
       "sinks": lambda: {"sinks": normal(N)},
       "logits_soft_cap": lambda: {"logits_soft_cap": 1.5},

@@ -43,6 +43,7 @@ _CASES = {
     (
       *("causal", "full_mask", "scale", "segments", "bias", "sinks"),
       *("relative_bias", "relative_keys_by_head", "logits_soft_cap"),
+      "relative_queries_by_head",
     ),
     num_kv_heads=1,
   ),

@@ -1,6 +1,6 @@
 """BERT: Devlin et al., arXiv:1810.04805."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from models import nested
@@ -37,6 +37,12 @@ def embedding_rows(theirs: str) -> list[Row]:
   ]
 
 
+def pooler_rows(config: ModelConfig, base: str, classes: str) -> list[Row]:
+  """Returns the rows of a pooler that a classifier has under another name."""
+  theirs = classes if config.head == "class" else base
+  return family.linear(theirs, "head/pooler")
+
+
 def head_rows() -> list[Row]:
   """Returns the rows of the head for tokens."""
   return [
@@ -71,6 +77,15 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
     tie_word_embeddings=True,
   )
   dropout = family.number(theirs, "hidden_dropout_prob", 0.1)
+  # A key that the family replaces is not read.
+  read: dict[str, Callable[[], Any]] = {
+    "norm_epsilon": lambda: family.number(theirs, "layer_norm_eps", 1e-12),
+    "token_types": lambda: family.size(theirs, "type_vocab_size"),
+    "position": lambda: "learned",
+  }
+  choices = {
+    name: value() for name, value in read.items() if name not in others
+  }
   return nested.make(
     ModelConfig,
     kind="encoder",
@@ -81,16 +96,24 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
     activation=family.activation(theirs, "hidden_act", "gelu"),
     attention_bias=True,
     dropout_rate=dropout,
-    position="learned",
     norm="post",
-    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-12),
     embedding_norm=True,
     embedding_scale=1.0,
-    token_types=family.size(theirs, "type_vocab_size"),
     head=head,
     head_transform=head == "tokens",
     head_bias=head != "hidden",
+    **choices,
     **others,
+  )
+
+
+def has_pooler(names: Collection[str], head: str) -> bool:
+  """Returns whether a model has a layer before its classes.
+
+  A base model may come with or without it; under masked tokens it is unread.
+  """
+  return head == "class" or (
+    head == "hidden" and any("pooler." in name for name in names)
   )
 
 
@@ -98,13 +121,9 @@ def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`."""
-  # A base model may come with or without it; under masked tokens it is unread.
-  pooler = head == "class" or (
-    head == "hidden" and any("pooler." in name for name in names)
-  )
   vocab_size = family.size(theirs, "vocab_size")
   return Described(
-    encoder(theirs, head, pooler=pooler),
+    encoder(theirs, head, pooler=has_pooler(names, head)),
     vocab_size,
     num_labels(theirs) if head == "class" else vocab_size,
     family.size(theirs, "max_position_embeddings"),

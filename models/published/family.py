@@ -51,6 +51,33 @@ CONCATENATED = Layout(
 """Several of our variables, concatenated along the last axis."""
 
 
+def segments(sizes: tuple[int, ...]) -> Layout:
+  """Returns the layout that concatenates variables of these sizes along the first axis.
+
+  Where ours are fewer than the sizes, those at the end are read by nothing and
+  written as zeros.
+  """
+  ends = np.cumsum(sizes)[:-1]
+
+  def write(xs):
+    like = xs[0]
+    missing = sum(sizes[len(xs) :])
+    return np.concatenate(
+      [*xs, np.zeros((missing, *like.shape[1:]), like.dtype)]
+    )
+
+  return Layout(lambda x, n: np.split(x, ends)[:n], write)
+
+
+def linear_segments(sizes: tuple[int, ...]) -> Layout:
+  """Returns the same for a Linear of PyTorch."""
+  one = segments(sizes)
+  return Layout(
+    lambda x, n: [part.T for part in one.read(x, n)],
+    lambda xs: one.write([x.T for x in xs]),
+  )
+
+
 class Row(NamedTuple):
   """Pairs a tensor of the published model with our variables.
 

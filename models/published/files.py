@@ -4,7 +4,8 @@ A folder has `config.json` and its tensors in `model.safetensors`, or in several
 files that `model.safetensors.index.json` names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import functools
 import json
 import math
 from pathlib import Path
@@ -41,9 +42,14 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class Tensor(NamedTuple):
-  """An array and the file that has it."""
+  """An array and the file that has it.
 
-  array: np.ndarray
+  Attributes:
+    read: returns the array, which is in memory only while the caller holds it.
+    file: the file.
+  """
+
+  read: Callable[[], np.ndarray]
   file: Path
 
 
@@ -79,7 +85,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> Tensors:
-  """Reads all tensors of a folder.
+  """Returns all tensors of a folder, which are read one at a time.
 
   Raises:
     FileNotFoundError: there is no file of tensors, or a shard is missing.
@@ -139,26 +145,41 @@ def _read_shards(folder: Path) -> Tensors:
 
 def _read_file(path: Path) -> dict[str, Tensor]:
   _check_place(path)
-  content = path.read_bytes()
-  if not content:
+  if not path.stat().st_size:
     raise ValueError(f"{path}: the file is empty")
   try:
-    entries = safetensors.deserialize(content)
+    with safetensors.safe_open(path, "np"):
+      pass  # It checks the header.
   except safetensors.SafetensorError as error:
     raise ValueError(
       f"{path}: not a whole file of safetensors ({error})"
     ) from None
+  with path.open("rb") as file:
+    length = int.from_bytes(file.read(8), "little")
+    entries = json.loads(file.read(length))
+  entries.pop("__metadata__", None)
   tensors = {}
-  for name, tensor in entries:
+  for name, tensor in entries.items():
     dtype = _DTYPES.get(tensor["dtype"])
     if dtype is None:
       raise ValueError(
         f"{path}: {name}: expected float32, bfloat16, float16 or float64, got "
         f"{tensor['dtype']}"
       )
-    array = np.frombuffer(tensor["data"], dtype)
-    tensors[name] = Tensor(array.reshape(tensor["shape"]), path)
+    start, end = (8 + length + x for x in tensor["data_offsets"])
+    place = functools.partial(
+      np.fromfile, path, np.uint8, count=end - start, offset=start
+    )
+    read = functools.partial(_as_array, place, dtype, tuple(tensor["shape"]))
+    tensors[name] = Tensor(read, path)
   return tensors
+
+
+def _as_array(
+  read: Callable[[], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]
+) -> np.ndarray:
+  """The bytes that `read` returns as an array."""
+  return read().view(dtype).reshape(shape)
 
 
 def _check_place(path: Path) -> None:

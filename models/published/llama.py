@@ -48,9 +48,10 @@ def describe(
     "tie_embeddings": lambda: family.flag(theirs, "tie_word_embeddings", False),
   }
   choices: dict[str, Any] = {
-    "position": "rotary",
     "norm": "pre",
     "norm_kind": "rms",
+    "gated": True,
+    "position": "rotary",
     "embedding_scale": 1.0,
     **{name: value() for name, value in read.items() if name not in others},
   }
@@ -61,7 +62,6 @@ def describe(
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
     features=family.size(theirs, "hidden_size"),
-    gated=True,
     head=head,
     **choices | others,
   )

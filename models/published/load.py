@@ -187,7 +187,9 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   raw = (
     files.read_tensors(folder)
     if arrays is None
-    else {name: files.Tensor(x, folder) for name, x in arrays.items()}
+    else {
+      name: files.Tensor(lambda x=x: x, folder) for name, x in arrays.items()
+    }
   )
   if has_images:
     raw = texts.text_tensors(raw)
@@ -204,7 +206,8 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   for name, shape in shapes.items():
     if name not in tensors:
       raise ValueError(f"{folder}: {name}: missing; config.json asks for it")
-    kept[name], file = tensors.pop(name)
+    tensor = tensors.pop(name)
+    kept[name], file = tensor.read(), tensor.file
     if kept[name].shape != shape:
       raise ValueError(
         f"{file}: {name}: expected shape {shape}, got {kept[name].shape}"

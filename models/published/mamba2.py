@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping
 import math
 from typing import Any
 
-import numpy as np
-
 from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
@@ -115,7 +113,7 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
     Row(
       f"{theirs}.mixer.in_proj.weight",
       projected + steps,
-      _linear_segments((values, *sizes, config.num_heads)),
+      family.linear_segments((values, *sizes, config.num_heads)),
     ),
     Row(
       f"{theirs}.mixer.conv1d.weight",
@@ -125,7 +123,7 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
     Row(
       f"{theirs}.mixer.conv1d.bias",
       tuple(f"{one}/bias" for one in convolved),
-      _segments(sizes),
+      family.segments(sizes),
     ),
     Row(
       f"{theirs}.mixer.norm.weight",
@@ -143,33 +141,6 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
   return table
 
 
-def _segments(sizes: tuple[int, ...]) -> Layout:
-  """The layout that concatenates variables of these sizes along the first axis.
-
-  Where ours are fewer than the sizes, those at the end are read by nothing and
-  written as zeros.
-  """
-  ends = np.cumsum(sizes)[:-1]
-
-  def write(xs):
-    like = xs[0]
-    missing = sum(sizes[len(xs) :])
-    return np.concatenate(
-      [*xs, np.zeros((missing, *like.shape[1:]), like.dtype)]
-    )
-
-  return Layout(lambda x, n: np.split(x, ends)[:n], write)
-
-
-def _linear_segments(sizes: tuple[int, ...]) -> Layout:
-  """The same for a Linear of PyTorch."""
-  one = _segments(sizes)
-  return Layout(
-    lambda x, n: [part.T for part in one.read(x, n)],
-    lambda xs: one.write([x.T for x in xs]),
-  )
-
-
 def _norm(config: ModelConfig) -> Layout:
   """The layout of the scales of a norm over each group of heads."""
   if config.slot.output_norm == "rms_joint":
@@ -185,7 +156,7 @@ def filters(sizes: tuple[int, ...]) -> Layout:
 
   Their last tap is the latest.
   """
-  one = _segments(sizes)
+  one = family.segments(sizes)
   return Layout(
     lambda x, n: [part[:, 0, ::-1].T for part in one.read(x, n)],
     lambda xs: one.write([x.T[:, None, ::-1] for x in xs]),

@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5: Yang et al., arXiv:2407.10671 and arXiv:2412.15115."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from models.attention_config import AttentionConfig
@@ -29,12 +29,24 @@ def describe(
 
 def last_windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
   """Returns the mechanisms of layers, of which the last may have a window."""
-  has_windows = family.flag(theirs, "use_sliding_window", False)
   first = family.value(theirs, "max_window_layers", Whole, 28)
+  return chosen_windows(theirs, lambda i: i < first)
+
+
+def chosen_windows(
+  theirs: Mapping[str, Any], is_exact: Callable[[int], bool]
+) -> tuple[AttentionConfig, ...]:
+  """Returns the mechanisms of layers, of which some may have a window.
+
+  Args:
+    theirs: `config.json`.
+    is_exact: whether layer i has none, in files without `layer_types`.
+  """
+  has_windows = family.flag(theirs, "use_sliding_window", False)
   if has_windows:
     family.size(theirs, "sliding_window", 4096)
   kinds = llama.layer_types(
-    theirs, llama.NEAR, lambda i: i < first or not has_windows
+    theirs, llama.NEAR, lambda i: is_exact(i) or not has_windows
   )
   if llama.NEAR in kinds and not has_windows:
     raise ValueError(

@@ -17,14 +17,13 @@ def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`."""
-  del names
   family.only(theirs, hidden_act="gelu")  # Its head has no other.
   counted = positions(theirs)
   vocab_size = family.size(theirs, "vocab_size")
   return Described(
-    bert.encoder(theirs, head, **counted),
+    bert.encoder(theirs, head, pooler=bert.has_pooler(names, head), **counted),
     vocab_size,
-    vocab_size,
+    bert.num_labels(theirs) if head == "class" else vocab_size,
     family.size(theirs, "max_position_embeddings") - counted["position_offset"],
   )
 
@@ -46,14 +45,22 @@ def copies(prefix: str) -> tuple[tuple[str, str], ...]:
   )
 
 
+_HEADS = {
+  "Model": "hidden",
+  "ForMaskedLM": "tokens",
+  "ForSequenceClassification": "class",
+}
+
 ROBERTA = Family(
   name="roberta",
-  architectures={"RobertaForMaskedLM": "tokens"},
+  architectures={f"Roberta{name}": head for name, head in _HEADS.items()},
   describe=describe,
   rows=lambda config: (
     *bert.embedding_rows("roberta.embeddings"),
     *bert.layer_rows("roberta.encoder.layer.{i}"),
+    *bert.pooler_rows(config, "roberta.pooler.dense", "classifier.dense"),
     *head_rows(),
+    *family.linear("classifier.out_proj", "head/classes"),
   ),
   prefix="roberta.",
   parts=("embeddings", "encoder", "pooler"),
@@ -64,3 +71,9 @@ ROBERTA = Family(
   ),
 )
 """BERT whose positions count the tokens that are not padding."""
+
+XLM_ROBERTA = ROBERTA._replace(
+  name="xlm-roberta",
+  architectures={f"XLMRoberta{name}": head for name, head in _HEADS.items()},
+)
+"""RoBERTa for a hundred languages: Conneau et al., arXiv:1911.02116."""

@@ -61,7 +61,9 @@ def read(
   # Tensors of a mechanism that was replaced are known and not needed.
   known = {row.theirs for row in _rows(family, published)}
   known |= {*family.buffers(published.config)}
-  arrays: dict[str, np.ndarray] = {}
+  copies, kept = dict(family.copies), own(family, tensors)
+  arrays: dict[str, Array] = {}
+  stacks: dict[str, np.ndarray] = {}
   for theirs, ours, layout, index in _rows(family, model):
     known.add(theirs)
     if theirs.startswith(MECHANISMS) and theirs not in tensors:
@@ -73,15 +75,20 @@ def read(
     shapes = {
       x: whole[x] if index is None else _element(whole[x]) for x in ours
     }
-    made = _read(tensors[theirs], theirs, shapes, layout)
-    if index is None:
-      arrays |= made
-      continue
-    for path, array in made.items():
-      if path not in arrays:
-        arrays[path] = np.empty(whole[path].shape, whole[path].dtype)
-      arrays[path][index] = array
-  copies, kept = dict(family.copies), own(family, tensors)
+    # One tensor at a time: the file's arrays and ours are never all in memory.
+    for path, x in _read(tensors[theirs], theirs, shapes, layout).items():
+      if path not in wanted:
+        continue
+      dtype = wanted[path].dtype
+      if index is None:
+        arrays[path] = jnp.asarray(x, dtype)
+        continue
+      if path not in stacks:
+        stacks[path] = np.empty(wanted[path].shape, dtype)
+      stacks[path][index] = x
+  while stacks:
+    path, x = stacks.popitem()
+    arrays[path] = jnp.asarray(x)
   for name, tensor in tensors.items():
     unread = any(re.fullmatch(x, name) for x in (*_UNREAD, *family.unread))
     if name in known or unread or name not in kept:
@@ -101,11 +108,12 @@ def read(
       raise ValueError(f"{folder}: no tensor fills {path}")
   if missing:
     drawn = _flat(initialize(model, key, model.example()))
-    arrays |= {path: drawn[path] for path in missing}
-  typed = {
-    path: jnp.asarray(arrays[path], x.dtype) for path, x in wanted.items()
-  }
-  tree = traverse_util.unflatten_dict(typed, sep="/")
+    arrays |= {
+      path: jnp.asarray(drawn[path], wanted[path].dtype) for path in missing
+    }
+  tree = traverse_util.unflatten_dict(
+    {path: arrays[path] for path in wanted}, sep="/"
+  )
   return {"params": {}, "constants": {}, **tree}
 
 
@@ -115,7 +123,7 @@ def own(family: Family, tensors: files.Tensors) -> set[str]:
     name
     for name, original in family.copies
     if {name, original} <= {*tensors}
-    and np.array_equal(tensors[name].array, tensors[original].array)
+    and np.array_equal(tensors[name].read(), tensors[original].read())
   }
 
 
@@ -164,7 +172,7 @@ def _read(
   layout: Layout,
 ) -> dict[str, np.ndarray]:
   """The variables of one tensor by their paths."""
-  array, file = tensor
+  array, file = tensor.read(), tensor.file
   # A mechanism's constants may be integers, such as the key of random blocks.
   integers = {x.dtype for x in ours.values()} == {array.dtype}
   if not jnp.issubdtype(array.dtype, jnp.floating) and not integers:

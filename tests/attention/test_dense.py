@@ -133,8 +133,9 @@ def options_of(names, length=13, source=11):
   full[:, :, 3] = False
   ids = [np.arange(x) // np.array([[5], [7]]) for x in (length, source)]
   full_bias, head_bias, *tables = normal(
-    (1, 4, length, source), (1, 4, 1, source), (4, 9), (7, 8)
+    (1, 4, length, source), (1, 4, 1, source), (4, 9), (7, 8), (4, 11, 8)
   )
+  by_distance = "relative_bias", "relative_keys", "relative_queries"
   fixed = {
     "full mask": {"mask": full},
     "key mask": {"mask": rng.random((2, 1, 1, source)) < 0.6},
@@ -145,9 +146,7 @@ def options_of(names, length=13, source=11):
   trained = {
     "bias": {"bias": full_bias},
     "head bias": {"bias": head_bias},
-    "tables": dict(
-      zip(("relative_bias", "relative_keys"), tables, strict=True)
-    ),
+    "tables": dict(zip(by_distance, tables, strict=True)),
   }
 
   def chosen(options):

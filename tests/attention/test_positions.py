@@ -11,6 +11,7 @@ import pytest
 from attention import (
   alibi_bias,
   alibi_slopes,
+  deberta_buckets,
   definitions,
   dense_attention,
   flash_attention,
@@ -152,11 +153,60 @@ def test_a_table_for_each_head_with_dilation():
   np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=1e-4)
 
 
-def test_relative_keys_of_another_shape_are_refused():
+@pytest.mark.parametrize("name", ["relative_keys", "relative_queries"])
+def test_tables_of_another_shape_are_refused(name):
   (query,) = normal((1, 5, 4, 8))
-  message = r"relative_keys: expected \[2L\+1, 8\] or \[4, 2L\+1, 8\]"
+  message = rf"{name}: expected \[2L\+1, 8\] or \[4, 2L\+1, 8\]"
   shapes = (3, 7, 8), (4, 6, 8), (6, 8), (1, 4, 7, 8), (4, 1, 7, 8)
   assert_refused(
     functools.partial(dense_attention, query, query, query),
-    [(message, {"relative_keys": jnp.ones(shape)}) for shape in shapes],
+    [(message, {name: jnp.ones(shape)}) for shape in shapes],
   )
+
+
+def test_rows_of_deberta():
+  """Equation 3 without buckets; with them, the steps of the authors' code."""
+  plain = deberta_buckets(5, max_distance=3, num_buckets=None)
+  np.testing.assert_array_equal(plain, [5, 5, 5, 5, 4, 3, 2, 1, 0, 0, 0])
+  rows = deberta_buckets(40, max_distance=24, num_buckets=8)
+  # 1, 2, 3 and 4 have rows of their own; 23 is the last with row 8 + 7.
+  ahead = [8, 9, 10, 11, 12, 13, 13, 13, 14, 14, 14, 14, 14, 15]
+  np.testing.assert_array_equal(rows[40 - 13 : 41][::-1], ahead)
+  np.testing.assert_array_equal(rows[:27], 15)
+  assert (rows[40 + 23], rows[40 + 24], rows[80]) == (1, 0, 0)
+  np.testing.assert_array_equal((16 - rows[::-1])[17:64], rows[17:64])
+  assert_refused(
+    deberta_buckets,
+    [
+      ("longest: ", {"longest": -1}),
+      *(
+        ("max_distance: ", {"longest": 5, "max_distance": x}) for x in (0, 129)
+      ),
+      ("num_buckets: ", {"longest": 5, "num_buckets": 1}),
+    ],
+  )
+
+
+def test_disentangled_attention():
+  """Equation 4 of DeBERTa, pair by pair, from projected embeddings of positions."""
+  rng = np.random.default_rng(0)
+  B, T, N, K, H = 2, 9, 4, 2, 6
+  query, out = rng.standard_normal((2, B, T, N, H))
+  key, value = rng.standard_normal((2, B, T, K, H))
+  far_keys, far_queries = rng.standard_normal((2, N, 8, H))
+  with jax.enable_x64(True):
+    rows = deberta_buckets(T - 1, max_distance=4, num_buckets=None)
+    tables = {
+      "relative_keys": far_keys[:, rows],
+      "relative_queries": far_queries[:, rows],
+    }
+    scale = 1.0 / np.sqrt(3 * H)
+    got = dense_attention(query, key, value, scale=scale, **tables)
+  for b, n, t in np.ndindex(B, N, T):
+    q, k, v = query[b, t, n], key[b, :, n // 2], value[b, :, n // 2]
+    at = [min(max(t - s + 4, 0), 7) for s in range(T)]
+    x = k @ q + far_keys[n, at] @ q
+    x += np.array([k[s] @ far_queries[n, at[s]] for s in range(T)])
+    weights = np.exp(scale * x)
+    out[b, t, n] = weights @ v / weights.sum()
+  np.testing.assert_allclose(got, out, rtol=0, atol=1e-13)

@@ -160,9 +160,12 @@ def segments(length):
 
 
 def tables(*lead):
-  """Of distances: biases, and keys for all heads or, with `lead`, for each."""
-  bias, keys = normal((HEADS, 11), (*lead, 11, DIM), seed=2)
-  return {"relative_bias": bias, "relative_keys": keys}
+  """Of distances: biases, and keys and queries for all heads or, with `lead`, each."""
+  bias, keys, queries = normal(
+    (HEADS, 11), (*lead, 11, DIM), (*lead, 9, DIM), seed=2
+  )
+  by_distance = {"relative_keys": keys, "relative_queries": queries}
+  return {"relative_bias": bias, **by_distance}
 
 
 def check_parts(mechanism, devices, length, **call):

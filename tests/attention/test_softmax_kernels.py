@@ -278,6 +278,12 @@ def test_a_query_that_sees_nothing_gets_zeros(monkeypatch, window):
     ("tokamax", Case(source_length=5), {}, "takes a window over one sequence"),
     ("tokamax", Case(("relative_bias",)), {}, "cannot take relative_bias"),
     ("tokamax", Case(("relative_keys",)), {}, "cannot take relative_keys"),
+    (
+      "tokamax",
+      Case(("relative_queries_by_head",)),
+      {},
+      "cannot take relative_queries",
+    ),
     ("tokamax", Case(), {"dropout_rate": 0.5}, "cannot take dropout_rate"),
   ],
 )

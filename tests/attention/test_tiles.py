@@ -33,15 +33,17 @@ def near(left, right, length=LENGTH):
 def cases(length=LENGTH):
   """What the loop takes, and the same as options of dense attention."""
   rng = np.random.default_rng(1)
-  bias, sinks, table, keys, gates = calls.normal(
+  bias, sinks, table, keys, queries, gates = calls.normal(
     (1, HEADS, length, length),
     (HEADS,),
     (HEADS, 7),
     (HEADS, 9, DIM),
+    (5, DIM),
     (BATCH, length, HEADS),
   )
   gates = {"log_forget": jnp.asarray(-np.abs(gates))}
   tables = {"relative_bias": table, "relative_keys": keys}
+  tables["relative_queries"] = queries
   ids = jnp.asarray(np.sort(rng.integers(0, 3, (BATCH, length)), axis=1))
   keep = calls.random_mask(BATCH, length)
   pairs = calls.random_mask(BATCH, 1, length, length, share=0.3)

@@ -12,6 +12,7 @@ from models import (
   RotaryScaling,
   create,
 )
+from models.attention_module_config import DisentangledConfig
 from models.nested import make
 from settings.build import build, to_mapping
 from tests.refusals import assert_refused
@@ -44,6 +45,11 @@ def test_model_config_refuses():
       {"shared_key_dim": 3, "latent_rank": 3, "position": "rotary"},
     ),
     {"short_convolution_bias": True},
+    {"shared_norm": True},
+    {"shared_norm": True, "parallel": True, "norm": "output"},
+    {"position_skips_masked": True, "position": "learned"},
+    {"projected": "tokens"},
+    {"disentangled": DisentangledConfig(norm=False)},
     {"position": "rotary", "features": 12},
     {"rotary_scaling": scaling},
     {"features": 9, "num_heads": 3},

@@ -24,6 +24,11 @@ IDS = {"bos_id": BOS, "eos_id": EOS}
     ("dense", "dense", {"norm": "post", "num_layers": 2}),
     ("flash", "flash", {"position": "t5", "num_kv_heads": 1}),
     ("sliding_window", "dense", {"position": "shaw", "num_kv_heads": 1}),
+    (
+      "sliding_window",
+      "dense",
+      {"position": "disentangled", "num_kv_heads": 1},
+    ),
     ("performer", "linear", {"position": "rotary", "num_kv_heads": 1}),
     ("lsh", "linformer", {"position": "learned"}),
     ("latent", "additive", {"position": "none"}),

@@ -4,6 +4,7 @@ import json
 import pathlib
 import pickle
 import re
+import tracemalloc
 import uuid
 
 from flax import traverse_util
@@ -13,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import models
-from models.published import load
+from models.published import files, load
 from tests.here import here
 from tests.models.published.test_equality import (
   CASES,
@@ -291,6 +292,22 @@ def test_shards(folder):
   (folder / places[names[0]]).unlink()
   with pytest.raises(FileNotFoundError, match="model-00001-of-00002"):
     models.load_pretrained(folder)
+
+
+def test_tensors_are_read_one_at_a_time(tmp_path):
+  """Opening a folder holds none of them; NumPy reports its memory to tracemalloc."""
+  size = 2**18
+  tensors = {str(i): np.full(size, i, np.float32) for i in range(8)}
+  save_file(tensors, tmp_path / "model.safetensors")
+  tracemalloc.start()
+  try:
+    opened = files.read_tensors(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < size
+    for name, tensor in opened.items():
+      assert (tensor.read() == tensors[name]).all()
+    assert tracemalloc.get_traced_memory()[1] < 3 * 4 * size
+  finally:
+    tracemalloc.stop()
 
 
 def test_old_names_prefixes_and_buffers(tmp_path):

@@ -12,7 +12,13 @@ from tests.verification.campaign.faults import fault
 
 _OPTIONS = (
   *("scale", "segments", "bias", "relative_bias", "relative_keys", "sinks"),
-  *("logits_soft_cap", "log_forget", "global", "global_qkv"),
+  *(
+    "relative_queries_by_head",
+    "logits_soft_cap",
+    "log_forget",
+    "global",
+    "global_qkv",
+  ),
 )
 
 

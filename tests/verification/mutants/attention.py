@@ -118,6 +118,13 @@ MUTANTS = (
   # Scores.
   Mutant(
     "attention/softmax/logits.py",
+    "queries = _at_distance(table, distance[::-1])",
+    "queries = _at_distance(table, distance)",
+    ("tests/attention/test_positions.py",),
+    "relative queries of the opposite distances",
+  ),
+  Mutant(
+    "attention/softmax/logits.py",
     "dx = (dx * self.scale).astype(query.dtype)",
     "dx = dx.astype(query.dtype)",
     "flash",

@@ -30,10 +30,24 @@ MUTANTS = (
   ),
   Mutant(
     "models/block.py",
-    "        out = norm(out)\n      return self.dropout(out, deterministic=deterministic)",
-    "        out = norm(self.dropout(out, deterministic=deterministic))\n      return out",
+    "        out = norm(out)\n      out = self.dropout(out, deterministic=deterministic)",
+    "        out = norm(self.dropout(out, deterministic=deterministic))",
     _MODELS,
     "an output is normed after dropout",
+  ),
+  Mutant(
+    "models/block.py",
+    "return out if scale == 1.0 else out * scale",
+    "return out",
+    ("tests/models/published/test_plain.py",),
+    "the outputs of sub-layers are not scaled",
+  ),
+  Mutant(
+    "models/transformer.py",
+    "counted = jnp.cumsum(inputs_mask, axis=1) * inputs_mask - 1",
+    "counted = positions",
+    ("tests/models/published/test_plain.py",),
+    "masked inputs are counted as positions",
   ),
   Mutant(
     "models/transformer.py",

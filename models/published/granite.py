@@ -1,0 +1,33 @@
+"""Granite 3: Granite Team, IBM 2024, Granite 3.0 language models."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.published import family, llama
+from models.published.family import Described
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe`."""
+  divisor = family.number(theirs, "logits_scaling", 1.0)
+  if divisor == 0.0:
+    raise ValueError("logits_scaling: expected a number other than 0, got 0.0")
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    attention_scale=family.number(theirs, "attention_multiplier", 1.0),
+    embedding_scale=family.number(theirs, "embedding_multiplier", 1.0),
+    residual_scale=family.number(theirs, "residual_multiplier", 1.0),
+    logit_scale=1.0 / divisor,
+  )
+
+
+GRANITE = llama.LLAMA._replace(
+  name="granite",
+  architectures={"GraniteForCausalLM": "tokens"},
+  describe=describe,
+)
+"""Llama with factors of embeddings, attention logits, sub-layers and logits."""

@@ -1,0 +1,71 @@
+"""Phi-3 and Phi-4: Abdin et al., arXiv:2404.14219 and arXiv:2412.08905."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.published import family, llama, mistral, rotary
+from models.published.family import Described, Row
+from models.published.keys import because
+
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=1.0)}
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe`."""
+  for key in ("rope_parameters", "rope_scaling"):
+    scaling = theirs.get(key) or {}
+    if isinstance(scaling, dict):  # Others are refused below.
+      kind = scaling.get("rope_type", scaling.get("type", "default"))
+      family.only({key: kind}, **{key: "default"})
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    attention_bias=False,
+    mlp_bias=False,
+    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
+    **rotary.choices(theirs, _ROTARY),
+    decoder_attention=mistral.mechanism(theirs, None),
+  )
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """Implements `Family.rows`: Llama's, with two Linears for five."""
+  theirs, ours = "model.layers.{i}", "params/decoder_{i}"
+  queries, keys = (
+    heads * config.query_dim for heads in (config.num_heads, config.kv_heads)
+  )
+  fused = (
+    ("self_attn.qkv_proj", "self_attention", ("query", "key", "value")),
+    ("mlp.gate_up_proj", "mlp", ("gate", "hidden")),
+  )
+  widths = ((queries, keys, keys), (config.mlp_features,) * 2)
+  replaced = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+  table = llama.LLAMA.rows(config)
+  return [
+    *(row for row in table if row.theirs.split(".")[-2] not in replaced),
+    *(
+      Row(
+        f"{theirs}.{name}.weight",
+        tuple(f"{ours}/{part}/{one}/kernel" for one in kernels),
+        family.linear_segments(sizes),
+      )
+      for (name, part, kernels), sizes in zip(fused, widths, strict=True)
+    ),
+  ]
+
+
+PHI3 = llama.LLAMA._replace(
+  name="phi3",
+  architectures={"Phi3ForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  rotary=_ROTARY,
+  without_effect=because(
+    "is of LongRoPE, which is refused", "original_max_position_embeddings"
+  ),
+)
+"""Llama with fused projections, and a window of preceding keys if it has one."""

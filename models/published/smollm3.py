@@ -1,0 +1,59 @@
+"""SmolLM3: Hugging Face 2025, after NoPE, arXiv:2305.19466 and arXiv:2501.18795."""
+
+from collections.abc import Collection, Mapping
+import reprlib
+from typing import Any
+
+from models.attention_module_config import AroundConfig
+from models.published import family, llama, qwen2, rotary
+from models.published.family import Described
+from models.published.keys import because
+
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=2e6)}
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe`; some layers have no positions."""
+  is_rotary = _has_rotary(theirs)
+  if family.flag(theirs, "use_sliding_window", False):
+    family.size(theirs, "sliding_window")  # It has no default here.
+  overrides = (AroundConfig(position="none"), AroundConfig())
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 4),
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    **rotary.choices(theirs, _ROTARY),
+    decoder_attention=qwen2.chosen_windows(theirs, lambda i: is_rotary[i]),
+    decoder_around=tuple(overrides[one] for one in is_rotary),
+  )
+
+
+def _has_rotary(theirs: Mapping[str, Any]) -> list[bool]:
+  """Whether each layer has rotary positions."""
+  count = family.size(theirs, "num_hidden_layers")
+  if theirs.get("no_rope_layers") is None:
+    every = family.size(theirs, "no_rope_layer_interval", 4)
+    return [not llama.last_of(every)(i) for i in range(count)]
+  given = family.value(theirs, "no_rope_layers", list[int])
+  if len(given) != count or not {*given} <= {0, 1}:
+    raise ValueError(
+      f"no_rope_layers: expected {count} of 0 and 1, got {reprlib.repr(given)}"
+    )
+  return [one == 1 for one in given]
+
+
+SMOLLM3 = qwen2.QWEN2._replace(
+  name="smollm3",
+  architectures={"SmolLM3ForCausalLM": "tokens"},
+  describe=describe,
+  rotary=_ROTARY,
+  without_effect={
+    **because("is said by no_rope_layers", "no_rope_layer_interval"),
+    **because("is of windows, which use_sliding_window has", "sliding_window"),
+  },
+)
+"""Llama without positions in some layers, which may have a window."""

@@ -1,0 +1,52 @@
+"""StarCoder 2: Lozhkov et al., arXiv:2402.19173."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.published import family, llama, mistral
+from models.published.family import Described, Row
+from models.published.keys import because
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe`."""
+  has_bias = family.flag(theirs, "use_bias", True)
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    num_kv_heads=family.size(theirs, "num_key_value_heads", 2),
+    attention_bias=has_bias,
+    mlp_bias=has_bias,
+    gated=False,
+    activation=family.activation(theirs, "hidden_act", "gelu_pytorch_tanh"),
+    norm_kind="layer",
+    norm_epsilon=family.number(theirs, "norm_epsilon", 1e-5),
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    decoder_attention=mistral.mechanism(theirs, None),
+  )
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """Implements `Family.rows`: Llama's, with a feed-forward layer without gate."""
+  theirs, ours = "model.layers.{i}.mlp", "decoder_{i}/mlp"
+  return [
+    *(row for row in llama.LLAMA.rows(config) if ".mlp." not in row.theirs),
+    *family.linear(f"{theirs}.c_fc", f"{ours}/hidden"),
+    *family.linear(f"{theirs}.c_proj", f"{ours}/out"),
+  ]
+
+
+STARCODER2 = llama.LLAMA._replace(
+  name="starcoder2",
+  architectures={"Starcoder2ForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  without_effect=because(
+    "is of training", "residual_dropout embedding_dropout"
+  ),
+)
+"""Decoders with rotary positions, layer norms, biases and a window of keys."""

@@ -1,0 +1,129 @@
+"""Plain decoders and encoders: padding, decoding, single keys, refusals."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.published import files
+from tests.models import tiny
+from tests.models.published.test_equality import (
+  FOLDERS,
+  assert_not_read,
+  changed,
+  compared,
+  compute,
+  expected,
+  loaded,
+  same,
+)
+
+CHANGES = {
+  name: json.loads((folder / "changes.json").read_text())
+  for name, folder in FOLDERS.items()
+  if (folder / "changes.json").exists()
+}
+DECODERS = (
+  *("gemma", "granite", "phi3", "starcoder2", "smollm3", "cohere2"),
+  *("opt", "opt_before"),
+)
+
+
+@pytest.mark.parametrize("case", DECODERS)
+def test_token_by_token(case):
+  """Every step of a row gives the logits of the causal call."""
+  p = loaded(case)
+  ids = expected(case)[0]["input_ids"]
+  got = tiny.step_by_step(p.model, p.variables, {"inputs": jnp.asarray(ids)})
+  whole = compute(p, {"input_ids": ids})
+  assert np.abs(np.asarray(got) - whole).max() < 2e-5 * np.abs(whole).max()
+
+
+@pytest.mark.parametrize("case", DECODERS)
+def test_padding_on_the_left_is_no_padding(case):
+  """A row that is padded on the left has the logits of its tokens alone."""
+  inputs, _ = expected(case)
+  ids, mask = inputs["input_ids"], inputs["attention_mask"]
+  first = int(np.argmax(mask[2]))
+  assert first > 0
+  assert mask[2, first:].all()
+  p = loaded(case)
+  whole = compute(p, inputs)[2:, first:]
+  alone = compute(p, {"input_ids": ids[2:, first:]})
+  assert np.abs(whole - alone).max() < 2e-5 * np.abs(alone).max()
+
+
+@pytest.mark.parametrize(
+  ("case", "number"),
+  [(case, i) for case, changes in CHANGES.items() for i in range(len(changes))],
+)
+def test_a_key_changes_what_it_changes_in_transformers(case, number, tmp_path):
+  values = CHANGES[case][number]
+  values = {key: ... if x is None else x for key, x in values.items()}
+  p = models.load_pretrained(changed(case, tmp_path, **values))
+  inputs, outputs = expected(case)
+  with np.load(FOLDERS[case] / "changes.npz") as arrays:
+    wanted = arrays[str(number)]
+  assert compared(inputs, compute(p, inputs), wanted) < 2e-5
+  assert compared(inputs, outputs["float32"], wanted) > 1e-3
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 7.0, "short_factor": [1.0]}
+
+
+@pytest.mark.parametrize(
+  ("case", "values", "message"),
+  [
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_atten"),
+    ("gemma", {"hidden_activation": "gelu"}, "hidden_activation: expected"),
+    ("granite", {"logits_scaling": 0.0}, "logits_scaling: expected a number"),
+    ("granite", {"attention_multiplier": -1.0}, "attention_scale: expected"),
+    ("phi3", {"rope_parameters": LONG}, "rope_parameters: expected 'default'"),
+    ("phi3", {"rope_scaling": {"type": "su"}}, "rope_scaling: expected 'def"),
+    ("phi3", {"rope_scaling": 3}, "rope_scaling: expected named values"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers: expected 4 of 0"),
+    ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers: expected 4"),
+    ("smollm3", {"sliding_window": ...}, "sliding_window: missing"),
+    ("smollm3", {"use_sliding_window": False}, "use_sliding_window: expected"),
+    ("cohere2", {"head_dim": 7}, "head_dim: expected 6"),
+    ("cohere2", {"use_qk_norm": True}, "use_qk_norm: expected False"),
+    ("cohere2", {"sliding_window": None}, "sliding_window: expected a value"),
+    ("deberta_v2", {"conv_kernel_size": 3}, "conv_kernel_size: expected 0"),
+    ("deberta_v2", {"embedding_size": 8}, "embedding_size: expected 24"),
+    ("deberta_v2", {"pos_att_type": "c2p|p2p"}, "pos_att_type: expected c2p"),
+    ("deberta_v2", {"pos_att_type": ["c2p"] * 2}, "pos_att_type: expected c2p"),
+    ("deberta_v2", {"pos_att_type": 3}, "pos_att_type: expected a"),
+    (
+      "deberta_v2",
+      {"position_biased_input": True},
+      "position_biased_input: ex",
+    ),
+    ("deberta_v2", {"max_relative_positions": 4}, "max_distance: expected at"),
+    (
+      "deberta_v2",
+      {"relative_attention": False},
+      "max_relative_positions: exp",
+    ),
+    (
+      "opt",
+      {"layer_norm_elementwise_affine": False},
+      "layer_norm_elementwise_affine: expected True",
+    ),
+  ],
+)
+def test_configs_that_are_not_read(case, values, message, tmp_path):
+  path = tmp_path / "config.json"
+  assert_not_read(case, tmp_path, f"{path}: {message}", **values)
+
+
+@pytest.mark.parametrize("head", ["", "_masked", "_classes"])
+def test_xlm_roberta_is_roberta_by_another_name(head, tmp_path):
+  case = f"xlm_roberta{head}"
+  theirs = files.read_config(FOLDERS[case])["architectures"][0]
+  names = [theirs.replace("XLMRoberta", "Roberta")]
+  changed(case, tmp_path, architectures=names, model_type="roberta")
+  p = models.load_pretrained(tmp_path)
+  assert p.model == loaded(case).model
+  same(p.variables, loaded(case).variables)
