@@ -43,6 +43,8 @@ from attention.gated_linear import (
   retention,
 )
 from attention.mamba3 import mamba3
+from attention.mamba import mamba, mamba_attention
+from attention.rg_lru import rg_lru, rg_lru_attention
 from attention.delta_rule import (
   comba,
   delta,
@@ -153,8 +155,10 @@ __all__ = [
   "lsh_rotations",
   "make_block_mask",
   "mask_mod",
+  "mamba",
   "mamba2",
   "mamba3",
+  "mamba_attention",
   "mesa",
   "mesa_attention",
   "moba",
@@ -171,6 +175,8 @@ __all__ = [
   "performer",
   "performer_attention",
   "retention",
+  "rg_lru",
+  "rg_lru_attention",
   "rotary",
   "rotary_frequencies",
   "rwkv7",
