@@ -9,7 +9,7 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
 from attention.recurrent.elementwise import elementwise_recurrence
-from attention.recurrent.recurrence import by_head, for_values, segment_begins
+from attention.recurrent.recurrence import by_head, for_values
 
 
 @attention_function
