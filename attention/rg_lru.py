@@ -172,9 +172,9 @@ def _recurrence(
   value, log_decay, input_gate, before, *, mask, is_causal, scale, segment_ids
 ):
   """The results in float32, and the state after the last position."""
-  (value, log_decay), _, _ = by_head(
+  (value, log_decay, input_gate), _, _ = by_head(
     value,
-    (value, log_decay),
+    (value, log_decay, input_gate),
     log_decay=None,
     mask=mask,
     is_causal=is_causal,
@@ -192,7 +192,7 @@ def _recurrence(
     _read,
     (),
     before.state,
-    (log_decay, weight * input_gate.astype(jnp.float32) * value),
+    (log_decay, weight * input_gate * value),
     begins | first,
   )
   return scale * out, RgLruState(state, before.begun | jnp.any(keep, axis=1))

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention.platform import backend
-from attention.recurrent.scan import CHUNK, chunk_size, one_by_one, scan
+from attention.recurrent.scan import chunk_size, one_by_one, scan
 
 Coefficients = Callable[[Any, Any], tuple[Array, Array]]
 """`(params, x) -> (log decay, write)`, broadcastable to the state `[…, *A]`, of inputs
@@ -53,16 +53,19 @@ def elementwise_recurrence(
     begins: where h_{t−1} counts as 0; None is nowhere.
 
   Cost: time and memory of T inputs and results, and of C states; with gradients also
-  one state for each of T / C chunks.
+  one state for each of T / C chunks. C is `scan.CHUNK` on a CPU, and on other devices
+  as many positions as fit into a step.
   """
   length = jax.tree.leaves(inputs)[0].shape[1]
+  size = chunk_size(length)
+  size *= backend.tiles_per_step(4 * size * state.size, -(-length // size))
   begins = None if begins is None else begins.astype(jnp.float32)
   state, out = scan(
     functools.partial(_step, coefficients, read),
     params,
     state,
     (inputs, begins),
-    size=chunk_size(length, CHUNK),
+    size=size,
     position=functools.partial(_position, coefficients, read),
   )
   return out, state

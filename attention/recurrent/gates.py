@@ -295,6 +295,9 @@ def from_query(name: str, mechanism: Attention) -> Attention:
       cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
       if key is not None:
         raise ValueError(f"key: {name} makes it of the query; expected None")
+      if "axis_name" in options:
+        known = ("mask", "is_causal", "scale", "query_segment_ids")
+        raise ValueError(checks.unknown_option("axis_name", name, known))
       value = query if value is None else value
       qkv = query, query, value
       return function(variables, *cache, *qkv, *others, **options)
