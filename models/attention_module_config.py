@@ -14,7 +14,8 @@ from settings.fields import Count, Positive, checked, rest
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
 OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
-OutputGate = Literal["none", "silu", "sigmoid", "sigmoid_head"]
+OutputGate = Literal["none", "silu", "gelu_tanh", "sigmoid", "sigmoid_head"]
+ConvolutionActivation = Literal["silu", "none"]
 Theta = Annotated[float, Gt(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 
@@ -74,6 +75,7 @@ class AroundConfig:
   query_key_norm: QueryKeyNorm | None = None
   short_convolution: bool | None = None
   short_convolution_bias: bool | None = None
+  short_convolution_activation: ConvolutionActivation | None = None
   output_norm: OutputNorm | None = None
   output_gate: OutputGate | None = None
   exclusive: bool | None = None
@@ -113,12 +115,14 @@ class SlotConfig:
       are convolved with the three positions before, then SiLU (Mamba, DeltaNet).
       With a mechanism that makes its own keys ('own_keys'), only queries are.
     short_convolution_bias: whether these convolutions have biases.
+    short_convolution_activation: 'silu' follows these convolutions; 'none' is no
+      activation (Griffin).
     output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
       DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or, after the
       gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
       that share a query and key (Mamba-2).
-    output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
-      projection of the inputs, which multiplies that result; 'sigmoid_head', with
+    output_gate: 'silu' (RetNet, GLA), 'gelu_tanh' (Griffin) or 'sigmoid' (Kimi
+      Linear) of another projection of the inputs, which multiplies that result; 'sigmoid_head', with
       one number for each head (gated attention, arXiv:2505.06708); or 'none'.
     exclusive: whether the component along the position's own value is removed from
       the result of each head of self-attention (exclusive self-attention,
@@ -147,6 +151,7 @@ class SlotConfig:
   query_key_norm: QueryKeyNorm = "none"
   short_convolution: bool = False
   short_convolution_bias: bool = False
+  short_convolution_activation: ConvolutionActivation = "silu"
   output_norm: OutputNorm = "none"
   output_gate: OutputGate = "none"
   exclusive: bool = False
@@ -165,6 +170,11 @@ class SlotConfig:
       raise ValueError(
         "short_convolution_bias: expected short_convolution with it, got False"
       )
+    is_default = self.short_convolution_activation == "silu"
+    if not (self.short_convolution or is_default):
+      raise ValueError(
+        "short_convolution_activation: expected short_convolution with it, got False"
+      )
     distance, buckets = self.relative_distance, self.relative_buckets
     try:
       for is_causal in (False, True):
@@ -176,7 +186,10 @@ class SlotConfig:
   def encoder(self) -> "SlotConfig":
     """The config of an encoder's self-attention, without causal convolutions."""
     return dataclasses.replace(
-      self, short_convolution=False, short_convolution_bias=False
+      self,
+      short_convolution=False,
+      short_convolution_bias=False,
+      short_convolution_activation="silu",
     )
 
   @functools.cached_property

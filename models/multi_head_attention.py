@@ -132,6 +132,7 @@ class MultiHeadAttention(nn.Module):
           self.dtype,
           self.param_dtype,
           config.short_convolution_bias,
+          config.short_convolution_activation,
         )
         setattr(self, f"{name}_short_convolution", convolution)
     if norm := _NORMS.get(config.query_key_norm):
@@ -418,7 +419,13 @@ class MultiHeadAttention(nn.Module):
     )
 
   def _rotate_query(self, query, positions):
-    if "own_keys" not in self.attention.supports:
+    supports = self.attention.supports
+    if {"own_keys", "shared_qk"} <= supports and self.rotary:
+      raise ValueError(
+        "position: expected none with a mechanism that makes everything of its "
+        "queries, got rotary"
+      )
+    if "own_keys" not in supports or self.attention.gates is None:
       return self._rotate(query, positions)
     # Only the features that are multiplied with the shared key are rotated.
     width = self._shared_key_width
@@ -480,7 +487,10 @@ class MultiHeadAttention(nn.Module):
     if kind in ("rms", "group"):
       out = self.out_norm(out)
     if gate != "none":
-      function = getattr(jax.nn, gate.removesuffix("_head"))
+      # JAX approximates its GELU by tanh.
+      function = getattr(
+        jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
+      )
       gates = function(self.gate(inputs))
       out = out * gates.reshape(*out.shape[:3], -1)
     out = out.reshape(*out.shape[:2], -1)

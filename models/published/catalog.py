@@ -24,6 +24,8 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "gemma3_text": "models.published.gemma3:GEMMA3",
       "olmo2": "models.published.olmo:OLMO2",
       "olmo3": "models.published.olmo:OLMO3",
+      "mamba": "models.published.mamba:MAMBA",
+      "falcon_mamba": "models.published.mamba:FALCON_MAMBA",
       "mamba2": "models.published.mamba2:MAMBA2",
       "longformer": "models.published.longformer:LONGFORMER",
       "nystromformer": "models.published.nystromformer:NYSTROMFORMER",

@@ -71,11 +71,12 @@ def describe(
     decoder_attention=_OWN,
   )
   # It has no positions, so no length is the longest.
-  return Described(config, vocab_size, vocab_size, _LONGEST)
+  return Described(config, vocab_size, vocab_size, LONGEST)
 
 
 _OWN = AttentionConfig("mamba2")
-_LONGEST = 2**20
+LONGEST = 2**20
+"""The longest sequence of models without positions, which have no limit."""
 
 
 def rows(config: ModelConfig) -> list[Row]:
@@ -115,7 +116,7 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
     Row(
       f"{theirs}.mixer.in_proj.weight",
       projected + steps,
-      _linear_segments((values, *sizes, config.num_heads)),
+      linear_segments((values, *sizes, config.num_heads)),
     ),
     Row(
       f"{theirs}.mixer.conv1d.weight",
@@ -161,8 +162,8 @@ def _segments(sizes: tuple[int, ...]) -> Layout:
   return Layout(lambda x, n: np.split(x, ends)[:n], write)
 
 
-def _linear_segments(sizes: tuple[int, ...]) -> Layout:
-  """The same for a Linear of PyTorch."""
+def linear_segments(sizes: tuple[int, ...]) -> Layout:
+  """As `_segments`, for a Linear of PyTorch."""
   one = _segments(sizes)
   return Layout(
     lambda x, n: [part.T for part in one.read(x, n)],
