@@ -110,7 +110,7 @@ def rg_lru() -> Attention:
     `[N, H, H]`, `decay_bias`, `input_bias` and `log_rate` (Λ), each `[N, H]`.
 
   Its model also has `short_convolution` with biases and without an activation, and
-  `output_gate='gelu'`. Values of another width than H have the mean gates of their
+  `output_gate='gelu_tanh'`. Values of another width than H have the mean gates of their
   head. Paper: arXiv:2402.19427, equations 1 to 4; as in its section 2.4, Λ is drawn so
   that the decay at r = 1 is uniform from 0.9 to 0.999.
   """

@@ -111,17 +111,7 @@ def _layer_rows(
       tuple(f"{module}/{name}/bias" for name in projected),
       Layout(_read_input, _write_input),
     ),
-    *(
-      Row(
-        f"{theirs}.mixer.conv1d.{their_name}",
-        tuple(f"{module}/{name}_short_convolution/{one}" for name in names),
-        layout,
-      )
-      for their_name, one, layout in (
-        ("weight", "kernel", _FILTERS),
-        ("bias", "bias", family.SAME),
-      )
-    ),
+    *convolution_rows(f"{theirs}.mixer.conv1d", module, names),
     *family.linear(f"{theirs}.mixer.out_proj", f"{ours}/self_attention/out"),
   ]
   if mechanism.name == "mamba":
@@ -129,7 +119,9 @@ def _layer_rows(
     table += [
       Row(
         f"{theirs}.mixer.x_proj.weight",
-        tuple(f"{own}/{x}" for x in ("step_down", "key_kernel", "query_kernel")),
+        tuple(
+          f"{own}/{x}" for x in ("step_down", "key_kernel", "query_kernel")
+        ),
         _one_head(mamba2.linear_segments((rank, state, state)), 0),
       ),
       Row(
@@ -150,8 +142,25 @@ def _layer_rows(
   return table
 
 
+def convolution_rows(
+  theirs: str, ours: str, names: tuple[str, ...]
+) -> list[Row]:
+  """The rows of one convolution, which is that of every projection in `names`."""
+  return [
+    Row(
+      f"{theirs}.{their_name}",
+      tuple(f"{ours}/{name}_short_convolution/{one}" for name in names),
+      layout,
+    )
+    for their_name, one, layout in (
+      ("weight", "kernel", _FILTERS),
+      ("bias", "bias", family.SAME),
+    )
+  ]
+
+
 def _read_input(x: np.ndarray, n: int) -> list[np.ndarray]:
-  """x for each of n − 1 projections, and the gate."""
+  """X for each of n − 1 projections, and the gate."""
   first, gate = np.split(x, 2)
   return [*[first.T] * (n - 1), gate.T]
 

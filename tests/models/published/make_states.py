@@ -22,7 +22,9 @@ def draw_states(model, seed, gain):
   for name, weight in model.named_parameters():
     noise = torch.randn(weight.shape, generator=generator)
     with torch.no_grad():
-      if name.endswith("A_log"):
+      if "Gemma" in type(model).__name__ and "norm" in name:
+        weight.copy_(0.2 * noise)  # What they have beyond 1.
+      elif name.endswith("A_log"):
         weight.copy_(0.7 * noise)
       elif name.endswith("dt_proj.bias"):
         weight.copy_(noise - 1.5)
@@ -66,8 +68,11 @@ def case(name, kind, config, changes, *, apart=False, gain=1.0):
   model.save_pretrained(path)
   (path / "generation_config.json").unlink(missing_ok=True)
   right = tokens_of(np.random.default_rng(61), 3, 19, 0, (19, 12, 1))
-  left = {x: np.stack([np.roll(row, 19 - n) for row, n in zip(y, (19, 12, 1))])
-          for x, y in right.items()}
+  shifts = 0, 7, 18
+  left = {
+    x: np.stack([np.roll(row, n) for row, n in zip(y, shifts, strict=True)])
+    for x, y in right.items()
+  }
 
   def logits(inputs, **values):
     theirs = made.config_class.from_pretrained(path, **values)
@@ -108,17 +113,58 @@ def mamba():
     "layer_norm_epsilon": 1e-3,
     "pad_token_id": None,
   }
-  changes = {"layer_norm_epsilon": 0.1, "tie_word_embeddings": True}
+  changes = {"layer_norm_epsilon": 0.1}
   untied = {"tie_word_embeddings": False, "use_bias": True}
-  case("mamba", "MambaForCausalLM", sizes | untied, changes)
-  falcon = {"mixer_rms_eps": 0.02, "use_conv_bias": False, "num_hidden_layers": 2}
+  # A bias is in what convolutions read of padding there.
+  case("mamba", "MambaForCausalLM", sizes | untied, changes, apart=True)
+  falcon = {
+    "mixer_rms_eps": 0.02,
+    "use_conv_bias": False,
+    "num_hidden_layers": 2,
+  }
   changes = {"layer_norm_epsilon": 0.1, "mixer_rms_eps": 0.5}
   case("falcon_mamba", "FalconMambaForCausalLM", sizes | falcon, changes)
 
 
+def recurrent_gemma():
+  """Makes RecurrentGemma, whose layers ignore masks where they have a state."""
+  sizes = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "lru_width": 20,
+    "intermediate_size": 58,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "attention_window_size": 5,
+    "logits_soft_cap": 11.0,
+    "rms_norm_eps": 1e-3,
+    "block_types": ["recurrent", "attention"],
+    "rope_parameters": {
+      "rope_type": "default",
+      "rope_theta": 500.0,
+      "partial_rotary_factor": 0.5,
+    },
+    "pad_token_id": None,
+  }
+  rope = {
+    "rope_type": "default",
+    "rope_theta": 50.0,
+    "partial_rotary_factor": 1.0,
+  }
+  changes = {
+    "attention_window_size": 3,
+    "logits_soft_cap": 2.0,
+    "rms_norm_eps": 0.1,
+    "rope_parameters": rope,
+  }
+  name = "recurrent_gemma"
+  case(name, "RecurrentGemmaForCausalLM", sizes, changes, apart=True)
+
+
 def main():
   """Writes the folders."""
-  for make in (mamba,):
+  for make in (mamba, recurrent_gemma):
     make()
 
 
