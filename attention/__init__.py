@@ -45,6 +45,7 @@ from attention.gated_linear import (
 from attention.mamba3 import mamba3
 from attention.mamba import mamba, mamba_attention
 from attention.rg_lru import rg_lru, rg_lru_attention
+from attention.mlstm import MlstmState, mlstm, mlstm_attention
 from attention.delta_rule import (
   comba,
   delta,
@@ -106,6 +107,7 @@ __all__ = [
   "Attention",
   "Dims",
   "Logits",
+  "MlstmState",
   "Visible",
   "additive",
   "additive_attention",
@@ -161,6 +163,8 @@ __all__ = [
   "mamba_attention",
   "mesa",
   "mesa_attention",
+  "mlstm",
+  "mlstm_attention",
   "moba",
   "moba_attention",
   "multiplicative",

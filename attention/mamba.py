@@ -161,7 +161,7 @@ def mamba(
     return x * jax.lax.rsqrt(square + norm_epsilon)
 
   def recurrence(params, query, key, value, *, axis_name, **options):
-    del axis_name  # Is None, because `supports` does not have 'sequence'.
+    del axis_name  # The sequence is never sharded.
     x = key.astype(jnp.float32)
 
     def read(name):
@@ -186,6 +186,6 @@ def mamba(
     return jnp.zeros(shape, jnp.float32)
 
   mechanism = gates.recurrent_mechanism(
-    "mamba", recurrence, init=init, init_state=init_state
+    "mamba", recurrence, init=init, init_state=init_state, is_sharded=False
   )
   return gates.from_query("mamba", mechanism)

@@ -135,7 +135,7 @@ def rg_lru() -> Attention:
   def recurrence(
     params, query, key, value, *, initial_state, axis_name, **options
   ):
-    del query, axis_name  # `supports` does not have 'sequence'.
+    del query, axis_name  # The sequence is never sharded.
     x = key.astype(jnp.float32)
 
     def gate(name):
@@ -158,7 +158,7 @@ def rg_lru() -> Attention:
     return _empty_state(batch, dims.num_heads, dims.values)
 
   mechanism = gates.recurrent_mechanism(
-    "rg_lru", recurrence, init=init, init_state=init_state
+    "rg_lru", recurrence, init=init, init_state=init_state, is_sharded=False
   )
   return gates.from_query("rg_lru", mechanism)
 

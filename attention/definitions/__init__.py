@@ -21,6 +21,7 @@ from attention.definitions.log_linear import log_linear_attention
 from attention.definitions.lsh import lsh_attention
 from attention.definitions.mamba import mamba_attention
 from attention.definitions.mesa import mesa_attention
+from attention.definitions.mlstm import mlstm_attention
 from attention.definitions.moba import moba_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nsa import nsa_attention
@@ -58,6 +59,7 @@ __all__ = [
   "lsh_attention",
   "mamba_attention",
   "mesa_attention",
+  "mlstm_attention",
   "moba_attention",
   "multiplicative_attention",
   "nsa_attention",

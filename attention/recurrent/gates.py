@@ -187,6 +187,7 @@ def recurrent_mechanism(
   gates: Mapping[str, Gate] = types.MappingProxyType({}),
   arrays: Mapping[str, Any] = types.MappingProxyType({}),
   init_state: Callable[[int, Dims], Cache] | None = None,
+  is_sharded: bool = True,
 ) -> Attention:
   """Makes the mechanism of a recurrence.
 
@@ -201,6 +202,7 @@ def recurrent_mechanism(
     gates: maps options to functions `(params, inputs)` that compute them.
     arrays: annotations of gates other than `log_decay` and `beta`.
     init_state: `(batch, dims) -> state`; None means zeros `[B, N, H, V]`.
+    is_sharded: whether the recurrence takes an `axis_name`, of a sharded sequence.
 
   Returns:
     An `Attention` whose cache is the state of each example.
@@ -222,6 +224,9 @@ def recurrent_mechanism(
     checked = {"query": query, "key": key, "value": value}
     given = {gate: call.pop(gate, None) for gate in gates}
     call = accepted_options(name, _attend, call)
+    if axis_name is not None and not is_sharded:
+      known = set(call) | {"mask", "is_causal", "scale"}
+      raise ValueError(checks.unknown_option("axis_name", name, sorted(known)))
     checked |= {**given, **call}
     if init_state is None:
       checked["initial_state"] = state
@@ -271,7 +276,8 @@ def recurrent_mechanism(
     decode=decode,
     prefill=prefill,
     supports=frozenset(
-      {"causal", "mask", "segments", "value_heads", "decode", "sequence"}
+      {"causal", "mask", "segments", "value_heads", "decode"}
+      | ({"sequence"} if is_sharded else set())
     ),
     cost="linear",
     causal_only=True,
@@ -295,9 +301,6 @@ def from_query(name: str, mechanism: Attention) -> Attention:
       cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
       if key is not None:
         raise ValueError(f"key: {name} makes it of the query; expected None")
-      if "axis_name" in options:
-        known = ("mask", "is_causal", "scale", "query_segment_ids")
-        raise ValueError(checks.unknown_option("axis_name", name, known))
       value = query if value is None else value
       qkv = query, query, value
       return function(variables, *cache, *qkv, *others, **options)
@@ -308,8 +311,7 @@ def from_query(name: str, mechanism: Attention) -> Attention:
     apply=reading(mechanism.apply),
     decode=reading(mechanism.decode, has_cache=True),
     prefill=reading(mechanism.prefill, has_cache=True),
-    supports=mechanism.supports - {"value_heads", "sequence"}
-    | {"shared_qk", "own_keys"},
+    supports=mechanism.supports - {"value_heads"} | {"shared_qk", "own_keys"},
   )
 
 

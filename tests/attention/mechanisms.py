@@ -29,6 +29,7 @@ from attention import (
   mamba2,
   mamba3,
   mesa,
+  mlstm,
   moba,
   multiplicative,
   nsa,
@@ -49,6 +50,7 @@ from attention.definitions import log_linear as log_linear_definition
 from attention.definitions import mamba as mamba_definition
 from attention.definitions import mamba3 as mamba3_definition
 from attention.definitions import mesa as mesa_definition
+from attention.definitions import mlstm as mlstm_definition
 from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
 from attention.definitions import rwkv7 as rwkv7_definition
@@ -439,6 +441,8 @@ MECHANISMS = (
   _elementwise(mamba, mamba_definition, state_size=5, rank=3),
   _elementwise(mamba, mamba_definition, state_size=3, norm_epsilon=0.01),
   _elementwise(rg_lru, rg_lru_definition),
+  _recurrent(mlstm, mlstm_definition),
+  _recurrent(mlstm, mlstm_definition, gate_soft_cap=2.0, epsilon=0.1),
   _recurrent(delta),
   _recurrent(gated_delta, max_rate=2.0),
   _recurrent(kimi_delta, rank=3),

@@ -48,6 +48,7 @@ by_name = pytest.mark.parametrize(
     "delta_rule",
     "delta_product",
     "mamba",
+    "mlstm",
     "rg_lru",
     "rwkv7",
     "mesa",

@@ -53,6 +53,7 @@ OWN = {
     "b": ones(1, T, N),
     "r": ones(N, H),
   },
+  "mlstm": {"g": DECAY[..., 0], "i": X[..., 0]},
   "multiplicative": {"w": KERNEL},
   "nsa": {
     "g": ones(1, T, N, 3),
