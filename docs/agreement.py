@@ -27,6 +27,7 @@ _REPOSITORIES = {
   "ejkernel": "https://pypi.org/project/ejkernel",
   "jla_states": "https://pypi.org/project/jax-linear-attention",
   "recurrentgemma": "https://github.com/google-deepmind/recurrentgemma",
+  "mlstm_kernels": "https://github.com/NX-AI/mlstm_kernels",
   "mamba3_jax": "https://pypi.org/project/mamba3-jax",
   "torch": "https://github.com/pytorch/pytorch",
   "transformers": "https://github.com/huggingface/transformers",
@@ -56,6 +57,7 @@ Some peers disagree with each other or with the paper. The test vectors follow t
 | `comba` | the layer of fla subtracts d·p from the query and normalises p to length 1, which loses σ(a); the paper subtracts d·k | as the paper |
 | `path` | fla and jla multiply the cumulative log forget gates by the scale; the paper adds them unscaled | as the paper |
 | `kimi_delta` | ejkernel has a decay for each head; the paper, fla, jla and transformers have a decay for each channel | as the paper |
+| `mlstm` | the authors' code starts with m = 0, jla with m = −∞, which matters with ε > 0 only; a segment of packed rows starts with m = 0 here | m = 0 |
 | `rg_lru` | equation 4 multiplies the input of the first position by √(1 − a²) as well; the authors' code and transformers do not | as the code |
 | `mamba` | equation 4 of the paper multiplies B by (e^(ΔA) − 1) / A, its code by Δ | as the code |
 | `mamba3` | in the authors' code, jla and mamba3-jax, the decay rate is 1 + x for x ≥ 0 and 1 / (1 − x) for x < 0; mamba3-ssm uses softplus | softplus |

@@ -13,7 +13,9 @@ from attention.positions import t5_buckets
 from settings.fields import Count, Positive, checked, rest
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
-OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
+OutputNorm = Literal[
+  "none", "rms", "group", "group_scale", "rms_joint", "rms_grouped"
+]
 OutputGate = Literal["none", "silu", "gelu_tanh", "sigmoid", "sigmoid_head"]
 ConvolutionActivation = Literal["silu", "none"]
 Theta = Annotated[float, Gt(1)]
@@ -118,7 +120,8 @@ class SlotConfig:
     short_convolution_activation: 'silu' follows these convolutions; 'none' is no
       activation (Griffin).
     output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
-      DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or, after the
+      DeltaNet), 'group', by mean and variance (RetNet), 'group_scale', the same
+      without a bias (xLSTM), or 'none'; or, after the
       gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
       that share a query and key (Mamba-2).
     output_gate: 'silu' (RetNet, GLA), 'gelu_tanh' (Griffin) or 'sigmoid' (Kimi

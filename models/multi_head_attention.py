@@ -38,6 +38,9 @@ _NORMS = types.MappingProxyType(
     "group": functools.partial(
       nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1)
     ),
+    "group_scale": functools.partial(
+      nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1), use_bias=False
+    ),
   }
 )
 """`query_key_norm` or `output_norm` -> the norms that have variables."""
@@ -484,7 +487,7 @@ class MultiHeadAttention(nn.Module):
     kind, gate = self.config.output_norm, self.config.output_gate
     if self.config.exclusive:
       out = orthogonal_part(out, value)
-    if kind in ("rms", "group"):
+    if kind in ("rms", "group", "group_scale"):
       out = self.out_norm(out)
     if gate != "none":
       # JAX approximates its GELU by tanh.

@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "falcon_mamba": "models.published.mamba:FALCON_MAMBA",
       "mamba2": "models.published.mamba2:MAMBA2",
       "recurrent_gemma": ("models.published.recurrent_gemma:RECURRENT_GEMMA"),
+      "xlstm": "models.published.xlstm:XLSTM",
       "longformer": "models.published.longformer:LONGFORMER",
       "nystromformer": "models.published.nystromformer:NYSTROMFORMER",
       **registered("FAMILIES"),

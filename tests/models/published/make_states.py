@@ -162,9 +162,34 @@ def recurrent_gemma():
   case(name, "RecurrentGemmaForCausalLM", sizes, changes, apart=True)
 
 
+def xlstm():
+  """Makes xLSTM, which reads no masks."""
+  sizes = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_heads": 3,
+    "qk_dim_factor": 0.625,
+    "v_dim_factor": 0.875,
+    "ffn_proj_factor": 1.7,
+    "ffn_round_up_to_multiple_of": 7,
+    "gate_soft_cap": 3.0,
+    "output_logit_soft_cap": 9.0,
+    "norm_eps": 1e-3,
+    "eps": 0.02,
+  }
+  changes = {
+    "gate_soft_cap": 1.0,
+    "output_logit_soft_cap": 2.0,
+    "norm_eps": 0.1,
+    "eps": 0.5,
+  }
+  case("xlstm", "xLSTMForCausalLM", sizes, changes, apart=True, gain=1.5)
+
+
 def main():
   """Writes the folders."""
-  for make in (mamba, recurrent_gemma):
+  for make in (mamba, recurrent_gemma, xlstm):
     make()
 
 
