@@ -218,7 +218,7 @@ def mlstm(
       "input_bias": 0.1 * jax.random.normal(key, (heads,)),
     }
 
-  def gate(params, inputs, name):
+  def gate(name, params, inputs):
     x = gates.project(inputs, params[f"{name}_kernel"])
     x += params[f"{name}_bias"][None, None]
     if gate_soft_cap is not None:
@@ -234,8 +234,8 @@ def mlstm(
     recurrence,
     init=init,
     gates={
-      "log_decay": lambda *x: jax.nn.log_sigmoid(gate(*x, "forget")),
-      "log_input": lambda *x: gate(*x, "input"),
+      "log_decay": lambda *x: jax.nn.log_sigmoid(gate("forget", *x)),
+      "log_input": lambda *x: gate("input", *x),
     },
     arrays={"log_input": Float[Array, "B T N"]},
     init_state=lambda batch, dims: _empty_state(

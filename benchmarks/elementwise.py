@@ -15,6 +15,7 @@ from collections.abc import Callable
 import functools
 import statistics
 import time
+from typing import Any
 
 from absl import flags
 import jax
@@ -46,7 +47,8 @@ def _by_pairs(decay, write):
 def _mamba_own(c, b, x, delta, rate):
   c, b, x, delta = (y[:, :, None] for y in (c, b, x, delta))
   log_rate = jnp.log(rate).T[None]
-  return mamba_attention(c, b, x, step=delta, log_rate=log_rate)[:, :, 0]
+  out: Any = mamba_attention(c, b, x, step=delta, log_rate=log_rate)
+  return out[:, :, 0]
 
 
 def _mamba_plain(c, b, x, delta, rate):
@@ -78,8 +80,9 @@ def _mamba_pairs(c, b, x, delta, rate):
 
 
 def _rg_lru_own(x, log_decay, gate):
-  options = {"log_decay": log_decay[:, :, None], "input_gate": gate[:, :, None]}
-  return rg_lru_attention(x[:, :, None], **options)[:, :, 0]
+  x, log_decay, gate = (y[:, :, None] for y in (x, log_decay, gate))
+  out: Any = rg_lru_attention(x, log_decay=log_decay, input_gate=gate)
+  return out[:, :, 0]
 
 
 def _weighted(x, log_decay, gate):

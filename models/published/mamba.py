@@ -47,7 +47,10 @@ def describe(
     rank = -(-features // 16)
   else:
     rank = family.size(theirs, "time_step_rank")
-  options = {"state_size": family.size(theirs, "state_size", 16), "rank": rank}
+  options: dict[str, Any] = {
+    "state_size": family.size(theirs, "state_size", 16),
+    "rank": rank,
+  }
   if has_norms:
     options["norm_epsilon"] = family.number(theirs, "mixer_rms_eps", 1e-6)
   vocab_size = family.size(theirs, "vocab_size", 50280)
