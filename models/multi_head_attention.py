@@ -423,13 +423,10 @@ class MultiHeadAttention(nn.Module):
 
   def _rotate_query(self, query, positions):
     supports = self.attention.supports
-    if {"own_keys", "shared_qk"} <= supports and self.rotary:
-      raise ValueError(
-        "position: expected none with a mechanism that makes everything of its "
-        "queries, got rotary"
-      )
-    if "own_keys" not in supports or self.attention.gates is None:
+    if "own_keys" not in supports:
       return self._rotate(query, positions)
+    if "shared_qk" in supports:
+      return query  # There are no keys whose distance a rotation could tell.
     # Only the features that are multiplied with the shared key are rotated.
     width = self._shared_key_width
     own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
