@@ -10,9 +10,9 @@ Within a chunk, a CPU goes position by position, where one state stays in its ca
 Other devices run an associative scan of (a, b) over the C positions, in log₂ C steps:
 (a₁, b₁) followed by (a₂, b₂) is (a₁ a₂, a₂ b₁ + b₂).
 
-Write outer products in `coefficients` as `jnp.einsum`: their gradients are then products
-of matrices. The gradient of a broadcast product is a sum that XLA:CPU fuses with the
-exponential, which takes twice as long (`benchmarks/elementwise.py`).
+Write outer products in `coefficients` as `jnp.einsum`, so that their gradients are
+products of matrices: the gradient of a broadcast product is a sum that XLA:CPU fuses with
+the exponential, which is slow (`benchmarks/elementwise.py`).
 """
 
 from collections.abc import Callable
