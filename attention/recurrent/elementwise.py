@@ -58,7 +58,8 @@ def elementwise_recurrence(
   """
   length = jax.tree.leaves(inputs)[0].shape[1]
   size = chunk_size(length)
-  size *= backend.tiles_per_step(4 * size * state.size, -(-length // size))
+  # A state, and about seven arrays of its size that an associative scan holds.
+  size *= backend.tiles_per_step(32 * size * state.size, -(-length // size))
   begins = None if begins is None else begins.astype(jnp.float32)
   state, out = scan(
     functools.partial(_step, coefficients, read),
