@@ -43,6 +43,9 @@ from attention.gated_linear import (
   retention,
 )
 from attention.mamba3 import mamba3
+from attention.mamba import mamba, mamba_attention
+from attention.rg_lru import rg_lru, rg_lru_attention
+from attention.mlstm import MlstmState, mlstm, mlstm_attention
 from attention.delta_rule import (
   comba,
   delta,
@@ -106,6 +109,7 @@ __all__ = [
   "Attention",
   "Dims",
   "Logits",
+  "MlstmState",
   "Visible",
   "additive",
   "additive_attention",
@@ -158,10 +162,14 @@ __all__ = [
   "lsh_rotations",
   "make_block_mask",
   "mask_mod",
+  "mamba",
   "mamba2",
   "mamba3",
+  "mamba_attention",
   "mesa",
   "mesa_attention",
+  "mlstm",
+  "mlstm_attention",
   "moba",
   "moba_attention",
   "multiplicative",
@@ -176,6 +184,8 @@ __all__ = [
   "performer",
   "performer_attention",
   "retention",
+  "rg_lru",
+  "rg_lru_attention",
   "rotary",
   "rotary_frequencies",
   "rwkv7",

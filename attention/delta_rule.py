@@ -299,11 +299,7 @@ def gated_delta_2(
 
   def recurrence(params, query, key, value, *, write_gate, **options):
     del params
-    if write_gate.shape[-1] != value.shape[-1]:
-      # Values of another width, such as the identity that shows the attention matrix.
-      write_gate = jnp.mean(write_gate, axis=-1, keepdims=True)
-      shape = (*write_gate.shape[:3], value.shape[-1])
-      write_gate = jnp.broadcast_to(write_gate, shape)
+    write_gate = gates.for_width(write_gate, value)
     options |= {"write_gate": write_gate, "normalize_keys": True}
     return recurrent_attention(query, key, value, **options)
 

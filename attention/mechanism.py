@@ -123,9 +123,9 @@ class Attention(NamedTuple):
       - 'global': global_indices
       - 'shared_qk': query and key are one array: `apply` and `decode` expect
         None as the key
-      - 'own_keys': keys and values are made of what `gates` give: all functions
-        expect None as the key, and None as the value, or in `apply` values to
-        take instead
+      - 'own_keys': keys and values are made of what `gates` give, or with
+        'shared_qk' of the query: all functions expect None as the key, and None as
+        the value, or in `apply` values to take instead
       - 'sequence': axis_name, of the devices of a sequence in shards, inside
         `jax.shard_map`. Each of the D devices has T/D neighbouring positions of the
         query, S/D of key and value, in order, and of what a call holds by position: a

@@ -25,9 +25,13 @@ _REPOSITORIES = {
   "fla": "https://github.com/fla-org/flash-linear-attention",
   "jla": "https://pypi.org/project/jax-linear-attention",
   "ejkernel": "https://pypi.org/project/ejkernel",
+  "jla_states": "https://pypi.org/project/jax-linear-attention",
+  "recurrentgemma": "https://github.com/google-deepmind/recurrentgemma",
+  "mlstm_kernels": "https://github.com/NX-AI/mlstm_kernels",
   "mamba3_jax": "https://pypi.org/project/mamba3-jax",
   "torch": "https://github.com/pytorch/pytorch",
   "transformers": "https://github.com/huggingface/transformers",
+  "transformers_states": "https://github.com/huggingface/transformers",
   "transformers_4": "https://github.com/huggingface/transformers",
   "jax": "https://github.com/jax-ml/jax",
 }
@@ -53,6 +57,9 @@ Some peers disagree with each other or with the paper. The test vectors follow t
 | `comba` | the layer of fla subtracts d·p from the query and normalises p to length 1, which loses σ(a); the paper subtracts d·k | as the paper |
 | `path` | fla and jla multiply the cumulative log forget gates by the scale; the paper adds them unscaled | as the paper |
 | `kimi_delta` | ejkernel has a decay for each head; the paper, fla, jla and transformers have a decay for each channel | as the paper |
+| `mlstm` | the authors' code starts with m = 0, jla with m = −∞, which matters with ε > 0 only; a segment of packed rows starts with m = 0 here | m = 0 |
+| `rg_lru` | equation 4 multiplies the input of the first position by √(1 − a²) as well; the authors' code and transformers do not | as the code |
+| `mamba` | equation 4 of the paper multiplies B by (e^(ΔA) − 1) / A, its code by Δ | as the code |
 | `mamba3` | in the authors' code, jla and mamba3-jax, the decay rate is 1 + x for x ≥ 0 and 1 / (1 − x) for x < 0; mamba3-ssm uses softplus | softplus |
 | `lightning` | the decay rates of fla are (8 n / N)(1 − l / L) for head n of N, from 0; those of transformers and jla are 2^(−8(n+1)/N)(1 − l / (L − 1) + 10⁻⁵). transformers does not divide by √H | geometric, with the call's scale |
 | `logits_soft_cap` | transformers adds a bias after the cap, tokamax adds it before the cap | after |

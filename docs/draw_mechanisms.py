@@ -190,6 +190,12 @@ def _latent() -> Panels:
   }
 
 
+def _of_queries(name: str) -> Panels:
+  """A mechanism that makes everything of its queries."""
+  weights = attention_weights(_plugged(name), tokens(), None, is_causal=True)
+  return {"causal, mean of 16 channels": weights[0, 0]}
+
+
 def _short(name: str) -> Panels:
   """A mechanism with the hyperparameters of short sequences."""
   sizes = mechanisms.example(ATTENTIONS[name]).sizes.short
@@ -294,6 +300,8 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "strided_2d": _strided_2d,
   "retention": _retention,
   "lightning": _lightning,
+  "mamba": partial(_of_queries, "mamba"),
+  "rg_lru": partial(_of_queries, "rg_lru"),
   "mesa": _mesa,
   "log_linear": _log_linear,
   "latent": _latent,

@@ -22,11 +22,18 @@ from settings.fields import (
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
 OutputNorm = Literal[
-  "none", "rms", "group", "rms_joint", "rms_joint_first", "rms_grouped"
+  "none",
+  "rms",
+  "group",
+  "group_scale",
+  "rms_joint",
+  "rms_joint_first",
+  "rms_grouped",
 ]
 ProjectionActivation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 Factors = tuple[float, float]
-OutputGate = Literal["none", "silu", "sigmoid", "sigmoid_head"]
+OutputGate = Literal["none", "silu", "gelu_tanh", "sigmoid", "sigmoid_head"]
+ConvolutionActivation = Literal["silu", "none"]
 Theta = Annotated[float, Gt(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 
@@ -132,6 +139,7 @@ class AroundConfig:
   query_key_norm: QueryKeyNorm | None = None
   short_convolution: bool | None = None
   short_convolution_bias: bool | None = None
+  short_convolution_activation: ConvolutionActivation | None = None
   output_norm: OutputNorm | None = None
   output_gate: OutputGate | None = None
   exclusive: bool | None = None
@@ -185,14 +193,18 @@ class SlotConfig:
       are convolved with the three positions before, then SiLU (Mamba, DeltaNet).
       With a mechanism that makes its own keys ('own_keys'), only queries are.
     short_convolution_bias: whether these convolutions have biases.
+    short_convolution_activation: 'silu' follows these convolutions; 'none' is no
+      activation (Griffin).
     output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
-      DeltaNet), 'group', by mean and variance (RetNet), or 'none'; 'rms_joint_first',
-      over all heads together (MiniMax-01); or, after the gate, 'rms_joint', over all heads together, or 'rms_grouped', over the heads
-      that share a query and key (Mamba-2).
+      DeltaNet), 'group', by mean and variance (RetNet), 'group_scale', the same
+      without a bias (xLSTM), or 'none'; 'rms_joint_first', over all heads together
+      (MiniMax-01); or, after the gate, 'rms_joint', over all heads together, or
+      'rms_grouped', over the heads that share a query and key (Mamba-2).
     output_norm_epsilon: ε of that norm; None is that of the model.
-    output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
-      projection of the inputs, which multiplies that result; 'sigmoid_head', with
-      one number for each head (gated attention, arXiv:2505.06708); or 'none'.
+    output_gate: 'silu' (RetNet, GLA), 'gelu_tanh' (Griffin) or 'sigmoid' (Kimi
+      Linear) of another projection of the inputs, which multiplies that result;
+      'sigmoid_head', with one number for each head (gated attention,
+      arXiv:2505.06708); or 'none'.
     output_gate_rank: rank of that projection (Kimi Linear); None is full rank.
     exclusive: whether the component along the position's own value is removed from
       the result of each head of self-attention (exclusive self-attention,
@@ -236,6 +248,7 @@ class SlotConfig:
   query_key_norm: QueryKeyNorm = "none"
   short_convolution: bool = False
   short_convolution_bias: bool = False
+  short_convolution_activation: ConvolutionActivation = "silu"
   output_norm: OutputNorm = "none"
   output_norm_epsilon: Annotated[float, Ge(0)] | None = None
   output_gate: OutputGate = "none"
@@ -277,6 +290,11 @@ class SlotConfig:
         "shared_key_dim: expected it with latent_rank, and only then, got "
         f"{self.shared_key_dim} with latent_rank {self.latent_rank}"
       )
+    is_default = self.short_convolution_activation == "silu"
+    if not (self.short_convolution or is_default):
+      raise ValueError(
+        "short_convolution_activation: expected short_convolution with it, got False"
+      )
     distance, buckets = self.relative_distance, self.relative_buckets
     try:
       for is_causal in (False, True):
@@ -294,6 +312,7 @@ class SlotConfig:
       query_temperature="none",
       temperature_rate=0.0,
       temperature_length=None,
+      short_convolution_activation="silu",
     )
 
   @functools.cached_property

@@ -41,6 +41,9 @@ _NORMS = types.MappingProxyType(
     "group": functools.partial(
       nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1)
     ),
+    "group_scale": functools.partial(
+      nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1), use_bias=False
+    ),
   }
 )
 """`query_key_norm` or `output_norm` -> the norms that have variables."""
@@ -144,6 +147,7 @@ class MultiHeadAttention(nn.Module):
           self.dtype,
           self.param_dtype,
           config.short_convolution_bias,
+          config.short_convolution_activation,
         )
         setattr(self, f"{name}_short_convolution", convolution)
     latent_norm = functools.partial(
@@ -475,6 +479,8 @@ class MultiHeadAttention(nn.Module):
     )
 
   def _rotate_last(self, x, positions):
+    if {"own_keys", "shared_qk"} <= self.attention.supports:
+      return x  # There are no keys whose distance a rotation could tell.
     width = self._shared_key_width
     if width is None:
       return self._rotate(x, positions)
@@ -557,15 +563,18 @@ class MultiHeadAttention(nn.Module):
     kind, gate = self.config.output_norm, self.config.output_gate
     if self.config.exclusive:
       out = orthogonal_part(out, value)
-    if kind in ("rms", "group"):
+    if kind in ("rms", "group", "group_scale"):
       out = self.out_norm(out)
     if kind == "rms_joint_first":
       joint = out.reshape(*out.shape[:2], -1)
       out = self.out_norm(joint).reshape(out.shape)
     if gate != "none":
-      function = getattr(jax.nn, gate.removesuffix("_head"))
       if self.config.output_gate_rank is not None:
         inputs = self.gate_down(inputs)
+      # JAX approximates its GELU by tanh.
+      function = getattr(
+        jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
+      )
       gates = function(self.gate(inputs))
       out = out * gates.reshape(*out.shape[:3], -1)
     out = out.reshape(*out.shape[:2], -1)

@@ -12,6 +12,8 @@ WIDTH = 4
 class ShortConvolution(nn.Module):
   """y_t = SiLU(Σ_w k_w ⊙ x_{t−w} + b), a depthwise causal convolution of width W.
 
+  With activation 'none', y_t is the sum.
+
   Decoding stores the last W − 1 positions in 'cache'.
 
   Attributes:
@@ -19,6 +21,7 @@ class ShortConvolution(nn.Module):
     dtype: the dtype of activations.
     param_dtype: the dtype of the kernel, drawn from N(0, 1/W).
     use_bias: whether there is a bias b, which is initialized to 0.
+    activation: 'silu' or 'none'.
 
   Cost: time W·B·T·F; shifted copies of x are never materialized.
 
@@ -29,6 +32,7 @@ class ShortConvolution(nn.Module):
   dtype: str
   param_dtype: str
   use_bias: bool = False
+  activation: str = "silu"
 
   def setup(self) -> None:
     """Creates the kernel `[W, F]` and the bias."""
@@ -81,7 +85,7 @@ class ShortConvolution(nn.Module):
     return jnp.zeros((batch, WIDTH - 1, self.features), dtype)
 
   def _sum(self, x, before, segment_ids=None):
-    """Convolves positions that follow the W − 1 positions `before`; applies SiLU."""
+    """Convolves positions that follow the W − 1 positions `before`; applies the activation."""
     kernel, length = self.kernel.astype(x.dtype), x.shape[1]
     padded = jnp.concatenate([before.astype(x.dtype), x], axis=1)
     out = x * kernel[0][None, None]
@@ -95,4 +99,4 @@ class ShortConvolution(nn.Module):
       out += shifted * kernel[back][None, None]
     if self.use_bias:
       out += self.bias.astype(x.dtype)[None, None]
-    return jax.nn.silu(out)
+    return jax.nn.silu(out) if self.activation == "silu" else out

@@ -23,7 +23,9 @@ from attention.definitions.linear import linear_attention
 from attention.definitions.linformer import linformer_attention
 from attention.definitions.log_linear import log_linear_attention
 from attention.definitions.lsh import lsh_attention
+from attention.definitions.mamba import mamba_attention
 from attention.definitions.mesa import mesa_attention
+from attention.definitions.mlstm import mlstm_attention
 from attention.definitions.moba import moba_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nsa import nsa_attention
@@ -34,6 +36,7 @@ from attention.definitions.recurrent import (
   delta_rule_attention,
   gated_linear_attention,
 )
+from attention.definitions.rg_lru import rg_lru_attention
 from attention.definitions.rwkv7 import rwkv7_attention
 from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
@@ -60,13 +63,16 @@ __all__ = [
   "linformer_attention",
   "log_linear_attention",
   "lsh_attention",
+  "mamba_attention",
   "mesa_attention",
+  "mlstm_attention",
   "moba_attention",
   "multiplicative_attention",
   "nsa_attention",
   "nystrom_attention",
   "path_attention",
   "performer_attention",
+  "rg_lru_attention",
   "rwkv7_attention",
   "selected_attention",
   "sliding_window_attention",

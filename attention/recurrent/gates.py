@@ -103,11 +103,16 @@ def step_params(
       "step_down": kernel(keys[0], dims.features, rank),
       "step_up": kernel(keys[1], rank, *heads),
     }
-  low, high = math.log(0.001), math.log(0.1)
-  step = jnp.exp(jax.random.uniform(bias_key, heads, minval=low, maxval=high))
   rates = jax.random.uniform(rate_key, heads[:1], minval=1.0, maxval=16.0)
-  bias = step + jnp.log(-jnp.expm1(-step))
+  bias = step_bias(bias_key, heads)
   return {**kernels, "step_bias": bias, "log_rate": jnp.log(rates)}
+
+
+def step_bias(key: Array, shape: tuple[int, ...]) -> Float[Array, "*A"]:
+  """Draws b for which softplus(b) = Δ is log-uniform from 0.001 to 0.1."""
+  low, high = math.log(0.001), math.log(0.1)
+  step = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
+  return step + jnp.log(-jnp.expm1(-step))
 
 
 def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
@@ -208,6 +213,7 @@ def recurrent_mechanism(
   gates: Mapping[str, Gate] = types.MappingProxyType({}),
   arrays: Mapping[str, Any] = types.MappingProxyType({}),
   init_state: Callable[[int, Dims], Cache] | None = None,
+  is_sharded: bool = True,
 ) -> Attention:
   """Makes the mechanism of a recurrence.
 
@@ -222,6 +228,7 @@ def recurrent_mechanism(
     gates: maps options to functions `(params, inputs)` that compute them.
     arrays: annotations of gates other than `log_decay` and `beta`.
     init_state: `(batch, dims) -> state`; None means zeros `[B, N, H, V]`.
+    is_sharded: whether the recurrence takes an `axis_name`, of a sharded sequence.
 
   Returns:
     An `Attention` whose cache is the state of each example.
@@ -233,7 +240,8 @@ def recurrent_mechanism(
   def make(key, dims):
     if init is None:
       return {}
-    checks.check_features(name, dims.features)
+    if gates:
+      checks.check_features(name, dims.features)
     return {"params": init(key, dims)}
 
   def run(
@@ -242,6 +250,9 @@ def recurrent_mechanism(
     checked = {"query": query, "key": key, "value": value}
     given = {gate: call.pop(gate, None) for gate in gates}
     call = accepted_options(name, _attend, call)
+    if axis_name is not None and not is_sharded:
+      known = set(call) | {"mask", "is_causal", "scale"}
+      raise ValueError(checks.unknown_option("axis_name", name, sorted(known)))
     checked |= {**given, **call}
     if init_state is None:
       checked["initial_state"] = state
@@ -291,12 +302,57 @@ def recurrent_mechanism(
     decode=decode,
     prefill=prefill,
     supports=frozenset(
-      {"causal", "mask", "segments", "value_heads", "decode", "sequence"}
+      {"causal", "mask", "segments", "value_heads", "decode"}
+      | ({"sequence"} if is_sharded else set())
     ),
     cost="linear",
     causal_only=True,
     gates=read if gates else None,
   )
+
+
+def from_query(name: str, mechanism: Attention) -> Attention:
+  """Makes a recurrence take the query alone, of which it makes everything else.
+
+  The recurrence gets the query as its key, too, with zeros at masked positions, and as
+  its value unless a call gives another one.
+
+  Returns:
+    The mechanism with 'shared_qk' and 'own_keys', whose functions expect None as the
+    key.
+  """
+
+  def reading(function, has_cache=False):
+    def call(variables, *args, **options):
+      cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
+      if key is not None:
+        raise ValueError(f"key: {name} makes it of the query; expected None")
+      value = query if value is None else value
+      qkv = query, query, value
+      return function(variables, *cache, *qkv, *others, **options)
+
+    return function and call
+
+  return mechanism._replace(
+    apply=reading(mechanism.apply),
+    decode=reading(mechanism.decode, has_cache=True),
+    prefill=reading(mechanism.prefill, has_cache=True),
+    supports=mechanism.supports - {"value_heads"} | {"shared_qk", "own_keys"},
+  )
+
+
+def for_width(
+  gate: Float[Array, "B T N H"], value: Float[Array, "B T N V"]
+) -> Float[Array, "B T N V"]:
+  """The gate of each channel of a value.
+
+  Values of another width, such as the identity that shows the attention matrix, get the
+  mean.
+  """
+  if gate.shape[-1] == value.shape[-1]:
+    return gate
+  mean = jnp.mean(gate, axis=-1, keepdims=True)
+  return jnp.broadcast_to(mean, (*gate.shape[:-1], value.shape[-1]))
 
 
 def _attend(

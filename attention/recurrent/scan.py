@@ -99,13 +99,13 @@ def scan(
       state = None
     state, ys = jax.checkpoint(step)(params, state, xs)
   else:
-    one_by_one = None
+    plain = None
     if position is not None and backend.name() == "cpu":
-      one_by_one = functools.partial(_one_by_one, position)
+      plain = functools.partial(one_by_one, position)
     run = with_backward(
       functools.partial(_forward, step, count),
       functools.partial(_backward, step, count),
-      one_by_one,
+      plain,
     )
     state, ys = run((params, state, xs))
   return state, jax.tree.map(lambda y: y[:, :length], ys)
@@ -149,7 +149,11 @@ def _backward(step, count, arrays, saved, cotangents):
   return jax.lax.scan(one, carry, saved, reverse=True)[0]
 
 
-def _one_by_one(position, arrays):
+def one_by_one(
+  position: Callable[[Any, Any, Tree], tuple[Any, Tree]],
+  arrays: tuple[Any, Any, Tree],
+) -> tuple[Any, Tree]:
+  """Runs `position(params, state, x)` for the params, state and xs of `scan`."""
   params, state, xs = arrays
   xs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), xs)
   state, ys = jax.lax.scan(functools.partial(position, params), state, xs)

@@ -126,13 +126,20 @@ _FORGETS = -104.0
 
 
 def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
-  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere.
+  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere."""
+  return jnp.exp(pair_sums(log_decay))
+
+
+def pair_sums(
+  log_decay: Float[Array, "*A C 1"], lowest: float = _FORGETS
+) -> Float[Array, "*A C C"]:
+  """Σ g_u over j < u ≤ i where j ≤ i, 0 elsewhere; −∞ with any g below `lowest`.
 
   Σ is the difference of the sums over u ≤ i and u ≤ j, which lose no digits: multiples
   of 2⁻¹¹ up to 2¹³ are added without rounding, and the remainder of each g is small.
   Decays of 0 are counted instead of added.
   """
-  forgets = log_decay < _FORGETS
+  forgets = log_decay < lowest
   kept = jnp.where(forgets, 0.0, log_decay)
   coarse = jax.lax.stop_gradient(jnp.round(kept * 2.0**11) / 2.0**11)
   terms = coarse, kept - coarse, forgets.astype(jnp.float32)
@@ -141,7 +148,7 @@ def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
   total = jnp.where(count > 0.0, -jnp.inf, coarse + fine)
   # Without i = j: the gradient of its 0 would absorb the others by rounding.
   is_earlier = jnp.tri(log_decay.shape[-2], k=-1, dtype=bool)
-  return jnp.exp(jnp.where(is_earlier, total, 0.0))
+  return jnp.where(is_earlier, total, 0.0)
 
 
 @jax.custom_jvp

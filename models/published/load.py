@@ -1,7 +1,8 @@
 """Loads and saves published models."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from types import MappingProxyType
@@ -425,12 +426,16 @@ def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
       place = first.removesuffix(suffixes[0])
       parts = [place + suffix for suffix in suffixes]
       if all(part in tidied for part in parts):
-        arrays = [tidied[part].array for part in parts]
-        file = tidied[first].file
-        tidied[place + whole] = files.Tensor(np.concatenate(arrays), file)
+        readers = [tidied[part].read for part in parts]
+        read = functools.partial(_concatenated, readers)
+        tidied[place + whole] = files.Tensor(read, tidied[first].file)
         for part in parts:
           del tidied[part]
   return tidied
+
+
+def _concatenated(readers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
+  return np.concatenate([read() for read in readers])
 
 
 def _separate(family: Family, arrays: dict[str, np.ndarray]) -> None:

@@ -69,11 +69,12 @@ def describe(
     decoder_attention=_OWN,
   )
   # It has no positions, so no length is the longest.
-  return Described(config, vocab_size, vocab_size, _LONGEST)
+  return Described(config, vocab_size, vocab_size, LONGEST)
 
 
 _OWN = AttentionConfig("mamba2")
-_LONGEST = 2**20
+LONGEST = 2**20
+"""The longest sequence of models without positions, which have no limit."""
 
 
 def rows(config: ModelConfig) -> list[Row]:

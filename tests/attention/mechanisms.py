@@ -25,9 +25,11 @@ from attention import (
   linformer,
   log_linear,
   lsh,
+  mamba,
   mamba2,
   mamba3,
   mesa,
+  mlstm,
   moba,
   multiplicative,
   nsa,
@@ -35,6 +37,7 @@ from attention import (
   path,
   performer,
   retention,
+  rg_lru,
   rwkv7,
   sliding_window,
   stick_breaking,
@@ -44,9 +47,12 @@ from attention import (
 )
 from attention.definitions import delta_product as delta_product_definition
 from attention.definitions import log_linear as log_linear_definition
+from attention.definitions import mamba as mamba_definition
 from attention.definitions import mamba3 as mamba3_definition
 from attention.definitions import mesa as mesa_definition
+from attention.definitions import mlstm as mlstm_definition
 from attention.definitions import recurrent
+from attention.definitions import rg_lru as rg_lru_definition
 from attention.definitions import rwkv7 as rwkv7_definition
 from attention.definitions.linear import hedgehog_features
 from attention.definitions.nystrom import depthwise_convolution
@@ -258,6 +264,24 @@ def _recurrent(factory, module=recurrent, **options):
   )
 
 
+def _elementwise(factory, module, **options):
+  definition = getattr(module, factory.__name__)
+  rest = {k: options[k] for k in options if k == "norm_epsilon"}
+
+  def attend(variables, query, value=None, **call):
+    return definition(query, value, **rest, **variables["params"], **call)
+
+  return Mechanism(
+    factory,
+    attend,
+    options,
+    normalised=False,
+    bounded=False,
+    one_matrix=False,
+    cache="nothing",
+  )
+
+
 def _differential(**options):
   def attend(variables, *qkv, **call):
     p = variables["params"]
@@ -441,6 +465,11 @@ MECHANISMS = (
   _recurrent(gated_linear, rank=3, temperature=4.0),
   _recurrent(mamba2),
   _recurrent(mamba3, mamba3_definition),
+  _elementwise(mamba, mamba_definition, state_size=5, rank=3),
+  _elementwise(mamba, mamba_definition, state_size=3, norm_epsilon=0.01),
+  _elementwise(rg_lru, rg_lru_definition),
+  _recurrent(mlstm, mlstm_definition),
+  _recurrent(mlstm, mlstm_definition, gate_soft_cap=2.0, epsilon=0.1),
   _recurrent(delta),
   _recurrent(gated_delta, max_rate=2.0),
   _recurrent(kimi_delta, rank=3),

@@ -47,6 +47,9 @@ by_name = pytest.mark.parametrize(
     "gated_linear",
     "delta_rule",
     "delta_product",
+    "mamba",
+    "mlstm",
+    "rg_lru",
     "rwkv7",
     "mesa",
     "log_linear",
@@ -84,7 +87,7 @@ def _hands_on_to(name):
     return definitions.delta_rule_attention
   if name in ("mesa", "log_linear"):
     return recurrent.starts
-  if name in ("delta_product", "rwkv7"):
+  if name in ("delta_product", "mamba", "rwkv7"):
     return recurrent.recurrence
   return definitions.dense_attention
 

@@ -44,11 +44,17 @@ OWN = {
   "log_linear": {"g": DECAY[..., 0], "scales": ones(1, T, N, 9)},
   "linformer": {"e": ones(T, R) / T, "f": ones(T, R) / T},
   "lsh": {"rotations": ones(2, H, 2)},
+  "mamba": {
+    **dict(zip("cbx", (X, X, X), strict=True)),
+    "delta": X**2,
+    "log_rate": ones(N, H, H),
+  },
   "mesa": {
     "g": DECAY[..., 0],
     "b": ones(1, T, N),
     "r": ones(N, H),
   },
+  "mlstm": {"g": DECAY[..., 0], "i": X[..., 0]},
   "multiplicative": {"w": KERNEL},
   "nsa": {
     "g": ones(1, T, N, 3),
@@ -61,6 +67,7 @@ OWN = {
   },
   "performer": {"w": jnp.eye(H)},
   "selected": {"indices": jnp.arange(T).reshape(1, T, 1, 1) // 64},
+  "rg_lru": {"x": X, "log_decay": DECAY, "i": ones(*X.shape)},
   "rwkv7": {"g": DECAY, "a": -X / 4, "b": X / 4},
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
 }

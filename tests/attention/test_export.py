@@ -71,7 +71,10 @@ def options(name):
     "key_segment_ids": ids,
     "initial_state": np.full((batch, N, H, H), 0.1, np.float32),
   }
-  if name in ("mesa_attention", "log_linear_attention"):
+  if name in (
+    *("mesa_attention", "log_linear_attention"),
+    *("rg_lru_attention", "mlstm_attention"),
+  ):
     made.pop("initial_state")  # Theirs have other forms.
   return {n: x for n, x in made.items() if n in parameters}
 

@@ -123,7 +123,7 @@ def test_a_cache_keeps_its_dtypes_where_64_bits_are_allowed(name):
   query, key, value = draw(5)
   qkv = query, None if "shared_qk" in mechanism.supports else key, value
   if "own_keys" in mechanism.supports:
-    qkv = query, key, None
+    qkv = *qkv[:2], None
 
   def decoded(qkv):
     variables = mechanism.init(jax.random.key(0), dims)

@@ -35,11 +35,13 @@ def program(name, is_causal, kv_heads):
   query, cotangent, key, value = normal(
     *((BATCH, LENGTH, n, HEAD_DIM) for n in (HEADS, HEADS, kv_heads, kv_heads))
   )
-  if "own_keys" in mechanism.supports:
+  if mechanism.gates is not None:
     inputs = key.reshape(BATCH, LENGTH, -1)
     shared = jax.jit(mechanism.gates)(variables, inputs)
   if {"shared_qk", "own_keys"} & mechanism.supports:
     key = None
+  if {"shared_qk", "own_keys"} <= mechanism.supports:
+    value = None
 
   def run(query, key, value, cotangent):
     def attend(query, key, value):

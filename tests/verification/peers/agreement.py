@@ -28,8 +28,8 @@ def ours(case: Case, given: Arrays) -> dict[str, Any]:
   if "inputs" in rest:
     gates = mechanism.gates(variables, rest.pop("inputs"))
     rest |= gates
-  qkv = [rest.pop(name) for name in QKV]
-  call = {"is_causal": True, **case.call}
+  qkv = [rest.pop(name, None) for name in QKV]
+  call = {"is_causal": True, **case.fixed, **case.call}
   out = mechanism.apply(variables, *qkv, **rest, **call)
   return named(case, out)
 

@@ -47,12 +47,12 @@ def test_a_call_goes_on_from_a_state(case):
   """13 positions, and the others from the state that these leave."""
   function = jax.jit(
     getattr(attention, case.function),
-    static_argnames=("return_state", "num_segments"),
+    static_argnames=[*{"return_state", "num_segments"} & case.options.keys()],
   )
   state, outs = case.given["initial_state"], []
   for begin, end in ((0, 13), (13, case.given["query"].shape[1])):
     given = {
-      name: x if name == "regularizer" else x[:, begin:end]
+      name: x if name in ("regularizer", "log_rate") else x[:, begin:end]
       for name, x in (case.given | case.fixed).items()
     }
     given["initial_state"] = state

@@ -1,0 +1,228 @@
+"""RG-LRU (Griffin): a gated linear recurrence of single channels."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import checks
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention
+from attention.recurrent import gates, packing
+from attention.recurrent.elementwise import elementwise_recurrence
+from attention.recurrent.recurrence import by_head, segment_begins
+
+_SHARPNESS = 8.0
+"""c of equation 3."""
+
+_LEAST_SQUARE = 1e-12
+"""Smallest 1 − a²: the derivative of its root is infinite at 0."""
+
+
+@attention_function
+def rg_lru_attention(
+  value: Float[Array, "B T N V"],
+  *,
+  log_decay: Float[Array, "B T N V"],
+  input_gate: Float[Array, "B T N V"],
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  initial_state: Float[Array, "B N V"] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = False,
+) -> (
+  Float[Array, "B T N V"]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B N V"]]
+):
+  """Every channel is a decaying sum of gated values, without queries or keys.
+
+    out = rg_lru_attention(x, log_decay=log_decay, input_gate=i)
+
+    h_t = a_t ∘ h_{t−1} + √(1 − a_t²) ∘ (i_t ∘ v_t)        out_t = scale · h_t
+
+  with a = exp(`log_decay`). Everything is float32 for inputs of any dtype. The first
+  unmasked position of a sequence or segment has a = 0, and so writes i ∘ v, unless it
+  continues from an initial state.
+
+  Args:
+    value: the paper's x.
+    log_decay: natural logarithms of a, at most 0.
+    input_gate: i, from 0 to 1.
+    scale: None is 1.
+    initial_state: h before the first position; None is none.
+
+  Other options, results and errors: as `gated_linear_attention`.
+
+  Cost: time and memory B·T·N·V, with gradients also one state for each chunk of C =
+  `scan.CHUNK` positions. A CPU computes a chunk position by position, other devices by
+  an associative scan in log₂ C steps.
+
+  Paper: Griffin: mixing gated linear recurrences with local attention for efficient
+  language models, arXiv:2402.19427, equation 4. Departs from it in the first position,
+  where it has √(1 − a²) as well; its authors' code has 1.
+  """
+  begun = jnp.full(value.shape[0], initial_state is not None)
+  state = packing.first_state(
+    initial_state, value, value.shape[2:], "N, V", None
+  )
+  out, state = _recurrence(
+    value,
+    log_decay,
+    input_gate,
+    RgLruState(state, begun),
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    segment_ids=segment_ids,
+  )
+  out = out.astype(value.dtype)
+  return (out, state.state) if return_state else out
+
+
+class RgLruState(NamedTuple):
+  """The state from which a call continues; also the decode cache.
+
+  Attributes:
+    state: h.
+    begun: whether there was an unmasked position before.
+  """
+
+  state: Float[Array, "B N V"]
+  begun: Bool[Array, "B"]
+
+
+@attention_factory
+def rg_lru() -> Attention:
+  """Griffin's RG-LRU, whose gates are made of its inputs x, the queries.
+
+    r_t = sigmoid(x_t · W_a + b_a)        i_t = sigmoid(x_t · W_x + b_x)
+    log a_t = −8 softplus(Λ) ∘ r_t
+    h_t = a_t ∘ h_{t−1} + √(1 − a_t²) ∘ (i_t ∘ x_t)        out_t = h_t
+
+  where W_a and W_x have a block for each head. The scale is 1 unless a call sets it.
+
+  Returns:
+    An `Attention`, causal only, of which every function expects None as key and value;
+    `apply` takes other values as well. Its cache is an `RgLruState`, N·H numbers for
+    each example. Its parameters are `decay_kernel` (W_a) and `input_kernel` (W_x), each
+    `[N, H, H]`, `decay_bias`, `input_bias` and `log_rate` (Λ), each `[N, H]`.
+
+  Its model also has `short_convolution` with biases and without an activation, and
+  `output_gate='gelu_tanh'`. Values of another width than H have the mean gates of their
+  head. Paper: arXiv:2402.19427, equations 1 to 4; as in its section 2.4, Λ is drawn so
+  that the decay at r = 1 is uniform from 0.9 to 0.999.
+  """
+
+  def init(key, dims):
+    heads = dims.num_heads, dims.head_dim
+    decay, inputs, rate = jax.random.split(key, 3)
+
+    def kernel(key):
+      shape = dims.head_dim, dims.num_heads, dims.head_dim
+      return jnp.swapaxes(gates.kernel(key, *shape), 0, 1)
+
+    strongest = jax.random.uniform(rate, heads, minval=0.9, maxval=0.999)
+    return {
+      "decay_kernel": kernel(decay),
+      "decay_bias": jnp.zeros(heads),
+      "input_kernel": kernel(inputs),
+      "input_bias": jnp.zeros(heads),
+      "log_rate": jnp.log(jnp.expm1(-jnp.log(strongest) / _SHARPNESS)),
+    }
+
+  def recurrence(
+    params, query, key, value, *, initial_state, axis_name, **options
+  ):
+    del query, axis_name  # The sequence is never sharded.
+    x = key.astype(jnp.float32)
+
+    def gate(name):
+      x_w = jnp.einsum("btnh,nhk->btnk", x, params[f"{name}_kernel"])
+      return jax.nn.sigmoid(x_w + params[f"{name}_bias"][None, None])
+
+    rate = _SHARPNESS * jax.nn.softplus(params["log_rate"])
+    if initial_state is None:
+      batch, _, *shape = value.shape
+      initial_state = _empty_state(batch, *shape)
+    return _recurrence(
+      value,
+      gates.for_width(-rate[None, None] * gate("decay"), value),
+      gates.for_width(gate("input"), value),
+      initial_state,
+      **options,
+    )
+
+  def init_state(batch, dims):
+    return _empty_state(batch, dims.num_heads, dims.values)
+
+  mechanism = gates.recurrent_mechanism(
+    "rg_lru", recurrence, init=init, init_state=init_state, is_sharded=False
+  )
+  return gates.from_query("rg_lru", mechanism)
+
+
+def _empty_state(batch, *shape):
+  state = jnp.zeros((batch, *shape), jnp.float32)
+  return RgLruState(state, jnp.zeros(batch, bool))
+
+
+def _recurrence(
+  value, log_decay, input_gate, before, *, mask, is_causal, scale, segment_ids
+):
+  """The results in float32, and the state after the last position."""
+  (value, log_decay, input_gate), _, _ = by_head(
+    value,
+    (value, log_decay, input_gate),
+    log_decay=None,
+    mask=mask,
+    is_causal=is_causal,
+  )
+  keep = checks.key_mask(mask, value, value)
+  if keep is None:
+    keep = jnp.ones(value.shape[:2], bool)
+  begins, first = _starts(keep, before.begun, segment_ids)
+  cleared = (begins | first)[:, :, None, None]
+  square = -jnp.expm1(2.0 * jnp.where(cleared, -jnp.inf, log_decay))
+  weight = jnp.sqrt(jnp.maximum(square, _LEAST_SQUARE))
+  scale = 1.0 if scale is None else checks.softmax_scale(scale, 1)
+  out, state = elementwise_recurrence(
+    _coefficients,
+    _read,
+    (),
+    before.state,
+    (log_decay, weight * input_gate * value),
+    begins | first,
+  )
+  return scale * out, RgLruState(state, before.begun | jnp.any(keep, axis=1))
+
+
+def _coefficients(params, x):
+  del params
+  return x
+
+
+def _read(x, state):
+  del x
+  return state
+
+
+def _starts(
+  keep: Bool[Array, "B T"],
+  begun: Bool[Array, "B"],
+  segment_ids: Int[Array, "B T"] | None,
+) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
+  """Where a segment other than the first starts, and the first unmasked positions.
+
+  A first segment that has `begun` before has no first position.
+  """
+  begins = jnp.zeros(keep.shape, bool)
+  if segment_ids is not None:
+    begins = segment_begins(segment_ids, None)
+  places = jnp.arange(1, keep.shape[1] + 1)[None]
+  start = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+  start = jnp.maximum(start, jnp.where(begun, 0, 1)[:, None])
+  last = jax.lax.cummax(jnp.where(keep, places, 0), axis=1)
+  earlier = jnp.pad(last[:, :-1], ((0, 0), (1, 0)))
+  return begins, keep & (earlier < start)

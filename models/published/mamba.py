@@ -1,0 +1,220 @@
+"""Mamba, Gu and Dao, arXiv:2312.00752; Falcon Mamba, arXiv:2410.05355."""
+
+from collections.abc import Collection, Mapping
+import functools
+from typing import Any
+
+import numpy as np
+
+from models import nested
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
+from models.multi_head_attention import projection_shapes
+from models.published import family, mamba2
+from models.published.family import Described, Family, Layout, Row
+from models.published.keys import because
+from models.short_convolution import WIDTH
+
+
+def describe(
+  theirs: Mapping[str, Any],
+  names: Collection[str],
+  head: str,
+  *,
+  has_norms: bool = False,
+) -> Described:
+  """Implements `Family.describe`; `has_norms` are those of Falcon Mamba."""
+  del names
+  features = family.size(theirs, "hidden_size", 768)
+  expand = family.number(theirs, "expand", 2.0)
+  channels = int(expand * features)
+  layers = family.size(theirs, "num_hidden_layers", 32)
+  family.only(
+    theirs,
+    conv_kernel=WIDTH,
+    hidden_act="silu",
+    # Further names of these sizes, in files of the authors.
+    intermediate_size=channels,
+    d_inner=channels,
+    d_model=features,
+    n_layer=layers,
+    rms_norm=True,
+    # transformers 5 scales weights by it that it has read.
+    rescale_prenorm_residual=False,
+  )
+  rank = theirs.get("time_step_rank", "auto")
+  if rank == "auto":
+    rank = -(-features // 16)
+  else:
+    rank = family.size(theirs, "time_step_rank")
+  options: dict[str, Any] = {
+    "state_size": family.size(theirs, "state_size", 16),
+    "rank": rank,
+  }
+  if has_norms:
+    options["norm_epsilon"] = family.number(theirs, "mixer_rms_eps", 1e-6)
+  vocab_size = family.size(theirs, "vocab_size", 50280)
+  config = nested.make(
+    ModelConfig,
+    kind="decoder",
+    num_layers=layers,
+    num_heads=1,
+    head_dim=channels,
+    features=features,
+    mlp_features=0,
+    attention_bias=family.flag(theirs, "use_bias", False),
+    short_convolution=True,
+    short_convolution_bias=family.flag(theirs, "use_conv_bias", True),
+    output_gate="silu",
+    position="none",
+    norm="pre",
+    norm_kind="rms",
+    norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-5),
+    embedding_scale=1.0,
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    head=head,
+    decoder_attention=AttentionConfig("mamba", options),
+  )
+  # It has no positions, so no length is the longest.
+  return Described(config, vocab_size, vocab_size, mamba2.LONGEST)
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """Implements `Family.rows`."""
+  return [
+    *family.table("backbone.embeddings", "target_embedding"),
+    *(
+      row
+      for i, mechanism in enumerate(config.layers("decoder_attention"))
+      for row in _layer_rows(config, i, mechanism)
+    ),
+    *family.norm("backbone.norm_f", "decoder_norm"),
+    *family.table("lm_head", "output_embedding"),
+  ]
+
+
+def _layer_rows(
+  config: ModelConfig, i: int, mechanism: AttentionConfig
+) -> list[Row]:
+  """The rows of a layer, in which another mechanism has x as its query, key and value."""
+  theirs, ours = f"backbone.layers.{i}", f"decoder_{i}"
+  module = f"params/{ours}/self_attention"
+  shapes = projection_shapes(mechanism.build(), config.slot, config.dims(1))
+  names = tuple(shapes)
+  projected, own = (*names, "gate"), f"{module}/attention"
+  table = [
+    *family.norm(f"{theirs}.norm", f"{ours}/self_attention_norm"),
+    Row(
+      f"{theirs}.mixer.in_proj.weight",
+      tuple(f"{module}/{name}/kernel" for name in projected),
+      Layout(_read_input, lambda xs: _write_input([x.T for x in xs])),
+    ),
+    Row(
+      f"{theirs}.mixer.in_proj.bias",
+      tuple(f"{module}/{name}/bias" for name in projected),
+      Layout(_read_input, _write_input),
+    ),
+    *convolution_rows(f"{theirs}.mixer.conv1d", module, names),
+    *family.linear(f"{theirs}.mixer.out_proj", f"{ours}/self_attention/out"),
+  ]
+  if mechanism.name == "mamba":
+    rank, state = (mechanism.options[x] for x in ("rank", "state_size"))
+    table += [
+      Row(
+        f"{theirs}.mixer.x_proj.weight",
+        tuple(
+          f"{own}/{x}" for x in ("step_down", "key_kernel", "query_kernel")
+        ),
+        _one_head(family.linear_segments((rank, state, state)), 0),
+      ),
+      Row(
+        f"{theirs}.mixer.dt_proj.weight",
+        (f"{own}/step_up",),
+        _one_head(family.TRANSPOSED, 1),
+      ),
+      Row(
+        f"{theirs}.mixer.A_log",
+        (f"{own}/log_rate",),
+        _one_head(family.TRANSPOSED, 0),
+      ),
+      *(
+        Row(f"{theirs}.mixer.{x}", (f"{own}/{y}",), _one_head(family.SAME, 0))
+        for x, y in (("dt_proj.bias", "step_bias"), ("D", "skip"))
+      ),
+    ]
+  return table
+
+
+def convolution_rows(
+  theirs: str, ours: str, names: tuple[str, ...]
+) -> list[Row]:
+  """The rows of one convolution, which is that of every projection in `names`."""
+  return [
+    Row(
+      f"{theirs}.{their_name}",
+      tuple(f"{ours}/{name}_short_convolution/{one}" for name in names),
+      layout,
+    )
+    for their_name, one, layout in (
+      ("weight", "kernel", _FILTERS),
+      ("bias", "bias", family.SAME),
+    )
+  ]
+
+
+def _read_input(x: np.ndarray, n: int) -> list[np.ndarray]:
+  """X for each of n − 1 projections, and the gate."""
+  first, gate = np.split(x, 2)
+  return [*[first.T] * (n - 1), gate.T]
+
+
+def _write_input(xs: list[np.ndarray]) -> np.ndarray:
+  return np.concatenate([xs[0], xs[-1]])
+
+
+_FILTERS = Layout(
+  lambda x, n: [x[:, 0, ::-1].T] * n, lambda xs: xs[0].T[:, None, ::-1]
+)
+"""A convolution `[F, 1, W]`, whose last tap is the latest."""
+
+
+def _one_head(layout: Layout, axis: int) -> Layout:
+  """A layout with an axis of one head added to each of our variables."""
+  return Layout(
+    lambda x, n: [np.expand_dims(y, axis) for y in layout.read(x, n)],
+    lambda xs: layout.write([np.squeeze(y, axis) for y in xs]),
+  )
+
+
+MAMBA = Family(
+  name="mamba",
+  architectures={"MambaForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  prefix="backbone.",
+  parts=("embeddings", "layers", "norm_f"),
+  renamed=(("backbone.embedding.weight", "backbone.embeddings.weight"),),
+  copies=(("lm_head.weight", "backbone.embeddings.weight"),),
+  without_effect={
+    **because(
+      "is of what weights begin with",
+      "time_step_floor time_step_init_scheme time_step_max time_step_min "
+      "time_step_scale ssm_cfg",
+    ),
+    **because(
+      "is of how the same numbers are computed",
+      "fused_add_norm use_associative_scan use_falcon_mambapy use_mambapy",
+    ),
+    **because("is of half precision", "residual_in_fp32"),
+    **because("is said by vocab_size", "pad_vocab_size_multiple"),
+  },
+)
+"""Decoders of selective state spaces, without feed-forward layers."""
+
+FALCON_MAMBA = MAMBA._replace(
+  name="falcon_mamba",
+  architectures={"FalconMambaForCausalLM": "tokens"},
+  describe=functools.partial(describe, has_norms=True),
+  renamed=(),
+)
+"""Mamba with norms of the step, B and C."""

@@ -1,0 +1,182 @@
+"""RecurrentGemma: Griffin, De et al., arXiv:2402.19427; arXiv:2404.07839."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from models import nested
+from models.attention_config import AttentionConfig
+from models.attention_module_config import AroundConfig
+from models.config import ModelConfig
+from models.multi_head_attention import projection_shapes
+from models.published import family, mamba, mamba2, rotary
+from models.published.family import Described, Family, Layout, Row
+from models.published.keys import because
+from models.short_convolution import WIDTH
+
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.5, scaled=False)}
+_KINDS = ("recurrent", "attention")
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe`; the config is that of a layer of attention."""
+  del names
+  features = family.size(theirs, "hidden_size", 2560)
+  heads = family.size(theirs, "num_attention_heads", 10)
+  width = family.optional_size(theirs, "lru_width") or features
+  pairs = family.size(theirs, "intermediate_size", 7680)
+  for name, size, count in (
+    ("hidden_size", features, heads),
+    ("lru_width", width, heads),
+    ("intermediate_size", pairs, 2),
+  ):
+    if size % count:
+      raise ValueError(f"{name}: expected a multiple of {count}, got {size}")
+  family.only(
+    theirs,
+    conv1d_width=WIDTH,
+    hidden_activation="gelu_pytorch_tanh",
+    head_dim=features // heads,
+  )
+  kinds = family.value(
+    theirs, "block_types", list[str], ["recurrent", "recurrent", "attention"]
+  )
+  if not kinds or not set(kinds) <= set(_KINDS):
+    raise ValueError(
+      f"block_types: expected a list of {' and '.join(_KINDS)}, got {kinds}"
+    )
+  count = family.size(theirs, "num_hidden_layers", 26)
+  kinds = [kinds[i % len(kinds)] for i in range(count)]
+  window = family.size(theirs, "attention_window_size", 2048)
+  around = {
+    "attention": AroundConfig(
+      num_kv_heads=family.optional_size(theirs, "num_key_value_heads") or heads,
+      attention_bias=family.flag(theirs, "attention_bias", False),
+    ),
+    "recurrent": AroundConfig(
+      head_dim=width // heads,
+      attention_bias=True,
+      short_convolution=True,
+      short_convolution_bias=True,
+      short_convolution_activation="none",
+      output_gate="gelu_tanh",
+      position="none",
+    ),
+  }
+  mechanisms = {
+    "attention": AttentionConfig("sliding_window", {"window": (window - 1, 0)}),
+    "recurrent": AttentionConfig("rg_lru"),
+  }
+  config = nested.make(
+    ModelConfig,
+    kind="decoder",
+    num_layers=count,
+    num_heads=heads,
+    head_dim=features // heads,
+    features=features,
+    mlp_features=pairs // 2,
+    mlp_bias=True,
+    gated=True,
+    activation="gelu_tanh",
+    out_bias=True,
+    position="rotary",
+    **rotary.choices(theirs, _ROTARY),
+    norm="pre",
+    norm_kind="rms_from_one",
+    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-6),
+    # Rounded, as in the authors' code.
+    embedding_scale=float(jnp.bfloat16(features**0.5)),
+    logit_soft_cap=family.number(theirs, "logits_soft_cap", 30.0),
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    head=head,
+    decoder_attention=tuple(mechanisms[kind] for kind in kinds),
+    decoder_around=tuple(around[kind] for kind in kinds),
+  )
+  vocab_size = family.size(theirs, "vocab_size", 256000)
+  return Described(config, vocab_size, vocab_size, mamba2.LONGEST)
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """Implements `Family.rows`."""
+  mechanisms = config.layers("decoder_attention")
+  table = family.table("model.embed_tokens", "target_embedding")
+  for i, layer in enumerate(config.decoder_configs):
+    theirs, ours = f"model.layers.{i}", f"decoder_{i}"
+    table += [
+      *family.norm(
+        f"{theirs}.temporal_pre_norm", f"{ours}/self_attention_norm"
+      ),
+      *family.norm(f"{theirs}.channel_pre_norm", f"{ours}/mlp_norm"),
+    ]
+    for name, part in (("gate", "gate"), ("up", "hidden"), ("down", "out")):
+      table += family.linear(
+        f"{theirs}.mlp_block.{name}_proj", f"{ours}/mlp/{part}"
+      )
+    theirs, ours = f"{theirs}.temporal_block", f"{ours}/self_attention"
+    if layer.slot.short_convolution:
+      table += _recurrent_rows(theirs, ours, layer, mechanisms[i])
+      continue
+    for name in ("query", "key", "value", "out"):
+      table += family.linear(f"{theirs}.{name[0]}_proj", f"{ours}/{name}")
+  table += family.norm("model.final_norm", "decoder_norm")
+  return table + family.table("lm_head", "output_embedding")
+
+
+def _recurrent_rows(
+  theirs: str, ours: str, layer: ModelConfig, mechanism: AttentionConfig
+) -> list[Row]:
+  """The rows of a layer whose mechanism has x as everything that it projects."""
+  names = tuple(projection_shapes(mechanism.build(), layer.slot, layer.dims(1)))
+  table = [
+    *family.linear(f"{theirs}.linear_y", f"{ours}/gate"),
+    *family.linear(f"{theirs}.linear_out", f"{ours}/out"),
+    *mamba.convolution_rows(f"{theirs}.conv_1d", f"params/{ours}", names),
+  ]
+  for name, one, layout in (
+    ("weight", "kernel", _REPEATED),
+    ("bias", "bias", family.SAME),
+  ):
+    paths = tuple(f"params/{ours}/{x}/{one}" for x in names)
+    table.append(Row(f"{theirs}.linear_x.{name}", paths, layout))
+  if mechanism.name != "rg_lru":
+    return table
+  own, heads = f"params/{ours}/attention", layer.num_heads
+  by_head = Layout(
+    lambda x, n: [x.reshape(heads, -1)], lambda xs: xs[0].reshape(-1)
+  )
+  return [
+    *table,
+    Row(f"{theirs}.rg_lru.recurrent_param", (f"{own}/log_rate",), by_head),
+    *(
+      Row(f"{theirs}.rg_lru.{x}_gate_{y}", (f"{own}/{name}_{kind}",))
+      for x, name in (("recurrent", "decay"), ("input", "input"))
+      for y, kind in (("weight", "kernel"), ("bias", "bias"))
+    ),
+  ]
+
+
+_REPEATED = Layout(lambda x, n: [x.T] * n, lambda xs: xs[0].T)
+
+RECURRENT_GEMMA = Family(
+  name="recurrent_gemma",
+  architectures={"RecurrentGemmaForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  prefix="model.",
+  parts=("embed_tokens", "layers", "final_norm"),
+  copies=(("lm_head.weight", "model.embed_tokens.weight"),),
+  rotary=_ROTARY,
+  without_effect={
+    **because(
+      "is of what weights begin with",
+      "final_w_init_variance_scale w_init_variance_scale",
+    ),
+    **because("is said by block_types", "layer_types layers_block_type"),
+    **because("is said by attention_window_size", "sliding_window"),
+    **because("is always so", "embeddings_scale_by_sqrt_dim block_type"),
+  },
+)
+"""Two layers of the RG-LRU for each layer of attention to a window."""

@@ -1,0 +1,117 @@
+"""Models whose layers have states: padding, decoding, single keys, refusals."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import models
+from tests.models import tiny
+from tests.models.published.test_equality import (
+  FOLDERS,
+  assert_not_read,
+  changed,
+  compared,
+  compute,
+  expected,
+  loaded,
+)
+
+CASES = ("mamba", "falcon_mamba", "recurrent_gemma", "xlstm")
+by_case = pytest.mark.parametrize("case", CASES)
+
+
+def arrays(case, file):
+  with np.load(FOLDERS[case] / f"{file}.npz") as found:
+    return dict(found)
+
+
+@by_case
+def test_rows_that_are_padded_on_the_left(case):
+  left = arrays(case, "left")
+  inputs = {
+    n.removeprefix("input."): x for n, x in left.items() if n != "float32"
+  }
+  assert not inputs["attention_mask"][1:, 0].any()
+  out = compute(loaded(case), inputs)
+  assert compared(inputs, out, left["float32"]) < 2e-5
+
+
+@by_case
+def test_token_by_token(case):
+  """Every step of a row gives the logits that transformers has for all of it."""
+  p, (inputs, outputs) = loaded(case), expected(case)
+  mask, wanted = inputs["attention_mask"], outputs["float32"]
+  batch = {"inputs": jnp.asarray(inputs["input_ids"])}
+  got = np.asarray(tiny.step_by_step(p.model, p.variables, batch))
+  difference = np.abs(got - wanted)[mask > 0].max()
+  assert difference < 2e-5 * np.abs(wanted[mask > 0]).max()
+
+
+@pytest.mark.parametrize(
+  ("case", "key"),
+  [(case, key) for case in CASES for key in arrays(case, "changed")],
+)
+def test_a_key_changes_what_it_changes_in_transformers(case, key, tmp_path):
+  p = models.load_pretrained(changed(case, tmp_path, **json.loads(key)))
+  inputs, outputs = expected(case)
+  wanted = arrays(case, "changed")[key]
+  assert compared(inputs, compute(p, inputs), wanted) < 2e-5
+  assert compared(inputs, outputs["float32"], wanted) > 1e-3
+
+
+@pytest.mark.parametrize(
+  "attention", ["sliding_window:window=4", "lsh", "gated_delta"]
+)
+@pytest.mark.parametrize("case", CASES[:3])
+def test_another_mechanism_has_the_inputs_of_the_state(
+  case, attention, tmp_path
+):
+  """As its queries, keys and values; a folder of it has them once."""
+  name, _, window = attention.partition(":")
+  options = {"window": 4} if window else {}
+  chosen = {"name": name, **options}
+  p = models.load_pretrained(FOLDERS[case], attention=chosen)
+  layer = p.variables["params"]["decoder_0"]["self_attention"]
+  np.testing.assert_array_equal(
+    layer["query"]["kernel"], layer["value"]["kernel"]
+  )
+  models.save_pretrained(tmp_path, p)
+  tensors = load_file(tmp_path / "model.safetensors")
+  own = load_file(FOLDERS[case] / "model.safetensors")
+  mixers = {n for n in own if "in_proj" in n or "linear_x" in n}
+  for one in mixers:
+    np.testing.assert_array_equal(tensors[one], np.float32(own[one]))
+
+
+@pytest.mark.parametrize(
+  ("case", "values", "message"),
+  [
+    ("mamba", {"conv_kernel": 3}, "conv_kernel: expected 4, got 3"),
+    ("mamba", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
+    ("mamba", {"intermediate_size": 44}, "intermediate_size: expected 66"),
+    ("mamba", {"time_step_rank": "large"}, "time_step_rank: expected a valid"),
+    ("mamba", {"mixer_rms_eps": 0.1}, "mixer_rms_eps: "),
+    ("falcon_mamba", {"mixer_rms_eps": 0.0}, "norm_epsilon: expected a number"),
+    ("xlstm", {"weight_mode": "fused"}, "weight_mode: expected 'single'"),
+    ("xlstm", {"use_bias": True}, "use_bias: expected False"),
+    ("xlstm", {"num_blocks": 4}, "num_blocks: expected 3, got 4"),
+    ("xlstm", {"qk_dim_factor": 0.6}, "qk_dim_factor: expected a width that"),
+    ("recurrent_gemma", {"conv1d_width": 3}, "conv1d_width: expected 4, got 3"),
+    ("recurrent_gemma", {"lru_width": 21}, "lru_width: expected a multiple of"),
+    ("recurrent_gemma", {"block_types": []}, "block_types: expected a list of"),
+    ("recurrent_gemma", {"block_types": ["local"]}, "block_types: expected a"),
+    ("recurrent_gemma", {"head_dim": 8}, "head_dim: expected 12, got 8"),
+    ("recurrent_gemma", {"intermediate_size": 59}, "intermediate_size: expect"),
+    (
+      "recurrent_gemma",
+      {"hidden_activation": "gelu"},
+      "hidden_activation: expected 'gelu_pytorch_tanh'",
+    ),
+  ],
+)
+def test_configs_that_are_not_read(case, values, message, tmp_path):
+  path = tmp_path / "config.json"
+  assert_not_read(case, tmp_path, f"{path}: {message}", **values)
