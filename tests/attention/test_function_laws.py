@@ -332,7 +332,11 @@ def test_right_functions_keep_every_law():
   assert broken(recurrence) == set()
 
 
-@pytest.mark.parametrize(("old", "new", "found", "may"), FAULTS, ids=repr)
+@pytest.mark.parametrize(
+  ("old", "new", "found", "may"),
+  FAULTS,
+  ids=[f"{x[0]} → {x[1]}" for x in FAULTS],
+)
 def test_each_fault_is_named(old, new, found, may):
   lengths = (67,) if "lengths" in found else (T,)
   # The other laws take turns, as each takes a second.
@@ -343,7 +347,9 @@ def test_each_fault_is_named(old, new, found, may):
   assert got <= found | may, f"also broken: {got - found - may}"
 
 
-@pytest.mark.parametrize(("old", "new", "found"), STATES, ids=repr)
+@pytest.mark.parametrize(
+  ("old", "new", "found"), STATES, ids=[f"{x[0]} → {x[1]}" for x in STATES]
+)
 def test_each_fault_of_a_state_is_named(old, new, found):
   assert broken(faulty(recurrence, old, new)) == found
 

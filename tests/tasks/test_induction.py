@@ -7,6 +7,12 @@ from tasks.induction import InductionConfig
 from tests.tasks.generated_cases import assert_refused, make, rows
 
 
+def test_defaults_are_those_of_the_paper():
+  """Mamba, section 4.1.2: 16 symbols, and 256 positions in training."""
+  config = InductionConfig()
+  assert (config.vocab_size, config.length) == (16, 256)
+
+
 @pytest.mark.parametrize("split", ["validation", "length_6", "length_20"])
 def test_the_answer_is_what_followed(split):
   task = make("induction", batch_size=40)
