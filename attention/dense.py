@@ -283,7 +283,7 @@ def attend_to_slots(
   scale: float | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
-  relative_queries: Float[Array, "... E H"] | None = None,
+  relative_queries: Float[Array, "... P H"] | None = None,
   score_mod: ScoreMod | None = None,
   mask_mod: MaskMod | None = None,
   **options: Any,

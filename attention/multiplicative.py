@@ -30,7 +30,7 @@ def multiplicative_attention(
   bias: Float[Array, "..."] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
-  relative_queries: Float[Array, "... E H"] | None = None,
+  relative_queries: Float[Array, "... P H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,

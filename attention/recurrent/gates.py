@@ -342,8 +342,8 @@ def from_query(name: str, mechanism: Attention) -> Attention:
 
 
 def for_width(
-  gate: Float[Array, "B T N H"], value: Float[Array, "B T N V"]
-) -> Float[Array, "B T N V"]:
+  gate: Float[Array, "... H"], value: Float[Array, "... V"]
+) -> Float[Array, "... V"]:
   """The gate of each channel of a value.
 
   Values of another width, such as the identity that shows the attention matrix, get the

@@ -150,7 +150,7 @@ class WindowOptions(VisibleOptions, total=False):
   scale: float | Float[Array, ""] | None
   relative_bias: Float[Array, "N D"] | None
   relative_keys: Float[Array, "... E H"] | None
-  relative_queries: Float[Array, "... E H"] | None
+  relative_queries: Float[Array, "... P H"] | None
   sinks: Float[Array, "N"] | None
   logits_soft_cap: float | None
   log_forget: Float[Array, "B T N"] | None
@@ -426,7 +426,7 @@ def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
 def tables_at(
   relative_bias: Float[Array, "N D"] | None,
   relative_keys: Float[Array, "... E H"] | None,
-  relative_queries: Float[Array, "... E H"] | None,
+  relative_queries: Float[Array, "... P H"] | None,
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B S K H"],
   distance: Int[Array, "B #N S"],

@@ -3,7 +3,7 @@
     from flax import linen
     from attention.testing.modules import from_linen
 
-    attention = from_linen(linen.MultiHeadDotProductAttention(num_heads=4), 32)
+    attention = from_linen(linen.MultiHeadDotProductAttention(4), features=32)
 
 in `my_module.py`, and then `python -m attention.testing my_module:attention`. The
 features F of a module stand for one head, so the laws of heads do not apply. The
