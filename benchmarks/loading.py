@@ -69,7 +69,7 @@ def write(folder: Path, dtype: str) -> None:
     x = rng.standard_normal(shape, np.float32) / math.sqrt(shape[-1])
     tensors[name] = np.asarray(x, jax.numpy.dtype(dtype))
   save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-  (folder / "config.json").write_text(json.dumps(CONFIG))
+  (folder / "config.json").write_text(json.dumps(CONFIG), "utf-8")
 
 
 def load(folder: Path, dtype: str, results: multiprocessing.Queue) -> None:

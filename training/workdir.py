@@ -119,7 +119,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
     leaf = min(
       differing, key=lambda x: (x == "num_steps") - x.endswith(_CHOICES)
     )
-    old, new = recorded.get(leaf, _UNSET), leaves.get(leaf, _UNSET)
+    old, new = _different(recorded.get(leaf, _UNSET), leaves.get(leaf, _UNSET))
     more = f" ({len(differing)} fields differ)" if differing[1:] else ""
     raise ConfigError(
       f"workdir: {workdir} holds a run with another config: config.{leaf} is "
@@ -156,6 +156,21 @@ def _mapping(config: ExperimentConfig) -> dict[str, Any]:
     if optimizer[leaf] is None
   }
   return mapping
+
+
+def _different(old: Any, new: Any) -> tuple[Any, Any]:
+  """Two values; of lists of sections, the fields that differ."""
+  lists = isinstance(old, list) and isinstance(new, list)
+  if not lists or len(old) != len(new):
+    return old, new
+  pairs = list(zip(old, new, strict=True))
+  if not all(isinstance(x, dict) for pair in pairs for x in pair):
+    return old, new
+
+  def fields(one, other):
+    return {k: x for k, x in one.items() if x != other.get(k, _UNSET)}
+
+  return [fields(a, b) for a, b in pairs], [fields(b, a) for a, b in pairs]
 
 
 def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:

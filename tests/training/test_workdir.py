@@ -168,7 +168,8 @@ def test_a_leaf_inside_a_list_has_its_default(tmp_path):
 
   rewrite(tmp_path, forget)
   workdir.check(tmp_path, of_layers("rms"))
-  with pytest.raises(ConfigError, match=r"decoder_around is .* there and"):
+  told = r"decoder_around is \[{'output_norm': 'rms'}\] there and \[{'output_norm': 'group'}\] here"
+  with pytest.raises(ConfigError, match=told):
     workdir.check(tmp_path, of_layers("group"))
 
 

@@ -137,6 +137,7 @@ def recurrent_gemma():
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "attention_window_size": 5,
+    "attention_bias": True,
     "logits_soft_cap": 11.0,
     "rms_norm_eps": 1e-3,
     "block_types": ["recurrent", "attention"],

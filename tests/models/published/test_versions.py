@@ -153,6 +153,13 @@ _ALL = {
 }
 
 
+_SAME = {
+  "block_types": 2 * ["recurrent", "attention"],  # Layers take them in turn.
+  "ffn_round_up_to_multiple_of": 14,  # 42 features, as with 7.
+}
+"""Values that mean what the value of the folder means."""
+
+
 @pytest.mark.parametrize("case", _ALL)
 def test_no_key_is_lost(case):
   """A value that means something else changes the model, or is refused, or the key
@@ -162,7 +169,7 @@ def test_no_key_is_lost(case):
   names = weights.own(family, load._tidied(family, files.read_tensors(folder)))
   before, listed = described(config, names), without_effect(config)
   for key, other in altered(config):
-    if key in listed:
+    if key in listed or _SAME.get(key) == other:
       continue
     try:
       after = described(config | {key: other}, names)
@@ -188,6 +195,10 @@ _SHOWN_ELSEWHERE = (
 )
 
 
+_SHOWN_BY_A_SIBLING = {"mamba": {"use_conv_bias"}, "falcon_mamba": {"use_bias"}}
+"""One line reads it for both families."""
+
+
 def _changes(config, names, key, value=...):
   """Whether a value of a key, or none, is read as another model."""
   changed = {**config, key: value}
@@ -203,6 +214,7 @@ def _changes(config, names, key, value=...):
 def test_every_key_is_away_from_its_default_in_some_case(name):
   """One whose logits `make test` compares; or no other value is read at all."""
   family, without_a_case, shown = FAMILIES[name], {}, set(_SHOWN_ELSEWHERE)
+  shown |= _SHOWN_BY_A_SIBLING.get(name, set())
   for case, (config, folder) in _ALL.items():
     if config["model_type"] != name:
       continue
