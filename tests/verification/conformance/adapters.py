@@ -247,7 +247,7 @@ def _tokamax_kda():
     given = query, _unit(key), value, key.astype(jnp.float32), _beta(key)
     heads, width = query.shape[2:]
     if segment_ids is None:  # Without them, only multiples of 64 are accepted.
-      segment_ids = jnp.zeros(query.shape[:2], jnp.int32)
+      segment_ids = jnp.ones(query.shape[:2], jnp.int32)  # 0 is padding.
     # Heads are before the batch there.
     out, _ = api.kimi_delta_attention(
       *(jnp.moveaxis(x, 2, 0) for x in given),
@@ -383,9 +383,9 @@ def _ours(name, *gates, **options):
 
 _GDN = ("log_decay", _decay), ("beta", _beta)
 _KDA = ("log_decay", _channel_decay), ("beta", _beta)
-_MEAN = {
-  "empty_rows": "a row without visible keys gets the mean of the values",
-  "gradients_at_empty_rows": "follows from the mean of the values",
+_LINEN_SOFTMAX = {
+  "bfloat16": "`force_fp32_for_softmax=False`, the default, computes the softmax in "
+  "the dtype of the inputs"
 }
 
 FUNCTIONS: dict[str, Entry] = {
@@ -428,6 +428,7 @@ FUNCTIONS: dict[str, Entry] = {
     "linen.dot_product_attention",
     "flax",
     _named("flax.linen:dot_product_attention"),
+    _LINEN_SOFTMAX,
   ),
   "nnx_function": Entry(
     "nnx.dot_product_attention",
