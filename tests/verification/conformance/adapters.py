@@ -55,7 +55,7 @@ def _unit(key):
 
 
 def _packed_recurrence(rule, *gates, unit=True):
-  """A rule of jax-linear-attention or deltanet-tpu, which returns out and state."""
+  """A rule of jax-linear-attention, which returns out and state."""
 
   def call(
     query,
@@ -115,32 +115,6 @@ def _jla_path():
     )
 
   return call
-
-
-def _jla_moba():
-  from jla.ops.moba import moba_attention
-
-  def call(query, key, value, *, segment_ids=None, scale=None):
-    return moba_attention(
-      query,
-      key,
-      value,
-      block_size=4,
-      top_k=2,
-      segment_ids=segment_ids,
-      scale=scale,
-    )
-
-  return call
-
-
-def _deltanet_tpu(name, *gates, unit=True):
-  import deltanet_tpu
-
-  rule = functools.partial(
-    getattr(deltanet_tpu, name), fallback_scan=True, precision="highest"
-  )
-  return _packed_recurrence(rule, *gates, unit=unit)
 
 
 def _ejkernel_attention():
@@ -231,38 +205,6 @@ def _tokamax():
   return functools.partial(
     tokamax.dot_product_attention, implementation="xla_chunked"
   )
-
-
-def _tokamax_kda():
-  from tokamax._src.ops.kda import api
-
-  def call(
-    query,
-    key,
-    value,
-    *,
-    segment_ids=None,
-    scale=None,
-  ):
-    given = query, _unit(key), value, key.astype(jnp.float32), _beta(key)
-    heads, width = query.shape[2:]
-    if segment_ids is None:  # Without them, only multiples of 64 are accepted.
-      segment_ids = jnp.zeros(query.shape[:2], jnp.int32)
-    # Heads are before the batch there.
-    out, _ = api.kimi_delta_attention(
-      *(jnp.moveaxis(x, 2, 0) for x in given),
-      a_log=jnp.zeros(heads),
-      delta_time_bias=jnp.zeros(heads * width),
-      lower_bound=-1.0,
-      use_gate_in_kernel=True,
-      segment_ids=segment_ids,
-      max_num_segments=2,
-      scale=width**-0.5 if scale is None else scale,
-      implementation="xla_chunked",
-    )
-    return jnp.moveaxis(out, 0, 2)
-
-  return call
 
 
 def _dew():
@@ -383,9 +325,9 @@ def _ours(name, *gates, **options):
 
 _GDN = ("log_decay", _decay), ("beta", _beta)
 _KDA = ("log_decay", _channel_decay), ("beta", _beta)
-_MEAN = {
-  "empty_rows": "a row without visible keys gets the mean of the values",
-  "gradients_at_empty_rows": "follows from the mean of the values",
+_LINEN_SOFTMAX = {
+  "bfloat16": "`force_fp32_for_softmax=False`, the default, computes the softmax in "
+  "the dtype of the inputs"
 }
 
 FUNCTIONS: dict[str, Entry] = {
@@ -428,6 +370,7 @@ FUNCTIONS: dict[str, Entry] = {
     "linen.dot_product_attention",
     "flax",
     _named("flax.linen:dot_product_attention"),
+    _LINEN_SOFTMAX,
   ),
   "nnx_function": Entry(
     "nnx.dot_product_attention",
@@ -454,9 +397,6 @@ FUNCTIONS: dict[str, Entry] = {
   "equinox_mha": Entry("nn.MultiheadAttention", "equinox", _equinox),
   "dew": Entry("nn.attention.scaled_dot_product_attention", "dewml", _dew),
   "tokamax": Entry("dot_product_attention, xla_chunked", "tokamax", _tokamax),
-  "tokamax_kda": Entry(
-    "kimi_delta_attention, xla_chunked", "tokamax", _tokamax_kda
-  ),
   "fa4": Entry("flash_attn, reference backend", "fa4-jax", _fa4),
   "ejkernel_attention": Entry("XLA attention", "ejkernel", _ejkernel_attention),
   "ejkernel_gla": Entry("XLA recurrent_gla", "ejkernel", _ejkernel_gla),
@@ -490,22 +430,6 @@ FUNCTIONS: dict[str, Entry] = {
   ),
   "jla_rwkv7": Entry("rwkv7", "jax-linear-attention", _jla_rwkv7),
   "jla_path": Entry("path_attention", "jax-linear-attention", _jla_path),
-  "jla_moba": Entry("moba_attention", "jax-linear-attention", _jla_moba),
-  "deltanet_tpu_gdn": Entry(
-    "chunk_gdn, fallback_scan",
-    "deltanet-tpu",
-    lambda: _deltanet_tpu("chunk_gdn", _decay, _beta),
-  ),
-  "deltanet_tpu_gla": Entry(
-    "chunk_gla, fallback_scan",
-    "deltanet-tpu",
-    lambda: _deltanet_tpu("chunk_gla", _channel_decay, unit=False),
-  ),
-  "deltanet_tpu_kda": Entry(
-    "chunk_kda, fallback_scan",
-    "deltanet-tpu",
-    lambda: _deltanet_tpu("chunk_kda", _channel_decay, _beta),
-  ),
   "rwkv_ops": Entry(
     "generalized_delta_rule, native (JAX backend)", "rwkv-ops", _rwkv_ops
   ),
