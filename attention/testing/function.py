@@ -360,6 +360,7 @@ def reproduction(function: Function, law: Law, mode: bool, length: int) -> str:
   return "\n".join(
     [
       "import jax, jax.numpy as jnp, numpy as np",
+      *_devices(law),
       f"from {module} import {name} as {'function' if adapter else 'f'}",
       *adapter,
       f"q, k, v = np.random.default_rng(0).standard_normal({shape}, np.float32)",
@@ -368,6 +369,13 @@ def reproduction(function: Function, law: Law, mode: bool, length: int) -> str:
       "got, expected))",
     ]
   )
+
+
+def _devices(law: Law) -> list[str]:
+  """The line that simulates the devices of a law on a CPU."""
+  if law.devices == 1:
+    return []
+  return [f'jax.config.update("jax_num_cpu_devices", {law.devices})']
 
 
 def _adapter(function: Function, law: Law, mode: bool) -> list[str]:
