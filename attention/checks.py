@@ -290,7 +290,7 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
 TABLES = {
   "relative_bias": "N D",
   "relative_keys": "... E H",
-  "relative_queries": "... E H",
+  "relative_queries": "... P H",
 }
 """Tables by distance -> their annotations."""
 
