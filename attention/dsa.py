@@ -283,18 +283,12 @@ def dsa(
     out = attend(variables, query, cache.key, cache.value, **call, **shown)
     return out, cache
 
-  def prefill(variables, cache, query, key, value, lengths, **call):
-    del variables, query  # Keys are kept.
-    places = jnp.arange(key.shape[1])[None]
-    now = indexer.rotated(call, places)["index_key"]
-    return caches.with_prompt(cache, key, value, now, lengths)
-
   return Attention(
     init=init,
     apply=apply,
     init_cache=init_cache,
     decode=decode,
-    prefill=prefill,
+    prefill=indexer.prefill,
     supports=frozenset({"causal", "mask", "segments", "decode"}),
     approximates="dense",
     gates=gates,

@@ -262,12 +262,6 @@ def _indexed(
     )
     return out, cache
 
-  def prefill(variables, cache, query, key, value, lengths, **call):
-    del variables, query  # Keys are kept.
-    places = jnp.arange(key.shape[1])[None]
-    now = indexer.rotated(call, places)["index_key"]
-    return caches.with_prompt(cache, key, value, now, lengths)
-
   return Attention(
     init=lambda key, dims: {"params": indexer.init(key, dims, options)},
     apply=apply,
@@ -275,7 +269,7 @@ def _indexed(
       caches.init_indexed(batch, max_length, dims, dtype, options.dim)
     ),
     decode=decode,
-    prefill=prefill,
+    prefill=indexer.prefill,
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,

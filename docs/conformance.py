@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from attention.testing import FUNCTION_LAWS
+from attention.testing.function import Outcome, magnitude
 from tests.verification.conformance.adapters import FUNCTIONS
 
 PAGE = pathlib.Path(__file__).with_suffix(".md")
@@ -96,11 +97,7 @@ def _reproductions(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
       yield f"\n### {record['library']}: {record['label']}\n"
     for x in broken:
       documented = FUNCTIONS[name].documented.get(x["law"])
-      size = x["reason"] or (
-        "NaN or infinity"
-        if x["difference"] == float("inf")
-        else f"{x['difference']:.1e} of the largest expected value"
-      )
+      size = magnitude(Outcome(**x))
       yield f"\n({name}-{x['law']})=\n\n**{x['law']}** at T = {x['length']}: {size}."
       yield f" Documented: {documented}.\n" if documented else "\n"
       yield f"\n```text\n{x['reproduction']}\n```\n"

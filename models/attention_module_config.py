@@ -215,8 +215,6 @@ class SlotConfig:
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
     shared_norm: whether the feed-forward layer takes the normalized inputs of
       self-attention, with `parallel` and norm 'pre' (Cohere).
-    residual_scale: factor of the outputs of sub-layers, before they are added
-      (Granite).
     encoder_around: overrides for the layers of kind 'encoder', which take them in
       turn (ModernBERT); None is no overrides.
     query_temperature: factor of a decoder's query at position t: 'steps', 1 +
@@ -258,7 +256,6 @@ class SlotConfig:
   residual_factors: Factors = (1.0, 1.0)
   input_norm: bool = True
   shared_norm: bool = False
-  residual_scale: float = 1.0
   encoder_around: tuple[AroundConfig, ...] | None = None
   query_temperature: Literal["none", "steps", "log"] = "none"
   temperature_rate: float = 0.0

@@ -6,9 +6,9 @@ from typing import Any
 
 from flax import linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from models.multi_head_attention import MultiHeadAttention, Positions
+from models.multi_head_attention import MultiHeadAttention
 
 SHAW_DISTANCE = 16
 """k, beyond which all distances share a relative key, as in the paper's base model."""
@@ -61,34 +61,11 @@ class DisentangledAttention(MultiHeadAttention):
           math.prod(self.projections["query"])
         )
 
-  def __call__(
-    self,
-    inputs: Float[Array, "B T F"],
-    memory: Float[Array, "B S F"] | None = None,
-    **call: Any,
-  ) -> Float[Array, "B T F"]:
-    """As `MultiHeadAttention`; `call` has the embeddings `relative_embeddings`."""
-    return super().__call__(inputs, memory, **self._with_tables(call))
-
-  def prefill(
-    self,
-    inputs: Float[Array, "B P F"],
-    positions: Positions,
-    lengths: Int[Array, "B"],
-    **tables: Float[Array, "N D"],
-  ) -> Float[Array, "B P F"]:
-    """As `MultiHeadAttention`; `tables` has the embeddings."""
-    tables = self._with_tables(tables)
-    return super().prefill(inputs, positions, lengths, **tables)
-
-  def decode(
-    self,
-    inputs: Float[Array, "B 1 F"],
-    positions: Positions,
-    **tables: Float[Array, "N D"],
-  ) -> Float[Array, "B 1 F"]:
-    """As `MultiHeadAttention`; `tables` has the embeddings."""
-    return super().decode(inputs, positions, **self._with_tables(tables))
+  def options(
+    self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Replaces the embeddings `relative_embeddings` by tables of each head."""
+    return super().options(inputs, self._with_tables(call))
 
   @property
   def _scale(self) -> dict[str, float]:

@@ -212,14 +212,12 @@ class Block(nn.Module):
         norm = getattr(self, f"{name}_out_norm")
       if kind in ("output", "sandwich"):
         out = norm(out)
-      out = self.dropout(out, deterministic=deterministic)
-      scale = module_config.residual_scale
-      return out if scale == 1.0 else out * scale
+      return self.dropout(out, deterministic=deterministic)
 
     if self.config.parallel:
       return sum((added(name, x) for name in self.sublayers), start=x)
     factors = {
-      "self_attention": self.config.slot.residual_factors,
+      "self_attention": module_config.residual_factors,
       "mlp": self.config.mlp.mlp_residual_factors,
     }
     for name in self.sublayers:

@@ -226,7 +226,7 @@ class MultiHeadAttention(nn.Module):
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
-    call |= self.options(inputs, call)
+    call = self.options(inputs, call)
     self._sow(query, key, value, call | gates)
     out = self.attend(
       self, query, key, value, inputs=inputs, gates=gates, **call
@@ -258,9 +258,9 @@ class MultiHeadAttention(nn.Module):
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Returns the options that this module adds to a call of its mechanism."""
-    del inputs, call
-    return self._scale
+    """Returns the options of a call of the mechanism, with those of this module."""
+    del inputs
+    return {**call, **self._scale}
 
   def start(self, batch: int, max_length: int) -> None:
     """Stores an empty cache for `max_length` positions in 'cache'."""
@@ -289,7 +289,7 @@ class MultiHeadAttention(nn.Module):
       inputs, positions, lambda convolution, x: convolution.prefill(x, lengths)
     )
     gates = self._gates(inputs, positions)
-    call = tables | self.options(inputs, tables)
+    call = self.options(inputs, tables)
     out = self.attend(
       self, *arrays, inputs=inputs, gates=gates, is_causal=True, **call
     )
@@ -327,7 +327,7 @@ class MultiHeadAttention(nn.Module):
     """Attends from the next position to those in 'cache', which it enters."""
     decode = cast(Callable[..., Any], self.attention.decode)
     arrays = self._qkv(inputs, positions, ShortConvolution.decode)
-    call = tables | self.options(inputs, tables)
+    call = self.options(inputs, tables)
     call |= self._gates(inputs, positions)
     cache = self.get_variable("cache", "attention")
     out, cache = decode(self.mechanism, cache, *arrays, **call)

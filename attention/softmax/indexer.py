@@ -20,6 +20,7 @@ from attention.platform import backend, layout
 from attention.platform.blocks import chunk_map
 from attention.positions import rotary
 from attention.recurrent import gates
+from attention.softmax import cache as caches
 from attention.softmax.rows import softmax_and_lse
 
 INSTEAD = "the indexer selects the keys of a query"
@@ -173,6 +174,22 @@ def rotated(
     heads = rotary(heads, positions, fraction=0.5)
     results[name] = heads if x.ndim == 4 else heads[:, :, 0]
   return {**arrays, **results}
+
+
+def prefill(
+  variables: Any,
+  cache: caches.IndexedCache,
+  query: Array,
+  key: Array,
+  value: Array,
+  lengths: Array,
+  **call: Any,
+) -> caches.IndexedCache:
+  """Implements `Attention.prefill`: keeps keys, values and index keys of a prompt."""
+  del variables, query
+  places = jnp.arange(key.shape[1])[None]
+  now = rotated(call, places)["index_key"]
+  return caches.with_prompt(cache, key, value, now, lengths)
 
 
 def without_masked(

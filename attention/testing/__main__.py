@@ -9,6 +9,7 @@ broken, and 2 if the function cannot be called.
 """
 
 import argparse
+import dataclasses
 import importlib
 import json
 import pathlib
@@ -93,17 +94,17 @@ def _function(flags: argparse.Namespace) -> Function:
   if not callable(found):
     raise ValueError(f"expected a function, got {type(found).__name__}")
   is_causal = None if flags.causal is None else flags.causal == "always"
-  sizes = flags.heads, flags.head_dim
   function = Function(
-    found, flags.function, flags.layout, None, is_causal, *sizes
+    found,
+    flags.function,
+    flags.layout,
+    is_causal=is_causal,
+    num_heads=flags.heads,
+    head_dim=flags.head_dim,
   )
-  if flags.names:
-    names = {**function.own_names, **flags.names}
-    names = {option: own for option, own in names.items() if own}
-    function = Function(
-      found, flags.function, flags.layout, names, is_causal, *sizes
-    )
-  return function
+  names = {**function.own_names, **(flags.names or {})}
+  names = {option: own for option, own in names.items() if own}
+  return dataclasses.replace(function, names=names)
 
 
 def _print(function: Function, outcomes: list[Outcome]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, rotary
-from models.published.family import Described, Layout, Row
+from models.published.family import Described, Row
 from models.published.keys import because
 
 
@@ -53,32 +53,14 @@ def describe(
 
 def rows(config: ModelConfig) -> list[Row]:
   """Implements `Family.rows`: Llama's, with rotated pairs of adjacent features."""
-  table = []
+  table, width = [], config.query_dim
+  pairs = rotary.adjacent_pairs(width, width)
   for row in llama.LLAMA.rows(config):
     _, _, name = row.theirs.rpartition("self_attn.")
     if name.startswith(("q_proj", "k_proj")):
-      row = row._replace(layout=_interleaved(config.query_dim))
+      row = row._replace(layout=pairs)
     table.append(row)
   return table
-
-
-def _interleaved(head_dim: int) -> Layout:
-  """The layout of a Linear in whose heads the two features of a pair are adjacent.
-
-  Ours are half a head apart; logits are equal. It serves weights and biases.
-  """
-
-  def read(x, n):
-    del n
-    pairs = x.reshape(-1, head_dim // 2, 2, *x.shape[1:])
-    return [pairs.swapaxes(1, 2).reshape(x.shape).T]
-
-  def write(xs):
-    x = xs[0].T
-    halves = x.reshape(-1, 2, head_dim // 2, *x.shape[1:])
-    return halves.swapaxes(1, 2).reshape(x.shape)
-
-  return Layout(read, write)
 
 
 COHERE2 = llama.LLAMA._replace(

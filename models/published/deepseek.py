@@ -6,7 +6,6 @@ V3.2 also has an indexer, by which each query attends to few keys.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 import math
-import reprlib
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -83,16 +82,10 @@ def sparse_layers(
   theirs: Mapping[str, Any], default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
   """Returns whether each layer has experts, from the file or else from the family."""
-  count = family.size(theirs, "num_hidden_layers")
-  if theirs.get("mlp_layer_types") is None:
-    return tuple(map(default, range(count)))
-  kinds = family.value(theirs, "mlp_layer_types", list[str])
-  if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
-    raise ValueError(
-      f"mlp_layer_types: expected {count} of dense and sparse, got "
-      f"{reprlib.repr(kinds)}"
-    )
-  return tuple(kind == "sparse" for kind in kinds)
+  kinds = family.per_layer(theirs, "mlp_layer_types", ("dense", "sparse"))
+  if kinds is not None:
+    return tuple(kind == "sparse" for kind in kinds)
+  return tuple(map(default, range(family.size(theirs, "num_hidden_layers"))))
 
 
 def overrides(is_sparse: Sequence[bool]) -> tuple[AroundConfig, ...]:
@@ -152,7 +145,7 @@ def latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
 def rows(config: ModelConfig) -> list[Row]:
   """Implements `Family.rows`: Llama's, with low-rank queries, keys and values."""
   table = [row for row in llama.rows() if "self_attn" not in row.theirs]
-  table += experts.rows(config)
+  table += experts.rows(config) + experts.selection_rows(config)
   table += experts.shared_rows("model.layers.{i}.mlp.shared_experts")
   slot = config.slot
   rank, shared = slot.latent_rank or 0, slot.shared_key_dim or 0
@@ -163,9 +156,6 @@ def rows(config: ModelConfig) -> list[Row]:
       f"decoder_{i}/self_attention",
     )
     table += latent_rows(theirs, module, config, mechanism == own, shared)
-    # Layers without experts have no constants, at which rows of all layers end.
-    bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
-    table.append(Row(bias, (f"constants/decoder_{i}/mlp/selection_bias",)))
     # An indexer that replaces another mechanism has no low-rank queries.
     if mechanism.name == "dsa" and "query_rank" in mechanism.options:
       index = f"params/{module}/attention/index"
@@ -199,7 +189,7 @@ def latent_rows(
       *("value/kernel", "key/kernel"),
     )
   down, bias, scale, value, key = (f"params/{module}/{name}" for name in names)
-  layout = _paired(rank + shared, rotated)
+  layout = rotary.adjacent_pairs(rank + shared, rotated)
   widths = width - shared, slot.value_dim or width
   both = _keys_and_values(layer.num_heads, widths, is_own)
   return [
@@ -209,7 +199,7 @@ def latent_rows(
     Row(
       f"{theirs}.{query}.weight",
       (f"params/{module}/query/kernel",),
-      _paired(width, rotated),
+      rotary.adjacent_pairs(width, rotated),
     ),
     Row(f"{theirs}.kv_a_proj_with_mqa.weight", (down,), layout),
     Row(f"{theirs}.kv_a_proj_with_mqa.bias", (bias,), layout),
@@ -241,24 +231,6 @@ def by_head(heads: int) -> Layout:
   return Layout(
     lambda x, n: [x.T.reshape(x.shape[1], heads, -1)],
     lambda xs: xs[0].reshape(len(xs[0]), -1).T,
-  )
-
-
-def _paired(width: int, rotated: int) -> Layout:
-  """The layout of a Linear whose heads end in `rotated` features, in adjacent pairs.
-
-  Ours are half of them apart. It serves weights and biases.
-  """
-  kept, pairs = np.arange(width - rotated), np.arange(rotated).reshape(-1, 2)
-  order = np.concatenate([kept, width - rotated + pairs.T.reshape(-1)])
-
-  def permuted(x, order):
-    heads = x.reshape(-1, width, *x.shape[1:])
-    return heads[:, order].reshape(x.shape)
-
-  return Layout(
-    lambda x, n: [permuted(x, order).T],
-    lambda xs: permuted(xs[0].T, np.argsort(order)),
   )
 
 

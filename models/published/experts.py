@@ -62,6 +62,20 @@ def shared_rows(
   return table
 
 
+def selection_rows(
+  config: ModelConfig, theirs: str = "model.layers.{i}.mlp"
+) -> list[Row]:
+  """Returns the rows of the constants that are added to scores for the choice alone.
+
+  One for each layer, as layers without experts have none, at which rows of all layers
+  would end.
+  """
+  theirs = f"{theirs}.gate.e_score_correction_bias"
+  ours = "constants/decoder_{i}/mlp/selection_bias"
+  layers = range(len(config.decoder_configs))
+  return [Row(theirs.format(i=i), (ours.format(i=i),)) for i in layers]
+
+
 def count(theirs: Mapping[str, Any], default: int, least: int = 0) -> int:
   """Returns the number of experts, which has two names that mean the same.
 

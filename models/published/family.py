@@ -258,6 +258,27 @@ def value(
     raise ValueError(fault(error, name)) from None
 
 
+def per_layer(
+  theirs: Mapping[str, Any], name: str, choices: tuple[Any, Any]
+) -> Sequence[Any] | None:
+  """Returns a list with one of two values for each layer; None if the file has none.
+
+  Raises:
+    ValueError: it has something else, or not one for each layer.
+  """
+  if theirs.get(name) is None:
+    return None
+  kind = list[str] if isinstance(choices[0], str) else list[int]
+  given = value(theirs, name, kind)
+  count = size(theirs, "num_hidden_layers")
+  if len(given) != count or not {*given} <= {*choices}:
+    one, other = choices
+    raise ValueError(
+      f"{name}: expected {count} of {one} and {other}, got {reprlib.repr(given)}"
+    )
+  return given
+
+
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
   return TypeAdapter(kind, config=STRICT)

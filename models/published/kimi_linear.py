@@ -141,6 +141,7 @@ def rows(config: ModelConfig) -> list[Row]:
   ]
   table += experts.rows(config, mlp, experts.MIXTRAL_KERNELS)
   table += experts.shared_rows(f"{mlp}.shared_experts")
+  table += experts.selection_rows(config, mlp)
   mechanisms = config.layers("decoder_attention")
   for i, layer in enumerate(config.decoder_configs):
     theirs, module = (
@@ -153,9 +154,6 @@ def rows(config: ModelConfig) -> list[Row]:
     else:
       is_own = name == "latent"
       table += deepseek.latent_rows(theirs, module, layer, is_own, rotated=0)
-    # Layers without experts have no constants, at which rows of all layers end.
-    bias = f"{mlp}.gate.e_score_correction_bias".format(i=i)
-    table.append(Row(bias, (f"constants/decoder_{i}/mlp/selection_bias",)))
   return table
 
 

@@ -1,7 +1,6 @@
 """Llama: Touvron et al., arXiv:2302.13971, and families with its layout."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-import reprlib
 from types import MappingProxyType
 from typing import Any
 
@@ -113,16 +112,11 @@ def layer_types(
   Raises:
     ValueError: `layer_types` has something else, or not one for each layer.
   """
+  kinds = family.per_layer(theirs, "layer_types", (other, EXACT))
+  if kinds is not None:
+    return kinds
   count = family.size(theirs, "num_hidden_layers")
-  if theirs.get("layer_types") is None:
-    return [EXACT if default(i) else other for i in range(count)]
-  kinds = family.value(theirs, "layer_types", list[str])
-  if len(kinds) != count or not set(kinds) <= {other, EXACT}:
-    raise ValueError(
-      f"layer_types: expected {count} of {other} and {EXACT}, got "
-      f"{reprlib.repr(kinds)}"
-    )
-  return kinds
+  return [EXACT if default(i) else other for i in range(count)]
 
 
 def last_of(every: int) -> Callable[[int], bool]:

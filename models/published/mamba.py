@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.multi_head_attention import projection_shapes
@@ -53,30 +52,18 @@ def describe(
   }
   if has_norms:
     options["norm_epsilon"] = family.number(theirs, "mixer_rms_eps", 1e-6)
-  vocab_size = family.size(theirs, "vocab_size", 50280)
-  config = nested.make(
-    ModelConfig,
-    kind="decoder",
+  return mamba2.described(
+    theirs,
+    family.size(theirs, "vocab_size", 50280),
     num_layers=layers,
     num_heads=1,
     head_dim=channels,
     features=features,
-    mlp_features=0,
     attention_bias=family.flag(theirs, "use_bias", False),
-    short_convolution=True,
-    short_convolution_bias=family.flag(theirs, "use_conv_bias", True),
-    output_gate="silu",
-    position="none",
-    norm="pre",
-    norm_kind="rms",
-    norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-5),
-    embedding_scale=1.0,
     tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
     head=head,
     decoder_attention=AttentionConfig("mamba", options),
   )
-  # It has no positions, so no length is the longest.
-  return Described(config, vocab_size, vocab_size, mamba2.LONGEST)
 
 
 def rows(config: ModelConfig) -> list[Row]:

@@ -44,31 +44,47 @@ def describe(
       f"num_heads: expected expand · hidden_size / head_dim = "
       f"{expand * features / value_dim:g}, got {heads}"
     )
-  vocab_size = family.size(theirs, "vocab_size", 32768)
-  config = nested.make(
-    ModelConfig,
-    kind="decoder",
+  return described(
+    theirs,
+    family.size(theirs, "vocab_size", 32768),
     num_layers=family.size(theirs, "num_hidden_layers", 64),
     num_heads=heads,
     num_qk_heads=groups,
     head_dim=family.size(theirs, "state_size", 128),
     value_dim=value_dim,
     features=features,
+    output_norm="rms_joint" if groups == 1 else "rms_grouped",
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
+    head=head,
+    decoder_attention=_OWN,
+  )
+
+
+def described(
+  theirs: Mapping[str, Any], vocab_size: int, **others: Any
+) -> Described:
+  """Describes gated layers with a convolution, without feed-forward layers.
+
+  Args:
+    theirs: `config.json`.
+    vocab_size: the number of ids.
+    **others: the fields in which Mamba and Mamba-2 differ.
+  """
+  config = nested.make(
+    ModelConfig,
+    kind="decoder",
     mlp_features=0,
     short_convolution=True,
     short_convolution_bias=family.flag(theirs, "use_conv_bias", True),
-    output_norm="rms_joint" if groups == 1 else "rms_grouped",
     output_gate="silu",
     position="none",
     norm="pre",
     norm_kind="rms",
     norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-5),
     embedding_scale=1.0,
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
-    head=head,
-    decoder_attention=_OWN,
+    **others,
   )
-  # It has no positions, so no length is the longest.
+  # There are no positions, so no length is the longest.
   return Described(config, vocab_size, vocab_size, LONGEST)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
-from models.published import deepseek, family, llama, rotary
+from models.published import deepseek, experts, family, llama, rotary
 from models.published.family import Described, Layout, Row
 from models.published.keys import because
 
@@ -40,7 +40,7 @@ def describe(
   kinds = llama.layer_types(theirs, _SPARSE, lambda i: True)
   dense = AttentionConfig("dense")
   sparse = AttentionConfig("moba", options) if _SPARSE in kinds else dense
-  experts: dict[str, Any] = {
+  fields: dict[str, Any] = {
     "num_experts": family.size(theirs, "num_local_experts", 128),
     "experts_per_token": family.size(theirs, "num_experts_per_tok", 4),
     "expert_features": family.size(theirs, "intermediate_size", 3072),
@@ -51,9 +51,9 @@ def describe(
   }
   is_sparse = deepseek.sparse_layers(theirs, lambda i: True)
   if any(is_sparse):
-    experts["decoder_around"] = deepseek.overrides(is_sparse)
+    fields["decoder_around"] = deepseek.overrides(is_sparse)
   else:
-    experts = {}
+    fields = {}
   made = llama.describe(
     theirs,
     names,
@@ -72,7 +72,7 @@ def describe(
       sparse if kind == _SPARSE else dense for kind in kinds
     ),
     **positions,
-    **experts,
+    **fields,
   )
   # `intermediate_size` is the width of an expert.
   size = family.size(theirs, "dense_intermediate_size", 12288)
@@ -101,9 +101,8 @@ def rows(config: ModelConfig) -> list[Row]:
       f"{theirs}.experts.down_proj", (f"params/{ours}/out_kernel",), _TRANSPOSED
     ),
   ]
+  table += experts.selection_rows(config)
   for i, mechanism in enumerate(config.layers("decoder_attention")):
-    bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
-    table.append(Row(bias, (f"constants/decoder_{i}/mlp/selection_bias",)))
     if mechanism.options.get("num_index_heads") and mechanism.name == "moba":
       table += _index_rows(i, mechanism.options["num_index_heads"])
   return table

@@ -6,7 +6,7 @@ from typing import Any
 from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
-from models.published import family, llama, mamba2, rotary
+from models.published import family, llama, mamba2, qwen3_next, rotary
 from models.published.family import Described, Row
 from models.published.keys import because
 from models.short_convolution import WIDTH
@@ -121,18 +121,11 @@ def _recurrent(theirs: Mapping[str, Any]) -> AroundConfig:
   key_dim = family.optional_size(theirs, "linear_key_head_dim")
   key_dim = key_dim or int(0.75 * family.size(theirs, "hidden_size") / keys)
   value_dim = family.optional_size(theirs, "linear_value_head_dim")
-  return AroundConfig(
+  return qwen3_next.delta_layer(
     num_heads=values,
-    num_kv_heads=values,
     num_qk_heads=keys,
     head_dim=key_dim,
     value_dim=value_dim or 2 * key_dim,
-    attention_bias=False,
-    query_key_norm="none",
-    short_convolution=True,
-    output_norm="rms",
-    output_gate="silu",
-    position="none",
     norm="pre",
   )
 

@@ -113,18 +113,31 @@ def hybrid(
 def _recurrent(theirs: Mapping[str, Any]) -> AroundConfig:
   """The overrides of a recurrent layer."""
   heads = family.size(theirs, "linear_num_value_heads", 32)
-  return AroundConfig(
+  return delta_layer(
     num_heads=heads,
-    num_kv_heads=heads,
     num_qk_heads=family.size(theirs, "linear_num_key_heads", 16),
     head_dim=family.size(theirs, "linear_key_head_dim", 128),
     value_dim=family.size(theirs, "linear_value_head_dim", 128),
+  )
+
+
+def delta_layer(num_heads: int, **others: Any) -> AroundConfig:
+  """Returns the overrides of a layer of Gated DeltaNet beside exact attention.
+
+  Args:
+    num_heads: of values.
+    **others: the fields in which a family differs.
+  """
+  return AroundConfig(
+    num_heads=num_heads,
+    num_kv_heads=num_heads,
     attention_bias=False,
     query_key_norm="none",
     short_convolution=True,
     output_norm="rms",
     output_gate="silu",
     position="none",
+    **others,
   )
 
 

@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 import reprlib
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from models.attention_module_config import AroundConfig, RotaryScaling
 from models.published import family
+from models.published.family import Layout
 
 
 class Rotary(NamedTuple):
@@ -182,3 +185,21 @@ def _named(name: str, given: Any) -> dict[str, Any]:
   if len(kinds) > 1:
     raise ValueError(f"{name}: expected one type, got {kinds}")
   return {"rope_type": [*kinds, "default"][0], **named} if given else {}
+
+
+def adjacent_pairs(width: int, rotated: int) -> Layout:
+  """Returns the layout of a Linear whose heads end in `rotated` features, in adjacent pairs.
+
+  Ours are half of them apart. It serves weights and biases.
+  """
+  kept, pairs = np.arange(width - rotated), np.arange(rotated).reshape(-1, 2)
+  order = np.concatenate([kept, width - rotated + pairs.T.reshape(-1)])
+
+  def permuted(x, order):
+    heads = x.reshape(-1, width, *x.shape[1:])
+    return heads[:, order].reshape(x.shape)
+
+  return Layout(
+    lambda x, n: [permuted(x, order).T],
+    lambda xs: permuted(xs[0].T, np.argsort(order)),
+  )

@@ -1,7 +1,6 @@
 """SmolLM3: Hugging Face 2025, after NoPE, arXiv:2305.19466 and arXiv:2501.18795."""
 
 from collections.abc import Collection, Mapping
-import reprlib
 from typing import Any
 
 from models.attention_module_config import AroundConfig
@@ -34,16 +33,12 @@ def describe(
 
 def _has_rotary(theirs: Mapping[str, Any]) -> list[bool]:
   """Whether each layer has rotary positions."""
+  given = family.per_layer(theirs, "no_rope_layers", (0, 1))
+  if given is not None:
+    return [one == 1 for one in given]
+  every = family.size(theirs, "no_rope_layer_interval", 4)
   count = family.size(theirs, "num_hidden_layers")
-  if theirs.get("no_rope_layers") is None:
-    every = family.size(theirs, "no_rope_layer_interval", 4)
-    return [not llama.last_of(every)(i) for i in range(count)]
-  given = family.value(theirs, "no_rope_layers", list[int])
-  if len(given) != count or not {*given} <= {0, 1}:
-    raise ValueError(
-      f"no_rope_layers: expected {count} of 0 and 1, got {reprlib.repr(given)}"
-    )
-  return [one == 1 for one in given]
+  return [not llama.last_of(every)(i) for i in range(count)]
 
 
 SMOLLM3 = qwen2.QWEN2._replace(

@@ -55,8 +55,7 @@ class TransformerXlAttention(MultiHeadAttention):
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Relative tables for a sequence of T, and the scale."""
-    del call
+    """Adds relative tables for a sequence of T, and the scale, to the call."""
     _, length, features = inputs.shape
     # A table starts with the key farthest to the left.
     distances = np.arange(length - 1, -length, -1)[None, :]
@@ -67,6 +66,7 @@ class TransformerXlAttention(MultiHeadAttention):
     scale = self.config.attention_scale or self.dims.head_dim**-0.5
     difference = (self.position_bias - self.key_bias).astype(keys.dtype)
     return {
+      **call,
       "relative_keys": jnp.moveaxis(keys, 1, 0),
       "relative_bias": scale * jnp.einsum("ENH,NH->NE", keys, difference),
       "scale": scale,
