@@ -12,7 +12,6 @@ import textwrap
 import typing
 from typing import Any
 
-from attention import mechanism as mechanisms
 import models
 import tasks
 from training import experiment_config
@@ -122,13 +121,7 @@ def _typed(kind: Any) -> str:
 def _shown(value: Any) -> str:
   if hasattr(value, "build"):
     # All options that the command line can set, also those left at their default.
-    parameters = inspect.signature(mechanisms.find(value.name)).parameters
-    options = {
-      name: parameter.default
-      for name, parameter in parameters.items()
-      if parameter.default is not parameter.empty
-    } | value.options
-    options = ", ".join(f"{name}={x!r}" for name, x in options.items())
+    options = ", ".join(f"{k}={x!r}" for k, x in value.all_options.items())
     return value.name + (f" ({options})" if options else "")
   if isinstance(value, tuple):
     return "[" + ", ".join(map(_shown, value)) + "]"
