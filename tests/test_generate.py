@@ -75,14 +75,13 @@ def test_a_fault_is_one_line(workdir, options, stdin, message):
 
 
 def test_good_lines_have_outputs_beside_bad_ones(workdir):
-  code, out, error = generate(
-    f"--workdir={workdir}", stdin="1\n9\n1 2 3 0\n2\n"
-  )
+  options = f"--workdir={workdir}", "--method=sample", "--temperature=9"
+  code, out, error = generate(*options, stdin="0 1 2\n9\n1 2 3 0\n3\n")
   assert code == 2
   first, second = error.splitlines()
   assert first.startswith("line 2: expected symbols 0 to 3")
   assert second.startswith("line 3: expected 1 to 3 symbols")
-  _, alone, _ = generate(f"--workdir={workdir}", stdin="0 1 2\n\n\n3\n")
+  _, alone, _ = generate(*options, stdin="0 1 2\n\n\n3\n")
   assert out == alone
   assert out.strip()
 
