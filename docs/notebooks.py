@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 _KERNEL = re.compile(r"\A---\n.*?^kernelspec:\n  name: python3\n", re.M | re.S)
 _NAMED = re.compile(r"""["']([\w./-]+)["']""")
+_LINK = re.compile(r"<a href=.* download>.*</a>\n*")
 _APART = ("docs", "tests", "runs", "data")
 """Folders that no program of the laboratory imports."""
 
@@ -93,7 +94,7 @@ def download(notebook: dict[str, Any], repository: str) -> dict[str, Any]:
     "source": _SETUP.format(repository=repository),
   }
   cells = [
-    cell
+    cell | {"source": _LINK.sub("", "".join(cell["source"]))}
     for cell in notebook["cells"]
     if "remove-cell" not in cell["metadata"].get("tags", ())
   ]
