@@ -50,6 +50,8 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "mamba": "models.published.mamba:MAMBA",
       "falcon_mamba": "models.published.mamba:FALCON_MAMBA",
       "mamba2": "models.published.mamba2:MAMBA2",
+      "falcon_h1": "models.published.falcon_h1:FALCON_H1",
+      "nemotron_h": "models.published.nemotron_h:NEMOTRON_H",
       "recurrent_gemma": ("models.published.recurrent_gemma:RECURRENT_GEMMA"),
       "xlstm": "models.published.xlstm:XLSTM",
       "longformer": "models.published.longformer:LONGFORMER",

@@ -244,7 +244,7 @@ def _strided_2d(**options):
 
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
-  unread = ("rank", "num_levels")  # The variables have them.
+  unread = ("rank", "num_levels", "projection_bias")  # The variables have them.
   rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
@@ -464,6 +464,9 @@ MECHANISMS = (
   _recurrent(lightning, depth=0.5),
   _recurrent(gated_linear, rank=3, temperature=4.0),
   _recurrent(mamba2),
+  _recurrent(
+    mamba2, projection_bias=True, step_factor=1.5, min_step=0.03, max_step=0.2
+  ),
   _recurrent(mamba3, mamba3_definition),
   _elementwise(mamba, mamba_definition, state_size=5, rank=3),
   _elementwise(mamba, mamba_definition, state_size=3, norm_epsilon=0.01),
