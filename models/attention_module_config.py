@@ -32,7 +32,9 @@ OutputNorm = Literal[
   "rms_grouped",
   "rms_grouped_first",
 ]
-ProjectionActivation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+ProjectionActivation = Literal[
+  "none", "relu", "gelu", "gelu_tanh", "silu", "relu2"
+]
 Factors = tuple[float, float]
 ProjectionFactors = tuple[float, float, float, float]
 OutputGate = Literal["none", "silu", "gelu_tanh", "sigmoid", "sigmoid_head"]

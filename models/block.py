@@ -73,7 +73,7 @@ class Block(nn.Module):
         module_config.second_attention.mechanism,
         self.max_length,
         second.slot,
-        model=second,
+        dims=second.dims(self.max_length),
         rotary=second.position == "rotary",
         out_scale=out_scale,
       )
@@ -125,11 +125,11 @@ class Block(nn.Module):
     max_length: int,
     config: SlotConfig,
     module_type: type[MultiHeadAttention] | None = None,
-    model: ModelConfig | None = None,
     **options: Any,
   ) -> MultiHeadAttention:
     """Creates an attention module; its type defaults to that of self-attention."""
-    model = self.config if model is None else model
+    model = self.config
+    options.setdefault("dims", model.dims(max_length))
     if module_type is None:
       module_type = MultiHeadAttention
       if config.global_projections:
@@ -140,7 +140,6 @@ class Block(nn.Module):
         module_type = DisentangledAttention
     return module_type(
       attention=mechanism.build(),
-      dims=model.dims(max_length),
       features=model.features,
       config=config,
       norm_epsilon=model.norm_epsilon,

@@ -75,7 +75,7 @@ def _layers(theirs: Mapping[str, Any]) -> Sequence[str]:
   if theirs.get(name) is None and pattern in theirs:
     name = pattern
     given = [*family.value(theirs, pattern, str)]
-    kinds = [_SYMBOLS.get(kind) for kind in given]
+    kinds = [_SYMBOLS.get(kind, kind) for kind in given]
   else:
     default = [_RECURRENT, _SPARSE, _EXACT, _DENSE]
     given = family.value(theirs, name, list[str], default)
