@@ -29,7 +29,7 @@ ARRAYS: Mapping[str, Any] = {
   "query_segment_ids": Int[Array, "B T"],
   "key_segment_ids": Int[Array, "B S"],
   "bias": Float[Array, "..."],
-  "sinks": Float[Array, "N"],
+  "sinks": Float[Array, "..."],
   "log_forget": Float[Array, "B T N"],
 }
 """The arrays that are the same in every function."""
@@ -287,6 +287,24 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
     )
 
 
+def _check_sinks(name, sinks, sizes, given) -> None:
+  """Sinks are `[N]` or `[B, T, N]`; a factory takes True, False or 'inputs'."""
+  del given
+  if not hasattr(sinks, "shape"):
+    if not (isinstance(sinks, bool) or sinks == "inputs"):
+      raise ValueError(
+        f"{name}: expected True, False or 'inputs', got {sinks!r}"
+      )
+    return
+  heads = sizes["N"]
+  by_query = sizes["B"], sizes["T"], heads
+  if sinks.shape not in ((heads,), by_query):
+    raise ValueError(
+      f"{name}: expected [{heads}] for [N], or {[*by_query]} for [B, T, N], got "
+      f"shape {sinks.shape}"
+    )
+
+
 TABLES = {
   "relative_bias": "N D",
   "relative_keys": "... E H",
@@ -449,6 +467,7 @@ CHECKS: Mapping[str, Check] = {
   "key_segment_ids": _check_segments,
   "bias": lambda name, x, sizes, _: check_broadcast(name, x, _pairs(sizes)),
   "logits_soft_cap": lambda _, cap, *__: check_soft_cap(cap),
+  "sinks": _check_sinks,
   "log_forget": _check_log_forget,
   "relative_bias": _check_table,
   "relative_keys": _check_table,

@@ -39,7 +39,7 @@ def compressed_attention(
   index_key: Float[Array, "B M D"] | None = None,
   index_weight: Float[Array, "B T I"] | None = None,
   top_k: int | None = None,
-  sinks: Float[Array, "N"] | None = None,
+  sinks: Float[Array, "... N"] | None = None,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -69,7 +69,8 @@ def compressed_attention(
     index_key: of entries, pooled as they are.
     index_weight: of each index head.
     top_k: the largest number of entries of a query, with an indexer.
-    sinks: a logit of each head that takes weight and has no value.
+    sinks: a logit of each head that takes weight and has no value, `[N]` or, for each
+      query, `[B, T, N]`.
     mask: key mask, `[B, 1, 1, T]`; entries are those of the unmasked positions.
     is_causal: must be True, because an entry depends on its whole window.
 

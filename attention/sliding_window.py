@@ -9,14 +9,14 @@ keys.
 from collections.abc import Sequence
 import dataclasses
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import attention_factory, attention_function
 from attention.dense import attend_to_slots
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
@@ -232,7 +232,7 @@ def sliding_window(
   dilation: int | Sequence[int] = 1,
   block_size: int | None = None,
   implementation: Implementation | None = None,
-  sinks: bool = False,
+  sinks: bool | Literal["inputs"] = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
 ) -> Attention:
@@ -316,9 +316,18 @@ def sliding_window(
     return out, SlidingWindowCache(keys, values, cache.index + 1, forgotten)
 
   def prefill(
-    variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
+    variables,
+    cache,
+    query,
+    key,
+    value,
+    lengths,
+    *,
+    scale=None,
+    log_forget=None,
+    sinks=None,
   ):
-    del variables, query, scale
+    del variables, query, scale, sinks
     slots = jnp.arange(cache.key.shape[1])[None]
     last = lengths[:, None] - 1
     # The latest position of each slot; below 0 if the slot is empty.
@@ -339,7 +348,7 @@ def sliding_window(
     supports -= {"log_forget", "mods"}
   return Attention(
     init=init,
-    apply=applied("sliding_window", function, own.options),
+    apply=own.applied("sliding_window", function),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

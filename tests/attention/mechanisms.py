@@ -59,15 +59,21 @@ from attention.definitions.nystrom import depthwise_convolution
 from attention.testing import Mechanism
 
 
-def _own_logits(variables, key, options):
+def _own_logits(variables, key, options, call):
   """Sinks, cap and forget gates of a record, as options of a definition."""
   params, found = variables.get("params", {}), {}
-  if options.get("sinks"):
+  inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+  if options.get("sinks") == "inputs":
+    found["sinks"] = inputs @ params["sink_kernel"]
+    mask = call.get("mask")
+    if mask is not None and mask.shape[2] == 1:
+      shown = np.swapaxes(np.asarray(mask)[:, :, 0], 1, 2)
+      found["sinks"] = np.where(shown, found["sinks"], 0.0)
+  elif options.get("sinks"):
     found["sinks"] = params["sinks"]
   if "logits_soft_cap" in options:
     found["logits_soft_cap"] = options["logits_soft_cap"]
   if options.get("forget"):
-    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
     gates = inputs @ params["forget_kernel"] + params["forget_bias"]
     found["log_forget"] = -np.logaddexp(0.0, -gates)
   return found
@@ -75,7 +81,7 @@ def _own_logits(variables, key, options):
 
 def _dense(**options):
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.dense_attention(query, key, value, **call)
 
   normalised = not options.get("sinks")
@@ -84,7 +90,7 @@ def _dense(**options):
 
 def _flash(**options):
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.flash_attention(query, key, value, **call)
 
   normalised = not options.get("sinks")
@@ -103,7 +109,7 @@ def _window(**options):
   rest = {k: v for k, v in options.items() if k in ("window", "dilation")}
 
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.sliding_window_attention(
       query, key, value, **rest, **call
     )
@@ -244,7 +250,7 @@ def _strided_2d(**options):
 
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
-  unread = ("rank", "num_levels")  # The variables have them.
+  unread = ("rank", "num_levels", "projection_bias")  # The variables have them.
   rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
@@ -385,7 +391,7 @@ def _path(**options):
       w /= np.sqrt(np.sum(w**2, axis=-1, keepdims=True) + 1e-6)
       rate = inputs @ p["rate_kernel"] + p["rate_bias"]
       beta = 2 * np.exp(-np.logaddexp(0.0, -rate))
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.path_attention(
       query, key, value, householder=w, beta=beta, **call
     )
@@ -439,6 +445,8 @@ MECHANISMS = (
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
   _flash(block_size=(8, 5)),
   _flash(block_size=(8, 5), sinks=True, logits_soft_cap=2.0, forget=True),
+  _dense(sinks="inputs"),
+  _window(window=3, sinks="inputs"),
   _multiplicative(general=True),
   _window(window=3),
   _window(window=3, sinks=True, logits_soft_cap=2.0, forget=True),
@@ -464,6 +472,9 @@ MECHANISMS = (
   _recurrent(lightning, depth=0.5),
   _recurrent(gated_linear, rank=3, temperature=4.0),
   _recurrent(mamba2),
+  _recurrent(
+    mamba2, projection_bias=True, step_factor=1.5, min_step=0.03, max_step=0.2
+  ),
   _recurrent(mamba3, mamba3_definition),
   _elementwise(mamba, mamba_definition, state_size=5, rank=3),
   _elementwise(mamba, mamba_definition, state_size=3, norm_epsilon=0.01),
