@@ -38,6 +38,7 @@ from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.gated_linear import (
   gated_linear,
   gated_linear_attention,
+  hgrn2,
   lightning,
   mamba2,
   retention,
@@ -145,6 +146,7 @@ __all__ = [
   "gated_linear_attention",
   "gates_from_keys",
   "hedgehog_features",
+  "hgrn2",
   "key_mask",
   "kimi_delta",
   "latent",
