@@ -56,6 +56,7 @@ from attention.delta_rule import (
   kimi_delta,
 )
 from attention.delta_product import delta_product, delta_product_attention
+from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
 from attention.log_linear import log_linear, log_linear_attention
@@ -190,6 +191,8 @@ __all__ = [
   "rg_lru_attention",
   "rotary",
   "rotary_frequencies",
+  "rwkv6",
+  "rwkv6_attention",
   "rwkv7",
   "rwkv7_attention",
   "segments",

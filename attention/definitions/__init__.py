@@ -37,6 +37,7 @@ from attention.definitions.recurrent import (
   gated_linear_attention,
 )
 from attention.definitions.rg_lru import rg_lru_attention
+from attention.definitions.rwkv6 import rwkv6_attention
 from attention.definitions.rwkv7 import rwkv7_attention
 from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
@@ -73,6 +74,7 @@ __all__ = [
   "path_attention",
   "performer_attention",
   "rg_lru_attention",
+  "rwkv6_attention",
   "rwkv7_attention",
   "selected_attention",
   "sliding_window_attention",

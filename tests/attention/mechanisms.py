@@ -39,6 +39,7 @@ from attention import (
   performer,
   retention,
   rg_lru,
+  rwkv6,
   rwkv7,
   sliding_window,
   stick_breaking,
@@ -54,6 +55,7 @@ from attention.definitions import mesa as mesa_definition
 from attention.definitions import mlstm as mlstm_definition
 from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
+from attention.definitions import rwkv6 as rwkv6_definition
 from attention.definitions import rwkv7 as rwkv7_definition
 from attention.definitions.linear import hedgehog_features
 from attention.definitions.nystrom import depthwise_convolution
@@ -480,6 +482,7 @@ MECHANISMS = (
   _recurrent(comba, max_rate=2.0),
   _recurrent(gated_delta_2, rank=3),
   _recurrent(delta_product, delta_product_definition),
+  _recurrent(rwkv6, rwkv6_definition, rank=3),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
   _recurrent(mesa, mesa_definition),
   _recurrent(log_linear, log_linear_definition, num_levels=10),

@@ -50,6 +50,7 @@ by_name = pytest.mark.parametrize(
     "mamba",
     "mlstm",
     "rg_lru",
+    "rwkv6",
     "rwkv7",
     "mesa",
     "log_linear",
