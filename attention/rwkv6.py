@@ -105,7 +105,7 @@ def rwkv6(rank: int = 64) -> Attention:
   Raises:
     ValueError: `rank` is not a positive int.
 
-  The paper's model also has `output_norm='group_scale'` and `output_gate='silu'`.
+  The paper's model also has `output_norm='group'` and `output_gate='silu'`.
   `short_convolution` replaces the token shift, whose weights depend on the inputs. As in
   the authors' code, w₀ rises over all channels from −6 to −1, here in equal steps, so
   that decays are slow at first. Paper: arXiv:2404.05892, section 4.
