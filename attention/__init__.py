@@ -21,6 +21,7 @@ from attention.linear import (
   hedgehog_features,
   linear,
   linear_attention,
+  taylor_features,
 )
 from attention.performer import (
   orthogonal_features,
@@ -206,6 +207,7 @@ __all__ = [
   "window",
   "t5_bias",
   "t5_buckets",
+  "taylor_features",
   "window_2d",
   "window_2d_attention",
   "window_linear",

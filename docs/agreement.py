@@ -32,6 +32,7 @@ _REPOSITORIES = {
   "mlstm_kernels": "https://github.com/NX-AI/mlstm_kernels",
   "mamba3_jax": "https://pypi.org/project/mamba3-jax",
   "torch": "https://github.com/pytorch/pytorch",
+  "zoology": "https://github.com/HazyResearch/zoology",
   "transformers": "https://github.com/huggingface/transformers",
   "transformers_states": "https://github.com/huggingface/transformers",
   "transformers_4": "https://github.com/huggingface/transformers",

@@ -57,7 +57,11 @@ from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
 from attention.definitions import rwkv6 as rwkv6_definition
 from attention.definitions import rwkv7 as rwkv7_definition
-from attention.definitions.linear import hedgehog_features
+from attention.definitions.linear import (
+  elu_plus_one,
+  hedgehog_features,
+  taylor_features,
+)
 from attention.definitions.nystrom import depthwise_convolution
 from attention.testing import Mechanism
 
@@ -115,10 +119,14 @@ def _window(**options):
   return Mechanism(sliding_window, attend, options, normalised, sparse=True)
 
 
+_FEATURE_MAPS = {"elu": elu_plus_one, "taylor": taylor_features}
+
+
 def _linear(**options):
   def attend(variables, *qkv, **call):
     assert not variables
-    return definitions.linear_attention(*qkv, **call)
+    feature_map = _FEATURE_MAPS[options["feature_map"]]
+    return definitions.linear_attention(*qkv, feature_map=feature_map, **call)
 
   return Mechanism(linear, attend, options)
 
@@ -448,6 +456,7 @@ MECHANISMS = (
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
   _linear(feature_map="elu"),
+  _linear(feature_map="taylor"),
   _hedgehog(),
   _bigbird(block_size=2, num_random=1),
   _performer(num_features=16),

@@ -414,6 +414,8 @@ def promised(mechanism, devices, length, is_causal):
     case "linear" | "performer":
       features = options.get("num_features", DIM)
       features = 2 * DIM if "hedgehog" in options.values() else features
+      if "taylor" in options.values():
+        features = 1 + DIM + DIM * (DIM + 1) // 2
       rows = DIM + 1 + (mechanism.name == "performer")
       state = BATCH * KV_HEADS * features * rows
       rounds = math.log2(devices) + 1

@@ -96,6 +96,26 @@ def hgrn2(file: Vectors) -> None:
     )
 
 
+def based(file: Vectors) -> None:
+  """Taylor features, with pairs of positions."""
+  pairs = peer("based").naive_parallel_based
+
+  def call(query, key, value):
+    out = pairs(*heads_first(query, key, value))
+    return {"out": out.transpose(1, 2)}
+
+  file.add(
+    "based",
+    call,
+    witness="naive_parallel_based",
+    mechanism="linear",
+    function="linear",
+    given=Draw("based").qkv(),
+    options={"feature_map": "taylor"},
+    definition=False,
+  )
+
+
 def rwkv6(file: Vectors) -> None:
   """The rule, position by position; its chunks have no gradients."""
   path = OPS / "rwkv6" / "recurrent_naive.py"
@@ -141,7 +161,7 @@ def rwkv6(file: Vectors) -> None:
 def main() -> None:
   """Writes the file."""
   file = Vectors("fla_recurrences", "fla-core 0.6.0")
-  for add in (hgrn2, rwkv6):
+  for add in (hgrn2, rwkv6, based):
     add(file)
   file.write()
 

@@ -5,8 +5,6 @@ VENV/bin/pip install jax==0.11.2 jax-linear-attention==0.1.0
 VENV/bin/python tests/verification/peers/make_jla_recurrences.py
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -32,14 +30,16 @@ def hgrn2(file: Vectors) -> None:
   def same(x):
     return x
 
+  def replaced(x):
+    return x.q_proj, x.f_proj, x.i_proj, x.g_norm, x.o_proj
+
   for name, fixed in (("whole", {}), ("segments", IDS)):
 
     def call(query, key, value, key_segment_ids=None, query_segment_ids=None):
       del query_segment_ids
       flat = [x.reshape(1, T, -1) for x in (query, key, value)]
       projections = [lambda _, x=x: x for x in flat]
-      where: Any = lambda m: (m.q_proj, m.f_proj, m.i_proj, m.g_norm, m.o_proj)
-      stripped = eqx.tree_at(where, layer, [*projections, same, same])
+      stripped = eqx.tree_at(replaced, layer, [*projections, same, same])
       out = stripped(jnp.zeros((1, T, 6)), key_segment_ids)
       return {"out": out.reshape(1, T, N, V)}
 
