@@ -60,6 +60,7 @@ from attention.delta_product import delta_product, delta_product_attention
 from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
+from attention.gsa import gsa, gsa_attention
 from attention.log_linear import log_linear, log_linear_attention
 from attention.differential import differential, differential_attention
 from attention.latent import latent, latent_attention
@@ -147,6 +148,8 @@ __all__ = [
   "gated_linear",
   "gated_linear_attention",
   "gates_from_keys",
+  "gsa",
+  "gsa_attention",
   "hedgehog_features",
   "hgrn2",
   "key_mask",

@@ -18,6 +18,7 @@ from attention import (
   gated_delta,
   gated_delta_2,
   gated_linear,
+  gsa,
   hgrn2,
   kimi_delta,
   latent,
@@ -48,6 +49,7 @@ from attention import (
   window_linear,
 )
 from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import gsa as gsa_definition
 from attention.definitions import log_linear as log_linear_definition
 from attention.definitions import mamba as mamba_definition
 from attention.definitions import mamba3 as mamba3_definition
@@ -255,7 +257,7 @@ def _strided_2d(**options):
 
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
-  unread = ("rank", "num_levels")  # The variables have them.
+  unread = ("rank", "num_levels", "num_slots")  # The variables have them.
   rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
@@ -494,6 +496,7 @@ MECHANISMS = (
   _recurrent(rwkv6, rwkv6_definition, rank=3),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
   _recurrent(mesa, mesa_definition),
+  _recurrent(gsa, gsa_definition, num_slots=5),
   _recurrent(log_linear, log_linear_definition, num_levels=10),
   _differential(start=0.6),
   _latent(),

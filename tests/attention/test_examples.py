@@ -44,6 +44,7 @@ OWN = {
   "log_linear": {"g": DECAY[..., 0], "scales": ones(1, T, N, 9)},
   "linformer": {"e": ones(T, R) / T, "f": ones(T, R) / T},
   "lsh": {"rotations": ones(2, H, 2)},
+  "gsa": {"g": DECAY, "s": 1.0 - jnp.exp(DECAY)},
   "mamba": {
     **dict(zip("cbx", (X, X, X), strict=True)),
     "delta": X**2,

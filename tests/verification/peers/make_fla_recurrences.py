@@ -13,6 +13,7 @@ kernel.
 
 import importlib.util
 import sys
+import types
 from typing import Any
 from unittest import mock
 
@@ -158,10 +159,101 @@ def rwkv6(file: Vectors) -> None:
   )
 
 
+def gsa(file: Vectors) -> None:
+  """The rule, with states, and the gates of the layer."""
+  naive, slots, features = peer("gsa").naive_recurrent_gsa, 5, 6
+
+  def call(query, key, value, log_decay, slot_weights, initial_state):
+    keys, values = torch.split(initial_state, H, dim=-1)
+    out, (keys, values) = naive(
+      *(query, key, value, slot_weights, log_decay),
+      initial_state=(keys.transpose(2, 3), values),
+      output_final_state=True,
+    )
+    return {"out": out, "state": torch.cat([keys.transpose(2, 3), values], -1)}
+
+  draw = Draw("gsa")
+  given = draw.qkv() | {
+    "log_decay": draw.decays(1, T, N, slots),
+    "slot_weights": draw.uniform(0, 1, 1, T, N, slots),
+    "initial_state": draw.normal(1, N, slots, H + V),
+  }
+  facts = {"mechanism": "gsa", "function": "gsa_attention"}
+  file.add(
+    "gsa",
+    call,
+    witness="naive_recurrent_gsa",
+    given=given,
+    options={"return_state": True},
+    **facts,
+  )
+  file.add(
+    "gsa_packed",
+    packed(call),
+    witness="naive_recurrent_gsa, states of segments",
+    given=states_of_segments(draw, given),
+    **PACKED,
+    **facts,
+  )
+
+  def same(x, *rest):
+    del rest
+    return x
+
+  # Activations of queries, keys, values and results are not the mechanism's.
+  activations = types.SimpleNamespace(
+    silu=same, logsigmoid=functional.logsigmoid
+  )
+
+  def rule(*, q, k, v, s, g, scale, **options):
+    del options
+    return naive(q, k, v, s, g, scale)
+
+  forward = layer(
+    "gsa",
+    F=activations,
+    fused_recurrent_gsa=rule,
+    unpad_hidden_states=lambda x, *rest: (x, None, None),
+    repad_hidden_states=same,
+    get_layer_cache=lambda *rest: None,
+    rms_norm_linear=same,
+  ).GatedSlotAttention.forward
+
+  def with_gates(query, key, value, inputs, **params):
+    own = mock.MagicMock(
+      mode="chunk",
+      use_short_conv=False,
+      head_k_dim=H,
+      head_v_dim=V,
+      num_slots=slots,
+      num_kv_groups=1,
+      gate_logit_normalizer=8,
+      feature_map=None,
+      scale=1.0,
+    )
+    flat = [x.flatten(2) for x in (query, key, value)]
+    own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in flat)
+    gates = inputs @ params["params/gate_kernel"].flatten(1)
+    own.f_proj = lambda _: gates
+    return {"out": forward(own, inputs)[0].unflatten(-1, (N, V))}
+
+  draw = Draw("gsa gates")
+  given = draw.qkv() | {"inputs": draw.normal(1, T, features)}
+  given["params/gate_kernel"] = draw.normal(features, N, slots)
+  file.add(
+    "gsa_gates",
+    with_gates,
+    witness="layers.gsa.GatedSlotAttention with naive_recurrent_gsa",
+    mechanism="gsa",
+    function="gsa",
+    given=given,
+  )
+
+
 def main() -> None:
   """Writes the file."""
   file = Vectors("fla_recurrences", "fla-core 0.6.0")
-  for add in (hgrn2, rwkv6, based):
+  for add in (hgrn2, rwkv6, based, gsa):
     add(file)
   file.write()
 
