@@ -130,7 +130,7 @@ def linear_attention(
 
   Departs from its paper in masks, in grouped heads, and in that it adds no epsilon to
   the normaliser. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
-  Hedgehog, arXiv:2402.04347.
+  Hedgehog, arXiv:2402.04347; Based, arXiv:2402.18668.
   """
   phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
   return attend(
