@@ -234,6 +234,59 @@ def gated_linear(
 
 
 @attention_factory
+def hgrn2(
+  lower_bound: float = 0.0, implementation: Implementation | None = None
+) -> Attention:
+  """HGRN2: gated linear attention whose keys are what the forget gates leave.
+
+    f_t = γ + (1 − γ) sigmoid(k_t)
+    S_t = diag(f_t) S_{t−1} + (1 − f_t) v_tᵀ        out_t = S_tᵀ silu(q_t)
+
+  where the key k_t has the logits of the forget gate. The scale is 1 unless a call sets
+  it.
+
+  Args:
+    lower_bound: γ, at least 0 and below 1. It grows with depth: a list of mechanisms
+      gives each layer its own, l/L to layer l of L as the paper's bounds begin.
+    implementation: as `gated_linear`.
+
+  Returns:
+    An `Attention` without variables, causal only, with the cache of `gated_linear`.
+
+  Raises:
+    ValueError: `lower_bound` is below 0, or not below 1.
+
+  Its model also has `output_norm='rms_joint'`. Departs from the paper in γ, which it
+  trains for each channel as a cumulative softmax over the layers. Paper: HGRN2: gated
+  linear RNNs with state expansion, arXiv:2404.07904, section 3.
+  """
+  if not 0.0 <= lower_bound < 1.0:
+    raise ValueError(
+      f"lower_bound: expected at least 0 and below 1, got {lower_bound!r}"
+    )
+
+  def recurrence(params, query, key, value, *, scale, **options):
+    del params
+    query, key = query.astype(jnp.float32), key.astype(jnp.float32)
+    log_decay = jax.nn.log_sigmoid(key)
+    if lower_bound > 0.0:
+      log_decay += np.log1p(-lower_bound)
+      log_decay = jnp.logaddexp(np.log(lower_bound), log_decay)
+    return recurrent_attention(
+      jax.nn.silu(query),
+      (1.0 - lower_bound) * jax.nn.sigmoid(-key),
+      value,
+      log_decay=log_decay,
+      scale=1.0 if scale is None else scale,
+      **options,
+    )
+
+  return gates.recurrent_mechanism(
+    "hgrn2", recurrence, implementation=implementation
+  )
+
+
+@attention_factory
 def mamba2(
   implementation: Implementation | None = None,
   projection_bias: bool = False,

@@ -268,6 +268,37 @@ def gated_linear(
   return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
 
 
+def hgrn2(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  lower_bound: float = 0.0,
+  scale: float | None = None,
+  **call: Any,
+) -> Result:
+  """HGRN2: `key` has the logits of the forget gates f, and the keys are 1 − f.
+
+    f_t = γ + (1 − γ) σ(k_t)        S_t = diag(f_t) S_{t−1} + (1 − f_t) v_tᵀ
+
+  with queries q σ(q). γ is `lower_bound`, and `scale` None is 1.
+  Paper: arXiv:2404.07904, section 3.
+  """
+  query = np.asarray(query, np.float64)
+  query = query * sigmoid(query)
+  key = shared.repeat_heads(seen(key, call), query.shape[2])
+  forget = lower_bound + (1.0 - lower_bound) * sigmoid(key)
+  call["scale"] = 1.0 if scale is None else scale
+  return packed(
+    delta_rule_attention,
+    query,
+    1.0 - forget,
+    value,
+    call,
+    log_decay=np.log(forget),
+  )
+
+
 def mamba2(
   query: ArrayLike,
   key: ArrayLike,

@@ -18,6 +18,8 @@ from attention import (
   gated_delta,
   gated_delta_2,
   gated_linear,
+  gsa,
+  hgrn2,
   kimi_delta,
   latent,
   lightning,
@@ -38,6 +40,7 @@ from attention import (
   performer,
   retention,
   rg_lru,
+  rwkv6,
   rwkv7,
   sliding_window,
   stick_breaking,
@@ -46,6 +49,7 @@ from attention import (
   window_linear,
 )
 from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import gsa as gsa_definition
 from attention.definitions import log_linear as log_linear_definition
 from attention.definitions import mamba as mamba_definition
 from attention.definitions import mamba3 as mamba3_definition
@@ -53,8 +57,13 @@ from attention.definitions import mesa as mesa_definition
 from attention.definitions import mlstm as mlstm_definition
 from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
+from attention.definitions import rwkv6 as rwkv6_definition
 from attention.definitions import rwkv7 as rwkv7_definition
-from attention.definitions.linear import hedgehog_features
+from attention.definitions.linear import (
+  elu_plus_one,
+  hedgehog_features,
+  taylor_features,
+)
 from attention.definitions.nystrom import depthwise_convolution
 from attention.testing import Mechanism
 
@@ -118,10 +127,14 @@ def _window(**options):
   return Mechanism(sliding_window, attend, options, normalised, sparse=True)
 
 
+_FEATURE_MAPS = {"elu": elu_plus_one, "taylor": taylor_features}
+
+
 def _linear(**options):
   def attend(variables, *qkv, **call):
     assert not variables
-    return definitions.linear_attention(*qkv, **call)
+    feature_map = _FEATURE_MAPS[options["feature_map"]]
+    return definitions.linear_attention(*qkv, feature_map=feature_map, **call)
 
   return Mechanism(linear, attend, options)
 
@@ -250,7 +263,8 @@ def _strided_2d(**options):
 
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
-  unread = ("rank", "num_levels", "projection_bias")  # The variables have them.
+  # The variables have them.
+  unread = ("rank", "num_levels", "num_slots", "projection_bias")
   rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
@@ -453,6 +467,7 @@ MECHANISMS = (
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
   _linear(feature_map="elu"),
+  _linear(feature_map="taylor"),
   _hedgehog(),
   _bigbird(block_size=2, num_random=1),
   _performer(num_features=16),
@@ -471,6 +486,8 @@ MECHANISMS = (
   _recurrent(retention),
   _recurrent(lightning, depth=0.5),
   _recurrent(gated_linear, rank=3, temperature=4.0),
+  _recurrent(hgrn2),
+  _recurrent(hgrn2, lower_bound=0.5),
   _recurrent(mamba2),
   _recurrent(
     mamba2, projection_bias=True, step_factor=1.5, min_step=0.03, max_step=0.2
@@ -488,8 +505,10 @@ MECHANISMS = (
   _recurrent(comba, max_rate=2.0),
   _recurrent(gated_delta_2, rank=3),
   _recurrent(delta_product, delta_product_definition),
+  _recurrent(rwkv6, rwkv6_definition, rank=3),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
   _recurrent(mesa, mesa_definition),
+  _recurrent(gsa, gsa_definition, num_slots=5),
   _recurrent(log_linear, log_linear_definition, num_levels=10),
   _differential(start=0.6),
   _latent(),

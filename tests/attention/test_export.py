@@ -72,7 +72,7 @@ def options(name):
     "initial_state": np.full((batch, N, H, H), 0.1, np.float32),
   }
   if name in (
-    *("mesa_attention", "log_linear_attention"),
+    *("mesa_attention", "gsa_attention", "log_linear_attention"),
     *("rg_lru_attention", "mlstm_attention"),
   ):
     made.pop("initial_state")  # Theirs have other forms.
