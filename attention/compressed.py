@@ -165,7 +165,7 @@ _OWN = "window", "stride", "entries", "entry_values", "top_k", "sinks"
 @attention_factory
 def compressed(
   window: int = 128,
-  stride: int | None = 128,
+  stride: checks.FromZero = 128,
   top_k: int | None = None,
   num_index_heads: int = 4,
   index_dim: int = 32,
@@ -184,7 +184,7 @@ def compressed(
 
   Args:
     window: W, keys of a query, its own among them.
-    stride: m; None is a window alone, as in the first layers of DeepSeek-V4.
+    stride: m; 0 is a window alone, as in the first layers of DeepSeek-V4.
     top_k: entries of a query, which an indexer selects; None is all.
     num_index_heads: I.
     index_dim: D, of which the last P features are rotated.
@@ -213,8 +213,8 @@ def compressed(
 
   Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0.
   """
-  if stride is None and top_k is not None:
-    raise ValueError(f"top_k: expected None without a stride, got {top_k}")
+  if not stride and top_k is not None:
+    raise ValueError(f"top_k: expected None with stride 0, got {top_k}")
   for name, given, default in (
     ("num_index_heads", num_index_heads, 4),
     ("index_dim", index_dim, 32),
@@ -227,7 +227,7 @@ def compressed(
   series, step = 1 if top_k is None else 2, stride or 1
   pooled: tuple[str, ...] = ()
   index: tuple[str, ...] = ()
-  if stride is not None:
+  if stride:
     pooled = "entry_rows", "entry_gates", "rotation"
   if top_k is not None:
     pooled += "index_rows", "index_gates"
@@ -251,7 +251,7 @@ def compressed(
       "sinks": jnp.zeros(dims.num_heads),
     }
     shape = dims.features, step, series
-    if stride is not None:
+    if stride:
       params |= pooling.init(keys[1], "entry", *shape, head_dim)
     if top_k is not None:
       source, heads = query_rank or dims.features, num_index_heads
@@ -269,7 +269,7 @@ def compressed(
     unit = jnp.repeat(jnp.array([1.0, 0.0]), width // 2)[None, None, None]
     unit = jnp.broadcast_to(unit, (*inputs.shape[:2], 1, width))
     arrays = {"latent": own, "shared_key": shared, "rotation": unit}
-    if stride is not None:
+    if stride:
       rows = project(inputs, p["entry_kernel"])
       arrays["entry_rows"] = rows.astype(dtype)
       arrays["entry_gates"] = project(inputs, p["entry_gate_kernel"])
@@ -321,7 +321,7 @@ def compressed(
     values = kv if value is None else value
     heads = values.shape[2]
     own: dict[str, Any] = {"entries": kv[:, :0], "entry_values": values[:, :0]}
-    if stride is not None:
+    if stride:
       entries, index_key = made(p, arrays, keep)
       entries = entries[:, :, None]
       own = {"entries": entries, "entry_values": entries}
@@ -379,7 +379,7 @@ def compressed(
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     head_dim, exact = dims.head_dim, jnp.float32
-    count = 0 if stride is None else -(-max_length // step)
+    count = -(-max_length // step) if stride else 0
     shapes = {
       "entry_rows": ((series, head_dim), dtype),
       "entry_gates": ((series, head_dim), exact),
@@ -407,7 +407,7 @@ def compressed(
     rows = {name: arrays[name] for name in pooled}
     cache = pooling.with_next(cache, kv[:, :, 0], rows, partial(made, p))
     keys, seen = cache.window, near
-    if stride is not None:
+    if stride:
       places = jnp.arange(cache.entries.shape[1])[None]
       far = places < cache.index[:, None] // step
       if top_k is not None:

@@ -74,7 +74,8 @@ def pool_weights(
 def _windows(x, size, fill):
   """The terms `[B, M, A·m, …]` of each entry; `fill` is before the first window."""
   count, series = x.shape[1] // size, x.shape[2]
-  x = x[:, : count * size].reshape(len(x), count, size, *x.shape[2:])
+  x = x[:, : count * size]
+  x = x.reshape(x.shape[0], count, size, *x.shape[2:])
 
   def shifted(a):
     """Series a of window i + a + 1 − A."""

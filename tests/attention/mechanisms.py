@@ -57,6 +57,7 @@ from attention.definitions import rg_lru as rg_lru_definition
 from attention.definitions import rwkv7 as rwkv7_definition
 from attention.definitions.linear import hedgehog_features
 from attention.definitions.nystrom import depthwise_convolution
+from attention.definitions.shared import visible_tokens
 from attention.testing import Mechanism
 
 
@@ -349,10 +350,10 @@ def _compressed(**options):
   cache = "length" if options["stride"] else "nothing"
 
   def attend(variables, query, key, value=None, *, mask=None, **call):
-    p = variables["params"]
+    p = {name: np.asarray(x) for name, x in variables["params"].items()}
     inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
     batch, length, _ = inputs.shape
-    keep = np.ones((batch, length), bool) if mask is None else mask[:, 0, 0]
+    keep = visible_tokens(mask, batch, length)
     inputs = np.where(keep[..., None], inputs, 0.0)
 
     def read(name):
@@ -387,7 +388,6 @@ def _compressed(**options):
         weights = pooled("entry", rows, ones=(1,)).mean(axis=-1)
         shown = np.where(keep[..., None, None], value, 0.0)
         values = np.einsum("bms,bskv->bmkv", weights, shown)
-    del call["is_causal"]
     return definitions.compressed_attention(
       normed(query),
       kv,
@@ -564,7 +564,7 @@ MECHANISMS = (
     **{"num_index_heads": 3, "index_dim": 6, "rotary_dim": 4},
   ),
   _compressed(window=3, stride=4),
-  _compressed(window=3, stride=None),
+  _compressed(window=3, stride=0),
 )
 """A line for each mechanism and setting."""
 

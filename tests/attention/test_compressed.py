@@ -381,7 +381,7 @@ def test_sizes_of_the_cache():
 def test_hyperparameters_that_do_not_fit_are_told(unchecked):
   assert_refused(
     compressed,
-    ("top_k", {"stride": None, "top_k": 3}),
+    ("top_k", {"stride": 0, "top_k": 3}),
     ("query_rank", {"query_rank": 3}),
     ("index_dim", {"index_dim": 16}),
     ("num_index_heads", {"num_index_heads": 2}),
