@@ -69,11 +69,11 @@ from attention.nsa import nsa, nsa_attention
 from attention.stick_breaking import stick_breaking, stick_breaking_attention
 from attention.path import path, path_attention
 from attention.dsa import dsa, dsa_attention
+from attention.compressed import compressed, compressed_attention
 # isort: on
 
 from attention.attention_fn import as_attention_fn
 from attention.checks import near
-from attention.compressed import compressed_attention, compressed_entries
 from attention.mechanism import ATTENTIONS, Attention, Dims
 from attention.platform import backend
 from attention.positions import (
@@ -86,6 +86,7 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.recurrent.gates import gates_from_keys
+from attention.softmax.entries import compressed_entries
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.logits import Logits
 from attention.softmax.mods import make_block_mask
@@ -126,6 +127,7 @@ __all__ = [
   "bigbird_random_blocks",
   "causal",
   "comba",
+  "compressed",
   "compressed_attention",
   "compressed_entries",
   "deberta_buckets",

@@ -21,7 +21,12 @@ from attention.dense import attend_to_slots
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
-from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
+from attention.softmax.cache import (
+  DenseCache,
+  forgotten_after,
+  forgotten_since,
+  ring,
+)
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.kernels import Implementation
 from attention.softmax.logits import PLAIN, Logits, WindowOptions
@@ -328,19 +333,15 @@ def sliding_window(
     sinks=None,
   ):
     del variables, query, scale, sinks
-    slots = jnp.arange(cache.key.shape[1])[None]
-    last = lengths[:, None] - 1
-    # The latest position of each slot; below 0 if the slot is empty.
-    position = last - (last - slots) % slots.size
-    taken = jnp.clip(position, 0, key.shape[1] - 1)
-    keys, values = (
-      layout.rows_at(x, taken).astype(cache.key.dtype) for x in (key, value)
-    )
     forgotten = cache.forgotten
     if log_forget is not None:
-      sums = forgotten_since(log_forget, lengths)
-      forgotten = layout.rows_at(sums, taken)
-    return SlidingWindowCache(keys, values, lengths, forgotten)
+      forgotten = ring(forgotten, forgotten_since(log_forget, lengths), lengths)
+    return SlidingWindowCache(
+      ring(cache.key, key, lengths),
+      ring(cache.value, value, lengths),
+      lengths,
+      forgotten,
+    )
 
   plain = {"causal", "cross", "mask", "segments", "relative", "dropout"}
   supports = own.supports(plain | {"decode", "global", "sequence"})

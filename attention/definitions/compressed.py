@@ -22,6 +22,7 @@ def compressed_attention(
   top_k: int | None = None,
   sinks: ArrayLike | None = None,
   mask: ArrayLike | None = None,
+  is_causal: bool = True,
   scale: float | ArrayLike | None = None,
 ) -> Result:
   """One softmax over the last `window` keys and the entries of closed windows.
@@ -31,6 +32,8 @@ def compressed_attention(
 
   Code: DeepSeek-V4 in transformers 5.24.0.
   """
+  if not is_causal:
+    raise ValueError("is_causal: expected True, got False")
   query, key, value, entries = shared.as_float64(query, key, value, entries)
   batch, length, heads, head_dim = query.shape
   kept = shared.visible_tokens(mask, batch, length)

@@ -8,6 +8,7 @@ from attention import (
   bigbird,
   bigbird_random_blocks,
   comba,
+  compressed,
   definitions,
   delta,
   delta_product,
@@ -65,6 +66,7 @@ from attention.definitions.linear import (
   taylor_features,
 )
 from attention.definitions.nystrom import depthwise_convolution
+from attention.definitions.shared import visible_tokens
 from attention.testing import Mechanism
 
 
@@ -363,6 +365,65 @@ def _indexed_moba(**options):
   return Mechanism(moba, attend, options, cache="length")
 
 
+def _compressed(**options):
+  sizes = {x: options[x] for x in ("window", "top_k") if x in options}
+  cache = "length" if options["stride"] else "nothing"
+
+  def attend(variables, query, key, value=None, *, mask=None, **call):
+    p = {name: np.asarray(x) for name, x in variables["params"].items()}
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    batch, length, _ = inputs.shape
+    keep = visible_tokens(mask, batch, length)
+    inputs = np.where(keep[..., None], inputs, 0.0)
+
+    def read(name):
+      return np.tensordot(inputs, p[f"{name}_kernel"], 1)
+
+    def normed(x, scale=1.0):
+      x = np.asarray(x, np.float64)
+      return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+
+    def pooled(name, rows, ones=()):
+      gates, bias = read(f"{name}_gate"), p[f"{name}_bias"]
+      gates, bias = (x.reshape(*x.shape[:-1], *ones, -1) for x in (gates, bias))
+      return definitions.compressed_entries(rows, gates, bias, keep=keep)
+
+    kv = normed(read("kv"), p["kv_scale"])[:, :, None]
+    entries = values = np.zeros((batch, 0, 1, kv.shape[-1]))
+    if options["stride"]:
+      made = pooled("entry", read("entry"))
+      entries = values = normed(made, p["entry_scale"])[:, :, None]
+    if "top_k" in options:
+      made = pooled("index", read("index"))
+      call["index_key"] = normed(made, p["index_scale"])
+      call["index_query"] = read("index_query")
+      call["index_weight"] = read("index_weight") / np.sqrt(
+        options["num_index_heads"] * options["index_dim"]
+      )
+    if value is not None:
+      values = np.zeros((batch, 0, *np.shape(value)[2:]))
+      if options["stride"]:
+        shape = (batch, length, p["entry_bias"].shape[1], length, kv.shape[-1])
+        rows = np.broadcast_to(np.eye(length)[None, :, None, :, None], shape)
+        weights = pooled("entry", rows, ones=(1,)).mean(axis=-1)
+        shown = np.where(keep[..., None, None], value, 0.0)
+        values = np.einsum("bms,bskv->bmkv", weights, shown)
+    return definitions.compressed_attention(
+      normed(query),
+      kv,
+      kv if value is None else value,
+      stride=options["stride"] or length + 1,
+      entries=entries,
+      entry_values=values,
+      sinks=p["sinks"],
+      mask=mask,
+      **sizes,
+      **call,
+    )
+
+  return Mechanism(compressed, attend, options, normalised=False, cache=cache)
+
+
 def _nsa(**options):
   rest = {k: v for k, v in options.items() if k != "compress_size"}
 
@@ -528,6 +589,12 @@ MECHANISMS = (
     **{"top_k": 4, "num_index_heads": 3, "index_dim": 6},
     **{"index_key_norm": True, "index_rotary_dim": 4},
   ),
+  _compressed(
+    **{"window": 3, "stride": 2, "top_k": 3},
+    **{"num_index_heads": 3, "index_dim": 6, "rotary_dim": 4},
+  ),
+  _compressed(window=3, stride=4),
+  _compressed(window=3, stride=0),
 )
 """A line for each mechanism and setting."""
 

@@ -149,7 +149,7 @@ def test_every_mechanism_is_exported(name):
     [jax.ShapeDtypeStruct(x, "float32") for x in shapes]
   )
   key = None if "shared_qk" in record.supports else key
-  value = value if name != "latent" else None
+  value = None if name in ("latent", "compressed") else value
 
   def whole(variables, query, key, value):
     is_causal = "causal" in record.supports
