@@ -67,6 +67,9 @@ def compressed_attention(
   Of entries with equal scores, the earlier is selected.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     window: the number of plain keys of a query, its own among them.
     entries: c, the keys of the entries, made by `compressed_entries`; M is at most
       T // m.
@@ -80,8 +83,8 @@ def compressed_attention(
       query, `[B, T, N]`.
     mask: key mask, `[B, 1, 1, T]`; entries are those of the unmasked positions.
     is_causal: must be True, because an entry depends on its whole window.
-
-  Other options: as `flash_attention`.
+    scale: factor of the logits; None is 1/√H.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`. The index arrays have no gradient.

@@ -69,6 +69,9 @@ def dsa_attention(
   changes nothing.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     index_query: queries of I index heads.
     index_key: of all index heads, for each key (M = S) or for each whole block (M =
       S // m).
@@ -78,8 +81,11 @@ def dsa_attention(
     mask: key mask, `[B, 1, 1, S]`.
     block_size: C, the number of queries scored at a time; None is the platform's
       choice.
-
-  Other options: as `selected_attention`.
+    is_causal: query t sees keys s ≤ t only.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`. The index arrays have no gradient: `dsa_indexer_loss` trains

@@ -54,6 +54,9 @@ def gated_linear_attention(
   share 8 heads of keys and values. A shared head serves neighbouring heads.
 
   Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
     log_decay: natural logarithms of the decays, at most 0: `[B, T, N]` for one per
       head (RetNet, Mamba-2), or `[B, T, N, H]` for one per channel (GLA).
     mask: key mask `[B, 1, 1, T]`. At a masked position, the state neither decays nor
@@ -73,8 +76,7 @@ def gated_linear_attention(
       has first derivatives in reverse mode only, works inside `jax.shard_map` only with
       `check_vma=False`, and clips log decays at −30. Under `jax.set_mesh` each of
       several devices computes its share; otherwise each computes all of it.
-
-  Other options: as `dense_attention`.
+    scale: factor of the queries; None is 1/√H.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, and with `return_state` the state

@@ -104,6 +104,9 @@ def linear_attention(
   vector at any length.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row; no φ(q)·φ(k)
       may be below 0. Gradients flow to arrays that it closes over. `hedgehog_features` is
       for queries and keys that are already projected.
@@ -112,9 +115,8 @@ def linear_attention(
     block_size: R, the number of positions of a step, or, in the causal form, C, that of
       a chunk, raised to a power of two. It affects only rounding. None is the
       platform's choice.
-    axis_name: as `dense_attention`. Shards exchange only the state.
-
-  Other options: as `dense_attention`.
+    axis_name: mesh axis inside `jax.shard_map`. Shards exchange only the state.
+    is_causal: query t sees keys s ≤ t only.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A query that

@@ -61,6 +61,9 @@ def mesa_attention(
   float32 for inputs of any dtype.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     log_decay: g, at most 0.
     beta: β, at least 0.
     regularizer: λ, above 0.
@@ -72,8 +75,13 @@ def mesa_attention(
     scale: factor of the queries; None is 1.
     initial_state: [S_kk, S_kv] before the first position, X = H+V, with symmetric
       S_kk; None is 0.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
 
-  Other options, results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as `gated_linear_attention`; the state is
   `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
   Gradients are those of the exact solution: the iterations are not differentiated.

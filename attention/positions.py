@@ -33,7 +33,7 @@ def t5_buckets(
   """The bucket of every distance s − t from -L to L, L = `max_distance`.
 
   Each small distance has its own bucket. Larger distances share buckets, spaced
-  logarithmically up to L, where the last bucket begins. Keys after the query have
+  logarithmically up to L; the last bucket also holds all distances beyond L. Keys after the query have
   their own half of the buckets, or bucket 0 if causal, as in T5's code.
 
   Args:

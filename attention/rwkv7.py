@@ -47,11 +47,22 @@ def rwkv7_attention(
   any dtype.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     log_decay: g, at most 0.
     removal: a.
     replacement: b.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1/√H.
+    initial_state: the state before the first position; None is 0.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
+    implementation: 'xla' or None; 'jla' is a GPU kernel of another package.
 
-  Other options, results and errors: as `gated_linear_attention`.
+  Results and errors: as `gated_linear_attention`.
 
   Cost: that of `delta_rule_attention` with decays for each channel, with twice the pairs
   of keys and their products, as each position writes both b and k.

@@ -70,6 +70,8 @@ def sliding_window_attention(
   Masked keys never affect the output, even if they are NaN.
 
   Args:
+    query: `[B, T, N, H]`.
+    value: `[B, S, K, V]`.
     key: `[B, S, K, H]`; key s and query s are at the same position.
     window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
     dilation: the distance between neighbouring keys of the window; one int, or N ints,
@@ -87,14 +89,25 @@ def sliding_window_attention(
       keys. Other queries see global keys through `key` and `value`.
     block_size: C, the number of queries in a tile. Only 'xla' takes it. None is the
       choice of `attention.platform.backend.window_rows`.
-    implementation: as `flash_attention`. cuDNN takes only a window to the left, without
+    implementation: None, 'xla', 'cudnn' or 'tokamax'. cuDNN takes only a window to the left, without
       a mask. cuDNN and tokamax need T = S, and support no segments, tables, dropout,
       dilation or global tokens.
-
-    axis_name: as `dense_attention`, for a query and key of one sequence. Global indices
-      count in the whole sequence; shards do not support dropout.
-
-  Other arguments: as `flash_attention`.
+    axis_name: mesh axis inside `jax.shard_map`, for a query and key of one sequence.
+      Global indices count in the whole sequence; shards do not support dropout.
+    is_causal: query t sees keys s ≤ t only.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    scale: factor of the logits; None is 1/√H.
+    sinks: `[N]`, one more logit per head, which has no value.
+    logits_soft_cap: c; logits become c · tanh(x / c), before masks and biases.
+    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0.
+    score_mod: `(score, b, n, t, s) -> score`, as in FlexAttention.
+    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
+    dropout_rate: share of attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    visible: which pairs count, combined with the options for visibility.
+    logits: how pairs are scored, in place of the options for logits.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.

@@ -70,6 +70,9 @@ def window_linear_attention(
   definition, and gradients flow through it.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     query_kernel: W_q `[N, H, H]`, with the query's features first.
     key_kernel: W_k `[K, H, H]`.
     mix: `[N]`, the logit of γ.
@@ -77,8 +80,9 @@ def window_linear_attention(
       `sliding_window_attention` with `window=(W - 1, 0)`.
     is_causal: must be True, because the mechanism is causal by definition.
     scale: factor of the near logits; None is 1/√H. It does not affect φ.
-
-  Other options: as `linear_attention`.
+    mask: key mask `[B, 1, 1, S]`.
+    block_size: C, the number of positions of a chunk.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; zeros for a query that sees no key, or only

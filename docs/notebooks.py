@@ -1,15 +1,19 @@
-"""Keys of executed notebooks, so that a build runs only those that changed.
+"""Executed notebooks: a key, so that a build runs only those that changed, and a file.
 
 jupyter-cache knows a notebook by the code of its cells and by its kernel. The name
 that is shown of the kernel gets a digest of all else that an output depends on: the
 laboratory's files, the versions of installed packages, and the files and folders
 that the notebook names.
+
+The site offers each notebook as notebooks/NAME.ipynb, with its outputs, without the
+cells that readers do not see, and with a first cell that says where it runs.
 """
 
 from collections.abc import Iterator
 import functools
 import hashlib
 import importlib.metadata
+import json
 from pathlib import Path
 import re
 import sys
@@ -19,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 _KERNEL = re.compile(r"\A---\n.*?^kernelspec:\n  name: python3\n", re.M | re.S)
 _NAMED = re.compile(r"""["']([\w./-]+)["']""")
+_LINK = re.compile(r"<a href=.* download>.*</a>\n*")
 _APART = ("docs", "tests", "runs", "data")
 """Folders that no program of the laboratory imports."""
 
@@ -26,17 +31,76 @@ _APART = ("docs", "tests", "runs", "data")
 def setup(app: Any) -> dict[str, bool]:
   """Connects the hook, behind that of `docs.pages`."""
   app.connect("source-read", add_key, priority=900)
+  app.connect("build-finished", write_files)
   return {"parallel_read_safe": False}
 
 
 def add_key(app: Any, docname: str, content: list[str]) -> None:
   """Adds the digest of what a notebook depends on to its kernel."""
-  del app, docname
+  del app
   text = content[0]
   if found := _KERNEL.match(text):
     kernel = f"kernelspec:\n  {{name: python3, display_name: {key(text)}}}\n"
     head = found[0].partition("kernelspec:")[0]
-    content[0] = head + kernel + text[found.end() :]
+    title, _, body = text[found.end() :].partition("\n# ")
+    heading, _, body = body.partition("\n")
+    root = "../" * docname.count("/")
+    name = docname.rpartition("/")[2]
+    link = f'<a href="{root}notebooks/{name}.ipynb" download>This page as a notebook</a>'
+    content[0] = f"{head}{kernel}{title}\n# {heading}\n\n{link}\n{body}"
+
+
+_SETUP = """\
+# Run this notebook at the root of a checkout in which `make setup` or
+# `pip install ".[lab]"` was run. On Colab (not tried) this cell makes one.
+import sys
+
+if "google.colab" in sys.modules:
+  !git clone --quiet {repository} checkout
+  %cd checkout
+  %pip install --quiet ".[lab]"
+"""
+
+
+def write_files(app: Any, exception: Exception | None) -> None:
+  """Writes notebooks/NAME.ipynb for each notebook of the site."""
+  if exception or app.builder.format != "html":
+    return
+  folder = Path(app.outdir, "notebooks")
+  folder.mkdir(exist_ok=True)
+  for docname in sorted(app.env.found_docs):
+    path = Path(app.outdir).parent / "jupyter_execute" / f"{docname}.ipynb"
+    page = ROOT / "docs" / f"{docname}.md"
+    # The folder may have notebooks of pages that are no longer there.
+    if path.exists() and _KERNEL.match(page.read_text("utf-8")):
+      notebook = json.loads(path.read_text("utf-8"))
+      text = json.dumps(download(notebook, app.config.repository), indent=1)
+      (folder / path.name).write_text(text, "utf-8")
+
+
+def download(notebook: dict[str, Any], repository: str) -> dict[str, Any]:
+  """An executed notebook as readers download it.
+
+  Args:
+    notebook: its content; the outputs are kept.
+    repository: address from which Colab clones the laboratory.
+  """
+  setup = {
+    "cell_type": "code",
+    "execution_count": None,
+    "id": "setup",
+    "metadata": {},
+    "outputs": [],
+    "source": _SETUP.format(repository=repository),
+  }
+  cells = [
+    cell | {"source": _LINK.sub("", "".join(cell["source"]))}
+    for cell in notebook["cells"]
+    if "remove-cell" not in cell["metadata"].get("tags", ())
+  ]
+  kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+  metadata = {"kernelspec": kernel}
+  return notebook | {"cells": [setup, *cells], "metadata": metadata}
 
 
 def key(notebook: str) -> str:

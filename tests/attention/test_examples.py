@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -89,3 +90,21 @@ def test_the_example_runs(name):
   names = {name: getattr(attention, name)} | arrays
   out = jax.eval_shape(lambda: eval(code, names))
   assert (out.shape, out.dtype) == (X.shape, X.dtype)
+
+
+def options(function):
+  """The names of all arguments, also those of a TypedDict of keywords."""
+  for name, parameter in inspect.signature(function).parameters.items():
+    if parameter.kind is parameter.VAR_KEYWORD:
+      [keywords] = typing.get_args(typing.get_type_hints(function)[name])
+      yield from typing.get_type_hints(keywords)
+    else:
+      yield name
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_has_a_line_of_its_own(name):
+  function = getattr(attention, name)
+  args = inspect.getdoc(function).partition("\nArgs:\n")[2]
+  lines = re.findall(r"^  (\w+): ", args.partition("\n\n")[0], re.MULTILINE)
+  assert sorted(lines) == sorted(options(function))
