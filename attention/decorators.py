@@ -216,7 +216,7 @@ def _bounded(record: Attention) -> Attention:
   prefill: Any = record.prefill
 
   def size(cache):
-    return cache[0].shape[1] if getattr(cache, "grows", False) else None
+    return cache[0].shape[1] * int(getattr(cache, "grows", False)) or None
 
   def refuse(room, position):
     raise ValueError(

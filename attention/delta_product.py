@@ -16,9 +16,9 @@ from attention.recurrent.recurrence import recurrent_attention
 
 @attention_function
 def delta_product_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T R K H"],
-  value: Float[Array, "B T R K V"],
+  value: Float[Array, "B T R U V"],
   *,
   beta: Float[Array, "B T R N"],
   log_decay: Float[Array, "..."] | None = None,
@@ -78,9 +78,9 @@ def delta_product_attention(
 
 
 def _repeated_writes(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T R K H"],
-  value: Float[Array, "B T R K V"],
+  value: Float[Array, "B T R U V"],
   *,
   log_decay: Float[Array, "..."] | None = None,
   beta: Float[Array, "B T R N"] | None = None,

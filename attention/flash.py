@@ -5,12 +5,12 @@ the attention, and `softmax.kernels` decides whether cuDNN or tokamax serves a c
 """
 
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from jaxtyping import Array, Float
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import attention_factory, attention_function
 from attention.dense import dense
 from attention.mechanism import Attention
 from attention.softmax import kernels, own_logits
@@ -151,7 +151,7 @@ def flash(
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,
   in_parts: InParts = "ring",
-  sinks: bool = False,
+  sinks: bool | Literal["inputs"] = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
 ) -> Attention:
@@ -180,4 +180,4 @@ def flash(
     in_parts=in_parts,
   )
   exact = dense(sinks, logits_soft_cap, forget)
-  return exact._replace(apply=applied("flash", function, own.options))
+  return exact._replace(apply=own.applied("flash", function))

@@ -42,9 +42,9 @@ class LevelState(NamedTuple):
 
 @attention_function
 def log_linear_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   log_decay: Float[Array, "B T N"],
   level_scales: Float[Array, "B T N L"],
@@ -111,6 +111,7 @@ def _recurrence(
   """`log_linear_attention`, also where each device has a shard of the sequence."""
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
+  query = recurrence.for_values(recurrence.for_values(query, key), value)
   batch, length, num_heads, head_dim = query.shape
   is_part, levels = is_sequence_sharded(axis_name), level_scales.shape[3]
   total = length * (jax.lax.axis_size(axis_name) if is_part else 1)

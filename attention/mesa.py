@@ -28,9 +28,9 @@ from attention.recurrent.triangular import decay_to_end, pair_decays
 
 @attention_function
 def mesa_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   log_decay: Float[Array, "B T N"],
   beta: Float[Array, "B T N"],
@@ -109,6 +109,7 @@ def _recurrence(
   **options,
 ) -> Any:
   """`mesa_attention`, also where each device has a shard of the sequence."""
+  query = recurrence.for_values(recurrence.for_values(query, key), value)
   batch, length, num_heads, head_dim = query.shape
   names = "num_iterations", "regularizer", "scale"
   num_iterations, regularizer, scale = (options.pop(name) for name in names)

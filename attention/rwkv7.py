@@ -16,9 +16,9 @@ _LOWEST_DECAY = -(2.718281828459045**-0.5)
 
 @attention_function
 def rwkv7_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   log_decay: Float[Array, "B T N H"],
   removal: Float[Array, "B T N H"],

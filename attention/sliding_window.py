@@ -9,19 +9,24 @@ keys.
 from collections.abc import Sequence
 import dataclasses
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import attention_factory, attention_function
 from attention.dense import attend_to_slots
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
-from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
+from attention.softmax.cache import (
+  DenseCache,
+  forgotten_after,
+  forgotten_since,
+  ring,
+)
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.kernels import Implementation
 from attention.softmax.logits import PLAIN, Logits, WindowOptions
@@ -245,7 +250,7 @@ def sliding_window(
   dilation: int | Sequence[int] = 1,
   block_size: int | None = None,
   implementation: Implementation | None = None,
-  sinks: bool = False,
+  sinks: bool | Literal["inputs"] = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
 ) -> Attention:
@@ -329,22 +334,27 @@ def sliding_window(
     return out, SlidingWindowCache(keys, values, cache.index + 1, forgotten)
 
   def prefill(
-    variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
+    variables,
+    cache,
+    query,
+    key,
+    value,
+    lengths,
+    *,
+    scale=None,
+    log_forget=None,
+    sinks=None,
   ):
-    del variables, query, scale
-    slots = jnp.arange(cache.key.shape[1])[None]
-    last = lengths[:, None] - 1
-    # The latest position of each slot; below 0 if the slot is empty.
-    position = last - (last - slots) % slots.size
-    taken = jnp.clip(position, 0, key.shape[1] - 1)
-    keys, values = (
-      layout.rows_at(x, taken).astype(cache.key.dtype) for x in (key, value)
-    )
+    del variables, query, scale, sinks
     forgotten = cache.forgotten
     if log_forget is not None:
-      sums = forgotten_since(log_forget, lengths)
-      forgotten = layout.rows_at(sums, taken)
-    return SlidingWindowCache(keys, values, lengths, forgotten)
+      forgotten = ring(forgotten, forgotten_since(log_forget, lengths), lengths)
+    return SlidingWindowCache(
+      ring(cache.key, key, lengths),
+      ring(cache.value, value, lengths),
+      lengths,
+      forgotten,
+    )
 
   plain = {"causal", "cross", "mask", "segments", "relative", "dropout"}
   supports = own.supports(plain | {"decode", "global", "sequence"})
@@ -352,7 +362,7 @@ def sliding_window(
     supports -= {"log_forget", "mods"}
   return Attention(
     init=init,
-    apply=applied("sliding_window", function, own.options),
+    apply=own.applied("sliding_window", function),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -1,8 +1,9 @@
 """A layer of a Transformer, for encoders and decoders."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 import math
-from typing import Any
+from typing import Any, cast
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
@@ -23,6 +24,9 @@ from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 
 class Block(nn.Module):
   """A layer: self-attention, optional cross-attention and a feed-forward network.
+
+  A layer may also have a second attention beside self-attention (Falcon-H1), or either
+  sub-layer alone (Nemotron-H).
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
   x + dropout(f(norm(x))) with norm 'pre', x + dropout(norm(f(x))) with 'output',
@@ -55,13 +59,24 @@ class Block(nn.Module):
     config = self.config
     out_scale = 1.0 / math.sqrt(len(self.sublayers) * config.num_layers)
     module_config = config.slot
-    self.self_attention = self.make_attention(
-      self.self_mechanism,
-      self.max_length,
-      module_config if self.is_decoder else module_config.encoder,
-      rotary=config.position == "rotary",
-      out_scale=out_scale,
-    )
+    if module_config.self_attention:
+      self.self_attention = self.make_attention(
+        self.self_mechanism,
+        self.max_length,
+        module_config if self.is_decoder else module_config.encoder,
+        rotary=config.position == "rotary",
+        out_scale=out_scale,
+      )
+    if module_config.second_attention is not None:
+      second = cast(ModelConfig, config.second)
+      self.second_attention = self.make_attention(
+        module_config.second_attention.mechanism,
+        self.max_length,
+        second.slot,
+        dims=second.dims(self.max_length),
+        rotary=second.position == "rotary",
+        out_scale=out_scale,
+      )
     if self.cross_mechanism is not None:
       self.cross_attention = self.make_attention(
         self.cross_mechanism,
@@ -74,6 +89,8 @@ class Block(nn.Module):
       network = Experts if config.mlp.num_experts else Mlp
       self.mlp = network(config, out_scale)
     for name in self.sublayers:
+      if name == "second_attention":
+        continue  # It has the inputs of self-attention.
       is_first = name == "self_attention"
       if (
         module_config.input_norm if is_first else not module_config.shared_norm
@@ -86,10 +103,20 @@ class Block(nn.Module):
   @property
   def sublayers(self) -> tuple[str, ...]:
     """The names of the sub-layers, in order."""
-    has_cross = self.cross_mechanism is not None
-    cross = ("cross_attention",) if has_cross else ()
-    mlp = ("mlp",) if self.config.mlp_features else ()
-    return "self_attention", *cross, *mlp
+    slot = self.config.slot
+    has = {
+      "self_attention": slot.self_attention,
+      "second_attention": slot.second_attention is not None,
+      "cross_attention": self.cross_mechanism is not None,
+      "mlp": self.config.mlp_features > 0,
+    }
+    return tuple(name for name in has if has[name])
+
+  @property
+  def _causal(self) -> tuple[str, ...]:
+    """The sub-layers whose attention is to the layer's own sequence."""
+    names = "self_attention", "second_attention"
+    return tuple(name for name in names if name in self.sublayers)
 
   @nn.nowrap
   def make_attention(
@@ -102,6 +129,7 @@ class Block(nn.Module):
   ) -> MultiHeadAttention:
     """Creates an attention module; its type defaults to that of self-attention."""
     model = self.config
+    options.setdefault("dims", model.dims(max_length))
     if module_type is None:
       module_type = MultiHeadAttention
       if config.global_projections:
@@ -112,7 +140,6 @@ class Block(nn.Module):
         module_type = DisentangledAttention
     return module_type(
       attention=mechanism.build(),
-      dims=model.dims(max_length),
       features=model.features,
       config=config,
       norm_epsilon=model.norm_epsilon,
@@ -138,8 +165,8 @@ class Block(nn.Module):
     """Applies the layer to whole sequences; `call` has options of self-attention."""
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 
-    def attend(x):
-      return self.self_attention(x, deterministic=deterministic, **call)
+    def attend(module, x):
+      return module(x, deterministic=deterministic, **call)
 
     def attend_across(x):
       return self.cross_attention(
@@ -154,7 +181,8 @@ class Block(nn.Module):
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
   ) -> None:
     """Creates the caches for `decode` of up to `max_length` positions."""
-    self.self_attention.start(batch, max_length)
+    for name in self._causal:
+      getattr(self, name).start(batch, max_length)
     if memory is not None:
       self.cross_attention.remember(memory)
 
@@ -177,10 +205,10 @@ class Block(nn.Module):
       **tables: biases of self-attention by distance.
     """
 
-    def attend(x):
+    def attend(module, x):
       if lengths is None:
-        return self.self_attention.decode(x, positions, **tables)
-      return self.self_attention.prefill(x, positions, lengths, **tables)
+        return module.decode(x, positions, **tables)
+      return module.prefill(x, positions, lengths, **tables)
 
     def attend_across(x):
       return self.cross_attention.recall(x, memory_mask)
@@ -190,22 +218,29 @@ class Block(nn.Module):
   def _layer(
     self,
     x: Array,
-    attend: Callable[[Array], Array],
+    attend: Callable[[MultiHeadAttention, Array], Array],
     attend_across: Callable[[Array], Array],
     deterministic: bool,
     **counted: Any,
   ) -> Array:
     """Applies the residual sub-layers in order."""
     kind, module_config = self.config.norm, self.config.slot
+
+    def attend_scaled(name, x):
+      module = getattr(self, name)
+      factor = module.config.input_factor
+      return attend(module, x if factor == 1.0 else factor * x)
+
     functions = {
-      "self_attention": attend,
+      **{x: partial(attend_scaled, x) for x in self._causal},
       "cross_attention": attend_across,
       "mlp": lambda x: self.mlp(x, **counted),
     }
 
     def added(name, x):
       # A sub-layer without a norm has the identity.
-      first = "self_attention" if module_config.shared_norm else name
+      has_first = name == "second_attention" or module_config.shared_norm
+      first = "self_attention" if has_first else name
       norm = getattr(self, f"{first}_norm", lambda x: x)
       out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "sandwich":
@@ -220,11 +255,17 @@ class Block(nn.Module):
       "self_attention": module_config.residual_factors,
       "mlp": self.config.mlp.mlp_residual_factors,
     }
+    if self.config.second is not None:
+      _, new = self.config.second.slot.residual_factors
+      factors["second_attention"] = (1.0, new)
+    inputs = x
     for name in self.sublayers:
       if kind == "residual":
         x = getattr(self, f"{name}_norm")(x)
       own, new = factors.get(name, (1.0, 1.0))
-      out = added(name, x)
+      # A second attention has the inputs of the first.
+      inputs = x if name != "second_attention" else inputs
+      out = added(name, inputs)
       x = (x if own == 1.0 else own * x) + (out if new == 1.0 else new * out)
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)

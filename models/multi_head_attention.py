@@ -29,14 +29,16 @@ Positions = Int[Array | np.ndarray, "B T"]
 Convolve = Callable[[ShortConvolution, Array], Array]
 """Applies a short convolution to a projection: a call, `prefill` or `decode`."""
 
+_grouped_norm = functools.partial(
+  nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
+)
 _NORMS = types.MappingProxyType(
   {
     "rms": nn.RMSNorm,
     "rms_joint": nn.RMSNorm,
     "rms_joint_first": nn.RMSNorm,
-    "rms_grouped": functools.partial(
-      nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
-    ),
+    "rms_grouped": _grouped_norm,
+    "rms_grouped_first": _grouped_norm,
     "rms_from_one": RmsNormFromOne,
     "group": functools.partial(
       nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1)
@@ -395,11 +397,13 @@ class MultiHeadAttention(nn.Module):
       no source or that the mechanism does not project.
     """
     sources, shared = self._latents(sources)
+    query, key, value, _ = self.config.projection_factors
+    factors = {"query": query, "key": key, "value": value}
 
     def heads(name):
       if name not in sources or name not in self.projections:
         return None
-      x = getattr(self, name)(sources[name])
+      x = _scaled(getattr(self, name)(sources[name]), factors[name])
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
       if self.config.projection_activation != "none":
@@ -565,9 +569,8 @@ class MultiHeadAttention(nn.Module):
       out = orthogonal_part(out, value)
     if kind in ("rms", "group", "group_scale"):
       out = self.out_norm(out)
-    if kind == "rms_joint_first":
-      joint = out.reshape(*out.shape[:2], -1)
-      out = self.out_norm(joint).reshape(out.shape)
+    if kind in ("rms_joint_first", "rms_grouped_first"):
+      out = self._normalized(out)
     if gate != "none":
       if self.config.output_gate_rank is not None:
         inputs = self.gate_down(inputs)
@@ -575,16 +578,20 @@ class MultiHeadAttention(nn.Module):
       function = getattr(
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
       )
-      gates = function(self.gate(inputs))
+      factor = self.config.projection_factors[3]
+      gates = function(_scaled(self.gate(inputs), factor))
       out = out * gates.reshape(*out.shape[:3], -1)
-    out = out.reshape(*out.shape[:2], -1)
-    if kind == "rms_joint":
-      out = self.out_norm(out)
-    if kind == "rms_grouped":
-      groups = self.config.num_qk_heads or self.dims.num_heads
-      grouped = out.reshape(*out.shape[:2], groups, -1)
-      out = self.out_norm(grouped).reshape(out.shape)
-    return self.out(out)
+    if kind in ("rms_joint", "rms_grouped"):
+      out = self._normalized(out)
+    return self.out(out.reshape(*out.shape[:2], -1))
+
+  def _normalized(self, out: Float[Array, "B T N V"]) -> Array:
+    """Normalizes the results of all heads together, or of groups of them."""
+    groups = ()
+    if self.config.output_norm.startswith("rms_grouped"):
+      groups = (self.config.num_qk_heads or self.dims.num_heads,)
+    grouped = out.reshape(*out.shape[:2], *groups, -1)
+    return self.out_norm(grouped).reshape(out.shape)
 
 
 def projection_shapes(
@@ -611,6 +618,11 @@ def every_head(
     return query, key
   key = key if key is None else for_values(key, value)
   return for_values(query, value), key
+
+
+def _scaled(x: Array, factor: float) -> Array:
+  """Multiplies x by a factor other than 1."""
+  return x if factor == 1.0 else factor * x
 
 
 def orthogonal_part(

@@ -18,6 +18,7 @@ from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
 from attention.definitions.dsa import dsa_attention, dsa_indexer_loss
 from attention.definitions.flash import flash_attention
+from attention.definitions.gsa import gsa_attention
 from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
 from attention.definitions.linformer import linformer_attention
@@ -37,6 +38,7 @@ from attention.definitions.recurrent import (
   gated_linear_attention,
 )
 from attention.definitions.rg_lru import rg_lru_attention
+from attention.definitions.rwkv6 import rwkv6_attention
 from attention.definitions.rwkv7 import rwkv7_attention
 from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
@@ -58,6 +60,7 @@ __all__ = [
   "dsa_indexer_loss",
   "flash_attention",
   "gated_linear_attention",
+  "gsa_attention",
   "latent_attention",
   "linear_attention",
   "linformer_attention",
@@ -73,6 +76,7 @@ __all__ = [
   "path_attention",
   "performer_attention",
   "rg_lru_attention",
+  "rwkv6_attention",
   "rwkv7_attention",
   "selected_attention",
   "sliding_window_attention",

@@ -1,12 +1,14 @@
 """DeepSeek-V3, arXiv:2412.19437, and V3.2, arXiv:2512.02556: latent attention.
 
-V3.2 also has an indexer, by which each query attends to few keys.
+V3.2 and GLM-5 also have an indexer, by which each query attends to few keys.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 import math
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, cast
 
 from annotated_types import Ge
 import numpy as np
@@ -78,6 +80,38 @@ def describe(
   )
 
 
+_GLM_DEFAULTS = MappingProxyType(
+  {
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "n_group": 1,
+    "topk_group": 1,
+    "index_n_heads": 32,
+  }
+)
+
+
+def describe_glm(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe` for GLM-5, whose defaults are not V3.2's.
+
+  Every layer has an indexer of its own; models of which some reuse the keys that an
+  earlier layer selected are refused.
+  """
+  count = family.size(theirs, "num_hidden_layers")
+  family.only(
+    theirs,
+    indexer_types=["full"] * count,
+    index_topk_pattern="F" * count,
+    index_topk_freq=1,
+  )
+  filled: Any = ChainMap(cast(Any, theirs), dict(_GLM_DEFAULTS))
+  return describe(filled, names, head, has_indexer=True)
+
+
 def sparse_layers(
   theirs: Mapping[str, Any], default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
@@ -142,8 +176,13 @@ def latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
   return AttentionConfig("latent", options)
 
 
-def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with low-rank queries, keys and values."""
+def rows(config: ModelConfig, has_adjacent: bool = False) -> list[Row]:
+  """Implements `Family.rows`: Llama's, with low-rank queries, keys and values.
+
+  Args:
+    config: of the model.
+    has_adjacent: whether the rotated pairs of an indexer are adjacent in files.
+  """
   table = [row for row in llama.rows() if "self_attn" not in row.theirs]
   table += experts.rows(config) + experts.selection_rows(config)
   table += experts.shared_rows("model.layers.{i}.mlp.shared_experts")
@@ -159,7 +198,8 @@ def rows(config: ModelConfig) -> list[Row]:
     # An indexer that replaces another mechanism has no low-rank queries.
     if mechanism.name == "dsa" and "query_rank" in mechanism.options:
       index = f"params/{module}/attention/index"
-      table += _index_rows(theirs, index, mechanism)
+      rotated = shared if has_adjacent else 0
+      table += _index_rows(theirs, index, mechanism, rotated)
   return table
 
 
@@ -209,15 +249,25 @@ def latent_rows(
 
 
 def _index_rows(
-  theirs: str, ours: str, mechanism: AttentionConfig
+  theirs: str, ours: str, mechanism: AttentionConfig, rotated: int
 ) -> list[Row]:
-  """The rows of an indexer, whose rotated features are half of them apart."""
+  """The rows of an indexer; the pairs of its first `rotated` features are adjacent.
+
+  Those of other features are half of them apart.
+  """
   heads = mechanism.options["num_index_heads"]
+  width = mechanism.options["index_dim"]
+  key = rotary.adjacent_pairs(width, rotated, at_end=False)
+  query, split = rotary.adjacent_pairs(width, rotated, False), by_head(heads)
+  by_heads = Layout(
+    lambda x, n: split.read(query.read(x, n)[0].T, n),
+    lambda xs: query.write([split.write(xs).T]),
+  )
   parts = {
-    "wq_b.weight": ("query_kernel", by_head(heads)),
-    "wk.weight": ("key_kernel", family.TRANSPOSED),
-    "k_norm.weight": ("key_scale", family.SAME),
-    "k_norm.bias": ("key_bias", family.SAME),
+    "wq_b.weight": ("query_kernel", by_heads),
+    "wk.weight": ("key_kernel", key),
+    "k_norm.weight": ("key_scale", key),
+    "k_norm.bias": ("key_bias", key),
     "weights_proj.weight": ("weight_kernel", family.TRANSPOSED),
   }
   return [
@@ -287,3 +337,16 @@ DEEPSEEK_V32 = DEEPSEEK_V3._replace(
   },
 )
 """Likewise; each query attends to the keys that an indexer scores highest."""
+
+GLM_MOE_DSA = DEEPSEEK_V32._replace(
+  name="glm_moe_dsa",
+  architectures={"GlmMoeDsaForCausalLM": "tokens"},
+  describe=describe_glm,
+  rows=partial(rows, has_adjacent=True),
+  without_effect={
+    **DEEPSEEK_V32.without_effect,
+    **because("is said by indexer_types", "index_skip_topk_offset"),
+  },
+  unread=(*llama.LLAMA.unread, r"model\.layers\.78\..*"),
+)
+"""GLM-5: V3.2, whose indexers rotate adjacent pairs."""

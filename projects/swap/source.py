@@ -147,6 +147,9 @@ def read(settings: Settings) -> Source:
     for slot in config.attentions
     if slot != "cross_attention"
     for layer in range(len(config.layers(slot)))
+    # A layer may be a feed-forward layer alone.
+    if slot != "decoder_attention"
+    or config.decoder_configs[layer].slot.self_attention
   )
   if max(settings.keep) > len(places):
     raise ConfigError(

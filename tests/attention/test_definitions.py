@@ -50,6 +50,8 @@ by_name = pytest.mark.parametrize(
     "mamba",
     "mlstm",
     "rg_lru",
+    "gsa",
+    "rwkv6",
     "rwkv7",
     "mesa",
     "log_linear",

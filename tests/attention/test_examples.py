@@ -45,6 +45,7 @@ OWN = {
   "log_linear": {"g": DECAY[..., 0], "scales": ones(1, T, N, 9)},
   "linformer": {"e": ones(T, R) / T, "f": ones(T, R) / T},
   "lsh": {"rotations": ones(2, H, 2)},
+  "gsa": {"g": DECAY, "s": 1.0 - jnp.exp(DECAY)},
   "mamba": {
     **dict(zip("cbx", (X, X, X), strict=True)),
     "delta": X**2,
@@ -69,6 +70,7 @@ OWN = {
   "performer": {"w": jnp.eye(H)},
   "selected": {"indices": jnp.arange(T).reshape(1, T, 1, 1) // 64},
   "rg_lru": {"x": X, "log_decay": DECAY, "i": ones(*X.shape)},
+  "rwkv6": {"g": DECAY, "u": ones(N, H)},
   "rwkv7": {"g": DECAY, "a": -X / 4, "b": X / 4},
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
 }

@@ -18,7 +18,10 @@ from tests.models.published.test_equality import (
   loaded,
 )
 
-DEEPSEEK = ("deepseek_v3", "deepseek_v3_full_rank", "deepseek_v32")
+DEEPSEEK = (
+  *("deepseek_v3", "deepseek_v3_full_rank", "deepseek_v32"),
+  "glm_moe_dsa",
+)
 CASES = (*DEEPSEEK, "minimax_m3_text")
 
 
@@ -84,6 +87,33 @@ def test_other_mechanisms_take_its_keys_and_values(case):
     p = models.load_pretrained(FOLDERS[case], attention=attention)
     out = compute(p, inputs)
     assert compared(inputs, out, outputs["float32"]) < 2e-5
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    (
+      {"indexer_types": ["full", "shared", "full"]},
+      "indexer_types: expected [",
+    ),
+    ({"index_topk_pattern": "FSF"}, "index_topk_pattern: expected 'FFF', got"),
+    ({"index_topk_freq": 2}, "index_topk_freq: expected 1, got 2"),
+  ],
+)
+def test_selections_of_several_layers_are_not_read(values, message, tmp_path):
+  message = f"{tmp_path / 'config.json'}: {message}"
+  assert_not_read("glm_moe_dsa", tmp_path, message, **values)
+
+
+def test_defaults_of_glm(tmp_path):
+  """A key that is missing is not that of DeepSeek-V3.2."""
+  kept = loaded("glm_moe_dsa").model.config
+  changed(
+    "glm_moe_dsa", tmp_path, n_group=..., topk_group=..., rms_norm_eps=...
+  )
+  config = models.load_pretrained(tmp_path).model.config
+  assert (config.mlp.expert_groups, config.norm_epsilon) == (1, 1e-5)
+  assert (kept.mlp.expert_groups, kept.norm_epsilon) == (3, 1e-3)
 
 
 @pytest.mark.parametrize(
