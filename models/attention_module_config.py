@@ -120,6 +120,7 @@ class AroundConfig:
     position: 'rotary' or 'none', in a model that has either.
     norm: 'pre', 'output' or 'sandwich', in a model that has one of these.
     num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
+    router_table: as in `MlpConfig`.
 
   These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
   value of the model.
@@ -151,6 +152,7 @@ class AroundConfig:
   rotary_fraction: Fraction | None = None
   rotary_scaling: RotaryScaling | None = None
   num_experts: Whole | None = None
+  router_table: Whole | None = None
 
   @property
   def changes(self) -> dict[str, Any]:
@@ -183,6 +185,10 @@ class SlotConfig:
       `latent_rank` numbers have none, nor has the query with `latent_rank`.
     out_bias: whether the output projection has a bias; None is `attention_bias`
       (Qwen2 differs).
+    out_groups: the results of this many groups of heads are projected to `out_rank`
+      numbers each, from which the output is projected (DeepSeek-V4); None projects
+      the output from the results.
+    out_rank: only with `out_groups`.
     projection_activation: activation of projected queries, keys and values
       (MiniMax-01), after the short convolution, or 'none'.
     attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
@@ -211,6 +217,10 @@ class SlotConfig:
       arXiv:2603.09078): y − (y·v)v / |v|².
     global_projections: whether the tokens of `global_indices` have separate
       projections (Longformer).
+    streams: n residual streams of a decoder (`models.hyper_connections`); 1 is one
+      that each sub-layer reads and adds to.
+    stream_steps: Sinkhorn's iterations for the matrix that mixes them.
+    stream_epsilon: ε in these.
     residual_factors: α and β of a layer's self-attention f: x becomes α·x + β·f(x).
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
     shared_norm: whether the feed-forward layer takes the normalized inputs of
@@ -241,6 +251,8 @@ class SlotConfig:
   shared_key_dim: Count | None = None
   attention_bias: bool = False
   out_bias: bool | None = None
+  out_groups: Count | None = None
+  out_rank: Count | None = None
   projection_activation: ProjectionActivation = "none"
   attention_scale: Positive | None = None
   query_key_norm: QueryKeyNorm = "none"
@@ -253,6 +265,9 @@ class SlotConfig:
   output_gate_rank: Count | None = None
   exclusive: bool = False
   global_projections: bool = False
+  streams: Count = 1
+  stream_steps: Count = 20
+  stream_epsilon: Annotated[float, Ge(0)] = 1e-6
   residual_factors: Factors = (1.0, 1.0)
   input_norm: bool = True
   shared_norm: bool = False
@@ -287,6 +302,14 @@ class SlotConfig:
         "shared_key_dim: expected it with latent_rank, and only then, got "
         f"{self.shared_key_dim} with latent_rank {self.latent_rank}"
       )
+    if (self.out_groups is None) != (self.out_rank is None):
+      raise ValueError(
+        "out_rank: expected it with out_groups, and only then, got "
+        f"{self.out_rank} with out_groups {self.out_groups}"
+      )
+    if self.streams == 1:
+      fields = "stream_steps", "stream_epsilon"
+      check_unread(self, fields, "streams is 1")
     is_default = self.short_convolution_activation == "silu"
     if not (self.short_convolution or is_default):
       raise ValueError(
@@ -323,4 +346,6 @@ class SlotConfig:
       query_rank=None,
       latent_rank=None,
       shared_key_dim=None,
+      out_groups=None,
+      out_rank=None,
     )
