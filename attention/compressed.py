@@ -50,6 +50,7 @@ def compressed_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
   return_lse: bool = False,
 ) -> Output:
   """Each query attends to a window of keys and to the entries of closed windows.
@@ -79,6 +80,8 @@ def compressed_attention(
     sinks: a logit of each head that takes weight and has no value.
     mask: key mask, `[B, 1, 1, T]`; entries are those of the unmasked positions.
     is_causal: must be True, because an entry depends on its whole window.
+    block_size: C, the number of queries that are scored at a time; None is the
+      platform's choice.
 
   Other options: as `flash_attention`.
 
@@ -95,7 +98,8 @@ def compressed_attention(
   A model rotates queries and keys before, and entry i as position i·m. DeepSeek-V4 also
   rotates the last features of `out` back, as those of its values are rotated.
 
-  Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0.
+  Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0; the indexer
+  is that of DeepSeek-V3.2, arXiv:2512.02556.
   """
   if not is_causal:
     raise ValueError(
@@ -121,20 +125,21 @@ def compressed_attention(
     window=(window - 1, 0),
     mask=mask,
     scale=scale,
+    block_size=block_size,
     return_lse=True,
   )
   closed = positions_seen(keep, query.shape[:2]) // stride
   out, lse = near
   if count:
     values = entries if entry_values is None else entry_values
-    far = _far(query, (entries, values), closed, index, scale)
+    far = _far(query, (entries, values), closed, index, scale, block_size)
     out, lse = merge(near, far)
   if sinks is not None:
     out, lse = with_sinks(out, lse, sinks)
   return (out, lse) if return_lse else out
 
 
-def _far(query, entries, closed, index, scale):
+def _far(query, entries, closed, index, scale, block_size):
   """(out, lse) over entries; `closed [B, T]` of them count for a query."""
   index_query, index_key, index_weight, top_k = index
   count, heads = entries[0].shape[1], 0
@@ -156,7 +161,9 @@ def _far(query, entries, closed, index, scale):
 
   batch, length = query.shape[:2]
   row_bytes = 4 * batch * count * (heads + 1)
-  return chunk_map(attend, backend.rows_at_once(row_bytes, length), rows)
+  if block_size is None:
+    block_size = backend.rows_at_once(row_bytes, length)
+  return chunk_map(attend, block_size, rows)
 
 
 _OWN = "window", "stride", "entries", "entry_values", "top_k", "sinks"

@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
@@ -30,12 +32,12 @@ def describe(
 ) -> Described:
   """Implements `Family.describe`."""
   width = family.size(theirs, "head_dim", 512)
-  share = family.number(theirs, "partial_rotary_factor", 0.125)
-  rotated = int(width * share)
+  rotated = family.size(theirs, "qk_rope_head_dim", max(width // 8, 1))
+  share = family.number(theirs, "partial_rotary_factor", rotated / width)
   family.only(
     theirs,
     num_key_value_heads=1,
-    qk_rope_head_dim=rotated,
+    qk_rope_head_dim=int(width * share),
     rms_norm_eps=1e-6,
     n_shared_experts=1,
     norm_topk_prob=True,
@@ -154,7 +156,7 @@ def _positions(
   length = family.size(theirs, "max_position_embeddings")
   given = {"rope_parameters": sets, "max_position_embeddings": length}
   fields = {}
-  for kind in _ROTARY:
+  for kind in thetas:
     fields[kind] = rotary.choices(given, _ROTARY, kind)
     scaling = fields[kind]["rotary_scaling"]
     factor = scaling.options.get("attention_factor") if scaling else None
@@ -227,8 +229,13 @@ def _attention(
     ),
     *family.linear(f"{theirs}.wo_b", f"{module}/out"),
   ]
-  if mechanism.name != "compressed":
-    return table
+  # Another one has its own sizes.
+  if mechanism.name != "compressed" or not rotated:
+    # Every head of another mechanism starts with the keys and values that all shared.
+    both = (f"params/{module}/{name}/kernel" for name in ("value", "key"))
+    start = _copied(config.num_heads, pairs)
+    row = Row(f"{theirs}.wkv.weight", tuple(both), start, is_start=True)
+    return [*table, row]
   series = 2 if "top_k" in options else 1
   table += [
     Row(f"{theirs}.wkv.weight", (f"{own}/kv_kernel",), pairs),
@@ -276,6 +283,14 @@ def _by_head(heads: int, pairs: Layout) -> Layout:
       pairs.read(x, n)[0].reshape(x.shape[1], heads, len(x) // heads)
     ],
     lambda xs: pairs.write([xs[0].reshape(len(xs[0]), -1)]),
+  )
+
+
+def _copied(heads: int, pairs: Layout) -> Layout:
+  """The layout of a Linear of one head, of which all heads of ours are copies."""
+  return Layout(
+    lambda x, n: [np.tile(pairs.read(x, 1)[0], heads)] * n,
+    lambda xs: pairs.write([xs[0][:, : xs[0].shape[1] // heads]]),
   )
 
 

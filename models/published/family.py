@@ -87,12 +87,15 @@ class Row(NamedTuple):
     layout: how the tensor is laid out in the variables.
     index: along the first axis of the variables, of which the tensor is one element,
       such as the kernel of one expert; None is the whole.
+    is_start: whether the variables only start as the tensor says and have more
+      numbers, so that files that are written have them by our own names too.
   """
 
   theirs: str
   ours: tuple[str, ...]
   layout: Layout = SAME
   index: int | None = None
+  is_start: bool = False
 
   def of_layer(self, i: int) -> "Row":
     """Returns the row of layer i."""

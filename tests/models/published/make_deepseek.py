@@ -168,7 +168,6 @@ CASES = {
       {"sliding_window": 3},
       {"index_topk": 1},
       {"index_topk": 30},
-      {"layer_types": [V4_TYPES[x] for x in (2, 1, 2, 2)]},
       {"routed_scaling_factor": 0.6},
       {"scoring_func": "sigmoid"},
       {"swiglu_limit": 10.0},

@@ -19,7 +19,7 @@ from tests.models.published.test_equality import (
 )
 
 DEEPSEEK = ("deepseek_v3", "deepseek_v3_full_rank", "deepseek_v32")
-CASES = (*DEEPSEEK, "minimax_m3_text")
+CASES = (*DEEPSEEK, "deepseek_v4", "minimax_m3_text")
 
 
 def on_the_left(inputs):
