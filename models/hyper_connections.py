@@ -46,9 +46,11 @@ class HyperConnection(nn.Module):
     def divided(x, axis):
       return x / (jnp.sum(x, axis=axis, keepdims=True) + epsilon)
 
+    def step(_, x):
+      return divided(divided(x, -1), -2)
+
     mixed = divided(mixed, -2)
-    for _ in range(slot.stream_steps - 1):
-      mixed = divided(divided(mixed, -1), -2)
+    mixed = jax.lax.fori_loop(0, slot.stream_steps - 1, step, mixed)
     own = jnp.einsum("btn,btnf->btf", read, streams).astype(dtype)
 
     def merged(out):
