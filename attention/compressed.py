@@ -384,23 +384,20 @@ def compressed(
     return jnp.sum(losses) / jnp.maximum(jnp.sum(shown), 1)
 
   def init_cache(variables, batch, max_length, dims, dtype):
-    del variables
-    head_dim, exact = dims.head_dim, jnp.float32
+    widths = (
+      [dims.features] if query_rank is None else [dims.features, query_rank]
+    )
+    inputs = (jax.ShapeDtypeStruct((batch, 1, x), dtype) for x in widths)
+    arrays = jax.eval_shape(gates, variables, *inputs)
     count = -(-max_length // step) if stride else 0
-    shapes = {
-      "entry_rows": ((series, head_dim), dtype),
-      "entry_gates": ((series, head_dim), exact),
-      "rotation": ((1, rotated(head_dim)), exact),
-      "index_rows": ((series, index_dim), exact),
-      "index_gates": ((series, index_dim), exact),
-    }
+    exact = jnp.zeros((batch, count, index_dim), jnp.float32)
     return pooling.CompressedCache(
-      jnp.zeros((batch, count, head_dim), dtype),
-      None if top_k is None else jnp.zeros((batch, count, index_dim), exact),
-      jnp.zeros((batch, min(window, max_length), head_dim), dtype),
+      jnp.zeros((batch, count, dims.head_dim), dtype),
+      None if top_k is None else exact,
+      jnp.zeros((batch, min(window, max_length), dims.head_dim), dtype),
       {
-        name: jnp.zeros((batch, series * step, *shape), kind)
-        for name, (shape, kind) in shapes.items()
+        name: jnp.zeros((batch, series * step, *x.shape[2:]), x.dtype)
+        for name, x in arrays.items()
         if name in pooled
       },
       jnp.zeros((batch,), jnp.int32),

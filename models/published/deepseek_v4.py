@@ -13,11 +13,9 @@ from models.published import deepseek, experts, family, llama, rotary
 from models.published.family import TRANSPOSED, Described, Layout, Row
 from models.published.keys import because
 
-NEAR, SPARSE, HEAVY = (
-  *("sliding_attention", "compressed_sparse_attention"),
-  "heavily_compressed_attention",
-)
-_STRIDES = MappingProxyType({SPARSE: 4, HEAVY: 128})
+_SPARSE = "compressed_sparse_attention"
+_HEAVY = "heavily_compressed_attention"
+_STRIDES = MappingProxyType({_SPARSE: 4, _HEAVY: 128})
 _ROTARY: rotary.LayerTypes = dict.fromkeys(
   ("main", "compress"),
   rotary.Rotary(theta=(), default=None, share=(), whole=0.125, scaled=False),
@@ -32,12 +30,13 @@ def describe(
 ) -> Described:
   """Implements `Family.describe`."""
   width = family.size(theirs, "head_dim", 512)
-  rotated = family.size(theirs, "qk_rope_head_dim", max(width // 8, 1))
-  share = family.number(theirs, "partial_rotary_factor", rotated / width)
+  share = family.size(theirs, "qk_rope_head_dim", max(width // 8, 1)) / width
+  share = family.number(theirs, "partial_rotary_factor", share)
+  rotated = int(width * share)
   family.only(
     theirs,
     num_key_value_heads=1,
-    qk_rope_head_dim=int(width * share),
+    qk_rope_head_dim=rotated,
     rms_norm_eps=1e-6,
     n_shared_experts=1,
     norm_topk_prob=True,
@@ -47,25 +46,20 @@ def describe(
   if theirs.get("quantization_config"):
     raise ValueError(
       "quantization_config: FP8 tensors are not read here; load the folder in "
-      "transformers with dequantize=True, and save it"
+      "transformers with FineGrainedFP8Config(dequantize=True), and save it"
     )
   count = family.size(theirs, "num_hidden_layers")
-  kinds = _types(theirs, "layer_types", (NEAR, SPARSE, HEAVY))
+  kinds = family.per_layer(theirs, "layer_types", (llama.NEAR, _SPARSE, _HEAVY))
   if kinds is None:
-    kinds = [HEAVY if i < 2 or i % 2 == 0 else SPARSE for i in range(count)]
-  routers = _types(theirs, "mlp_layer_types", ("hash_moe", "moe"))
+    kinds = [_HEAVY if i < 2 or i % 2 == 0 else _SPARSE for i in range(count)]
+  routers = family.per_layer(theirs, "mlp_layer_types", ("hash_moe", "moe"))
   if routers is None:
     routers = ["hash_moe" if i < 3 else "moe" for i in range(count)]
   strides = family.value(theirs, "compress_rates", dict[str, int], _STRIDES)
   positions = _positions(theirs, share)
-  vocab_size, rank = (
-    family.size(theirs, "vocab_size"),
-    family.size(theirs, "q_lora_rank", 1024),
-  )
-  window = {
-    "window": family.size(theirs, "sliding_window", 128),
-    "rotary_dim": rotated,
-  }
+  rank = family.size(theirs, "q_lora_rank", 1024)
+  near = family.size(theirs, "sliding_window", 128)
+  window = {"window": near, "rotary_dim": rotated}
   index = {
     "top_k": family.size(theirs, "index_topk", 512),
     "num_index_heads": family.size(theirs, "index_n_heads", 64),
@@ -74,17 +68,18 @@ def describe(
   }
 
   def mechanism(kind):
-    options = index if kind == SPARSE else {}
-    if kind != NEAR and strides.get(kind, 0) < 1:
+    if kind == llama.NEAR:
+      return AttentionConfig("compressed", {**window, "stride": 0})
+    if (stride := strides.get(kind, 0)) < 1:
       raise ValueError(
         f"compress_rates: expected a number above 0 for {kind}, got {strides}"
       )
-    stride = 0 if kind == NEAR else strides[kind]
-    return AttentionConfig(
-      "compressed", {**window, "stride": stride, **options}
-    )
+    options = index if kind == _SPARSE else {}
+    own = {**window, "stride": stride, **options}
+    return AttentionConfig("compressed", own)
 
   experts_width = family.size(theirs, "moe_intermediate_size", 2048)
+  vocab_size = family.size(theirs, "vocab_size")
   scores = family.choice(theirs, "scoring_func", _SCORES, "sqrtsoftplus")
   return llama.describe(
     theirs,
@@ -112,24 +107,11 @@ def describe(
     decoder_around=tuple(
       AroundConfig(
         router_table=vocab_size if router == "hash_moe" else 0,
-        **positions["main" if kind == NEAR else "compress"],
+        **positions["main" if kind == llama.NEAR else "compress"],
       )
       for kind, router in zip(kinds, routers, strict=True)
     ),
   )
-
-
-def _types(theirs, name, known):
-  """The type of each layer; None if the file has none."""
-  if theirs.get(name) is None:
-    return None
-  given = family.value(theirs, name, list[str])
-  count = family.size(theirs, "num_hidden_layers")
-  if len(given) != count or not {*given} <= {*known}:
-    raise ValueError(
-      f"{name}: expected {count} of {', '.join(known)}, got {given}"
-    )
-  return given
 
 
 def _positions(

@@ -262,9 +262,9 @@ def value(
 
 
 def per_layer(
-  theirs: Mapping[str, Any], name: str, choices: tuple[Any, Any]
+  theirs: Mapping[str, Any], name: str, choices: tuple[Any, ...]
 ) -> Sequence[Any] | None:
-  """Returns a list with one of two values for each layer; None if the file has none.
+  """Returns a list with one of a few values for each layer; None if the file has none.
 
   Raises:
     ValueError: it has something else, or not one for each layer.
@@ -275,9 +275,9 @@ def per_layer(
   given = value(theirs, name, kind)
   count = size(theirs, "num_hidden_layers")
   if len(given) != count or not {*given} <= {*choices}:
-    one, other = choices
+    known = " and ".join(map(str, choices))
     raise ValueError(
-      f"{name}: expected {count} of {one} and {other}, got {reprlib.repr(given)}"
+      f"{name}: expected {count} of {known}, got {reprlib.repr(given)}"
     )
   return given
 
