@@ -31,7 +31,7 @@ from fla_naive import (
 )
 import torch
 from torch.nn import functional
-from vectors import Draw, Vectors
+from vectors import Draw, Vectors, unit
 
 
 def layer(name: str, **stubs: Any) -> Any:
@@ -250,10 +250,66 @@ def gsa(file: Vectors) -> None:
   )
 
 
+def precond_delta(file: Vectors) -> None:
+  """The rule with decays of heads or channels, and the gates of the layer.
+
+  A state is two arrays, so none is given.
+  """
+  gated = peer("precond_gated_delta_rule")
+  gated = gated.naive_recurrent_precond_gated_delta_rule
+  kda = peer("precond_kda").naive_recurrent_precond_kda
+
+  def by_head(query, key, value, **gates):
+    out, *_ = gated(
+      *(query, key, value, gates["square_decay"], gates["log_decay"]),
+      *(gates["square_rate"], gates["beta"]),
+      log_atk_scale=gates["center"],
+    )
+    return {"out": out}
+
+  def by_channel(query, key, value, **gates):
+    # Its center has the axes of `[B, H, 1]`.
+    out, *_ = kda(
+      *(query, key, value, gates["log_decay"], gates["square_decay"]),
+      *(gates["square_rate"], gates["beta"]),
+      log_atk_scale=gates["center"],
+      x=1.75,
+    )
+    return {"out": out}
+
+  for name, function, channels, options in (
+    ("head", by_head, [], {"normalize_keys": True}),
+    ("channel", by_channel, [H], {"squash": 1.75}),
+  ):
+    draw = Draw(f"precond {name}")
+    given = draw.qkv() | {
+      "beta": draw.uniform(0, 1, 1, T, N),
+      "log_decay": draw.decays(1, T, N, *channels),
+      "square_rate": draw.uniform(0, 1, 1, T, N),
+      "square_decay": draw.decays(1, T, N),
+      "center": draw.normal(N),
+    }
+    if channels:
+      given["key"] = unit(given["key"])
+    file.add(
+      f"precond_delta_{name}",
+      function,
+      witness=(
+        "naive_recurrent_precond_kda"
+        if channels
+        else "naive_recurrent_precond_gated_delta_rule"
+      ),
+      mechanism="precond_delta",
+      function="precond_delta_attention",
+      given=given,
+      options=options,
+    )
+
+
 def main() -> None:
   """Writes the file."""
   file = Vectors("fla_recurrences", "fla-core 0.6.0")
-  for add in (hgrn2, rwkv6, based, gsa):
+  for add in (hgrn2, rwkv6, based, gsa, precond_delta):
     add(file)
   file.write()
 
