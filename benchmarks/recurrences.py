@@ -190,7 +190,7 @@ def _precond_plain(q, k, v, beta, decay, rate, center):
   return _scanned(step, first, q, k, v, beta, decay, rate)
 
 
-FORMS = {
+FORMS: dict[str, dict[str, Callable[..., Any]]] = {
   "hgrn2": {"plain scan": _hgrn2_plain, "ours": _hgrn2_own},
   "rwkv6": {"plain scan": _rwkv6_plain, "ours": _rwkv6_own},
   "gsa": {"plain scan": _gsa_plain, "ours": _gsa_own},
