@@ -55,11 +55,20 @@ def gsa_attention(
   for each head. Everything is float32 for inputs of any dtype.
 
   Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
     log_decay: g of each slot, at most 0.
     slot_weights: s, what each slot takes of a position; 1 − e^g in the paper.
     initial_state: [K, V] before the first position, X = H+V; None is 0.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1/√H.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
 
-  Other options, results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as `gated_linear_attention`; the state is
   `[B, N, M, H+V]`, or with `num_segments` `[B, G, N, M, H+V]`.
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+2M+V) + M·(H+V)) and 4·T·N·M·log₂ C

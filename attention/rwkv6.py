@@ -43,10 +43,20 @@ def rwkv6_attention(
   float32 for inputs of any dtype.
 
   Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
     log_decay: g, at most 0.
     bonus: u.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1/√H.
+    initial_state: the state before the first position; None is 0.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
 
-  Other options, results and errors: as `gated_linear_attention`. The result of a masked
+  Results and errors: as `gated_linear_attention`. The result of a masked
   position is 0 or what it reads of the state; it has no bonus.
 
   Cost: that of `gated_linear_attention` with decays for each channel.

@@ -23,7 +23,6 @@ ROOT = Path(__file__).parent.parent
 
 _KERNEL = re.compile(r"\A---\n.*?^kernelspec:\n  name: python3\n", re.M | re.S)
 _NAMED = re.compile(r"""["']([\w./-]+)["']""")
-_LINK = re.compile(r"<a href=.* download>.*</a>\n*")
 _APART = ("docs", "tests", "runs", "data")
 """Folders that no program of the laboratory imports."""
 
@@ -31,23 +30,32 @@ _APART = ("docs", "tests", "runs", "data")
 def setup(app: Any) -> dict[str, bool]:
   """Connects the hook, behind that of `docs.pages`."""
   app.connect("source-read", add_key, priority=900)
+  app.connect("html-page-context", add_link)
   app.connect("build-finished", write_files)
   return {"parallel_read_safe": False}
 
 
 def add_key(app: Any, docname: str, content: list[str]) -> None:
   """Adds the digest of what a notebook depends on to its kernel."""
-  del app
+  del app, docname
   text = content[0]
   if found := _KERNEL.match(text):
     kernel = f"kernelspec:\n  {{name: python3, display_name: {key(text)}}}\n"
     head = found[0].partition("kernelspec:")[0]
-    title, _, body = text[found.end() :].partition("\n# ")
-    heading, _, body = body.partition("\n")
-    root = "../" * docname.count("/")
-    name = docname.rpartition("/")[2]
-    link = f'<a href="{root}notebooks/{name}.ipynb" download>This page as a notebook</a>'
-    content[0] = f"{head}{kernel}{title}\n# {heading}\n\n{link}\n{body}"
+    content[0] = head + kernel + text[found.end() :]
+
+
+def add_link(
+  app: Any, pagename: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+  """Adds a link to the file of a notebook below the heading of its page."""
+  del app, template
+  page = ROOT / "docs" / f"{pagename}.md"
+  if doctree and page.is_file() and _KERNEL.match(page.read_text("utf-8")):
+    root, name = "../" * pagename.count("/"), page.stem
+    link = f'<a href="{root}notebooks/{name}.ipynb" download>Download this page as a notebook</a>'
+    heading, end, body = context["body"].partition("</h1>")
+    context["body"] = f"{heading}{end}\n<p>{link}</p>{body}"
 
 
 _SETUP = """\
@@ -94,7 +102,7 @@ def download(notebook: dict[str, Any], repository: str) -> dict[str, Any]:
     "source": _SETUP.format(repository=repository),
   }
   cells = [
-    cell | {"source": _LINK.sub("", "".join(cell["source"]))}
+    cell
     for cell in notebook["cells"]
     if "remove-cell" not in cell["metadata"].get("tags", ())
   ]

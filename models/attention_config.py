@@ -85,7 +85,7 @@ class AttentionConfig:
       for name, parameter in parameters.items()
       if parameter.default is not parameter.empty
     }
-    return defaults | self.options
+    return {**defaults, **self.options}
 
 
 def _by_name(chosen: Any) -> Any:

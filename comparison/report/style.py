@@ -7,7 +7,6 @@ import warnings
 
 import matplotlib
 from matplotlib import colors
-import numpy as np
 
 from attention import ATTENTIONS
 
@@ -83,10 +82,11 @@ def of_rows(
 
 def _mixed(color: str, n: int) -> str:
   """A dark colour mixed with white, or a light one with black."""
-  rgb = np.array(colors.to_rgb(color))
-  is_dark = rgb @ [0.299, 0.587, 0.114] < 0.35
+  red, green, blue = colors.to_rgb(color)
+  end = 1.0 if 0.299 * red + 0.587 * green + 0.114 * blue < 0.35 else 0.0
   share = 0.45 if n % 2 else 0.25
-  return colors.to_hex((1 - share) * rgb + share * (1.0 if is_dark else 0.0))
+  red, green, blue = ((1 - share) * x + share * end for x in (red, green, blue))
+  return colors.to_hex((red, green, blue))
 
 
 @contextlib.contextmanager
