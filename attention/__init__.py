@@ -57,6 +57,11 @@ from attention.delta_rule import (
   kimi_delta,
 )
 from attention.delta_product import delta_product, delta_product_attention
+from attention.precond_delta import (
+  PrecondState,
+  precond_delta,
+  precond_delta_attention,
+)
 from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
@@ -115,6 +120,7 @@ __all__ = [
   "Dims",
   "Logits",
   "MlstmState",
+  "PrecondState",
   "Visible",
   "additive",
   "additive_attention",
@@ -192,6 +198,8 @@ __all__ = [
   "path_attention",
   "performer",
   "performer_attention",
+  "precond_delta",
+  "precond_delta_attention",
   "retention",
   "rg_lru",
   "rg_lru_attention",

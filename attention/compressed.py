@@ -50,6 +50,7 @@ def compressed_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
   return_lse: bool = False,
 ) -> Output:
   """Each query attends to a window of keys and to the entries of closed windows.
@@ -83,6 +84,8 @@ def compressed_attention(
       query, `[B, T, N]`.
     mask: key mask, `[B, 1, 1, T]`; entries are those of the unmasked positions.
     is_causal: must be True, because an entry depends on its whole window.
+    block_size: C, the number of queries that are scored at a time; None is the
+      platform's choice.
     scale: factor of the logits; None is 1/√H.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
@@ -99,7 +102,8 @@ def compressed_attention(
   A model rotates queries and keys before, and entry i as position i·m. DeepSeek-V4 also
   rotates the last features of `out` back, as those of its values are rotated.
 
-  Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0.
+  Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0; the indexer
+  is that of DeepSeek-V3.2, arXiv:2512.02556.
   """
   if not is_causal:
     raise ValueError(
@@ -125,20 +129,21 @@ def compressed_attention(
     window=(window - 1, 0),
     mask=mask,
     scale=scale,
+    block_size=block_size,
     return_lse=True,
   )
   closed = positions_seen(keep, query.shape[:2]) // stride
   out, lse = near
   if count:
     values = entries if entry_values is None else entry_values
-    far = _far(query, (entries, values), closed, index, scale)
+    far = _far(query, (entries, values), closed, index, scale, block_size)
     out, lse = merge(near, far)
   if sinks is not None:
     out, lse = with_sinks(out, lse, sinks)
   return (out, lse) if return_lse else out
 
 
-def _far(query, entries, closed, index, scale):
+def _far(query, entries, closed, index, scale, block_size):
   """(out, lse) over entries; `closed [B, T]` of them count for a query."""
   index_query, index_key, index_weight, top_k = index
   count, heads = entries[0].shape[1], 0
@@ -160,7 +165,9 @@ def _far(query, entries, closed, index, scale):
 
   batch, length = query.shape[:2]
   row_bytes = 4 * batch * count * (heads + 1)
-  return chunk_map(attend, backend.rows_at_once(row_bytes, length), rows)
+  if block_size is None:
+    block_size = backend.rows_at_once(row_bytes, length)
+  return chunk_map(attend, block_size, rows)
 
 
 _OWN = "window", "stride", "entries", "entry_values", "top_k", "sinks"
@@ -381,23 +388,20 @@ def compressed(
     return jnp.sum(losses) / jnp.maximum(jnp.sum(shown), 1)
 
   def init_cache(variables, batch, max_length, dims, dtype):
-    del variables
-    head_dim, exact = dims.head_dim, jnp.float32
+    widths = (
+      [dims.features] if query_rank is None else [dims.features, query_rank]
+    )
+    inputs = (jax.ShapeDtypeStruct((batch, 1, x), dtype) for x in widths)
+    arrays = jax.eval_shape(gates, variables, *inputs)
     count = -(-max_length // step) if stride else 0
-    shapes = {
-      "entry_rows": ((series, head_dim), dtype),
-      "entry_gates": ((series, head_dim), exact),
-      "rotation": ((1, rotated(head_dim)), exact),
-      "index_rows": ((series, index_dim), exact),
-      "index_gates": ((series, index_dim), exact),
-    }
+    exact = jnp.zeros((batch, count, index_dim), jnp.float32)
     return pooling.CompressedCache(
-      jnp.zeros((batch, count, head_dim), dtype),
-      None if top_k is None else jnp.zeros((batch, count, index_dim), exact),
-      jnp.zeros((batch, min(window, max_length), head_dim), dtype),
+      jnp.zeros((batch, count, dims.head_dim), dtype),
+      None if top_k is None else exact,
+      jnp.zeros((batch, min(window, max_length), dims.head_dim), dtype),
       {
-        name: jnp.zeros((batch, series * step, *shape), kind)
-        for name, (shape, kind) in shapes.items()
+        name: jnp.zeros((batch, series * step, *x.shape[2:]), x.dtype)
+        for name, x in arrays.items()
         if name in pooled
       },
       jnp.zeros((batch,), jnp.int32),

@@ -130,15 +130,17 @@ def _recurrence(
 
   def attend(inputs, state, resets=None):
     count = chunks_per_step(inputs[0], size, numbers)
-    return scan(
+    # Two arrays, because a CPU copies the slices of one at each position.
+    state, out = scan(
       functools.partial(_step, count),
       (),
-      state,
+      tuple(jnp.split(state, [head_dim], axis=-1)),
       (*inputs, resets and packing.whole_steps(resets, count)),
       size=size * count,
       is_empty=initial_state is None and not is_part and resets is None,
       position=_position if resets is None else None,
     )
+    return jnp.concatenate(state, axis=-1), out
 
   inputs = query, slots, value, log_decay
   if packed is None:
@@ -155,13 +157,15 @@ def _recurrence(
 def _position(params, state, inputs):
   """One position `[B, N, ·]`, as written in the paper."""
   del params
-  query, slots, value, log_decay, _ = inputs
-  state = jnp.exp(log_decay)[..., None] * state
-  state += slots[..., None] * value[..., None, :]
-  head_dim = query.shape[-1]
-  logits = jnp.einsum("bnmh,bnh->bnm", state[..., :head_dim], query)
-  weights = jax.nn.softmax(logits)
-  return state, jnp.einsum("bnm,bnmv->bnv", weights, state[..., head_dim:])
+  query, slots, both, log_decay, _ = inputs
+  decay = jnp.exp(log_decay)[..., None]
+  written = jnp.split(both[..., None, :], [query.shape[-1]], axis=-1)
+  keys, values = (
+    decay * x + slots[..., None] * new
+    for x, new in zip(state, written, strict=True)
+  )
+  weights = jax.nn.softmax(jnp.einsum("bnmh,bnh->bnm", keys, query))
+  return (keys, values), jnp.einsum("bnm,bnmv->bnv", weights, values)
 
 
 def _step(count, params, state, inputs):
@@ -176,7 +180,8 @@ def _step(count, params, state, inputs):
   after, before = jnp.swapaxes(slots * to_end, -2, -1) @ both, None
   if state is not None:
     factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
-    first = jnp.zeros_like(factor[:, :, :1]), state[:, :, None]
+    state = jnp.concatenate(state, axis=-1)[:, :, None]
+    first = jnp.zeros_like(factor[:, :, :1]), state
     resets = packing.head_resets(resets, factor)
     own = factor, after
     _, before = chunk_prefixes(recurrence.joined, first, own, resets)
@@ -194,7 +199,7 @@ def _step(count, params, state, inputs):
   out = recurrence.unchunked(out)
   if resets is not None:
     out = packing.with_states(out, after)
-  return after[:, :, -1], out
+  return tuple(jnp.split(after[:, :, -1], [head_dim], axis=-1)), out
 
 
 @attention_factory

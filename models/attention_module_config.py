@@ -126,6 +126,7 @@ class AroundConfig:
     norm: 'pre', 'output' or 'sandwich', in a model that has one of these.
     mlp_features: width inside the feed-forward layer; 0 is no such layer.
     num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
+    router_table: as in `MlpConfig`.
 
   These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
   value of the model.
@@ -162,6 +163,7 @@ class AroundConfig:
   self_attention: bool | None = None
   mlp_features: Whole | None = None
   num_experts: Whole | None = None
+  router_table: Whole | None = None
 
   @property
   def changes(self) -> dict[str, Any]:
@@ -216,6 +218,10 @@ class SlotConfig:
     input_factor: factor of the inputs of self-attention (Falcon-H1).
     projection_factors: factors of projected queries, keys, values and output gates
       (Falcon-H1), before the short convolution.
+    out_groups: the results of this many groups of heads are projected to `out_rank`
+      numbers each, from which the output is projected (DeepSeek-V4); None projects
+      the output from the results.
+    out_rank: only with `out_groups`.
     projection_activation: activation of projected queries, keys and values
       (MiniMax-01), after the short convolution, or 'none'.
     attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
@@ -248,6 +254,10 @@ class SlotConfig:
     self_attention: whether a layer has self-attention; without it, it is a feed-forward
       layer alone (Nemotron-H), and does not use its mechanism.
     second_attention: a second mechanism beside it; None is none.
+    streams: n residual streams of a decoder (`models.hyper_connections`); 1 is one
+      that each sub-layer reads and adds to.
+    stream_steps: Sinkhorn's iterations for the matrix that mixes them.
+    stream_epsilon: ε in these.
     residual_factors: α and β of a layer's self-attention f: x becomes α·x + β·f(x).
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
     shared_norm: whether the feed-forward layer takes the normalized inputs of
@@ -280,6 +290,8 @@ class SlotConfig:
   out_bias: bool | None = None
   input_factor: float = 1.0
   projection_factors: ProjectionFactors = (1.0, 1.0, 1.0, 1.0)
+  out_groups: Count | None = None
+  out_rank: Count | None = None
   projection_activation: ProjectionActivation = "none"
   attention_scale: Positive | None = None
   query_key_norm: QueryKeyNorm = "none"
@@ -294,6 +306,9 @@ class SlotConfig:
   global_projections: bool = False
   self_attention: bool = True
   second_attention: SecondAttention | None = None
+  streams: Count = 1
+  stream_steps: Count = 20
+  stream_epsilon: Annotated[float, Ge(0)] = 1e-6
   residual_factors: Factors = (1.0, 1.0)
   input_norm: bool = True
   shared_norm: bool = False
@@ -328,6 +343,14 @@ class SlotConfig:
         "shared_key_dim: expected it with latent_rank, and only then, got "
         f"{self.shared_key_dim} with latent_rank {self.latent_rank}"
       )
+    if (self.out_groups is None) != (self.out_rank is None):
+      raise ValueError(
+        "out_rank: expected it with out_groups, and only then, got "
+        f"{self.out_rank} with out_groups {self.out_groups}"
+      )
+    if self.streams == 1:
+      fields = "stream_steps", "stream_epsilon"
+      check_unread(self, fields, "streams is 1")
     is_default = self.short_convolution_activation == "silu"
     if not (self.short_convolution or is_default):
       raise ValueError(
@@ -364,4 +387,6 @@ class SlotConfig:
       query_rank=None,
       latent_rank=None,
       shared_key_dim=None,
+      out_groups=None,
+      out_rank=None,
     )

@@ -18,6 +18,7 @@ from models.attention_module_variants import (
 )
 from models.config import ModelConfig
 from models.experts import Experts
+from models.hyper_connections import HyperConnection
 from models.mlp import Mlp
 from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 
@@ -98,6 +99,8 @@ class Block(nn.Module):
         setattr(self, f"{name}_norm", config.make_norm())
       if config.norm == "sandwich":
         setattr(self, f"{name}_out_norm", config.make_norm())
+      if module_config.streams > 1:
+        setattr(self, f"{name}_streams", HyperConnection(config))
     self.dropout = nn.Dropout(config.dropout_rate)
 
   @property
@@ -152,7 +155,7 @@ class Block(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, "B T F"],
+    x: Float[Array, "B T *F"],
     memory: Float[Array, "B S F"] | None = None,
     *,
     positions: Int[Array | np.ndarray, "1 T"],
@@ -160,9 +163,13 @@ class Block(nn.Module):
     memory_mask: Bool[Array, "B 1 1 S"] | None = None,
     is_causal: bool = False,
     deterministic: bool = True,
+    ids: Int[Array, "B T"] | None = None,
     **call: Any,
-  ) -> Float[Array, "B T F"]:
-    """Applies the layer to whole sequences; `call` has options of self-attention."""
+  ) -> Float[Array, "B T *F"]:
+    """Applies the layer to whole sequences; `call` has options of self-attention.
+
+    With several residual streams `x` and the result are `[B, T, n, F]`.
+    """
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 
     def attend(module, x):
@@ -175,7 +182,12 @@ class Block(nn.Module):
 
     # Padding does not count in the load-balance loss of experts.
     counted = {"mask": mask} if self.config.mlp.num_experts else {}
+    counted |= self._ids(ids)
     return self._layer(x, attend, attend_across, deterministic, **counted)
+
+  def _ids(self, ids):
+    """The ids, if they choose the experts."""
+    return {"ids": ids} if self.config.mlp.router_table else {}
 
   def start(
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
@@ -188,12 +200,13 @@ class Block(nn.Module):
 
   def decode(
     self,
-    x: Float[Array, "B P F"],
+    x: Float[Array, "B P *F"],
     positions: Int[Array | np.ndarray, "*B P"],
     memory_mask: Bool[Array, "B 1 1 S"] | None,
     lengths: Int[Array, "B"] | None = None,
+    ids: Int[Array, "B P"] | None = None,
     **tables: Float[Array, "N D"],
-  ) -> Float[Array, "B P F"]:
+  ) -> Float[Array, "B P *F"]:
     """Applies the layer to the next position, or to the first ones of a sequence.
 
     Args:
@@ -202,6 +215,7 @@ class Block(nn.Module):
       memory_mask: `[B, 1, 1, S]`, the visible positions of the memory.
       lengths: `[B]`, how many of the first positions enter the cache; None for the
         next position.
+      ids: `[B, P]`, for a router's table.
       **tables: biases of self-attention by distance.
     """
 
@@ -213,7 +227,8 @@ class Block(nn.Module):
     def attend_across(x):
       return self.cross_attention.recall(x, memory_mask)
 
-    return self._layer(x, attend, attend_across, deterministic=True)
+    ids_of = self._ids(ids)
+    return self._layer(x, attend, attend_across, deterministic=True, **ids_of)
 
   def _layer(
     self,
@@ -260,6 +275,10 @@ class Block(nn.Module):
       factors["second_attention"] = (1.0, new)
     inputs = x
     for name in self.sublayers:
+      if module_config.streams > 1:
+        own, merged = getattr(self, f"{name}_streams")(x)
+        x = merged(added(name, own))
+        continue
       if kind == "residual":
         x = getattr(self, f"{name}_norm")(x)
       own, new = factors.get(name, (1.0, 1.0))

@@ -389,6 +389,11 @@ class ModelConfig:
         f"num_kv_heads: expected a divisor of num_heads {heads}, got "
         f"{self.num_kv_heads}"
       )
+    groups = self.slot.out_groups
+    if groups and heads % groups:
+      raise ValueError(
+        f"out_groups: expected a divisor of num_heads {heads}, got {groups}"
+      )
     if shared and (heads % shared or self.kv_heads != heads):
       raise ValueError(
         f"num_qk_heads: expected a divisor of num_heads {heads}, without "
@@ -452,7 +457,14 @@ class ModelConfig:
       check_unread(self.slot, ("residual_factors",), "parallel is True")
       check_unread(self.mlp, ("mlp_residual_factors",), "parallel is True")
       check(self, "norm", self.norm != "residual", "another with parallel")
+    if self.slot.streams > 1:
+      check(self, "norm", self.norm == "pre", "'pre' with streams")
+      check(self, "parallel", not self.parallel, "False with streams")
+      check_unread(self.slot, ("residual_factors",), "there are streams")
+      check_unread(self.mlp, ("mlp_residual_factors",), "there are streams")
     if self.layout != "decoder":
+      check_unread(self.slot, ("streams",), is_kind)
+      check_unread(self.mlp, ("router_table",), is_kind)
       check_unread(self, ("decoder_around",), is_kind)
       check_unread(self.embedding, ("position_skips_masked",), is_kind)
     if self.kind not in KINDS:

@@ -30,7 +30,11 @@ class MlpConfig:
       (DeepSeekMoE); 0 is none.
     shared_gate: whether its result is multiplied by the sigmoid of a projection of
       the inputs to one number (Qwen2-MoE).
-    router_scores: 'softmax' of the router's logits (Switch), or 'sigmoid' (DeepSeek-V3).
+    router_scores: 'softmax' of the router's logits (Switch), 'sigmoid' (DeepSeek-V3) or
+      'sqrt_softplus', its square root (DeepSeek-V4).
+    router_table: the experts of a token are not chosen by scores but are the row of
+      its id in a constant table of this many ids (hash layers, arXiv:2106.04426); 0 is
+      no table.
     router_bias: whether the router's logits have a bias.
     selection_bias: whether a constant is added to the scores for the choice alone
       (DeepSeek-V3); the weights of the results do not contain it.
@@ -58,7 +62,8 @@ class MlpConfig:
   expert_latent_features: Count | None = None
   shared_features: Whole = 0
   shared_gate: bool = False
-  router_scores: Literal["softmax", "sigmoid"] = "softmax"
+  router_scores: Literal["softmax", "sigmoid", "sqrt_softplus"] = "softmax"
+  router_table: Whole = 0
   router_bias: bool = False
   selection_bias: bool = False
   expert_groups: Count = 1

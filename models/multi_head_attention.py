@@ -187,6 +187,16 @@ class MultiHeadAttention(nn.Module):
         "exclusive: expected a mechanism with values of the model, not one that "
         "makes its own"
       )
+    if config.out_groups is not None:
+      width = dims.num_heads * dims.values // config.out_groups
+      self.out_down = self.param(
+        "out_down",
+        nn.initializers.variance_scaling(
+          1.0, "fan_in", "truncated_normal", batch_axis=(0,)
+        ),
+        (config.out_groups, width, config.out_rank),
+        self.param_dtype,
+      )
     scale, out_bias = self.out_scale, self.config.out_bias
     self.out = self.projection(self.features, kernel_init(scale), out_bias)
     self.mechanism = mechanism_variables(self, self.attention, dims)
@@ -526,7 +536,8 @@ class MultiHeadAttention(nn.Module):
       key = gates["shared_key"][:, :, None]
       self._check_pairs(key.shape[-1])
       gates["shared_key"] = self._rotate(key, positions)[:, :, 0]
-    for name in gates.keys() & {"index_query_rotary", "index_key_rotary"}:
+    rotated = {"index_query_rotary", "index_key_rotary", "rotation"}
+    for name in gates.keys() & rotated:
       # Of these features, all are rotated.
       gates[name] = self._rotate(gates[name], positions, fraction=1.0)
     return gates
@@ -537,8 +548,11 @@ class MultiHeadAttention(nn.Module):
     if "own_keys" not in self.attention.supports:
       return self.config.shared_key_dim
     gates = cast(Callable[..., Any], self.attention.gates)
-    inputs = jax.ShapeDtypeStruct((1, 1, self.dims.features), jnp.float32)
-    made = jax.eval_shape(gates, self.mechanism, inputs)
+    widths = [self.dims.features]
+    if self.attention.reads_query_inputs:
+      widths.append(cast(int, self.config.query_rank))
+    inputs = (jax.ShapeDtypeStruct((1, 1, x), jnp.float32) for x in widths)
+    made = jax.eval_shape(gates, self.mechanism, *inputs)
     width = made["shared_key"].shape[-1] if "shared_key" in made else 0
     self._check_pairs(width)
     return width
@@ -583,7 +597,13 @@ class MultiHeadAttention(nn.Module):
       out = out * gates.reshape(*out.shape[:3], -1)
     if kind in ("rms_joint", "rms_grouped"):
       out = self._normalized(out)
-    return self.out(out.reshape(*out.shape[:2], -1))
+    out = out.reshape(*out.shape[:2], -1)
+    if self.config.out_groups is not None:
+      groups = out.reshape(*out.shape[:2], self.config.out_groups, -1)
+      kernel = self.out_down.astype(out.dtype)
+      out = jnp.einsum("btgd,gdr->btgr", groups, kernel)
+      out = out.reshape(*out.shape[:2], -1)
+    return self.out(out)
 
   def _normalized(self, out: Float[Array, "B T N V"]) -> Array:
     """Normalizes the results of all heads together, or of groups of them."""

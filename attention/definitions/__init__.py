@@ -33,6 +33,7 @@ from attention.definitions.nsa import nsa_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.path import path_attention
 from attention.definitions.performer import performer_attention
+from attention.definitions.precond_delta import precond_delta_attention
 from attention.definitions.recurrent import (
   delta_rule_attention,
   gated_linear_attention,
@@ -75,6 +76,7 @@ __all__ = [
   "nystrom_attention",
   "path_attention",
   "performer_attention",
+  "precond_delta_attention",
   "rg_lru_attention",
   "rwkv6_attention",
   "rwkv7_attention",

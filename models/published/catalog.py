@@ -34,6 +34,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "deepseek_v3": "models.published.deepseek:DEEPSEEK_V3",
       "deepseek_v32": "models.published.deepseek:DEEPSEEK_V32",
       "glm_moe_dsa": "models.published.deepseek:GLM_MOE_DSA",
+      "deepseek_v4": "models.published.deepseek_v4:DEEPSEEK_V4",
       "kimi_linear": "models.published.kimi_linear:KIMI_LINEAR",
       "smollm3": "models.published.smollm3:SMOLLM3",
       "phi3": "models.published.phi3:PHI3",

@@ -12,7 +12,7 @@ from tests.attention.calls import draw, random_mask
 from tests.attention.forms import KINDS, RECURRENT, SIZES
 
 # A block or chunk of these is part of what they compute.
-OWN = ("bigbird", "lsh", "moba", "nsa", "compressed")
+OWN = ("bigbird", "lsh", "moba", "nsa")
 DIMS, QKV = Dims(4, 2, 8, 23, 16), draw(23)
 MASK = random_mask(2, 1, 1, 23, share=0.8)
 NAMES = [name for name in ATTENTIONS if name not in (*OWN, *RECURRENT)]

@@ -51,6 +51,7 @@ by_name = pytest.mark.parametrize(
     "mlstm",
     "rg_lru",
     "gsa",
+    "precond_delta",
     "rwkv6",
     "rwkv7",
     "mesa",

@@ -70,6 +70,10 @@ OWN = {
   "performer": {"w": jnp.eye(H)},
   "selected": {"indices": jnp.arange(T).reshape(1, T, 1, 1) // 64},
   "rg_lru": {"x": X, "log_decay": DECAY, "i": ones(*X.shape)},
+  "precond_delta": {
+    **{"b": ones(1, T, N), "g": DECAY, "r": ones(1, T, N)},
+    **{"a": DECAY[..., 0], "c": jnp.zeros(N)},
+  },
   "rwkv6": {"g": DECAY, "u": ones(N, H)},
   "rwkv7": {"g": DECAY, "a": -X / 4, "b": X / 4},
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},

@@ -31,7 +31,7 @@ from fla_naive import (
 )
 import torch
 from torch.nn import functional
-from vectors import Draw, Vectors
+from vectors import Draw, Vectors, unit
 
 
 def layer(name: str, **stubs: Any) -> Any:
@@ -43,7 +43,7 @@ def layer(name: str, **stubs: Any) -> Any:
     *("fla", "fla.layers", "fla.layers.utils", "fla.modules", "fla.ops"),
     *("fla.modules.activations", "fla.modules.layernorm"),
     *("fla.modules.token_shift", "fla.modules.feature_map"),
-    *(f"fla.ops.{x}" for x in ("gla", "rwkv6", "gsa")),
+    *(f"fla.ops.{x}" for x in ("gla", "gsa", "precond_gated_delta_rule")),
   )
   with mock.patch.dict(sys.modules, {x: mock.MagicMock() for x in imported}):
     spec.loader.exec_module(module)
@@ -250,10 +250,119 @@ def gsa(file: Vectors) -> None:
   )
 
 
+def precond_delta(file: Vectors) -> None:
+  """The rule with decays of heads or channels, and the gates of the layer.
+
+  A state is two arrays, so none is given.
+  """
+  gated = peer("precond_gated_delta_rule")
+  gated = gated.naive_recurrent_precond_gated_delta_rule
+  kda = peer("precond_kda").naive_recurrent_precond_kda
+
+  def by_head(query, key, value, **gates):
+    out, *_ = gated(
+      *(query, key, value, gates["square_decay"], gates["log_decay"]),
+      *(gates["square_rate"], gates["beta"]),
+      log_atk_scale=gates["center"],
+    )
+    return {"out": out}
+
+  def by_channel(query, key, value, **gates):
+    # Its center has the axes of `[B, H, 1]`.
+    out, *_ = kda(
+      *(query, key, value, gates["log_decay"], gates["square_decay"]),
+      *(gates["square_rate"], gates["beta"]),
+      log_atk_scale=gates["center"],
+      x=1.75,
+    )
+    return {"out": out}
+
+  for name, function, channels, options in (
+    ("head", by_head, [], {"normalize_keys": True}),
+    ("channel", by_channel, [H], {"squash": 1.75}),
+  ):
+    draw = Draw(f"precond {name}")
+    given = draw.qkv() | {
+      "beta": draw.uniform(0, 1, 1, T, N),
+      "log_decay": draw.decays(1, T, N, *channels),
+      "square_rate": draw.uniform(0, 1, 1, T, N),
+      "square_decay": draw.decays(1, T, N),
+      "center": draw.normal(N),
+    }
+    if channels:
+      given["key"] = unit(given["key"])
+    file.add(
+      f"precond_delta_{name}",
+      function,
+      witness=(
+        "naive_recurrent_precond_kda"
+        if channels
+        else "naive_recurrent_precond_gated_delta_rule"
+      ),
+      mechanism="precond_delta",
+      function="precond_delta_attention",
+      given=given,
+      options=options,
+    )
+
+  activations = types.SimpleNamespace(
+    silu=lambda x: x, softplus=functional.softplus
+  )
+  forward = layer(
+    "precond_gated_deltanet",
+    F=activations,
+    naive_recurrent_precond_gated_delta_rule=gated,
+    unpad_hidden_states=lambda x, *rest: (x, None, None),
+    repad_hidden_states=lambda x, *rest: x,
+    get_layer_cache=lambda *rest: None,
+  ).PrecondGatedDeltaNet.forward
+
+  def with_gates(query, key, value, inputs, **params):
+    p = {name.removeprefix("params/"): x for name, x in params.items()}
+    own = mock.MagicMock(
+      **{"mode": "naive", "training": True, "use_short_conv": False},
+      **{"use_gate": False, "allow_neg_eigval": False},
+      **{"head_k_dim": H, "head_v_dim": V, "squash_x": 1.5, "squash_eps": 1e-6},
+      **{"A_log": p["log_rate"], "A_log_atk": p["square_log_rate"]},
+      **{"dt_bias": p["step_bias"], "dt_bias_atk": p["square_step_bias"]},
+      log_atk_scale=p["center"],
+    )
+    flat = [x.flatten(2) for x in (query, key, value)]
+    own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in flat)
+    own.b_proj, own.a_proj, own.b_atk_proj, own.a_atk_proj = (
+      (lambda x, name=name: x @ p[name])
+      for name in (
+        *("rate_kernel", "step_kernel"),
+        *("square_rate_kernel", "square_step_kernel"),
+      )
+    )
+    own.o_norm = own.o_proj = lambda x: x
+    return {"out": forward(own, inputs)[0].unflatten(-1, (N, V))}
+
+  draw, features = Draw("precond gates"), 6
+  given = draw.qkv() | {"inputs": draw.normal(1, T, features)}
+  given["params/center"] = draw.normal(N)
+  for prefix in ("", "square_"):
+    given |= {
+      f"params/{prefix}rate_kernel": draw.normal(features, N),
+      f"params/{prefix}step_kernel": draw.normal(features, N),
+      f"params/{prefix}step_bias": draw.normal(N) - 2.0,
+      f"params/{prefix}log_rate": draw.normal(N),
+    }
+  file.add(
+    "precond_delta_gates",
+    with_gates,
+    witness="layers.precond_gated_deltanet.PrecondGatedDeltaNet",
+    mechanism="precond_delta",
+    function="precond_delta",
+    given=given,
+  )
+
+
 def main() -> None:
   """Writes the file."""
   file = Vectors("fla_recurrences", "fla-core 0.6.0")
-  for add in (hgrn2, rwkv6, based, gsa):
+  for add in (hgrn2, rwkv6, based, gsa, precond_delta):
     add(file)
   file.write()
 
