@@ -67,6 +67,9 @@ def precond_delta_attention(
   written, and is read as it is. Everything is float32 for inputs of any dtype.
 
   Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
     beta: β, from 0 to 1.
     log_decay: g, at most 0: `[B, T, N]` or `[B, T, N, H]`.
     square_rate: r, at least 0.
@@ -76,8 +79,13 @@ def precond_delta_attention(
     epsilon: ε.
     normalize_keys: as in `delta_rule_attention`.
     initial_state: the `PrecondState` before the first position; None is 0.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the output; None is 1/√H.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    return_state: whether to return the last state as well.
 
-  Other options, results and errors: as `gated_linear_attention`; the state is a
+  Results and errors: as `gated_linear_attention`; the state is a
   `PrecondState`.
 
   Cost: that of `delta_rule_attention`; the squares take time and memory B·T·N·H.

@@ -178,8 +178,7 @@ def test_every_section_has_its_picture_and_is_small():
 def test_a_section_cites_and_links_what_its_code_does(name):
   section, function = _SECTION[name], _fast(name)
   cited = _papers(section)
-  # DeepSeek-V4 is described in a report that arXiv does not have.
-  assert cited or name == "compressed"
+  assert cited
   assert cited <= _papers(function.__doc__)
   folder = _ROOT / "attention" / "definitions"
   own = name if (folder / f"{name}.py").exists() else "recurrent"
