@@ -1,6 +1,6 @@
 """A layer of a Transformer, for encoders and decoders."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 import math
 from typing import Any, cast
@@ -20,6 +20,9 @@ from models.config import ModelConfig
 from models.experts import Experts
 from models.mlp import Mlp
 from models.multi_head_attention import MultiHeadAttention, apply_mechanism
+
+Gates = Mapping[str, Array]
+"""The gates of a mechanism, computed from the inputs of its layer."""
 
 
 class Block(nn.Module):
@@ -160,13 +163,21 @@ class Block(nn.Module):
     memory_mask: Bool[Array, "B 1 1 S"] | None = None,
     is_causal: bool = False,
     deterministic: bool = True,
+    carried: Gates | None = None,
     **call: Any,
-  ) -> Float[Array, "B T F"]:
-    """Applies the layer to whole sequences; `call` has options of self-attention."""
+  ) -> Any:
+    """Applies the layer to whole sequences; `call` has options of self-attention.
+
+    With `carried`, the gates of the nearest layer before, it also returns those for the
+    next layer.
+    """
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 
+    made = None if carried is None else dict(carried)
+
     def attend(module, x):
-      return module(x, deterministic=deterministic, **call)
+      gates = self._gates(module, x, positions, made)
+      return module(x, deterministic=deterministic, gates=gates, **call)
 
     def attend_across(x):
       return self.cross_attention(
@@ -175,7 +186,8 @@ class Block(nn.Module):
 
     # Padding does not count in the load-balance loss of experts.
     counted = {"mask": mask} if self.config.mlp.num_experts else {}
-    return self._layer(x, attend, attend_across, deterministic, **counted)
+    x = self._layer(x, attend, attend_across, deterministic, **counted)
+    return x if carried is None else (x, made)
 
   def start(
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
@@ -192,8 +204,9 @@ class Block(nn.Module):
     positions: Int[Array | np.ndarray, "*B P"],
     memory_mask: Bool[Array, "B 1 1 S"] | None,
     lengths: Int[Array, "B"] | None = None,
+    carried: Gates | None = None,
     **tables: Float[Array, "N D"],
-  ) -> Float[Array, "B P F"]:
+  ) -> Any:
     """Applies the layer to the next position, or to the first ones of a sequence.
 
     Args:
@@ -202,18 +215,43 @@ class Block(nn.Module):
       memory_mask: `[B, 1, 1, S]`, the visible positions of the memory.
       lengths: `[B]`, how many of the first positions enter the cache; None for the
         next position.
+      carried: as in a call.
       **tables: biases of self-attention by distance.
     """
+    made = None if carried is None else dict(carried)
 
     def attend(module, x):
+      gates = self._gates(module, x, positions, made)
       if lengths is None:
-        return module.decode(x, positions, **tables)
-      return module.prefill(x, positions, lengths, **tables)
+        return module.decode(x, positions, gates, **tables)
+      return module.prefill(x, positions, lengths, gates, **tables)
 
     def attend_across(x):
       return self.cross_attention.recall(x, memory_mask)
 
-    return self._layer(x, attend, attend_across, deterministic=True)
+    x = self._layer(x, attend, attend_across, deterministic=True)
+    return x if carried is None else (x, made)
+
+  def _gates(
+    self,
+    module: MultiHeadAttention,
+    x: Array,
+    positions: Any,
+    made: dict[str, Array] | None,
+  ) -> Gates | None:
+    """The gates of a module; those that self-attention makes enter `made`.
+
+    None leaves them to the module.
+    """
+    if made is None:
+      return None
+    if module.attention.shares_gates:
+      return made
+    gates = module.make_gates(x, positions)
+    if gates and module.name == "self_attention":
+      made.clear()
+      made.update(gates)
+    return gates
 
   def _layer(
     self,
@@ -280,12 +318,22 @@ def apply_layers(
   **call: Any,
 ) -> Float[Array, "B T F"]:
   """Applies layers to whole sequences, with rematerialization as `remat` says."""
+  blocks = list(blocks)
+  carried = first_gates(blocks)
 
-  def layer(block, *arrays):
-    return block(*arrays, **call)
+  def layer(block, carried, *arrays):
+    return block(*arrays, carried=carried, **call)
 
   if remat == "block":
     layer = nn.remat(layer)
   for block in blocks:
-    x = layer(block, x, *memory)
+    x = layer(block, carried, x, *memory)
+    if carried is not None:
+      x, carried = x
   return x
+
+
+def first_gates(blocks: Iterable[Any]) -> Gates | None:
+  """Returns what the first layer gets as `carried`: None if no layer takes gates."""
+  takes_any = any(block.self_mechanism.build().shares_gates for block in blocks)
+  return {} if takes_any else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from attention import alibi_bias, t5_bias
 from models import tables
-from models.block import Block, apply_layers
+from models.block import Block, apply_layers, first_gates
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.kind import Sizes
@@ -275,8 +275,11 @@ class Transformer(nn.Module):
     mask = self.get_variable("memory", "mask")
     x = self._read(inputs, positions, **embedded)
     tables = self._relative_tables("decoder")
+    carried = first_gates(self.decoder)
     for block in self.decoder:
-      x = block.decode(x, positions, mask, lengths, **tables)
+      x = block.decode(x, positions, mask, lengths, carried, **tables)
+      if carried is not None:
+        x, carried = x
     return x
 
   @nn.nowrap
