@@ -113,7 +113,9 @@ def retention(implementation: Implementation | None = None) -> Attention:
     An `Attention` without variables, causal only, with the cache of `gated_linear`.
 
   The paper's model also has `position='rotary'`, `output_norm='group'` and
-  `output_gate='silu'`. Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
+  `output_gate='silu'`. The paper divides each row of decays by the square root of its
+  sum, and each result by max(|Σ weights|, 1); the group norm removes both factors, up to
+  its ε, so they are omitted. Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
   """
 
   def log_decay(num_heads):
@@ -151,9 +153,10 @@ def lightning(
     ValueError: `depth` is below 0 or above 1, or `slopes` is unknown.
 
   The paper's model also has `output_norm='rms_joint_first'` and `output_gate='sigmoid'`,
-  and seven such layers for each layer of exact attention. Departs from it in one point: only
-  `short_convolution` or `projection_activation` of the attention module applies the SiLU
-  to queries, keys and values. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
+  and seven such layers for each layer of exact attention. Departs from it in two points:
+  only `short_convolution` or `projection_activation` of the attention module applies the
+  SiLU to queries, keys and values, and queries are divided by √H unless a call sets the
+  scale. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
   """
   if not 0.0 <= depth <= 1.0:
     raise ValueError(f"depth: expected 0 to 1, got {depth!r}")

@@ -85,7 +85,9 @@ def mesa_attention(
   `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
   Gradients are those of the exact solution: the iterations are not differentiated.
-  Instead, conjugate gradients solve the system again with another right-hand side.
+  Instead, conjugate gradients solve the system again with another right-hand side. The
+  iterations start at 0; the authors' start at q / diag(S_kk + λ), so the two differ until
+  they converge.
 
   Cost, with I iterations and C = `scan.CHUNK`: time T·N·(H+C)·(I·H + V), with
   gradients about four times that; memory B·T·N·(H+V), with gradients also one state
@@ -253,7 +255,9 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
     ValueError: `num_iterations` is below 1, or `min_regularizer` not in [0, 1).
 
   Its model also has `short_convolution`, whose SiLU is the paper's, and
-  `output_norm='rms'`. Paper: arXiv:2506.05233.
+  `output_norm='rms'`. Departs from the paper in two points: `short_convolution`
+  convolves values, too, and e^g is not multiplied by 1 − (1 − 0.9975) β², as in the
+  paper's experiments. Paper: arXiv:2506.05233, section 2, equations 4 to 8.
   """
   if not 0.0 <= min_regularizer < 1.0:
     raise ValueError(

@@ -224,6 +224,8 @@ def nsa(
   Raises:
     ValueError: an argument is not a positive int, `num_blocks` is below 3, or
       `stride` does not divide `compress_size` and `block_size`.
+
+  Departs from its paper in g, which an MLP computes there.
   """
   sizes = compress_size, stride, block_size, num_blocks
   _check_sizes(

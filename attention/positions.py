@@ -238,8 +238,8 @@ def rotary_frequencies(
       above 0. LongRoPE, which has a number for every pair, is not supported.
 
   Papers: RoFormer, arXiv:2104.09864; position interpolation, arXiv:2306.15595;
-  Llama 3, section 3.4.3, arXiv:2407.21783, and its code; YaRN, section 3,
-  arXiv:2309.00071.
+  the code of Llama 3, whose section 3.4.2 is on long contexts, arXiv:2407.21783; YaRN,
+  section 3, arXiv:2309.00071.
   """
   options = {"rope_type": "default", **(scaling or {})}
   rope_type = options.pop("rope_type")

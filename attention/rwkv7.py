@@ -115,17 +115,18 @@ def rwkv7(
   Raises:
     ValueError: `rank` is not a positive int.
 
-  The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Three
+  The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Four
   points differ from the paper: `short_convolution` replaces the token shift, values are
-  not mixed with those of the first layer, and the bonus ρ is added before the group
-  norm.
+  not mixed with those of the first layer, the bonus ρ is added before the group norm,
+  and w₀ starts from −5.5 to 0.5 over the channels of each head. In the authors' code, it
+  rises over the channels of all heads, and varies by 2.5 up and down within each head.
   Paper: arXiv:2503.14456, section 4.
   """
 
   def init(key, dims):
     keys = jax.random.split(key, 4)
     heads = dims.num_heads, dims.head_dim
-    # From fast to slow over the channels of a head, as in the paper's code.
+    # From slow to fast decays over the channels of a head.
     steps = jnp.linspace(0.0, 1.0, dims.head_dim)
     bias = jnp.broadcast_to((6.0 * steps - 5.5)[None], heads)
     return {

@@ -1,6 +1,6 @@
 """A layer of a Transformer, for encoders and decoders."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 import math
 from typing import Any, cast
@@ -21,6 +21,9 @@ from models.experts import Experts
 from models.hyper_connections import HyperConnection
 from models.mlp import Mlp
 from models.multi_head_attention import MultiHeadAttention, apply_mechanism
+
+Gates = Mapping[str, Array]
+"""The gates of a mechanism, computed from the inputs of its layer."""
 
 
 class Block(nn.Module):
@@ -164,16 +167,21 @@ class Block(nn.Module):
     is_causal: bool = False,
     deterministic: bool = True,
     ids: Int[Array, "B T"] | None = None,
+    carried: Gates | None = None,
     **call: Any,
-  ) -> Float[Array, "B T *F"]:
+  ) -> Any:
     """Applies the layer to whole sequences; `call` has options of self-attention.
 
-    With several residual streams `x` and the result are `[B, T, n, F]`.
+    With several residual streams `x` and the result are `[B, T, n, F]`. With `carried`,
+    the gates of the nearest layer before, it also returns those for the next layer.
     """
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 
+    made = None if carried is None else dict(carried)
+
     def attend(module, x):
-      return module(x, deterministic=deterministic, **call)
+      gates = self._gates(module, x, positions, made)
+      return module(x, deterministic=deterministic, gates=gates, **call)
 
     def attend_across(x):
       return self.cross_attention(
@@ -183,7 +191,8 @@ class Block(nn.Module):
     # Padding does not count in the load-balance loss of experts.
     counted = {"mask": mask} if self.config.mlp.num_experts else {}
     counted |= self._ids(ids)
-    return self._layer(x, attend, attend_across, deterministic, **counted)
+    x = self._layer(x, attend, attend_across, deterministic, **counted)
+    return x if carried is None else (x, made)
 
   def _ids(self, ids):
     """The ids, if they choose the experts."""
@@ -205,8 +214,9 @@ class Block(nn.Module):
     memory_mask: Bool[Array, "B 1 1 S"] | None,
     lengths: Int[Array, "B"] | None = None,
     ids: Int[Array, "B P"] | None = None,
+    carried: Gates | None = None,
     **tables: Float[Array, "N D"],
-  ) -> Float[Array, "B P *F"]:
+  ) -> Any:
     """Applies the layer to the next position, or to the first ones of a sequence.
 
     Args:
@@ -216,19 +226,44 @@ class Block(nn.Module):
       lengths: `[B]`, how many of the first positions enter the cache; None for the
         next position.
       ids: `[B, P]`, for a router's table.
+      carried: as in a call.
       **tables: biases of self-attention by distance.
     """
+    made = None if carried is None else dict(carried)
 
     def attend(module, x):
+      gates = self._gates(module, x, positions, made)
       if lengths is None:
-        return module.decode(x, positions, **tables)
-      return module.prefill(x, positions, lengths, **tables)
+        return module.decode(x, positions, gates, **tables)
+      return module.prefill(x, positions, lengths, gates, **tables)
 
     def attend_across(x):
       return self.cross_attention.recall(x, memory_mask)
 
     ids_of = self._ids(ids)
-    return self._layer(x, attend, attend_across, deterministic=True, **ids_of)
+    x = self._layer(x, attend, attend_across, deterministic=True, **ids_of)
+    return x if carried is None else (x, made)
+
+  def _gates(
+    self,
+    module: MultiHeadAttention,
+    x: Array,
+    positions: Any,
+    made: dict[str, Array] | None,
+  ) -> Gates | None:
+    """The gates of a module; those that self-attention makes enter `made`.
+
+    None leaves them to the module.
+    """
+    if made is None:
+      return None
+    if module.attention.shares_gates:
+      return made
+    gates = module.make_gates(x, positions)
+    if gates and module.name == "self_attention":
+      made.clear()
+      made.update(gates)
+    return gates
 
   def _layer(
     self,
@@ -299,12 +334,22 @@ def apply_layers(
   **call: Any,
 ) -> Float[Array, "B T F"]:
   """Applies layers to whole sequences, with rematerialization as `remat` says."""
+  blocks = list(blocks)
+  carried = first_gates(blocks)
 
-  def layer(block, *arrays):
-    return block(*arrays, **call)
+  def layer(block, carried, *arrays):
+    return block(*arrays, carried=carried, **call)
 
   if remat == "block":
     layer = nn.remat(layer)
   for block in blocks:
-    x = layer(block, x, *memory)
+    x = layer(block, carried, x, *memory)
+    if carried is not None:
+      x, carried = x
   return x
+
+
+def first_gates(blocks: Iterable[Any]) -> Gates | None:
+  """Returns what the first layer gets as `carried`: None if no layer takes gates."""
+  takes_any = any(block.self_mechanism.build().shares_gates for block in blocks)
+  return {} if takes_any else None

@@ -208,6 +208,7 @@ class MultiHeadAttention(nn.Module):
     *,
     positions: Positions | None = None,
     deterministic: bool = True,
+    gates: Mapping[str, Array] | None = None,
     **call: Any,
   ) -> Float[Array, "B T F"]:
     """Attends from `inputs` to `memory`, or to `inputs` if that is None.
@@ -217,6 +218,7 @@ class MultiHeadAttention(nn.Module):
       memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
       deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
+      gates: of the mechanism; None makes them of the inputs.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: options of the mechanism.
 
     Raises:
@@ -232,14 +234,15 @@ class MultiHeadAttention(nn.Module):
     # The gates come first. The gradients of query, key and value are then added to
     # each other before that of the gates, so devices along 'tensor' exchange only one
     # sum.
-    gates = self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
     query, key, value = self.project(sources, convolve)
     query, key = self.prepare(query, key, positions)
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
     call = self.options(inputs, call)
-    self._sow(query, key, value, call | gates)
+    self._sow(query, key, value, {**call, **gates})
     out = self.attend(
       self, query, key, value, inputs=inputs, gates=gates, **call
     )
@@ -294,13 +297,15 @@ class MultiHeadAttention(nn.Module):
     inputs: Float[Array, "B P F"],
     positions: Positions,
     lengths: Int[Array, "B"],
+    gates: Mapping[str, Array] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
     """Attends causally over P positions; the first `lengths` enter 'cache'."""
     arrays = self._qkv(
       inputs, positions, lambda convolution, x: convolution.prefill(x, lengths)
     )
-    gates = self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
     call = self.options(inputs, tables)
     out = self.attend(
       self, *arrays, inputs=inputs, gates=gates, is_causal=True, **call
@@ -334,13 +339,16 @@ class MultiHeadAttention(nn.Module):
     self,
     inputs: Float[Array, "B 1 F"],
     positions: Positions,
+    gates: Mapping[str, Array] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
     """Attends from the next position to those in 'cache', which it enters."""
     decode = cast(Callable[..., Any], self.attention.decode)
     arrays = self._qkv(inputs, positions, ShortConvolution.decode)
     call = self.options(inputs, tables)
-    call |= self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
+    call |= gates
     cache = self.get_variable("cache", "attention")
     out, cache = decode(self.mechanism, cache, *arrays, **call)
     self.put_variable("cache", "attention", cache)
@@ -524,8 +532,10 @@ class MultiHeadAttention(nn.Module):
       return x
     return jnp.repeat(x, self.dims.num_heads // shared, axis=2)
 
-  def _gates(self, inputs, positions):
-    """The mechanism's gates, computed from the inputs, with its shared key rotated."""
+  def make_gates(
+    self, inputs: Float[Array, "B T F"], positions: Positions | None
+  ) -> dict[str, Array]:
+    """Computes the mechanism's gates from the inputs, with its shared key rotated."""
     if self.attention.gates is None:
       return {}
     arrays = (inputs,)

@@ -94,8 +94,8 @@ class OwnLogits(NamedTuple):
           f"{lengths[1]}; sinks that are computed from inputs are for self-attention"
         )
       mask = call.get("mask")
-      by_key = (1, 1), (1, query.shape[1])
-      if mask is not None and getattr(mask, "shape", ())[2:] in by_key:
+      shape = getattr(mask, "shape", ())
+      if mask is not None and shape[2:] in ((1, 1), (1, query.shape[1])):
         sinks = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), sinks, 0.0)
       return function(query, key, value, sinks=sinks, **call)
 

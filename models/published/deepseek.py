@@ -7,6 +7,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 import math
+import reprlib
 from types import MappingProxyType
 from typing import Annotated, Any, cast
 
@@ -26,8 +27,17 @@ def describe(
   names: Collection[str],
   head: str,
   has_indexer: bool = False,
+  own_indexers: Sequence[bool] = (),
 ) -> Described:
-  """Implements `Family.describe`; `has_indexer` says whether it is V3.2."""
+  """Implements `Family.describe`.
+
+  Args:
+    theirs: `config.json`.
+    names: of its tensors.
+    head: ours.
+    has_indexer: whether it is V3.2.
+    own_indexers: whether each layer has an indexer of its own; empty is all.
+  """
   heads = family.size(theirs, "num_attention_heads")
   rank = family.size(theirs, "kv_lora_rank", 512)
   shared = family.size(theirs, "qk_rope_head_dim", 64)
@@ -47,7 +57,7 @@ def describe(
     mlp_bias=False,
   )
   has_bias = family.flag(theirs, "attention_bias", False)
-  mechanism = latent(rank, shared, has_bias)
+  mechanism: Any = latent(rank, shared, has_bias)
   if has_indexer:
     count = family.size(theirs, "num_hidden_layers")
     family.only(theirs, layer_types=["indexed_attention"] * count)
@@ -60,6 +70,9 @@ def describe(
       "index_rotary_dim": shared,
     }
     mechanism = AttentionConfig("dsa", options)
+    if not all(own_indexers):
+      without = AttentionConfig("dsa", {**options, "has_indexer": False})
+      mechanism = tuple(mechanism if x else without for x in own_indexers)
   positions = rotary.choices(theirs)
   return llama.describe(
     theirs,
@@ -98,18 +111,33 @@ def describe_glm(
 ) -> Described:
   """Implements `Family.describe` for GLM-5, whose defaults are not V3.2's.
 
-  Every layer has an indexer of its own; models of which some reuse the keys that an
-  earlier layer selected are refused.
+  Some layers reuse the keys that an earlier layer selected.
   """
-  count = family.size(theirs, "num_hidden_layers")
-  family.only(
-    theirs,
-    indexer_types=["full"] * count,
-    index_topk_pattern="F" * count,
-    index_topk_freq=1,
-  )
   filled: Any = ChainMap(cast(Any, theirs), dict(_GLM_DEFAULTS))
-  return describe(filled, names, head, has_indexer=True)
+  return describe(
+    filled, names, head, has_indexer=True, own_indexers=_own_indexers(theirs)
+  )
+
+
+def _own_indexers(theirs: Mapping[str, Any]) -> list[bool]:
+  """Whether each layer has an indexer: by a list, a pattern, or every so many layers."""
+  count = family.size(theirs, "num_hidden_layers")
+  name, pattern = "indexer_types", "index_topk_pattern"
+  if theirs.get(name) is None and theirs.get(pattern) is not None:
+    name = pattern
+  if theirs.get(name) is None:
+    every = max(family.value(theirs, "index_topk_freq", int, 1), 1)
+    first = family.value(theirs, "index_skip_topk_offset", int, 2)
+    return [max(i - first + 1, 0) % every == 0 for i in range(count)]
+  given = family.value(theirs, name, str | list[str])
+  words = {"F": True, "S": False, "full": True, "shared": False}
+  own = [words.get(kind) for kind in given]
+  if len(own) != count or None in own or not own[0]:
+    raise ValueError(
+      f"{name}: expected {count} of full and shared, the first full, got "
+      f"{reprlib.repr(given)}"
+    )
+  return [is_own is True for is_own in own]
 
 
 def sparse_layers(
@@ -345,8 +373,11 @@ GLM_MOE_DSA = DEEPSEEK_V32._replace(
   rows=partial(rows, has_adjacent=True),
   without_effect={
     **DEEPSEEK_V32.without_effect,
-    **because("is said by indexer_types", "index_skip_topk_offset"),
+    **because(
+      "is said by indexer_types",
+      "index_topk_pattern index_topk_freq index_skip_topk_offset",
+    ),
   },
   unread=(*llama.LLAMA.unread, r"model\.layers\.78\..*"),
 )
-"""GLM-5: V3.2, whose indexers rotate adjacent pairs."""
+"""GLM-5: V3.2, whose indexers rotate adjacent pairs and may serve several layers."""

@@ -135,7 +135,9 @@ CASES = {
     "GlmMoeDsaForCausalLM",
     V3
     | {
-      "mlp_layer_types": ["dense", "sparse", "sparse"],
+      "num_hidden_layers": 4,
+      "indexer_types": ["full", "shared", "full", "shared"],
+      "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
       "rope_parameters": PLAIN,
       "attention_bias": True,
       "index_topk": 5,

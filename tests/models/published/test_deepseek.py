@@ -159,18 +159,32 @@ def test_one_set_of_rotary_parameters_is_that_of_entries(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("values", "message"),
+  "values",
   [
-    (
-      {"indexer_types": ["full", "shared", "full"]},
-      "indexer_types: expected [",
-    ),
-    ({"index_topk_pattern": "FSF"}, "index_topk_pattern: expected 'FFF', got"),
-    ({"index_topk_freq": 2}, "index_topk_freq: expected 1, got 2"),
+    {"indexer_types": None, "index_topk_pattern": "FSFS"},
+    {"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 1},
+    {"index_topk_pattern": "FFFF", "index_topk_freq": 3},
   ],
 )
-def test_selections_of_several_layers_are_not_read(values, message, tmp_path):
-  message = f"{tmp_path / 'config.json'}: {message}"
+def test_layers_that_select_the_keys_of_an_earlier_layer(values, tmp_path):
+  """Other ways to say which."""
+  p = models.load_pretrained(changed("glm_moe_dsa", tmp_path, **values))
+  assert p.model == loaded("glm_moe_dsa").model
+  layers = p.model.config.layers("decoder_attention")
+  shares = [one.build().shares_gates for one in layers]
+  assert shares == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"indexer_types": ["shared", "full", "full", "shared"]},
+    {"indexer_types": ["full", "some", "full", "shared"]},
+    {"indexer_types": None, "index_topk_pattern": "FS"},
+  ],
+)
+def test_indexers_that_are_not_read(values, tmp_path):
+  message = f"{[*values][-1]}: expected 4 of full and shared, the first full"
   assert_not_read("glm_moe_dsa", tmp_path, message, **values)
 
 
