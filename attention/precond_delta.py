@@ -81,7 +81,7 @@ def precond_delta_attention(
     initial_state: the `PrecondState` before the first position; None is 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
     is_causal: must be True, because a state holds only the past.
-    scale: factor of the output; None is 1/√H.
+    scale: factor of the queries; None is 1/√H.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
