@@ -119,6 +119,72 @@ def test_factors_of_what_is_projected():
   assert np.abs(logits(other, variables, IDS) - out).max() > 0.01
 
 
+SELECTING = {
+  "decoder_attention": tuple(
+    AttentionConfig("dsa", {**options, "top_k": 3, "index_dim": 8})
+    for options in ({}, {"has_indexer": False})
+  ),
+  "position": "rotary",
+}
+
+
+def test_a_layer_selects_the_keys_of_the_layer_before():
+  """Also recomputed in the backward pass, and after a prompt."""
+  model, variables = made(**SELECTING)
+  assert "attention" not in variables["params"]["decoder_1"]["self_attention"]
+  out = logits(model, variables, IDS)
+
+  def outputs(kernel):
+    """The result of the second layer's attention, of a kernel of the first's indexer."""
+    params = jax.tree.map(lambda x: x, variables["params"])
+    params["decoder_0"]["self_attention"]["attention"]["index_key_kernel"] = (
+      kernel
+    )
+    found = {}
+
+    def own(place, record, own, *qkv, **call):
+      found[place] = own(*qkv, **call)
+      if place == "decoder_0/self_attention":
+        return jnp.zeros_like(found[place])
+      return found[place]
+
+    changed = {**variables, "params": params}
+    models.replace_attention(model, changed, {"inputs": IDS}, own)
+    return np.asarray(found["decoder_1/self_attention"])
+
+  index = variables["params"]["decoder_0"]["self_attention"]["attention"]
+  kernel = index["index_key_kernel"]
+  assert np.abs(outputs(-kernel) - outputs(kernel)).max() > 1e-3
+  again, _ = made(**SELECTING, remat="block")
+  np.testing.assert_allclose(logits(again, variables, IDS), out, atol=1e-5)
+
+  def loss(model, params):
+    batch = {"inputs": IDS}
+    return models.forward(model, {**variables, "params": params}, batch).std()
+
+  one, other = (
+    jax.grad(loss, argnums=1)(x, variables["params"]) for x in (model, again)
+  )
+  for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-5)
+  generated = models.generate(
+    model, variables, prompt=IDS[:, :5], max_length=3, bos_id=1, eos_id=0
+  )
+  ids = IDS[:, :5]
+  for t in range(3):
+    expected = logits(model, variables, ids)[:, -1].argmax(-1)
+    np.testing.assert_array_equal(generated.tokens[:, t], expected)
+    ids = jnp.concatenate([ids, expected[:, None]], axis=1)
+
+
+def test_a_first_layer_has_no_layer_before():
+  first = SELECTING["decoder_attention"][1]
+  with pytest.raises(
+    ValueError, match="index_query: dsa attention computes it"
+  ):
+    made(**SELECTING | {"decoder_attention": first})
+
+
 def test_relu2():
   config = nested.make(models.ModelConfig, **BASE, activation="relu2")
   x = jnp.asarray([-2.0, 0.0, 3.0])
