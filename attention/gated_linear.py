@@ -272,14 +272,16 @@ def hgrn2(
 
   def recurrence(params, query, key, value, *, scale, **options):
     del params
+    dtypes = query.dtype, key.dtype
     query, key = query.astype(jnp.float32), key.astype(jnp.float32)
     log_decay = jax.nn.log_sigmoid(key)
     if lower_bound > 0.0:
       log_decay += np.log1p(-lower_bound)
       log_decay = jnp.logaddexp(np.log(lower_bound), log_decay)
+    key = (1.0 - lower_bound) * jax.nn.sigmoid(-key)
     return recurrent_attention(
-      jax.nn.silu(query),
-      (1.0 - lower_bound) * jax.nn.sigmoid(-key),
+      jax.nn.silu(query).astype(dtypes[0]),
+      key.astype(dtypes[1]),
       value,
       log_decay=log_decay,
       scale=1.0 if scale is None else scale,

@@ -118,12 +118,12 @@ def _recurrence(
   if not 1.0 <= squash <= 2.0:
     raise ValueError(f"squash: expected 1 to 2, got {squash!r}")
   query, dtype = for_values(for_values(query, key), value), query.dtype
-  if normalize_keys:
-    query, key = unit_length(query), unit_length(key)
   arrays = key, square_rate[..., None]
   (key, rate), decay, _ = by_head(
     query, arrays, log_decay=square_decay, **options
   )
+  if normalize_keys:
+    query, key = unit_length(query), unit_length(key)
   batch, _, num_heads, head_dim = query.shape
   expected = _empty_state(batch, num_heads, head_dim, value.shape[3])
   state = expected if initial_state is None else initial_state
