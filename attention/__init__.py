@@ -21,6 +21,7 @@ from attention.linear import (
   hedgehog_features,
   linear,
   linear_attention,
+  taylor_features,
 )
 from attention.performer import (
   orthogonal_features,
@@ -38,6 +39,7 @@ from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.gated_linear import (
   gated_linear,
   gated_linear_attention,
+  hgrn2,
   lightning,
   mamba2,
   retention,
@@ -55,8 +57,15 @@ from attention.delta_rule import (
   kimi_delta,
 )
 from attention.delta_product import delta_product, delta_product_attention
+from attention.precond_delta import (
+  PrecondState,
+  precond_delta,
+  precond_delta_attention,
+)
+from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
+from attention.gsa import gsa, gsa_attention
 from attention.log_linear import log_linear, log_linear_attention
 from attention.differential import differential, differential_attention
 from attention.latent import latent, latent_attention
@@ -111,6 +120,7 @@ __all__ = [
   "Dims",
   "Logits",
   "MlstmState",
+  "PrecondState",
   "Visible",
   "additive",
   "additive_attention",
@@ -146,7 +156,10 @@ __all__ = [
   "gated_linear",
   "gated_linear_attention",
   "gates_from_keys",
+  "gsa",
+  "gsa_attention",
   "hedgehog_features",
+  "hgrn2",
   "key_mask",
   "kimi_delta",
   "latent",
@@ -185,11 +198,15 @@ __all__ = [
   "path_attention",
   "performer",
   "performer_attention",
+  "precond_delta",
+  "precond_delta_attention",
   "retention",
   "rg_lru",
   "rg_lru_attention",
   "rotary",
   "rotary_frequencies",
+  "rwkv6",
+  "rwkv6_attention",
   "rwkv7",
   "rwkv7_attention",
   "segments",
@@ -203,6 +220,7 @@ __all__ = [
   "window",
   "t5_bias",
   "t5_buckets",
+  "taylor_features",
   "window_2d",
   "window_2d_attention",
   "window_linear",

@@ -46,7 +46,7 @@ def compressed_attention(
   index_key: Float[Array, "B M D"] | None = None,
   index_weight: Float[Array, "B T I"] | None = None,
   top_k: int | None = None,
-  sinks: Float[Array, "N"] | None = None,
+  sinks: Float[Array, "... N"] | None = None,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -68,6 +68,9 @@ def compressed_attention(
   Of entries with equal scores, the earlier is selected.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     window: the number of plain keys of a query, its own among them.
     entries: c, the keys of the entries, made by `compressed_entries`; M is at most
       T // m.
@@ -77,13 +80,14 @@ def compressed_attention(
     index_key: of entries, pooled as they are.
     index_weight: of each index head.
     top_k: the largest number of entries of a query, with an indexer.
-    sinks: a logit of each head that takes weight and has no value.
+    sinks: a logit of each head that takes weight and has no value, `[N]` or, for each
+      query, `[B, T, N]`.
     mask: key mask, `[B, 1, 1, T]`; entries are those of the unmasked positions.
     is_causal: must be True, because an entry depends on its whole window.
     block_size: C, the number of queries that are scored at a time; None is the
       platform's choice.
-
-  Other options: as `flash_attention`.
+    scale: factor of the logits; None is 1/√H.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`. The index arrays have no gradient.

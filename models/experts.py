@@ -102,6 +102,8 @@ class Experts(nn.Module):
       # Behind all tokens: their order, and with it their rounding, stays the same.
       experts = jnp.where(is_token[:, None], experts, own.num_experts)
     self._sow(scores, experts, is_token)
+    if own.expert_latent_features:
+      tokens = self._dense(own.expert_latent_features, "latent_down")(tokens)
     out = apply_experts(
       tokens.astype(config.dtype),
       experts,
@@ -109,30 +111,38 @@ class Experts(nn.Module):
       own.num_experts,
       self._network(),
     )
+    if own.expert_latent_features:
+      out = self._dense(config.features, "latent_up")(out)
     out = out.reshape(inputs.shape)
     if not own.shared_features:
       return out
     shared = Mlp(config, self.out_scale, own.shared_features, name="shared")
     shared = shared(inputs)
     if own.shared_gate:
-      gate = nn.Dense(
-        1,
-        use_bias=False,
-        dtype=config.dtype,
-        param_dtype=config.param_dtype,
-        name="shared_gate",
-      )
+      gate = self._dense(1, "shared_gate")
       shared = jax.nn.sigmoid(gate(inputs)) * shared
     return out + shared
+
+  def _dense(self, features: int, name: str) -> nn.Dense:
+    """Creates a projection without a bias."""
+    config = self.config
+    return nn.Dense(
+      features,
+      use_bias=False,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+      name=name,
+    )
 
   def _network(self) -> Callable[..., Array]:
     """Creates the networks of all experts; returns their application to rows."""
     config, own = self.config, self.config.mlp
     width = own.expert_features or config.mlp_features
+    features = own.expert_latent_features or config.features
     shapes = {
-      "hidden": (config.features, width),
-      "gate": (config.features, width),
-      "out": (width, config.features),
+      "hidden": (features, width),
+      "gate": (features, width),
+      "out": (width, features),
     }
     kernels, biases = {}, {}
     for name in shapes if config.gated else ("hidden", "out"):

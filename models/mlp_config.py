@@ -15,6 +15,7 @@ class MlpConfig:
   Attributes:
     mlp_bias: whether the feed-forward layers have biases; each expert has its own.
     mlp_residual_factors: α and β of a feed-forward layer f: x becomes α·x + β·f(x).
+    gate_factor: factor of the logits of gates (Falcon-H1).
     gate_slope: α; a gate g is activation(α·g) / α.
     gate_limit: c; before that, gates are at most c and the features that they
       multiply are between −c and c (gpt-oss); None is no limit.
@@ -23,6 +24,8 @@ class MlpConfig:
       network for all.
     experts_per_token: k, the number of networks that it chooses.
     expert_features: width inside each of them; None is `mlp_features`.
+    expert_latent_features: features that the experts take and return, projected from
+      the inputs and back to F (LatentMoE, Nemotron 3); None is F.
     shared_features: width inside one more network that all tokens pass through
       (DeepSeekMoE); 0 is none.
     shared_gate: whether its result is multiplied by the sigmoid of a projection of
@@ -49,12 +52,14 @@ class MlpConfig:
 
   mlp_bias: bool = True
   mlp_residual_factors: tuple[float, float] = (1.0, 1.0)
+  gate_factor: float = 1.0
   gate_slope: Positive = 1.0
   gate_limit: Positive | None = None
   gate_offset: float = 0.0
   num_experts: Whole = 0
   experts_per_token: Count = 1
   expert_features: Count | None = None
+  expert_latent_features: Count | None = None
   shared_features: Whole = 0
   shared_gate: bool = False
   router_scores: Literal["softmax", "sigmoid", "sqrt_softplus"] = "softmax"

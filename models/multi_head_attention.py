@@ -29,14 +29,16 @@ Positions = Int[Array | np.ndarray, "B T"]
 Convolve = Callable[[ShortConvolution, Array], Array]
 """Applies a short convolution to a projection: a call, `prefill` or `decode`."""
 
+_grouped_norm = functools.partial(
+  nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
+)
 _NORMS = types.MappingProxyType(
   {
     "rms": nn.RMSNorm,
     "rms_joint": nn.RMSNorm,
     "rms_joint_first": nn.RMSNorm,
-    "rms_grouped": functools.partial(
-      nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
-    ),
+    "rms_grouped": _grouped_norm,
+    "rms_grouped_first": _grouped_norm,
     "rms_from_one": RmsNormFromOne,
     "group": functools.partial(
       nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1)
@@ -206,6 +208,7 @@ class MultiHeadAttention(nn.Module):
     *,
     positions: Positions | None = None,
     deterministic: bool = True,
+    gates: Mapping[str, Array] | None = None,
     **call: Any,
   ) -> Float[Array, "B T F"]:
     """Attends from `inputs` to `memory`, or to `inputs` if that is None.
@@ -215,6 +218,7 @@ class MultiHeadAttention(nn.Module):
       memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
       deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
+      gates: of the mechanism; None makes them of the inputs.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: options of the mechanism.
 
     Raises:
@@ -230,14 +234,15 @@ class MultiHeadAttention(nn.Module):
     # The gates come first. The gradients of query, key and value are then added to
     # each other before that of the gates, so devices along 'tensor' exchange only one
     # sum.
-    gates = self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
     query, key, value = self.project(sources, convolve)
     query, key = self.prepare(query, key, positions)
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
     call = self.options(inputs, call)
-    self._sow(query, key, value, call | gates)
+    self._sow(query, key, value, {**call, **gates})
     out = self.attend(
       self, query, key, value, inputs=inputs, gates=gates, **call
     )
@@ -292,13 +297,15 @@ class MultiHeadAttention(nn.Module):
     inputs: Float[Array, "B P F"],
     positions: Positions,
     lengths: Int[Array, "B"],
+    gates: Mapping[str, Array] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
     """Attends causally over P positions; the first `lengths` enter 'cache'."""
     arrays = self._qkv(
       inputs, positions, lambda convolution, x: convolution.prefill(x, lengths)
     )
-    gates = self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
     call = self.options(inputs, tables)
     out = self.attend(
       self, *arrays, inputs=inputs, gates=gates, is_causal=True, **call
@@ -332,13 +339,16 @@ class MultiHeadAttention(nn.Module):
     self,
     inputs: Float[Array, "B 1 F"],
     positions: Positions,
+    gates: Mapping[str, Array] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
     """Attends from the next position to those in 'cache', which it enters."""
     decode = cast(Callable[..., Any], self.attention.decode)
     arrays = self._qkv(inputs, positions, ShortConvolution.decode)
     call = self.options(inputs, tables)
-    call |= self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
+    call |= gates
     cache = self.get_variable("cache", "attention")
     out, cache = decode(self.mechanism, cache, *arrays, **call)
     self.put_variable("cache", "attention", cache)
@@ -405,11 +415,13 @@ class MultiHeadAttention(nn.Module):
       no source or that the mechanism does not project.
     """
     sources, shared = self._latents(sources)
+    query, key, value, _ = self.config.projection_factors
+    factors = {"query": query, "key": key, "value": value}
 
     def heads(name):
       if name not in sources or name not in self.projections:
         return None
-      x = getattr(self, name)(sources[name])
+      x = _scaled(getattr(self, name)(sources[name]), factors[name])
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
       if self.config.projection_activation != "none":
@@ -520,8 +532,10 @@ class MultiHeadAttention(nn.Module):
       return x
     return jnp.repeat(x, self.dims.num_heads // shared, axis=2)
 
-  def _gates(self, inputs, positions):
-    """The mechanism's gates, computed from the inputs, with its shared key rotated."""
+  def make_gates(
+    self, inputs: Float[Array, "B T F"], positions: Positions | None
+  ) -> dict[str, Array]:
+    """Computes the mechanism's gates from the inputs, with its shared key rotated."""
     if self.attention.gates is None:
       return {}
     arrays = (inputs,)
@@ -579,9 +593,8 @@ class MultiHeadAttention(nn.Module):
       out = orthogonal_part(out, value)
     if kind in ("rms", "group", "group_scale"):
       out = self.out_norm(out)
-    if kind == "rms_joint_first":
-      joint = out.reshape(*out.shape[:2], -1)
-      out = self.out_norm(joint).reshape(out.shape)
+    if kind in ("rms_joint_first", "rms_grouped_first"):
+      out = self._normalized(out)
     if gate != "none":
       if self.config.output_gate_rank is not None:
         inputs = self.gate_down(inputs)
@@ -589,21 +602,26 @@ class MultiHeadAttention(nn.Module):
       function = getattr(
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
       )
-      gates = function(self.gate(inputs))
+      factor = self.config.projection_factors[3]
+      gates = function(_scaled(self.gate(inputs), factor))
       out = out * gates.reshape(*out.shape[:3], -1)
+    if kind in ("rms_joint", "rms_grouped"):
+      out = self._normalized(out)
     out = out.reshape(*out.shape[:2], -1)
-    if kind == "rms_joint":
-      out = self.out_norm(out)
-    if kind == "rms_grouped":
-      groups = self.config.num_qk_heads or self.dims.num_heads
-      grouped = out.reshape(*out.shape[:2], groups, -1)
-      out = self.out_norm(grouped).reshape(out.shape)
     if self.config.out_groups is not None:
       groups = out.reshape(*out.shape[:2], self.config.out_groups, -1)
       kernel = self.out_down.astype(out.dtype)
       out = jnp.einsum("btgd,gdr->btgr", groups, kernel)
       out = out.reshape(*out.shape[:2], -1)
     return self.out(out)
+
+  def _normalized(self, out: Float[Array, "B T N V"]) -> Array:
+    """Normalizes the results of all heads together, or of groups of them."""
+    groups = ()
+    if self.config.output_norm.startswith("rms_grouped"):
+      groups = (self.config.num_qk_heads or self.dims.num_heads,)
+    grouped = out.reshape(*out.shape[:2], *groups, -1)
+    return self.out_norm(grouped).reshape(out.shape)
 
 
 def projection_shapes(
@@ -630,6 +648,11 @@ def every_head(
     return query, key
   key = key if key is None else for_values(key, value)
   return for_values(query, value), key
+
+
+def _scaled(x: Array, factor: float) -> Array:
+  """Multiplies x by a factor other than 1."""
+  return x if factor == 1.0 else factor * x
 
 
 def orthogonal_part(

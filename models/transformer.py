@@ -12,7 +12,7 @@ import numpy as np
 
 from attention import alibi_bias, t5_bias
 from models import tables
-from models.block import Block, apply_layers
+from models.block import Block, apply_layers, first_gates
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.hyper_connections import StreamHead
@@ -279,9 +279,11 @@ class Transformer(nn.Module):
     mask = self.get_variable("memory", "mask")
     x = self._read(inputs, positions, **embedded)
     tables = self._relative_tables("decoder")
-    x = self._streams(x)
+    x, carried = self._streams(x), first_gates(self.decoder)
     for block in self.decoder:
-      x = block.decode(x, positions, mask, lengths, inputs, **tables)
+      x = block.decode(x, positions, mask, lengths, inputs, carried, **tables)
+      if carried is not None:
+        x, carried = x
     return self._joined("decoder", x)
 
   @nn.nowrap

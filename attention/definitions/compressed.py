@@ -59,10 +59,11 @@ def compressed_attention(
       visible[b, :, t, length + i] = True
   keys = shared.repeat_heads(keys, heads)
   scale = shared.logit_scale(scale, head_dim)
-  sinks = np.full(heads, -np.inf) if sinks is None else np.asarray(sinks, float)
+  shape = batch, length, heads
+  sinks = np.broadcast_to(-np.inf if sinks is None else sinks, shape)
   return shared.weighted_values(
     lambda b, n, t, s: shared.softmax(
-      scale * keys[b, s, n] @ query[b, t, n], sinks[n]
+      scale * keys[b, s, n] @ query[b, t, n], sinks[b, t, n]
     ),
     values,
     visible,

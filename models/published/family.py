@@ -355,6 +355,7 @@ ACTIVATIONS: dict[str, Activation] = {
   "gelu_pytorch_tanh": "gelu_tanh",
   "silu": "silu",
   "swish": "silu",
+  "relu2": "relu2",
 }
 """Names of activations in `config.json` -> ours."""
 

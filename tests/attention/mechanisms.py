@@ -19,6 +19,8 @@ from attention import (
   gated_delta,
   gated_delta_2,
   gated_linear,
+  gsa,
+  hgrn2,
   kimi_delta,
   latent,
   lightning,
@@ -37,8 +39,10 @@ from attention import (
   nystrom,
   path,
   performer,
+  precond_delta,
   retention,
   rg_lru,
+  rwkv6,
   rwkv7,
   sliding_window,
   stick_breaking,
@@ -47,29 +51,42 @@ from attention import (
   window_linear,
 )
 from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import gsa as gsa_definition
 from attention.definitions import log_linear as log_linear_definition
 from attention.definitions import mamba as mamba_definition
 from attention.definitions import mamba3 as mamba3_definition
 from attention.definitions import mesa as mesa_definition
 from attention.definitions import mlstm as mlstm_definition
+from attention.definitions import precond_delta as precond_delta_definition
 from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
+from attention.definitions import rwkv6 as rwkv6_definition
 from attention.definitions import rwkv7 as rwkv7_definition
-from attention.definitions.linear import hedgehog_features
+from attention.definitions.linear import (
+  elu_plus_one,
+  hedgehog_features,
+  taylor_features,
+)
 from attention.definitions.nystrom import depthwise_convolution
 from attention.definitions.shared import visible_tokens
 from attention.testing import Mechanism
 
 
-def _own_logits(variables, key, options):
+def _own_logits(variables, key, options, call):
   """Sinks, cap and forget gates of a record, as options of a definition."""
   params, found = variables.get("params", {}), {}
-  if options.get("sinks"):
+  inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+  if options.get("sinks") == "inputs":
+    found["sinks"] = inputs @ params["sink_kernel"]
+    mask = call.get("mask")
+    if mask is not None and mask.shape[2] == 1:
+      shown = np.swapaxes(np.asarray(mask)[:, :, 0], 1, 2)
+      found["sinks"] = np.where(shown, found["sinks"], 0.0)
+  elif options.get("sinks"):
     found["sinks"] = params["sinks"]
   if "logits_soft_cap" in options:
     found["logits_soft_cap"] = options["logits_soft_cap"]
   if options.get("forget"):
-    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
     gates = inputs @ params["forget_kernel"] + params["forget_bias"]
     found["log_forget"] = -np.logaddexp(0.0, -gates)
   return found
@@ -77,7 +94,7 @@ def _own_logits(variables, key, options):
 
 def _dense(**options):
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.dense_attention(query, key, value, **call)
 
   normalised = not options.get("sinks")
@@ -86,7 +103,7 @@ def _dense(**options):
 
 def _flash(**options):
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.flash_attention(query, key, value, **call)
 
   normalised = not options.get("sinks")
@@ -105,7 +122,7 @@ def _window(**options):
   rest = {k: v for k, v in options.items() if k in ("window", "dilation")}
 
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.sliding_window_attention(
       query, key, value, **rest, **call
     )
@@ -114,10 +131,14 @@ def _window(**options):
   return Mechanism(sliding_window, attend, options, normalised, sparse=True)
 
 
+_FEATURE_MAPS = {"elu": elu_plus_one, "taylor": taylor_features}
+
+
 def _linear(**options):
   def attend(variables, *qkv, **call):
     assert not variables
-    return definitions.linear_attention(*qkv, **call)
+    feature_map = _FEATURE_MAPS[options["feature_map"]]
+    return definitions.linear_attention(*qkv, feature_map=feature_map, **call)
 
   return Mechanism(linear, attend, options)
 
@@ -246,7 +267,8 @@ def _strided_2d(**options):
 
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
-  unread = ("rank", "num_levels")  # The variables have them.
+  # The variables have them.
+  unread = ("rank", "num_levels", "num_slots", "projection_bias")
   rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
@@ -446,7 +468,7 @@ def _path(**options):
       w /= np.sqrt(np.sum(w**2, axis=-1, keepdims=True) + 1e-6)
       rate = inputs @ p["rate_kernel"] + p["rate_bias"]
       beta = 2 * np.exp(-np.logaddexp(0.0, -rate))
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.path_attention(
       query, key, value, householder=w, beta=beta, **call
     )
@@ -500,12 +522,15 @@ MECHANISMS = (
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
   _flash(block_size=(8, 5)),
   _flash(block_size=(8, 5), sinks=True, logits_soft_cap=2.0, forget=True),
+  _dense(sinks="inputs"),
+  _window(window=3, sinks="inputs"),
   _multiplicative(general=True),
   _window(window=3),
   _window(window=3, sinks=True, logits_soft_cap=2.0, forget=True),
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
   _linear(feature_map="elu"),
+  _linear(feature_map="taylor"),
   _hedgehog(),
   _bigbird(block_size=2, num_random=1),
   _performer(num_features=16),
@@ -524,7 +549,12 @@ MECHANISMS = (
   _recurrent(retention),
   _recurrent(lightning, depth=0.5),
   _recurrent(gated_linear, rank=3, temperature=4.0),
+  _recurrent(hgrn2),
+  _recurrent(hgrn2, lower_bound=0.5),
   _recurrent(mamba2),
+  _recurrent(
+    mamba2, projection_bias=True, step_factor=1.5, min_step=0.03, max_step=0.2
+  ),
   _recurrent(mamba3, mamba3_definition),
   _elementwise(mamba, mamba_definition, state_size=5, rank=3),
   _elementwise(mamba, mamba_definition, state_size=3, norm_epsilon=0.01),
@@ -538,8 +568,11 @@ MECHANISMS = (
   _recurrent(comba, max_rate=2.0),
   _recurrent(gated_delta_2, rank=3),
   _recurrent(delta_product, delta_product_definition),
+  _recurrent(precond_delta, precond_delta_definition),
+  _recurrent(rwkv6, rwkv6_definition, rank=3),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
   _recurrent(mesa, mesa_definition),
+  _recurrent(gsa, gsa_definition, num_slots=5),
   _recurrent(log_linear, log_linear_definition, num_levels=10),
   _differential(start=0.6),
   _latent(),

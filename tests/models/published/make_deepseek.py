@@ -131,6 +131,27 @@ CASES = {
       {"rope_parameters": YARN | {"mscale_all_dim": 0.9}},
     ],
   ),
+  "glm_moe_dsa": (
+    "GlmMoeDsaForCausalLM",
+    V3
+    | {
+      "num_hidden_layers": 4,
+      "indexer_types": ["full", "shared", "full", "shared"],
+      "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+      "rope_parameters": PLAIN,
+      "attention_bias": True,
+      "index_topk": 5,
+      "index_n_heads": 11,
+      "index_head_dim": 10,
+    },
+    [
+      {"index_topk": 8},
+      {"n_group": 6},
+      {"norm_topk_prob": False},
+      {"rms_norm_eps": 0.3},
+      {"rope_parameters": YARN},
+    ],
+  ),
   "deepseek_v4": (
     "DeepseekV4ForCausalLM",
     {

@@ -20,7 +20,10 @@ from tests.models.published.test_equality import (
   same,
 )
 
-DEEPSEEK = ("deepseek_v3", "deepseek_v3_full_rank", "deepseek_v32")
+DEEPSEEK = (
+  *("deepseek_v3", "deepseek_v3_full_rank", "deepseek_v32"),
+  "glm_moe_dsa",
+)
 CASES = (*DEEPSEEK, "deepseek_v4", "minimax_m3_text")
 
 
@@ -153,6 +156,47 @@ def test_one_set_of_rotary_parameters_is_that_of_entries(tmp_path):
     for name, values in both.items()
   ]
   assert configs[0] == configs[1]
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"indexer_types": None, "index_topk_pattern": "FSFS"},
+    {"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 1},
+    {"index_topk_pattern": "FFFF", "index_topk_freq": 3},
+  ],
+)
+def test_layers_that_select_the_keys_of_an_earlier_layer(values, tmp_path):
+  """Other ways to say which."""
+  p = models.load_pretrained(changed("glm_moe_dsa", tmp_path, **values))
+  assert p.model == loaded("glm_moe_dsa").model
+  layers = p.model.config.layers("decoder_attention")
+  shares = [one.build().shares_gates for one in layers]
+  assert shares == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"indexer_types": ["shared", "full", "full", "shared"]},
+    {"indexer_types": ["full", "some", "full", "shared"]},
+    {"indexer_types": None, "index_topk_pattern": "FS"},
+  ],
+)
+def test_indexers_that_are_not_read(values, tmp_path):
+  message = f"{[*values][-1]}: expected 4 of full and shared, the first full"
+  assert_not_read("glm_moe_dsa", tmp_path, message, **values)
+
+
+def test_defaults_of_glm(tmp_path):
+  """A key that is missing is not that of DeepSeek-V3.2."""
+  kept = loaded("glm_moe_dsa").model.config
+  changed(
+    "glm_moe_dsa", tmp_path, n_group=..., topk_group=..., rms_norm_eps=...
+  )
+  config = models.load_pretrained(tmp_path).model.config
+  assert (config.mlp.expert_groups, config.norm_epsilon) == (1, 1e-5)
+  assert (kept.mlp.expert_groups, kept.norm_epsilon) == (3, 1e-3)
 
 
 @pytest.mark.parametrize(
