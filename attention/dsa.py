@@ -262,7 +262,8 @@ def dsa(
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
     checks.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
-    check_given("dsa", call, "index_query", "index_key", "index_weight")
+    names = indexer.gate_names(index_rotary_dim)
+    check_given("dsa", call, *names, "index_weight")
     keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
     call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     call = indexer.without_masked(call, keep)

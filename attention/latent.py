@@ -340,5 +340,5 @@ def _take_latent(call: dict[str, Any], key: Array | None) -> Array:
     raise ValueError(
       "key: latent attention makes its keys from `latent`; expected None"
     )
-  check_given("latent", call, "latent")
+  check_given("latent", call, "latent", "shared_key")
   return call.pop("latent")

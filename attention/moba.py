@@ -231,7 +231,7 @@ def _indexed(
   attend = applied("moba", partial(moba_attention, **sizes))
 
   def apply(variables, query, key, value, **call):
-    check_given("moba", call, "index_query", "index_key")
+    check_given("moba", call, *indexer.gate_names(options.rotary_dim))
     call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
     keep = checks.key_mask(call.get("mask"), query, key, indexer.INSTEAD)
     call = indexer.without_masked(call, keep)

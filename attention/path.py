@@ -244,6 +244,11 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
     arrays["householder"] = unit_length(gates.project(inputs, *kernels))
     return {**arrays, "beta": 2.0 * jax.nn.sigmoid(rate)}
 
+  def attend(query, key, value, **call):
+    if forget:
+      gates.check_given("path", call, "log_forget")
+    return path_attention(query, key, value, **call)
+
   def init_cache(*args):
     cache = exact.init_cache(*args)
     return cache._replace(key=cache.key.astype(jnp.float32))
@@ -267,7 +272,7 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
   supports = {"causal", "mask", "segments", "log_forget", "decode"}
   return Attention(
     init=init,
-    apply=applied("path", path_attention),
+    apply=applied("path", attend),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -154,6 +154,12 @@ def read(
   return arrays
 
 
+def gate_names(rotary_dim: int | None) -> list[str]:
+  """The names of the index queries and keys of `read`."""
+  names = ["index_query", "index_key"]
+  return names + [f"{name}_rotary" for name in names if rotary_dim]
+
+
 def rotated(
   arrays: dict[str, Any], positions: Int[Array, "#B T"]
 ) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from attention import checks
 from attention.decorators import applied
 from attention.mechanism import Dims, Variables
+from attention.recurrent.gates import check_given
 
 SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 """The options of a call that every exact mechanism takes."""
@@ -78,15 +79,15 @@ class OwnLogits(NamedTuple):
     Where sinks are computed from inputs, they are 0 at positions that a key mask
     excludes, so that padding never affects the output.
     """
-    if self.sinks != "inputs":
+    if self.gates is None:
       return applied(name, function, self.options)
+    computed = ("log_forget",) * self.forget
+    computed += ("sinks",) * (self.sinks == "inputs")
 
-    def with_visible_sinks(query, key, value, *, sinks=None, **call):
-      if sinks is None:
-        raise ValueError(
-          f"sinks: {name} attention computes them from the inputs of the layer, got "
-          "none; give the call **attention.gates(variables, inputs)"
-        )
+    def with_gates(query, key, value, **call):
+      check_given(name, call, *computed)
+      if self.sinks != "inputs":
+        return function(query, key, value, **call)
       lengths = [x.shape[1] for x in (query, key) if jnp.ndim(x) == 4]
       if len({*lengths}) > 1:
         raise ValueError(
@@ -96,10 +97,11 @@ class OwnLogits(NamedTuple):
       mask = call.get("mask")
       shape = getattr(mask, "shape", ())
       if mask is not None and shape[2:] in ((1, 1), (1, query.shape[1])):
-        sinks = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), sinks, 0.0)
-      return function(query, key, value, sinks=sinks, **call)
+        shown = jnp.swapaxes(mask[:, :, 0], 1, 2)
+        call["sinks"] = jnp.where(shown, call["sinks"], 0.0)
+      return function(query, key, value, **call)
 
-    return applied(name, with_visible_sinks, self.options)
+    return applied(name, with_gates, self.options)
 
   @property
   def gates(self) -> Callable[..., dict[str, Array]] | None:

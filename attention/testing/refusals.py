@@ -126,6 +126,32 @@ def refuses_values_of_more_heads(mechanism: Mechanism) -> None:
   _raises(mechanism, name, r"(query|key|value): .+", arrays, {})
 
 
+@law()
+def refuses_a_missing_gate(mechanism: Mechanism) -> None:
+  """A call without an option that `gates` makes must raise ValueError that names it."""
+  qkv, _ = mechanism.draw(Case())
+  variables = mechanism.variables(Case().dims)
+  attention = mechanism.factory(**mechanism.options)
+  arrays = list(mechanism.three(qkv))
+  if "own_keys" in attention.supports:
+    arrays[1] = None
+  gates = mechanism.gates(qkv)
+  for name in gates:
+    rest = {gate: x for gate, x in gates.items() if gate != name}
+    try:
+      jax.eval_shape(
+        lambda x, y: attention.apply(variables, *x, **y), arrays, rest
+      )
+      error = None
+    except Exception as raised:
+      error = raised
+    require(
+      isinstance(error, ValueError) and name in str(error),
+      f"a call without the gate {name} gives {error!r}, expected ValueError that "
+      "names it",
+    )
+
+
 @law(every_setting=False)
 def refuses_an_unknown_option(mechanism: Mechanism) -> None:
   """An unknown option must raise an error, with any value.
