@@ -244,8 +244,9 @@ def draw(path: Path) -> None:
 @functools.cache
 def _tasks(path: Path) -> dict[str, Task]:
   """What the records of a file found; several tables may be made of it."""
-  _, run_records = archive.read(path)
-  return by_task(list(run_records.values()))
+  head, run_records = archive.read(path)
+  reference = head["comparison"].get("reference")
+  return by_task(list(run_records.values()), head.get("plan") or {}, reference)
 
 
 def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
