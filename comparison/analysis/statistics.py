@@ -178,7 +178,7 @@ def _paired(
 def p_by_shuffles(
   values: np.ndarray, threshold: float, all_pairs: bool = True
 ) -> np.ndarray:
-  """p-values of all rows against the first, in a task that models solve or fail.
+  """p-values of all rows against the first, by shuffles within seeds.
 
   A run has two scores: whether its value reaches the threshold, and the value up to
   the threshold. They are shuffled among the rows of a seed. With D_ij the sum over the
@@ -191,9 +191,9 @@ def p_by_shuffles(
   5 %, whatever the distribution and however the first row was chosen.
 
   Args:
-    values: [R, S] with the first row first, at least 0, the better the higher; NaN
-      where a row lacks a seed.
-    threshold: values of at least this solve the task.
+    values: [R, S] with the first row first, the better the higher; NaN where a row
+      lacks a seed.
+    threshold: values of at least this solve the task; ∞ for the values alone.
     all_pairs: the maximum is over all pairs of rows; else over those with the first
       row, which must then be declared beforehand.
 

@@ -445,20 +445,31 @@ def _table(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
   """Rows against the first of them."""
-  table = _table(rows, rows["metric"].iloc[0]).to_numpy(float)
-  if not is_counted(rows):
-    if is_declared:
-      return statistics.against_reference(table)
-    return statistics.against_first(table)
-  counts = rows[["solved", "trials"]].astype(int).to_numpy()
-  ends = [statistics.share_difference(*x, *counts[0]) for x in counts]
-  difference, low, high = np.array(ends).T
-  threshold = rows["solved_at"].iloc[0]
-  p_values = statistics.p_by_shuffles(table, threshold, not is_declared)
+  metric = rows["metric"].iloc[0]
+  table = _table(rows, metric).to_numpy(float)
   pairs = "of any row from it" if is_declared else "between any two rows"
+  if is_counted(rows):
+    threshold = rows["solved_at"].iloc[0]
+    quantity = f"share of solved seeds or the mean up to {threshold:g}"
+    counts = rows[["solved", "trials"]].astype(int).to_numpy()
+    ends = [statistics.share_difference(*x, *counts[0]) for x in counts]
+  elif rows[
+    "diverged"
+  ].any():  # Their mean is no mean of a normal distribution.
+    threshold, quantity = (
+      math.inf,
+      "mean, where a seed that diverged is the worst",
+    )
+    ends = [(math.nan,) * 3] * len(rows)
+    table = -table if is_lower_better(metric) else table
+  elif is_declared:
+    return statistics.against_reference(table)
+  else:
+    return statistics.against_first(table)
+  difference, low, high = np.array(ends).T
+  p_values = statistics.p_by_shuffles(table, threshold, not is_declared)
   test = (
-    f"largest difference {pairs} in the share of solved seeds or the mean up to "
-    f"{threshold:g}, by shuffles within seeds"
+    f"largest difference {pairs} in the {quantity}, by shuffles within seeds"
   )
   return statistics.Against(difference, low, high, p_values, test)
 

@@ -278,7 +278,7 @@ def _difference_cell(row: Any, against: str) -> Cell:
     return Cell(NOTHING)
   if math.isnan(row["p"]):
     return Cell("too few")
-  if row["diverged"] and math.isnan(row["solved"]):
+  if math.isnan(row["difference"]):
     return Cell(NOTHING)
   return Cell(summary_lib.difference(row), row["difference"])
 
