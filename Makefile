@@ -12,7 +12,7 @@
 #              planted faults that it has to find, and five minutes of random ones
 # make docs    builds the site into docs/_build/html, with the notebooks that changed
 #              executed
-# make docs-check  the same without notebooks but the first: names and links
+# make docs-check  the same with the first two notebooks alone: names and links
 # make format  formats and sorts imports
 
 VENV := .venv

@@ -21,13 +21,14 @@ writes all records into one small file, from which `report` makes the folder.
 """
 
 from pathlib import Path
+from typing import Any
 
 # Imported first, because it reports missing packages.
 import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
-from comparison import archive, config, measure, records, run, status
+from comparison import archive, config, measure, outline, records, run, status
 from comparison import folder as folder_lib
 from settings.errors import ConfigError
 from training import atomic
@@ -111,6 +112,11 @@ def _run() -> Path:
   return folder
 
 
+def _fields(mapping: Any) -> str:
+  """The config fields, for `--help` behind a config."""
+  return outline.fields(mapping, config_flag.typed(_CONFIG))
+
+
 def _shard(text: str) -> tuple[int, int]:
   """Parses `i/n`."""
   parts = text.split("/")
@@ -122,4 +128,6 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-  entry.run(main, commands=("report", "status", "measure", "pack"))
+  entry.run(
+    main, commands=("report", "status", "measure", "pack"), describe=_fields
+  )

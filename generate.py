@@ -7,7 +7,8 @@ r"""Decodes lines from standard input with a trained run.
 --export writes the model as a folder that `models.load_pretrained` and
 transformers read, and generates nothing. Otherwise one line comes out for each
 line that goes in, in the same order; an empty line stays empty, and a line break
-in the output is written as \n. A language model continues for --max_length tokens,
+in the output is written as \n. A line that the model cannot read gives an empty
+line; standard error has its number and the reason, and the exit code is 2. A language model continues for --max_length tokens,
 even if its context is shorter.
 
 On a terminal, it answers each line at once, and a language model continues from all
@@ -71,7 +72,7 @@ _SEED = flags.DEFINE_integer(
 )
 
 
-def main() -> None:
+def main() -> int | None:
   """Reads lines and writes one output for each."""
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of a trained run")
@@ -93,7 +94,8 @@ def main() -> None:
   else:
     run = lab.load_run(folder)
     if _EXPORT.value is not None:
-      return _export(run.experiment, folder, Path(_EXPORT.value))
+      _export(run.experiment, folder, Path(_EXPORT.value))
+      return 0
     experiment, variables = run.experiment, run.variables()
   options: dict[str, Any] = {
     "method": _METHOD.value,
@@ -105,13 +107,20 @@ def main() -> None:
     "seed": _SEED.value,
   }
   if sys.stdin.isatty() and sys.stdout.isatty():
-    return _converse(Conversation(experiment, variables, **options))
+    _converse(Conversation(experiment, variables, **options))
+    return 0
   lines = generation.read_lines(sys.stdin.buffer)
+  # The model answers the other lines.
+  reasons = generation.unreadable(experiment, lines)
+  for number, reason in reasons.items():
+    print(f"line {number}: {reason}", file=sys.stderr, flush=True)
+    lines[number - 1] = ""
   shown = escaped if sys.stdout.isatty() else str
   for output in generation.generate_lines(
     experiment, variables, lines, **options
   ):
     sys.stdout.write(shown(output) + "\n")
+  return 2 if reasons else 0
 
 
 def _converse(conversation: Conversation) -> None:

@@ -21,6 +21,7 @@ from attention.linear import (
   hedgehog_features,
   linear,
   linear_attention,
+  taylor_features,
 )
 from attention.performer import (
   orthogonal_features,
@@ -38,6 +39,7 @@ from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.gated_linear import (
   gated_linear,
   gated_linear_attention,
+  hgrn2,
   lightning,
   mamba2,
   retention,
@@ -55,8 +57,15 @@ from attention.delta_rule import (
   kimi_delta,
 )
 from attention.delta_product import delta_product, delta_product_attention
+from attention.precond_delta import (
+  PrecondState,
+  precond_delta,
+  precond_delta_attention,
+)
+from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
+from attention.gsa import gsa, gsa_attention
 from attention.log_linear import log_linear, log_linear_attention
 from attention.differential import differential, differential_attention
 from attention.latent import latent, latent_attention
@@ -65,11 +74,11 @@ from attention.nsa import nsa, nsa_attention
 from attention.stick_breaking import stick_breaking, stick_breaking_attention
 from attention.path import path, path_attention
 from attention.dsa import dsa, dsa_attention
+from attention.compressed import compressed, compressed_attention
 # isort: on
 
 from attention.attention_fn import as_attention_fn
 from attention.checks import near
-from attention.compressed import compressed_attention, compressed_entries
 from attention.mechanism import ATTENTIONS, Attention, Dims
 from attention.platform import backend
 from attention.positions import (
@@ -82,6 +91,7 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.recurrent.gates import gates_from_keys
+from attention.softmax.entries import compressed_entries
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.logits import Logits
 from attention.softmax.mods import make_block_mask
@@ -110,6 +120,7 @@ __all__ = [
   "Dims",
   "Logits",
   "MlstmState",
+  "PrecondState",
   "Visible",
   "additive",
   "additive_attention",
@@ -122,6 +133,7 @@ __all__ = [
   "bigbird_random_blocks",
   "causal",
   "comba",
+  "compressed",
   "compressed_attention",
   "compressed_entries",
   "deberta_buckets",
@@ -144,7 +156,10 @@ __all__ = [
   "gated_linear",
   "gated_linear_attention",
   "gates_from_keys",
+  "gsa",
+  "gsa_attention",
   "hedgehog_features",
+  "hgrn2",
   "key_mask",
   "kimi_delta",
   "latent",
@@ -183,11 +198,15 @@ __all__ = [
   "path_attention",
   "performer",
   "performer_attention",
+  "precond_delta",
+  "precond_delta_attention",
   "retention",
   "rg_lru",
   "rg_lru_attention",
   "rotary",
   "rotary_frequencies",
+  "rwkv6",
+  "rwkv6_attention",
   "rwkv7",
   "rwkv7_attention",
   "segments",
@@ -201,6 +220,7 @@ __all__ = [
   "window",
   "t5_bias",
   "t5_buckets",
+  "taylor_features",
   "window_2d",
   "window_2d_attention",
   "window_linear",

@@ -70,8 +70,17 @@ def additive_attention(
     key_kernel: U, `[N, H, A]`.
     score_kernel: v, `[N, A]`.
     scale: factor of the scores; None is 1, as in the paper.
-
-  Other arguments: as `flash_attention`.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t only.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    bias: added to the logits, broadcastable to `[B, N, T, S]`.
+    dropout_rate: share of attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    block_size: C, the number of rows computed at the same time.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
+    visible: which pairs count, combined with the options for visibility.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the scores.

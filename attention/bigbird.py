@@ -53,6 +53,9 @@ def bigbird_attention(
   once. `mask` and the segments restrict the pairs further.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     block_size: C.
     random_blocks: `[N, M, R]`, the numbers of R blocks for each query head and
       each of the M = max(L - 1, 0) blocks between the first and the last. A
@@ -61,10 +64,14 @@ def bigbird_attention(
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because the last block is global, and random
       blocks may be later than the query.
-    axis_name: as `dense_attention`, for a `block_size` that divides T. Blocks are
-      numbered in the whole sequence; shards do not support dropout.
-
-  Other arguments: as `dense_attention`, with S = T.
+    axis_name: mesh axis inside `jax.shard_map`, for a `block_size` that divides T.
+      Blocks are numbered in the whole sequence; shards do not support dropout.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    dropout_rate: share of attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]`, as

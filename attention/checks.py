@@ -1,4 +1,4 @@
-"""What a call of an attention function may have: one table of checks, and messages.
+"""Checks of the arguments of attention functions: one table, and the messages.
 
 A check reads shapes, dtypes and Python numbers alone, so it costs nothing in a
 compiled program and raises while the program is traced. Every message names the
@@ -29,7 +29,7 @@ ARRAYS: Mapping[str, Any] = {
   "query_segment_ids": Int[Array, "B T"],
   "key_segment_ids": Int[Array, "B S"],
   "bias": Float[Array, "..."],
-  "sinks": Float[Array, "N"],
+  "sinks": Float[Array, "..."],
   "log_forget": Float[Array, "B T N"],
 }
 """The arrays that are the same in every function."""
@@ -153,7 +153,7 @@ def _check_heads(sizes: dict[str, int]) -> None:
 
 
 def _no_array(name: str, value: Any) -> str:
-  """What is wrong with a value without shape and dtype, such as a list."""
+  """The message for a value that is not an array, such as a list."""
   hint = ""
   if isinstance(value, (list, tuple)):
     hint = f"; jnp.asarray({name}) makes one"
@@ -167,7 +167,7 @@ def check_qkv(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
 ) -> None:
-  """Raises ValueError where query, key and value do not fit together."""
+  """Raises ValueError unless query, key and value fit together."""
   check_call({"query": query, "key": key, "value": value}, needed=_QKV)
 
 
@@ -183,12 +183,12 @@ def check_pairs(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
 ) -> None:
-  """Raises ValueError where what a function reads of pairs does not fit."""
+  """Raises ValueError unless mask, bias, segments and dropout fit the pairs."""
   check_call(locals(), needed=_QKV)
 
 
 def check_features(name: str, features: int) -> None:
-  """Raises ValueError where there are no inputs that a mechanism could read."""
+  """Raises ValueError if a mechanism that reads the inputs of its layer gets none."""
   if features < 1:
     raise ValueError(
       f"features: {name} reads inputs of Dims.features numbers; expected at least "
@@ -199,7 +199,7 @@ def check_features(name: str, features: int) -> None:
 def check_mask(
   mask: Bool[Array, "..."] | None, shape: tuple[int, int, int, int]
 ) -> None:
-  """Raises ValueError for a mask that is not bool of `shape` `[B, N, T, S]` or 1."""
+  """Raises ValueError unless a mask is bool and broadcasts to `[B, N, T, S]`."""
   if mask is None:
     return
   if mask.dtype != jnp.bool_:
@@ -219,7 +219,7 @@ _INDICES = {
 def check_broadcast(
   name: str, array: Array, shape: tuple[int, int, int, int]
 ) -> None:
-  """Raises ValueError for an array of other axes than those of `shape` or 1."""
+  """Raises ValueError unless an array broadcasts to `shape`."""
   if array.ndim != 4 or any(
     got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
   ):
@@ -287,6 +287,24 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
     )
 
 
+def _check_sinks(name, sinks, sizes, given) -> None:
+  """Sinks are `[N]` or `[B, T, N]`; a factory takes True, False or 'inputs'."""
+  del given
+  if not hasattr(sinks, "shape"):
+    if not (isinstance(sinks, bool) or sinks == "inputs"):
+      raise ValueError(
+        f"{name}: expected True, False or 'inputs', got {sinks!r}"
+      )
+    return
+  heads = sizes["N"]
+  by_query = sizes["B"], sizes["T"], heads
+  if sinks.shape not in ((heads,), by_query):
+    raise ValueError(
+      f"{name}: expected [{heads}] for [N], or {[*by_query]} for [B, T, N], got "
+      f"shape {sinks.shape}"
+    )
+
+
 TABLES = {
   "relative_bias": "N D",
   "relative_keys": "... E H",
@@ -331,7 +349,7 @@ def check_dropout(rate: float, rng: Array | None) -> None:
 
 
 def check_soft_cap(cap: float) -> None:
-  """Raises ValueError for c of c · tanh(x / c) that is not finite and above 0."""
+  """Raises ValueError unless c of c · tanh(x / c) is finite and above 0."""
   is_number = isinstance(cap, int | float) and not isinstance(cap, bool)
   if not is_number or not 0.0 < cap < math.inf:
     raise ValueError(
@@ -364,7 +382,7 @@ def softmax_scale(
 
 
 def check_static(name: str, value: Any) -> None:
-  """Raises ValueError for a traced value of an option that makes the program."""
+  """Raises ValueError if an option that must be static is traced."""
   for x in jax.tree.leaves(value):
     if isinstance(x, jax.core.Tracer):
       raise ValueError(
@@ -375,7 +393,7 @@ def check_static(name: str, value: Any) -> None:
 
 
 def check_at_least(name: str, value: int, low: int) -> None:
-  """Raises ValueError for a count that is not an int of at least `low`."""
+  """Raises ValueError unless a count is an int of at least `low`."""
   check_static(name, value)
   is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
   if not is_int or value < low:
@@ -385,14 +403,14 @@ def check_at_least(name: str, value: int, low: int) -> None:
 
 
 def check_number(name: str, value: float) -> None:
-  """Raises ValueError for what is no finite number."""
+  """Raises ValueError unless a value is a finite number."""
   is_number = isinstance(value, Real) and not isinstance(value, bool)
   if not is_number or not math.isfinite(value):
     raise ValueError(f"{name}: expected a finite number, got {value!r}")
 
 
 def check_flag(name: str, value: bool) -> None:
-  """Raises ValueError for text such as 'False', which would count as true."""
+  """Raises ValueError unless a flag is a bool; 'False' would count as true."""
   check_static(name, value)
   if not isinstance(value, bool | np.bool_):
     raise ValueError(f"{name}: expected True or False, got {value!r}")
@@ -401,7 +419,7 @@ def check_flag(name: str, value: bool) -> None:
 def check_choice(
   name: str, value: Any, known: Sequence[str], may_be_none: bool
 ) -> None:
-  """Raises ValueError for none of some words."""
+  """Raises ValueError unless a value is one of some words."""
   if value not in known and not (value is None and may_be_none):
     raise ValueError(
       f"{name}: expected {'None or ' * may_be_none}one of {', '.join(known)}, "
@@ -449,6 +467,7 @@ CHECKS: Mapping[str, Check] = {
   "key_segment_ids": _check_segments,
   "bias": lambda name, x, sizes, _: check_broadcast(name, x, _pairs(sizes)),
   "logits_soft_cap": lambda _, cap, *__: check_soft_cap(cap),
+  "sinks": _check_sinks,
   "log_forget": _check_log_forget,
   "relative_bias": _check_table,
   "relative_keys": _check_table,
@@ -475,7 +494,7 @@ _ARRAY = (AbstractArray, jax.Array)
 def by_annotation(
   parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[dict[str, Any], dict[str, Check]]:
-  """The annotations of arrays, and the checks of all else, by name or type."""
+  """The annotations of arrays, and the checks of other options by name or type."""
   arrays, checks = {}, dict(CHECKS)
   for option, parameter in parameters.items():
     allowed = _union_members(parameter.annotation)
@@ -516,7 +535,7 @@ def _among(literal: Any, annotation: Any) -> Check:
 
 
 def near(got: str, known: Iterable[str]) -> str:
-  """The text "; did you mean 'b'?", or nothing where no name is like it.
+  """The text "; did you mean 'b'?", or '' if no name is similar.
 
   Case does not count. A name that begins with `got` comes before one that is like it.
   """
@@ -537,7 +556,7 @@ def one_of(got: object, known: Iterable[str]) -> str:
 
 
 def unknown_option(option: str, name: str, known: Collection[str]) -> str:
-  """What is told of an option that a function or a factory does not have."""
+  """The message for an option that a function or a factory does not have."""
   names = ", ".join(known) or "none"
   return (
     f"{option}: {name} has no such option; it has {names}{near(option, known)}"

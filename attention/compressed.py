@@ -4,6 +4,8 @@ DeepSeek-V4's heavily compressed attention (HCA) sees all of these entries, and 
 compressed sparse attention (CSA) those that an indexer selects.
 """
 
+from functools import partial
+import math
 from typing import Any
 
 import jax
@@ -11,13 +13,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.decorators import attention_function
+from attention.decorators import attention_factory, attention_function
+from attention.dense import dense_attention
 from attention.flash import flash_attention
+from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend
 from attention.platform.blocks import chunk_map
+from attention.recurrent.gates import check_given, kernel, project
 from attention.sliding_window import sliding_window_attention
+from attention.softmax import entries as pooling
 from attention.softmax import indexer
-from attention.softmax.block_selection import kept_first, positions_seen
+from attention.softmax.block_selection import positions_seen
+from attention.softmax.entries import normed, turned
 from attention.softmax.tiles import Output, merge, with_sinks
 
 _INSTEAD = (
@@ -39,10 +46,11 @@ def compressed_attention(
   index_key: Float[Array, "B M D"] | None = None,
   index_weight: Float[Array, "B T I"] | None = None,
   top_k: int | None = None,
-  sinks: Float[Array, "N"] | None = None,
+  sinks: Float[Array, "... N"] | None = None,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
   return_lse: bool = False,
 ) -> Output:
   """Each query attends to a window of keys and to the entries of closed windows.
@@ -60,6 +68,9 @@ def compressed_attention(
   Of entries with equal scores, the earlier is selected.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     window: the number of plain keys of a query, its own among them.
     entries: c, the keys of the entries, made by `compressed_entries`; M is at most
       T // m.
@@ -69,11 +80,14 @@ def compressed_attention(
     index_key: of entries, pooled as they are.
     index_weight: of each index head.
     top_k: the largest number of entries of a query, with an indexer.
-    sinks: a logit of each head that takes weight and has no value.
+    sinks: a logit of each head that takes weight and has no value, `[N]` or, for each
+      query, `[B, T, N]`.
     mask: key mask, `[B, 1, 1, T]`; entries are those of the unmasked positions.
     is_causal: must be True, because an entry depends on its whole window.
-
-  Other options: as `flash_attention`.
+    block_size: C, the number of queries that are scored at a time; None is the
+      platform's choice.
+    scale: factor of the logits; None is 1/√H.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`. The index arrays have no gradient.
@@ -88,7 +102,8 @@ def compressed_attention(
   A model rotates queries and keys before, and entry i as position i·m. DeepSeek-V4 also
   rotates the last features of `out` back, as those of its values are rotated.
 
-  Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0.
+  Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0; the indexer
+  is that of DeepSeek-V3.2, arXiv:2512.02556.
   """
   if not is_causal:
     raise ValueError(
@@ -114,20 +129,21 @@ def compressed_attention(
     window=(window - 1, 0),
     mask=mask,
     scale=scale,
+    block_size=block_size,
     return_lse=True,
   )
   closed = positions_seen(keep, query.shape[:2]) // stride
   out, lse = near
   if count:
     values = entries if entry_values is None else entry_values
-    far = _far(query, (entries, values), closed, index, scale)
+    far = _far(query, (entries, values), closed, index, scale, block_size)
     out, lse = merge(near, far)
   if sinks is not None:
     out, lse = with_sinks(out, lse, sinks)
   return (out, lse) if return_lse else out
 
 
-def _far(query, entries, closed, index, scale):
+def _far(query, entries, closed, index, scale, block_size):
   """(out, lse) over entries; `closed [B, T]` of them count for a query."""
   index_query, index_key, index_weight, top_k = index
   count, heads = entries[0].shape[1], 0
@@ -149,66 +165,310 @@ def _far(query, entries, closed, index, scale):
 
   batch, length = query.shape[:2]
   row_bytes = 4 * batch * count * (heads + 1)
-  return chunk_map(attend, backend.rows_at_once(row_bytes, length), rows)
+  if block_size is None:
+    block_size = backend.rows_at_once(row_bytes, length)
+  return chunk_map(attend, block_size, rows)
 
 
-@attention_function
-def compressed_entries(
-  rows: Float[Array, "B T A *F"],
-  gates: Float[Array, "B T A *G"],
-  position_bias: Float[Array, "C A *G"],
-  *,
-  keep: Bool[Array, "B T"] | None = None,
-) -> Float[Array, "B M *F"]:
-  """Pools each closed window of positions by a softmax of gates, for each feature.
+_OWN = "window", "stride", "entries", "entry_values", "top_k", "sinks"
 
-    c_i = Σ_{a, j} softmax_{a, j}(gates[t, a] + b[j, a]) ∘ rows[t, a]
-    t = (i + a + 1 − A)·m + j,  j < m
 
-  with b = `position_bias`. The softmax is over all A·m terms of a feature. With A = 1,
-  entry i pools window i (HCA). With A = 2, it pools the first series of window i − 1 and
-  the second of window i (CSA); before the first window there is nothing.
+@attention_factory
+def compressed(
+  window: int = 128,
+  stride: checks.FromZero = 128,
+  top_k: int | None = None,
+  num_index_heads: int = 4,
+  index_dim: int = 32,
+  query_rank: int | None = None,
+  rotary_dim: int | None = None,
+) -> Attention:
+  """DeepSeek-V4's attention: `compressed_attention` with keys that are the values.
+
+    k_t = v_t = norm(x_t · W)        q_t = norm(q_t), for each head without a scale
+    c_i = u_i = norm(`compressed_entries` of x · W_c, by gates x · W_g and a bias b)
+    out_t = R_−t (`compressed_attention` of R_t q_t, R_t k_t and R_im c_i, with sinks)
+
+  R_t rotates the last P features of a head by position t, in a model with rotary
+  positions. All heads share k and c. With `top_k` it is CSA: entries have two series,
+  and an indexer with entries of its own selects them. Without, it is HCA.
 
   Args:
-    rows: A series of features for each position.
-    gates: of each feature of `rows`, or of several with axes of 1.
-    position_bias: of each of the m positions of a window.
-    keep: `[B, T]`, the positions that are not masked; windows are of these, in order.
+    window: W, keys of a query, its own among them.
+    stride: m; 0 is a window alone, as in the first layers of DeepSeek-V4.
+    top_k: entries of a query, which an indexer selects; None is all.
+    num_index_heads: I.
+    index_dim: D, of which the last P features are rotated.
+    query_rank: the model's `query_rank`, whose numbers `gates` takes as its third
+      argument for index queries; None computes them from x.
+    rotary_dim: P, even; None is the paper's H / 8, rounded down to an even number, and
+      at least 2.
 
   Returns:
-    `[B, M, *F]` with M = T // m, in the dtype of `rows`. An entry whose window has fewer
-    than m positions that are kept is for no query.
+    An `Attention`, causal only, that makes its own keys and values ('own_keys') and
+    decodes with a `CompressedCache`. The values have width H. A call with other values
+    takes them as they are, and an entry's value is then the mean of its positions'
+    values by the mean weights of its features. It has in `params` `kv_kernel [F, H]`,
+    `kv_scale [H]` and `sinks [N]`; with entries `entry_kernel` and `entry_gate_kernel`
+    `[F, A, H]`, `entry_bias [m, A, H]` and `entry_scale [H]`; and the same of width D
+    for an indexer, with `index_query_kernel [F, I, D]` and `index_weight_kernel [F, I]`.
+    Only `loss` trains these: the mean of `dsa_indexer_loss` over entries.
 
   Raises:
-    ValueError: shapes do not fit.
+    ValueError: an argument is no positive int, `rotary_dim` is odd, or there are options
+      of an indexer without entries or without `top_k`; by `init`, P is not below H or
+      is above D.
 
-  Cost: time and memory T·A·F.
+  Cost: as `compressed_attention`. The cache has W·H + T/m·(H + D) numbers, and those of
+  A·m positions.
 
-  Papers: DeepSeek-V4, equations 9 to 12 and 20 to 23, as in transformers 5.24.0.
+  Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0.
   """
-  size, series = position_bias.shape[:2]
-  if keep is not None:
-    rows, gates = kept_first(keep, rows, gates)
-  count = rows.shape[1] // size
+  if not stride and top_k is not None:
+    raise ValueError(f"top_k: expected None with stride 0, got {top_k}")
+  for name, given, default in (
+    ("num_index_heads", num_index_heads, 4),
+    ("index_dim", index_dim, 32),
+    ("query_rank", query_rank, None),
+  ):
+    if top_k is None and given != default:
+      raise ValueError(f"{name}: expected {default} without top_k, got {given}")
+  if rotary_dim is not None and rotary_dim % 2:
+    raise ValueError(f"rotary_dim: expected an even number, got {rotary_dim}")
+  series, step = 1 if top_k is None else 2, stride or 1
+  pooled: tuple[str, ...] = ()
+  index: tuple[str, ...] = ()
+  if stride:
+    pooled = "entry_rows", "entry_gates", "rotation"
+  if top_k is not None:
+    pooled += "index_rows", "index_gates"
+    index = "index_query", "index_weight"
 
-  def windows(x):
-    x = x[:, : count * size].astype(jnp.float32)
-    return x.reshape(x.shape[0], count, size, *x.shape[2:])
+  def rotated(head_dim):
+    return rotary_dim or 2 * max(1, head_dim // 16)
 
-  values, logits = windows(rows), windows(gates) + position_bias[None, None]
+  def init(key, dims):
+    checks.check_features("compressed", dims.features)
+    width, head_dim = rotated(dims.head_dim), dims.head_dim
+    for name, most in (("head", head_dim - 1), ("index", index_dim)):
+      if width > most and (name == "head" or top_k is not None):
+        raise ValueError(
+          f"rotary_dim: expected at most {most} of the {name} dimension, got {width}"
+        )
+    keys = jax.random.split(key, 5)
+    params = {
+      "kv_kernel": kernel(keys[0], dims.features, head_dim),
+      "kv_scale": jnp.ones(head_dim),
+      "sinks": jnp.zeros(dims.num_heads),
+    }
+    shape = dims.features, step, series
+    if stride:
+      params |= pooling.init(keys[1], "entry", *shape, head_dim)
+    if top_k is not None:
+      source, heads = query_rank or dims.features, num_index_heads
+      params |= pooling.init(keys[2], "index", *shape, index_dim)
+      params["index_query_kernel"] = kernel(keys[3], source, heads, index_dim)
+      params["index_weight_kernel"] = kernel(keys[4], dims.features, heads)
+    return {"params": params}
 
-  def shifted(x, a, fill):
-    """Series a of window i + a + 1 − A."""
-    late = min(series - 1 - a, count)
-    before = ((0, 0), (late, 0), *[(0, 0)] * (x.ndim - 3))
-    x = jnp.take(x, a, axis=3)[:, : count - late]
-    return jnp.pad(x, before[: x.ndim], constant_values=fill)
+  def gates(variables, inputs, query_inputs=None):
+    p, dtype = variables["params"], inputs.dtype
+    kv = normed(project(inputs, p["kv_kernel"]), p["kv_scale"]).astype(dtype)
+    width = rotated(kv.shape[2])
+    own, shared = jnp.split(kv, [kv.shape[2] - width], axis=2)
+    # The model rotates these vectors (1, 0) to (cos, sin) of each position.
+    unit = jnp.repeat(jnp.array([1.0, 0.0]), width // 2)[None, None, None]
+    unit = jnp.broadcast_to(unit, (*inputs.shape[:2], 1, width))
+    arrays = {"latent": own, "shared_key": shared, "rotation": unit}
+    if stride:
+      rows = project(inputs, p["entry_kernel"])
+      arrays["entry_rows"] = rows.astype(dtype)
+      arrays["entry_gates"] = project(inputs, p["entry_gate_kernel"])
+    if top_k is not None:
+      x = jax.lax.stop_gradient(inputs)
+      source = inputs if query_inputs is None else query_inputs
+      source = jax.lax.stop_gradient(source)
+      arrays["index_rows"] = project(x, p["index_kernel"])
+      arrays["index_gates"] = project(x, p["index_gate_kernel"])
+      arrays["index_query"] = project(source, p["index_query_kernel"])
+      weight = project(x, p["index_weight_kernel"])
+      arrays["index_weight"] = weight / math.sqrt(num_index_heads * index_dim)
+    return arrays
 
-  parts = [
-    (shifted(values, a, 0), shifted(logits, a, -jnp.inf)) for a in range(series)
-  ]
-  values, logits = (
-    jnp.concatenate(x, axis=2) for x in zip(*parts, strict=True)
+  def made(params, arrays, keep=None):
+    """Entries `[B, M, H]`, and index keys of them; None without an indexer."""
+    pool = partial(pooling.pooled, params, arrays, keep=keep)
+    entries = pool("entry").astype(arrays["entry_rows"].dtype)
+    return entries, None if top_k is None else pool("index")
+
+  def taken(call):
+    """The gates of a call, its keys, and the options that are left of it."""
+    names = "latent", "shared_key", "rotation", *pooled, *index
+    check_given("compressed", call, *names)
+    arrays = {name: call[name] for name in names}
+    # A position has no gradient.
+    arrays["rotation"] = jax.lax.stop_gradient(arrays["rotation"])
+    kv = jnp.concatenate([arrays["latent"], arrays["shared_key"]], axis=2)
+    rest = {name: x for name, x in call.items() if name not in names}
+    if top_k is not None:
+      turn = arrays["rotation"]
+      arrays["index_query"] = turned(arrays["index_query"], turn)
+    return arrays, kv[:, :, None], rest
+
+  def apply(variables, query, key, value, **call) -> Any:
+    p = variables["params"]
+    _check_no_keys(key)
+    arrays, kv, call = taken(call)
+    call = {"is_causal": False, **call}
+    call = accepted_options("compressed", compressed_attention, call, own=_OWN)
+    if kv.shape[1] != query.shape[1]:
+      raise ValueError(
+        "query: expected query and key of one sequence, got lengths "
+        f"{query.shape[1]} and {kv.shape[1]}; use dense attention across"
+      )
+    has_lse = call.pop("return_lse", False)
+    keep = checks.key_mask(call.get("mask"), query, kv, _INSTEAD)
+    arrays = indexer.without_masked(arrays, keep)
+    values = kv if value is None else value
+    heads = values.shape[2]
+    own: dict[str, Any] = {"entries": kv[:, :0], "entry_values": values[:, :0]}
+    if stride:
+      entries, index_key = made(p, arrays, keep)
+      entries = entries[:, :, None]
+      own = {"entries": entries, "entry_values": entries}
+      if value is not None:
+        weights = arrays["entry_gates"], p["entry_bias"]
+        own["entry_values"] = pooling.mean_values(value, *weights, keep)
+      if top_k is not None:
+        own |= {name: arrays[name] for name in index}
+        own |= {"index_key": index_key, "top_k": top_k}
+    own["entries"] = jnp.repeat(own["entries"], heads, axis=2)
+    result: Any = compressed_attention(
+      normed(query),
+      jnp.repeat(kv, heads, axis=2),
+      values,
+      window=window,
+      stride=step,
+      sinks=p["sinks"],
+      return_lse=True,
+      **own,
+      **call,
+    )
+    out, lse = result
+    if value is None:
+      out = turned(out, arrays["rotation"], -1.0)
+    return (out, lse) if has_lse else out
+
+  def loss(variables, query, key, *, mask=None, scale=None, **call):
+    _check_no_keys(key)
+    arrays, kv, call = taken(call)
+    accepted_options("compressed", compressed_attention, call)
+    keep = checks.key_mask(mask, query, kv, _INSTEAD)
+    arrays = indexer.without_masked(arrays, keep)
+    entries, index_key = made(variables["params"], arrays, keep)
+    seen = positions_seen(keep, query.shape[:2])
+    if not entries.shape[1]:
+      return jnp.zeros(())
+    rows = indexer.Rows(
+      arrays["index_query"],
+      arrays["index_weight"],
+      None,
+      normed(query),
+      seen // step - 1,
+    )
+    losses = indexer.row_losses(
+      rows,
+      indexer.Keys(index_key, None, None),
+      entries[:, :, None],
+      top_k=top_k,
+      scale=scale,
+    )
+    shown = jnp.ones_like(seen, bool) if keep is None else keep
+    losses = jnp.where(shown, losses, 0.0)
+    return jnp.sum(losses) / jnp.maximum(jnp.sum(shown), 1)
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    widths = (
+      [dims.features] if query_rank is None else [dims.features, query_rank]
+    )
+    inputs = (jax.ShapeDtypeStruct((batch, 1, x), dtype) for x in widths)
+    arrays = jax.eval_shape(gates, variables, *inputs)
+    count = -(-max_length // step) if stride else 0
+    exact = jnp.zeros((batch, count, index_dim), jnp.float32)
+    return pooling.CompressedCache(
+      jnp.zeros((batch, count, dims.head_dim), dtype),
+      None if top_k is None else exact,
+      jnp.zeros((batch, min(window, max_length), dims.head_dim), dtype),
+      {
+        name: jnp.zeros((batch, series * step, *x.shape[2:]), x.dtype)
+        for name, x in arrays.items()
+        if name in pooled
+      },
+      jnp.zeros((batch,), jnp.int32),
+    )
+
+  def decode(variables, cache, query, key, value, *, scale=None, **call):
+    _check_no_keys(key, value)
+    p, (arrays, kv, call) = variables["params"], taken(call)
+    accepted_options("compressed", compressed_attention, call, own=_OWN)
+    near = jnp.arange(cache.window.shape[1])[None] <= cache.index[:, None]
+    rows = {name: arrays[name] for name in pooled}
+    cache = pooling.with_next(cache, kv[:, :, 0], rows, partial(made, p))
+    keys, seen = cache.window, near
+    if stride:
+      places = jnp.arange(cache.entries.shape[1])[None]
+      far = places < cache.index[:, None] // step
+      if top_k is not None:
+        of_query = indexer.Rows(*map(arrays.get, index), ids=None)
+        of_entries = indexer.Keys(cache.index_key, far, None)
+        scores = indexer.index_scores(of_query, of_entries, is_causal=False)
+        far = indexer.chosen(scores, top_k)[:, 0]
+      seen = jnp.concatenate([near, far], axis=1)
+      keys = jnp.concatenate([keys, cache.entries], axis=1)
+    out: Any = dense_attention(
+      normed(query),
+      keys[:, :, None],
+      keys[:, :, None],
+      mask=seen[:, None, None],
+      sinks=p["sinks"],
+      scale=scale,
+    )
+    return turned(out, arrays["rotation"], -1.0), cache
+
+  def prefill(
+    variables, cache, query, key, value, lengths, *, scale=None, **call
+  ):
+    del query, scale
+    _check_no_keys(key, value)
+    arrays, kv, _ = taken(call)
+    rows = {name: arrays[name] for name in pooled}
+    make = partial(made, variables["params"])
+    return pooling.with_prompt(cache, kv[:, :, 0], rows, lengths, make)
+
+  return Attention(
+    init=init,
+    apply=apply,
+    init_cache=init_cache,
+    decode=decode,
+    prefill=prefill,
+    supports=frozenset({"causal", "mask", "decode", "own_keys"}),
+    causal_only=True,
+    gates=gates,
+    loss=None if top_k is None else loss,
+    reads_query_inputs=query_rank is not None,
+    sizes=Hyperparameters(
+      short={"window": 8, "stride": 4, "top_k": 4, "index_dim": 8},
+      long={"stride": 4, "top_k": 64},
+      timed=lambda length: {"stride": 4, "top_k": min(128, length // 4)},
+    ),
   )
-  weights = jax.nn.softmax(logits, axis=2)
-  return jnp.sum(weights * values, axis=2).astype(rows.dtype)
+
+
+def _check_no_keys(*arrays):
+  """Raises ValueError if a call has a key, or a value that the cache cannot hold."""
+  for name, x in zip(("key", "value"), arrays, strict=False):
+    if x is not None:
+      raise ValueError(
+        f"{name}: compressed attention makes it from the inputs of the layer; "
+        f"expected None, got shape {x.shape}"
+      )

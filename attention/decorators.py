@@ -216,7 +216,8 @@ def _bounded(record: Attention) -> Attention:
   prefill: Any = record.prefill
 
   def size(cache):
-    return cache[0].shape[1] if getattr(cache, "grows", False) else None
+    positions = int(getattr(cache, "grows", False))
+    return cache[0].shape[1] * positions if positions else None
 
   def refuse(room, position):
     raise ValueError(

@@ -16,9 +16,9 @@ from attention.recurrent.recurrence import recurrent_attention
 
 @attention_function
 def delta_product_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T R K H"],
-  value: Float[Array, "B T R K V"],
+  value: Float[Array, "B T R U V"],
   *,
   beta: Float[Array, "B T R N"],
   log_decay: Float[Array, "..."] | None = None,
@@ -51,14 +51,23 @@ def delta_product_attention(
   state grows without bound where β|k|² > 2.
 
   Args:
+    query: `[B, T, N, H]`.
     key: R keys for each position.
     value: their values.
     beta: β, their writing strengths.
     log_decay: `[B, T, N]`, `[B, T, N, H]` or None, as in `delta_rule_attention`.
     normalize_keys: as in `delta_rule_attention`; the paper's models normalize keys
       and queries to length 1.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1/√H.
+    initial_state: the state before the first position; None is 0.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
+    implementation: 'xla' or None; 'jla' is a GPU kernel of another package.
 
-  Other options, results and errors: as `gated_linear_attention`.
+  Results and errors: as `gated_linear_attention`.
 
   Cost: that of `delta_rule_attention` of T·R positions.
 
@@ -69,9 +78,9 @@ def delta_product_attention(
 
 
 def _repeated_writes(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T R K H"],
-  value: Float[Array, "B T R K V"],
+  value: Float[Array, "B T R U V"],
   *,
   log_decay: Float[Array, "..."] | None = None,
   beta: Float[Array, "B T R N"] | None = None,

@@ -62,6 +62,9 @@ def delta_rule_attention(
   grow where βc > 1 + e^g.
 
   Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
     beta: β, the writing strength; None is 1, in calls with an erase gate.
     log_decay: natural logarithms of the decays, at most 0: None for no decay
       (DeltaNet), `[B, T, N]` for one per head (Gated DeltaNet), or `[B, T, N, H]` for
@@ -72,8 +75,16 @@ def delta_rule_attention(
     write_gate: w, the share of the value that is written.
     normalize_keys: whether to divide each query and key by its length √(|x|² + 10⁻⁶),
       as the papers' models do before the rule. `erase_key` is never normalized.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1/√H.
+    initial_state: the state before the first position; None is 0.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
+    implementation: 'xla' or None; 'jla' is a GPU kernel of another package.
 
-  Other options, heads, results and errors: as `gated_linear_attention`.
+  Heads, results and errors: as `gated_linear_attention`.
 
   Raises:
     ValueError: there is neither a `beta` nor an `erase_gate`.

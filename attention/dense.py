@@ -9,16 +9,16 @@ import dataclasses
 from functools import partial
 from itertools import pairwise
 import math
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.platform import backend
-from attention.platform.layout import query_dot
+from attention.platform.layout import cut, query_dot
 from attention.softmax import dropout, own_logits
 from attention.softmax import mods as mods_lib
 from attention.softmax.cache import (
@@ -81,7 +81,7 @@ def dense_attention(
     relative_queries: of these shapes; the entry of a distance is multiplied with the
       key, as `relative_keys` with the query (DeBERTa).
     sinks: `[N]`, one more logit per head, which takes weight but has no value
-      (gpt-oss).
+      (gpt-oss); or `[B, T, N]`, one per query and head (Inkling 2).
     logits_soft_cap: c; the scaled products of query and key become
       c · tanh(x / c), before masks, biases and tables (Gemma 2).
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
@@ -172,7 +172,10 @@ def dense_attention(
     out = query_dot("bkqd,bkdv->bkqv", weights, values[:, :, :num_keys], dtype)
     out, lse = (jnp.swapaxes(y, 1, 2) for y in (out, lse))
     if logits.sinks is not None:
-      out, lse = with_sinks(out, lse, logits.sinks)
+      sinks = logits.sinks
+      if sinks.ndim > 1:
+        sinks = cut(sinks, start, rows, axis=1)
+      out, lse = with_sinks(out, lse, sinks)
     return out.astype(query_dtype), lse
 
   out, lse = _by_rows(
@@ -317,7 +320,7 @@ def attend_to_slots(
 
 @attention_factory
 def dense(
-  sinks: bool = False,
+  sinks: bool | Literal["inputs"] = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
 ) -> Attention:
@@ -325,7 +328,8 @@ def dense(
 
   Args:
     sinks: whether each head has a trained logit that takes weight but has no value:
-      `sinks [N]` in `params` (gpt-oss).
+      `sinks [N]` in `params` (gpt-oss). With 'inputs', it is computed from the inputs
+      of the queries as x_t · W, with `sink_kernel [F, N]` in `params` (Inkling 2).
     logits_soft_cap: c of c · tanh(x / c); None is no cap (Gemma 2).
     forget: whether each head has a forget gate, computed from the inputs as
       log σ(x_t · W + b), with `forget_kernel [F, N]` and `forget_bias [N]` in `params`
@@ -346,14 +350,23 @@ def dense(
     return decode(cache, query, key, value, **call)
 
   def prefill_own(
-    variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
+    variables,
+    cache,
+    query,
+    key,
+    value,
+    lengths,
+    *,
+    scale=None,
+    log_forget=None,
+    sinks=None,
   ):
-    del variables, query, scale  # The cache stores plain keys.
+    del variables, query, scale, sinks  # The cache stores plain keys.
     return prefill(cache, key, value, lengths, log_forget)
 
   return Attention(
     init=own.init,
-    apply=applied("dense", dense_attention, own.options),
+    apply=own.applied("dense", dense_attention),
     init_cache=init_own_cache,
     decode=decode_own,
     supports=own.supports(

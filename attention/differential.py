@@ -56,7 +56,14 @@ def differential_attention(
     value: `[B, S, K, V]`.
     weight: λ.
     scale: factor of the logits; None is 1/√(H/2).
-    block_size: as in `flash_attention`. Other options: as `dense_attention`.
+    block_size: (C, D), the queries and keys of a block, or one int for both.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t only.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
+    visible: which pairs count, combined with the options for visibility.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also the log-sum-exps of

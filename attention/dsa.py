@@ -69,6 +69,9 @@ def dsa_attention(
   changes nothing.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     index_query: queries of I index heads.
     index_key: of all index heads, for each key (M = S) or for each whole block (M =
       S // m).
@@ -78,8 +81,11 @@ def dsa_attention(
     mask: key mask, `[B, 1, 1, S]`.
     block_size: C, the number of queries scored at a time; None is the platform's
       choice.
-
-  Other options: as `selected_attention`.
+    is_causal: query t sees keys s ≤ t only.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`. The index arrays have no gradient: `dsa_indexer_loss` trains
@@ -197,6 +203,7 @@ def dsa(
   query_rank: int | None = None,
   index_key_norm: bool = False,
   index_rotary_dim: int | None = None,
+  has_indexer: bool = True,
 ) -> Attention:
   """The mechanism of `dsa_attention`, with an indexer of the layer's inputs x.
 
@@ -218,6 +225,10 @@ def dsa(
     index_key_norm: whether index keys have a layer norm.
     index_rotary_dim: the number of features, even and the first ones, that a model
       with rotary positions rotates; None is half of them, with θ = 10,000 in any model.
+
+    has_indexer: whether the layer has an indexer; without one it takes the index arrays of
+      the nearest layer before it that has one of the same sizes, and so selects the
+      same positions (GLM-5). It repeats the scores, which that layer does not keep.
 
   Returns:
     An `Attention` with `index_query_kernel [F, I, D]`, `index_key_kernel [F, D]` and
@@ -243,7 +254,7 @@ def dsa(
   )
 
   def init(key, dims):
-    return {"params": indexer.init(key, dims, options)}
+    return {"params": indexer.init(key, dims, options)} if has_indexer else {}
 
   def gates(variables, inputs, query_inputs=None):
     return indexer.read(variables["params"], options, inputs, query_inputs)
@@ -291,9 +302,10 @@ def dsa(
     prefill=indexer.prefill,
     supports=frozenset({"causal", "mask", "segments", "decode"}),
     approximates="dense",
-    gates=gates,
-    loss=loss,
-    reads_query_inputs=query_rank is not None,
+    gates=gates if has_indexer else None,
+    loss=loss if has_indexer else None,
+    reads_query_inputs=has_indexer and query_rank is not None,
+    shares_gates=not has_indexer,
     sizes=Hyperparameters(
       short={"top_k": 4, "num_index_heads": 2, "index_dim": 8},
       timed=lambda length: {"top_k": min(256, length)},

@@ -5,12 +5,12 @@ the attention, and `softmax.kernels` decides whether cuDNN or tokamax serves a c
 """
 
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from jaxtyping import Array, Float
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import attention_factory, attention_function
 from attention.dense import dense
 from attention.mechanism import Attention
 from attention.softmax import kernels, own_logits
@@ -66,14 +66,28 @@ def flash_attention(
       NVIDIA's GPU kernel, called through `jax.nn`; 'tokamax' is a GPU or TPU kernel
       of the optional package of that name. None uses cuDNN on a GPU where it can serve
       the call, and 'xla' elsewhere.
-    axis_name: as `dense_attention`, with 'xla' only.
+    axis_name: mesh axis inside `jax.shard_map`, with 'xla' only.
     in_parts: how the devices of `axis_name` attend: 'ring', 'balanced' or
       'all_to_all'; see `sharding.attend_to_shards`.
     visible: which pairs count, combined with the options for visibility.
     logits: how pairs are scored, in place of the options for logits.
     return_lse: whether to return the log-sum-exp of the logits as well.
-
-  Other options: as `dense_attention`.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t, also where T ≠ S, as in `dense_attention`.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    scale: factor of the logits; None is 1/√H.
+    relative_bias: `[N, 2L+1]`, added to the logits by clipped distance.
+    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
+    relative_queries: of these shapes, queries by clipped distance.
+    sinks: `[N]`, one more logit per head, which has no value.
+    logits_soft_cap: c; logits become c · tanh(x / c), before masks and biases.
+    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0.
+    score_mod: `(score, b, n, t, s) -> score`, as in FlexAttention.
+    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
+    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
+    dropout_rate: share of attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
@@ -137,7 +151,7 @@ def flash(
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,
   in_parts: InParts = "ring",
-  sinks: bool = False,
+  sinks: bool | Literal["inputs"] = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
 ) -> Attention:
@@ -166,4 +180,4 @@ def flash(
     in_parts=in_parts,
   )
   exact = dense(sinks, logits_soft_cap, forget)
-  return exact._replace(apply=applied("flash", function, own.options))
+  return exact._replace(apply=own.applied("flash", function))

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+import math
 from typing import Any, Literal
 
 import jax
@@ -53,6 +54,9 @@ def gated_linear_attention(
   share 8 heads of keys and values. A shared head serves neighbouring heads.
 
   Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
     log_decay: natural logarithms of the decays, at most 0: `[B, T, N]` for one per
       head (RetNet, Mamba-2), or `[B, T, N, H]` for one per channel (GLA).
     mask: key mask `[B, 1, 1, T]`. At a masked position, the state neither decays nor
@@ -72,8 +76,7 @@ def gated_linear_attention(
       has first derivatives in reverse mode only, works inside `jax.shard_map` only with
       `check_vma=False`, and clips log decays at −30. Under `jax.set_mesh` each of
       several devices computes its share; otherwise each computes all of it.
-
-  Other options: as `dense_attention`.
+    scale: factor of the queries; None is 1/√H.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, and with `return_state` the state
@@ -110,7 +113,9 @@ def retention(implementation: Implementation | None = None) -> Attention:
     An `Attention` without variables, causal only, with the cache of `gated_linear`.
 
   The paper's model also has `position='rotary'`, `output_norm='group'` and
-  `output_gate='silu'`. Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
+  `output_gate='silu'`. The paper divides each row of decays by the square root of its
+  sum, and each result by max(|Σ weights|, 1); the group norm removes both factors, up to
+  its ε, so they are omitted. Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
   """
 
   def log_decay(num_heads):
@@ -148,9 +153,10 @@ def lightning(
     ValueError: `depth` is below 0 or above 1, or `slopes` is unknown.
 
   The paper's model also has `output_norm='rms_joint_first'` and `output_gate='sigmoid'`,
-  and seven such layers for each layer of exact attention. Departs from it in one point: only
-  `short_convolution` or `projection_activation` of the attention module applies the SiLU
-  to queries, keys and values. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
+  and seven such layers for each layer of exact attention. Departs from it in two points:
+  only `short_convolution` or `projection_activation` of the attention module applies the
+  SiLU to queries, keys and values, and queries are divided by √H unless a call sets the
+  scale. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
   """
   if not 0.0 <= depth <= 1.0:
     raise ValueError(f"depth: expected 0 to 1, got {depth!r}")
@@ -233,10 +239,71 @@ def gated_linear(
 
 
 @attention_factory
-def mamba2(implementation: Implementation | None = None) -> Attention:
+def hgrn2(
+  lower_bound: float = 0.0, implementation: Implementation | None = None
+) -> Attention:
+  """HGRN2: gated linear attention whose keys are what the forget gates leave.
+
+    f_t = γ + (1 − γ) sigmoid(k_t)
+    S_t = diag(f_t) S_{t−1} + (1 − f_t) v_tᵀ        out_t = S_tᵀ silu(q_t)
+
+  where the key k_t has the logits of the forget gate. The scale is 1 unless a call sets
+  it.
+
+  Args:
+    lower_bound: γ, at least 0 and below 1. It grows with depth: a list of mechanisms
+      gives each layer its own, l/L to layer l of L as the paper's bounds begin.
+    implementation: as `gated_linear`.
+
+  Returns:
+    An `Attention` without variables, causal only, with the cache of `gated_linear`.
+
+  Raises:
+    ValueError: `lower_bound` is below 0, or not below 1.
+
+  Its model also has `output_norm='rms_joint'`. Departs from the paper in γ, which it
+  trains for each channel as a cumulative softmax over the layers. Paper: HGRN2: gated
+  linear RNNs with state expansion, arXiv:2404.07904, section 3.
+  """
+  if not 0.0 <= lower_bound < 1.0:
+    raise ValueError(
+      f"lower_bound: expected at least 0 and below 1, got {lower_bound!r}"
+    )
+
+  def recurrence(params, query, key, value, *, scale, **options):
+    del params
+    dtypes = query.dtype, key.dtype
+    query, key = query.astype(jnp.float32), key.astype(jnp.float32)
+    log_decay = jax.nn.log_sigmoid(key)
+    if lower_bound > 0.0:
+      log_decay += np.log1p(-lower_bound)
+      log_decay = jnp.logaddexp(np.log(lower_bound), log_decay)
+    key = (1.0 - lower_bound) * jax.nn.sigmoid(-key)
+    return recurrent_attention(
+      jax.nn.silu(query).astype(dtypes[0]),
+      key.astype(dtypes[1]),
+      value,
+      log_decay=log_decay,
+      scale=1.0 if scale is None else scale,
+      **options,
+    )
+
+  return gates.recurrent_mechanism(
+    "hgrn2", recurrence, implementation=implementation
+  )
+
+
+@attention_factory
+def mamba2(
+  implementation: Implementation | None = None,
+  projection_bias: bool = False,
+  step_factor: float = 1.0,
+  min_step: float = 0.0,
+  max_step: float | None = None,
+) -> Attention:
   """Mamba-2's mixer: a step Δ, computed from the inputs, sets the decay and the write.
 
-    Δ_t = softplus(x_t · W_Δ + b_Δ)
+    Δ_t = softplus(f (x_t · W_Δ + c) + b_Δ), at least Δ_min and at most Δ_max
     S_t = e^(−Δ_t e^A) S_{t−1} + Δ_t k_t v_tᵀ        out_t = S_tᵀ q_t + D v_t
 
   with A, b_Δ and D for each head. The paper calls k B, q C, v x and e^A A. The scale is
@@ -244,27 +311,53 @@ def mamba2(implementation: Implementation | None = None) -> Attention:
 
   Args:
     implementation: as `gated_linear`.
+    projection_bias: whether there is c, the parameter `projection_bias [N]`.
+    step_factor: f (Falcon-H1).
+    min_step: Δ_min.
+    max_step: Δ_max; None is no limit.
 
   Returns:
     An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
     parameters are `step_kernel [F, N]`, `step_bias`, `log_rate` (A) and `skip` (D),
     each `[N]`.
 
+  Raises:
+    ValueError: `min_step` is below 0, or above `max_step`.
+
   Its model also has `short_convolution` with biases, `output_gate='silu'`,
   `output_norm='rms_joint'` and `num_qk_heads`: the heads share queries and keys.
   Paper: Transformers are SSMs, arXiv:2405.21060, sections 6 and 7.
   """
+  if not 0.0 <= min_step <= (math.inf if max_step is None else max_step):
+    raise ValueError(
+      f"min_step: expected from 0 to max_step {max_step}, got {min_step!r}"
+    )
 
   def init(key, dims):
     steps = gates.step_params(jax.random.split(key, 3), dims)
+    if projection_bias:
+      steps["projection_bias"] = jnp.zeros(dims.num_heads)
     return {**steps, "skip": jnp.ones(dims.num_heads)}
+
+  def step(params, inputs):
+    logits = gates.project(inputs, params["step_kernel"])
+    if projection_bias:
+      logits += params["projection_bias"][None, None]
+    logits = step_factor * logits + params["step_bias"][None, None]
+    steps = jax.nn.softplus(logits)
+    if not min_step and max_step is None:
+      return steps
+    return jnp.clip(steps, min_step, max_step)
+
+  def decay(params, inputs):
+    return -step(params, inputs) * jnp.exp(params["log_rate"])[None, None]
 
   return gates.recurrent_mechanism(
     "mamba2",
     with_steps(recurrent_attention),
     implementation=implementation,
     init=init,
-    gates={"log_decay": gates.step_decay, "beta": gates.step},
+    gates={"log_decay": decay, "beta": step},
   )
 
 

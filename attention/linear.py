@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+import numpy as np
 
 from attention import checks
 from attention.decorators import applied, attention_factory, attention_function
@@ -25,7 +26,7 @@ from attention.recurrent.features import (
 )
 
 Function = Callable[[Array], Array]
-"""Maps `[..., H]` to `[..., M]`, row by row; no feature is below 0."""
+"""Maps `[..., H]` to `[..., M]`, row by row; no product of two rows is below 0."""
 
 
 def elu_plus_one(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
@@ -50,12 +51,31 @@ def hedgehog_features(x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
   return jnp.concatenate([jax.nn.softmax(x), jax.nn.softmax(-x)], axis=-1)
 
 
+def taylor_features(x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
+  """[1, y, y ⊗ y / √2] with y = x / H^¼; M = 1 + H + H·(H+1)/2.
+
+  With s = q·k/√H, φ(q)·φ(k) = 1 + s + s²/2, the second-order Taylor polynomial of e^s,
+  which is at least 1/2. The products y_i y_j and y_j y_i are one feature.
+
+  Paper: Simple linear attention language models balance the recall-throughput tradeoff
+  (Based), arXiv:2402.18668, section 3.1.
+  """
+  head_dim = x.shape[-1]
+  y = x * head_dim**-0.25
+  first, second = np.triu_indices(head_dim)
+  factor = np.where(first == second, 0.5**0.5, 1.0).astype(np.float32)
+  products = y[..., first] * y[..., second]
+  products *= jnp.broadcast_to(factor, products.shape)
+  return jnp.concatenate([jnp.ones_like(y[..., :1]), y, products], axis=-1)
+
+
 FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
   {
     "elu": elu_plus_one,
     "relu": relu,
     "softplus": jax.nn.softplus,
     "hedgehog": hedgehog_features,
+    "taylor": taylor_features,
   }
 )
 """The names that `linear` takes in a config."""
@@ -84,17 +104,19 @@ def linear_attention(
   vector at any length.
 
   Args:
-    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row; no feature may
-      be below 0. Gradients flow to arrays that it closes over. `hedgehog_features` is
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
+    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row; no φ(q)·φ(k)
+      may be below 0. Gradients flow to arrays that it closes over. `hedgehog_features` is
       for queries and keys that are already projected.
     mask: key mask `[B, 1, 1, S]`.
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
     block_size: R, the number of positions of a step, or, in the causal form, C, that of
       a chunk, raised to a power of two. It affects only rounding. None is the
       platform's choice.
-    axis_name: as `dense_attention`. Shards exchange only the state.
-
-  Other options: as `dense_attention`.
+    axis_name: mesh axis inside `jax.shard_map`. Shards exchange only the state.
+    is_causal: query t sees keys s ≤ t only.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A query that
@@ -110,7 +132,7 @@ def linear_attention(
 
   Departs from its paper in masks, in grouped heads, and in that it adds no epsilon to
   the normaliser. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
-  Hedgehog, arXiv:2402.04347.
+  Hedgehog, arXiv:2402.04347; Based, arXiv:2402.18668.
   """
   phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
   return attend(
@@ -265,7 +287,9 @@ def linear(feature_map: str | Function = "elu") -> Attention:
       'hedgehog' is φ(x) = [softmax(W x), softmax(−W x)] with a
       trained W for each query head and each key head, in `params` as
       `query_kernel [N, H, H]` and `key_kernel [K, H, H]`, which start as the
-      identity (Hedgehog, arXiv:2402.04347).
+      identity (Hedgehog, arXiv:2402.04347). 'taylor' is `taylor_features`, whose
+      queries and keys should be narrow: Based has 16 channels a head, and layers of
+      `sliding_window` between.
 
   Returns:
     An `Attention` that decodes with one state of K·M·(H+1) numbers for each

@@ -36,14 +36,18 @@ def linformer_attention(
   before the projection, so they contribute nothing to any mixture.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     key_projection: E, `[S', R]` for all heads, or `[K, S', R]` with one for
       each key head; S' ≥ S.
     value_projection: F, of the same form; None uses E for the values as well.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because each of the R rows mixes all positions.
     block_size: C, the number of queries in a block; None is the platform's choice.
-
-  Other arguments: as `dense_attention`.
+    scale: factor of the logits; None is 1/√H.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the R

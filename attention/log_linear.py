@@ -42,9 +42,9 @@ class LevelState(NamedTuple):
 
 @attention_function
 def log_linear_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   log_decay: Float[Array, "B T N"],
   level_scales: Float[Array, "B T N L"],
@@ -69,6 +69,9 @@ def log_linear_attention(
   the result is that of `gated_linear_attention`. All computation is in float32.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     log_decay: g, at most 0.
     level_scales: the scale of each level; T positions have ⌈log₂ T⌉ + 1 levels.
     mask: key mask `[B, 1, 1, T]`. A masked position adds nothing, is not counted, and
@@ -77,8 +80,11 @@ def log_linear_attention(
       and the call have more than 2^(L−1) positions, the last level has all older ones.
     segment_ids: `[B, T]`; where they change, the state and the count restart.
     num_segments: G; both fields of a `LevelState` then have an axis G after B.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1/√H.
+    return_state: whether to return the last state as well.
 
-  Other options and results: as `gated_linear_attention`; the state is a `LevelState`.
+  Results: as `gated_linear_attention`; the state is a `LevelState`.
 
   Raises:
     ValueError: as `gated_linear_attention`, or L is 1 or too small for T.
@@ -105,6 +111,7 @@ def _recurrence(
   """`log_linear_attention`, also where each device has a shard of the sequence."""
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
+  query = recurrence.for_values(recurrence.for_values(query, key), value)
   batch, length, num_heads, head_dim = query.shape
   is_part, levels = is_sequence_sharded(axis_name), level_scales.shape[3]
   total = length * (jax.lax.axis_size(axis_name) if is_part else 1)

@@ -82,8 +82,10 @@ def lsh_attention(
       lengthens the queries; the authors' code uses 1.
     query_segment_ids: `[B, T]`; a token sees tokens of its own segment only.
     key_segment_ids: the same ids again. A token whose two ids differ sees no token.
-    dropout_rate: as `dense_attention`; a token's weight for itself may drop as well.
-    dropout_rng: as `dense_attention`.
+    dropout_rate: share of attention weights that are set to zero; a token's weight for
+      itself may drop as well.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp

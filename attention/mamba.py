@@ -41,12 +41,19 @@ def mamba_attention(
   share if Q = K = 1. Everything is float32 for inputs of any dtype.
 
   Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
     step: Δ for each channel, at least 0.
     log_rate: A, so that −e^A is the paper's A.
     scale: None is 1.
     initial_state: h before the first position; None is 0.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    return_state: whether to return the last state as well.
 
-  Other options, results and errors: as `gated_linear_attention`.
+  Results and errors: as `gated_linear_attention`.
 
   Cost: time T·N·H·V; memory B·T·N·(H+V) and C states, with gradients also one state
   for each chunk of C = `scan.CHUNK` positions. A CPU computes a chunk position by

@@ -158,6 +158,8 @@ class Attention(NamedTuple):
       trained, such as that of an indexer. None adds nothing.
     reads_query_inputs: whether `gates` takes a third argument, `[B, T, R]`, from
       which a model with `query_rank` R projects its queries.
+    shares_gates: whether a layer takes the gates of the nearest layer before it that
+      makes some, and makes none.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -174,6 +176,7 @@ class Attention(NamedTuple):
   gates: Callable[..., dict[str, Array]] | None = None
   loss: Callable[..., Array] | None = None
   reads_query_inputs: bool = False
+  shares_gates: bool = False
 
   def __call__(self, *args: Any, **options: Any) -> Array:
     """Raises TypeError: a mechanism is a record of functions."""

@@ -28,9 +28,9 @@ from attention.recurrent.triangular import decay_to_end, pair_decays
 
 @attention_function
 def mesa_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   log_decay: Float[Array, "B T N"],
   beta: Float[Array, "B T N"],
@@ -61,6 +61,9 @@ def mesa_attention(
   float32 for inputs of any dtype.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     log_decay: g, at most 0.
     beta: β, at least 0.
     regularizer: λ, above 0.
@@ -72,12 +75,19 @@ def mesa_attention(
     scale: factor of the queries; None is 1.
     initial_state: [S_kk, S_kv] before the first position, X = H+V, with symmetric
       S_kk; None is 0.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
 
-  Other options, results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as `gated_linear_attention`; the state is
   `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
   Gradients are those of the exact solution: the iterations are not differentiated.
-  Instead, conjugate gradients solve the system again with another right-hand side.
+  Instead, conjugate gradients solve the system again with another right-hand side. The
+  iterations start at 0; the authors' start at q / diag(S_kk + λ), so the two differ until
+  they converge.
 
   Cost, with I iterations and C = `scan.CHUNK`: time T·N·(H+C)·(I·H + V), with
   gradients about four times that; memory B·T·N·(H+V), with gradients also one state
@@ -101,6 +111,7 @@ def _recurrence(
   **options,
 ) -> Any:
   """`mesa_attention`, also where each device has a shard of the sequence."""
+  query = recurrence.for_values(recurrence.for_values(query, key), value)
   batch, length, num_heads, head_dim = query.shape
   names = "num_iterations", "regularizer", "scale"
   num_iterations, regularizer, scale = (options.pop(name) for name in names)
@@ -244,7 +255,9 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
     ValueError: `num_iterations` is below 1, or `min_regularizer` not in [0, 1).
 
   Its model also has `short_convolution`, whose SiLU is the paper's, and
-  `output_norm='rms'`. Paper: arXiv:2506.05233.
+  `output_norm='rms'`. Departs from the paper in two points: `short_convolution`
+  convolves values, too, and e^g is not multiplied by 1 − (1 − 0.9975) β², as in the
+  paper's experiments. Paper: arXiv:2506.05233, section 2, equations 4 to 8.
   """
   if not 0.0 <= min_regularizer < 1.0:
     raise ValueError(

@@ -64,12 +64,20 @@ def mlstm_attention(
   any dtype.
 
   Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
     log_decay: g, the logarithm of the forget gate, at most 0.
     log_input: i, the logarithm of the input gate, of any sign.
     epsilon: ε, which the authors' code has and the paper has not.
     initial_state: the `MlstmState` before the first position; None is 0.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1/√H.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    return_state: whether to return the last state as well.
 
-  Other options, results and errors: as `gated_linear_attention`; the state is an
+  Results and errors: as `gated_linear_attention`; the state is an
   `MlstmState`.
 
   Cost: that of `gated_linear_attention` with decays for each head; with gradients also

@@ -63,6 +63,9 @@ def moba_attention(
   on the left changes nothing.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     block_size: D.
     top_k: blocks of a query, its own among them.
     index_query: of I index heads; N is a multiple of I.
@@ -70,8 +73,8 @@ def moba_attention(
     local_blocks: the number of nearest blocks, with an indexer.
     mask: key mask, `[B, 1, 1, T]`.
     is_causal: must be True, because a mean depends on all keys of its block.
-
-  Other options: as `flash_attention`.
+    scale: factor of the logits; None is 1/√H.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`. Gradients are those of the softmax over the selected keys;

@@ -56,7 +56,20 @@ def multiplicative_attention(
     kernel: W_a `[N, H, H]`, one matrix per query head, with the query's features
       first; None is the identity.
     scale: factor of the scores; None is 1.
-    block_size: as in `flash_attention`. Other options: as `dense_attention`.
+    block_size: (C, D), the queries and keys of a block, or one int for both.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t only.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
+    relative_bias: `[N, 2L+1]`, added to the logits by clipped distance.
+    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
+    relative_queries: of these shapes, queries by clipped distance.
+    dropout_rate: share of attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
+    visible: which pairs count, combined with the options for visibility.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `dense_attention`.

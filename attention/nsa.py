@@ -59,6 +59,9 @@ def nsa_attention(
   last `window` keys.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     branch_gates: g, the gates of the three branches.
     key_weights: w, the weights of the C positions of a compressed block.
     value_weights: u.
@@ -68,6 +71,7 @@ def nsa_attention(
     window: the number of keys in the window, including the query's own.
     mask: key mask, `[B, 1, 1, T]`; masked keys count as zeros in a compressed key.
     is_causal: must be True.
+    scale: factor of the logits; None is 1/√H.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, 0 at masked positions. The selection of
@@ -220,6 +224,8 @@ def nsa(
   Raises:
     ValueError: an argument is not a positive int, `num_blocks` is below 3, or
       `stride` does not divide `compress_size` and `block_size`.
+
+  Departs from its paper in g, which an MLP computes there.
   """
   sizes = compress_size, stride, block_size, num_blocks
   _check_sizes(

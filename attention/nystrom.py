@@ -58,6 +58,9 @@ def nystrom_attention(
   zeros. With grouped heads, every query head has its own A.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     num_landmarks: L; with T or more, the result is that of dense attention, as far as
       the iteration has converged.
     pinv_iterations: the number of steps of the iteration.
@@ -67,10 +70,9 @@ def nystrom_attention(
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because every landmark mixes positions.
     block_size: C, the number of positions in a tile; None is the platform's choice.
-    axis_name: as `dense_attention`. Means and B V are summed over the devices, which
-      exchange L rows per head three times, at any length.
-
-  Other arguments: as `dense_attention`, with S = T.
+    axis_name: mesh axis inside `jax.shard_map`. Means and B V are summed over the
+      devices, which exchange L rows per head three times, at any length.
+    scale: factor of the logits; None is 1/√H.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. Weights of the effective matrix sum

@@ -62,6 +62,9 @@ def path_attention(
     out_t = Σ_{s≤t} softmax_s(score_ts) v_s              H_j = I − β_j w_j w_jᵀ
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     householder: w for each key head. With |w| = 1 and β up to 2 no product grows;
       longer vectors need β|w|² ≤ 2. With β = 0, H is the identity.
     beta: β.
@@ -71,8 +74,12 @@ def path_attention(
     is_causal: must be True, because products run from a query to the left.
     block_size: C, raised to a power of two; it affects only rounding. None is at most
       `BLOCK` on a CPU, and what `backend` allows elsewhere.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, T]`.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Other options, results and errors: as `flash_attention`, and ValueError where
+  Results and errors: as `flash_attention`, and ValueError where
   `is_causal` is False. All positions between a query and a key of a segment affect
   their score, whatever their own segments. Everything is float32 for inputs of any
   dtype.

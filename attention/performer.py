@@ -50,13 +50,18 @@ def performer_attention(
   one vector at any length.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     projection: `[M, H]` with rows ω_m, drawn by `orthogonal_features`.
     kernel: 'softmax' for φ_m(x) = exp(ω_m·x̃ − |x̃|²/2)/√M, 'relu' for
       φ_m(x) = max(ω_m·x̃/√M, 0) + 0.001, with x̃ = √scale · x. 'relu' is
       another kernel and does not approximate softmax.
     scale: factor of the approximated logits, > 0; None is 1/√H.
-
-  Other options: as `linear_attention`.
+    mask: key mask `[B, 1, 1, S]`.
+    is_causal: query t sees keys s ≤ t only.
+    block_size: C, the number of positions of a chunk.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.

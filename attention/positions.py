@@ -33,7 +33,7 @@ def t5_buckets(
   """The bucket of every distance s − t from -L to L, L = `max_distance`.
 
   Each small distance has its own bucket. Larger distances share buckets, spaced
-  logarithmically up to L, where the last bucket begins. Keys after the query have
+  logarithmically up to L; the last bucket also holds all distances beyond L. Keys after the query have
   their own half of the buckets, or bucket 0 if causal, as in T5's code.
 
   Args:
@@ -238,8 +238,8 @@ def rotary_frequencies(
       above 0. LongRoPE, which has a number for every pair, is not supported.
 
   Papers: RoFormer, arXiv:2104.09864; position interpolation, arXiv:2306.15595;
-  Llama 3, section 3.4.3, arXiv:2407.21783, and its code; YaRN, section 3,
-  arXiv:2309.00071.
+  the code of Llama 3, whose section 3.4.2 is on long contexts, arXiv:2407.21783; YaRN,
+  section 3, arXiv:2309.00071.
   """
   options = {"rope_type": "default", **(scaling or {})}
   rope_type = options.pop("rope_type")

@@ -52,8 +52,12 @@ def rg_lru_attention(
     input_gate: i, from 0 to 1.
     scale: None is 1.
     initial_state: h before the first position; None is none.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    return_state: whether to return the last state as well.
 
-  Other options, results and errors: as `gated_linear_attention`.
+  Results and errors: as `gated_linear_attention`.
 
   Cost: time and memory B·T·N·V, with gradients also one state for each chunk of C =
   `scan.CHUNK` positions. A CPU computes a chunk position by position, other devices by

@@ -16,9 +16,9 @@ _LOWEST_DECAY = -(2.718281828459045**-0.5)
 
 @attention_function
 def rwkv7_attention(
-  query: Float[Array, "B T N H"],
+  query: Float[Array, "B T Q H"],
   key: Float[Array, "B T K H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B T U V"],
   *,
   log_decay: Float[Array, "B T N H"],
   removal: Float[Array, "B T N H"],
@@ -47,11 +47,22 @@ def rwkv7_attention(
   any dtype.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     log_decay: g, at most 0.
     removal: a.
     replacement: b.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1/√H.
+    initial_state: the state before the first position; None is 0.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
+    implementation: 'xla' or None; 'jla' is a GPU kernel of another package.
 
-  Other options, results and errors: as `gated_linear_attention`.
+  Results and errors: as `gated_linear_attention`.
 
   Cost: that of `delta_rule_attention` with decays for each channel, with twice the pairs
   of keys and their products, as each position writes both b and k.
@@ -104,17 +115,18 @@ def rwkv7(
   Raises:
     ValueError: `rank` is not a positive int.
 
-  The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Three
+  The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Four
   points differ from the paper: `short_convolution` replaces the token shift, values are
-  not mixed with those of the first layer, and the bonus ρ is added before the group
-  norm.
+  not mixed with those of the first layer, the bonus ρ is added before the group norm,
+  and w₀ starts from −5.5 to 0.5 over the channels of each head. In the authors' code, it
+  rises over the channels of all heads, and varies by 2.5 up and down within each head.
   Paper: arXiv:2503.14456, section 4.
   """
 
   def init(key, dims):
     keys = jax.random.split(key, 4)
     heads = dims.num_heads, dims.head_dim
-    # From fast to slow over the channels of a head, as in the paper's code.
+    # From slow to fast decays over the channels of a head.
     steps = jnp.linspace(0.0, 1.0, dims.head_dim)
     bias = jnp.broadcast_to((6.0 * steps - 5.5)[None], heads)
     return {

@@ -9,19 +9,24 @@ keys.
 from collections.abc import Sequence
 import dataclasses
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import attention_factory, attention_function
 from attention.dense import attend_to_slots
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
-from attention.softmax.cache import DenseCache, forgotten_after, forgotten_since
+from attention.softmax.cache import (
+  DenseCache,
+  forgotten_after,
+  forgotten_since,
+  ring,
+)
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.kernels import Implementation
 from attention.softmax.logits import PLAIN, Logits, WindowOptions
@@ -65,6 +70,8 @@ def sliding_window_attention(
   Masked keys never affect the output, even if they are NaN.
 
   Args:
+    query: `[B, T, N, H]`.
+    value: `[B, S, K, V]`.
     key: `[B, S, K, H]`; key s and query s are at the same position.
     window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
     dilation: the distance between neighbouring keys of the window; one int, or N ints,
@@ -82,14 +89,25 @@ def sliding_window_attention(
       keys. Other queries see global keys through `key` and `value`.
     block_size: C, the number of queries in a tile. Only 'xla' takes it. None is the
       choice of `attention.platform.backend.window_rows`.
-    implementation: as `flash_attention`. cuDNN takes only a window to the left, without
+    implementation: None, 'xla', 'cudnn' or 'tokamax'. cuDNN takes only a window to the left, without
       a mask. cuDNN and tokamax need T = S, and support no segments, tables, dropout,
       dilation or global tokens.
-
-    axis_name: as `dense_attention`, for a query and key of one sequence. Global indices
-      count in the whole sequence; shards do not support dropout.
-
-  Other arguments: as `flash_attention`.
+    axis_name: mesh axis inside `jax.shard_map`, for a query and key of one sequence.
+      Global indices count in the whole sequence; shards do not support dropout.
+    is_causal: query t sees keys s ≤ t only.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    scale: factor of the logits; None is 1/√H.
+    sinks: `[N]`, one more logit per head, which has no value.
+    logits_soft_cap: c; logits become c · tanh(x / c), before masks and biases.
+    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0.
+    score_mod: `(score, b, n, t, s) -> score`, as in FlexAttention.
+    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
+    dropout_rate: share of attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    visible: which pairs count, combined with the options for visibility.
+    logits: how pairs are scored, in place of the options for logits.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.
@@ -232,7 +250,7 @@ def sliding_window(
   dilation: int | Sequence[int] = 1,
   block_size: int | None = None,
   implementation: Implementation | None = None,
-  sinks: bool = False,
+  sinks: bool | Literal["inputs"] = False,
   logits_soft_cap: float | None = None,
   forget: bool = False,
 ) -> Attention:
@@ -316,22 +334,27 @@ def sliding_window(
     return out, SlidingWindowCache(keys, values, cache.index + 1, forgotten)
 
   def prefill(
-    variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
+    variables,
+    cache,
+    query,
+    key,
+    value,
+    lengths,
+    *,
+    scale=None,
+    log_forget=None,
+    sinks=None,
   ):
-    del variables, query, scale
-    slots = jnp.arange(cache.key.shape[1])[None]
-    last = lengths[:, None] - 1
-    # The latest position of each slot; below 0 if the slot is empty.
-    position = last - (last - slots) % slots.size
-    taken = jnp.clip(position, 0, key.shape[1] - 1)
-    keys, values = (
-      layout.rows_at(x, taken).astype(cache.key.dtype) for x in (key, value)
-    )
+    del variables, query, scale, sinks
     forgotten = cache.forgotten
     if log_forget is not None:
-      sums = forgotten_since(log_forget, lengths)
-      forgotten = layout.rows_at(sums, taken)
-    return SlidingWindowCache(keys, values, lengths, forgotten)
+      forgotten = ring(forgotten, forgotten_since(log_forget, lengths), lengths)
+    return SlidingWindowCache(
+      ring(cache.key, key, lengths),
+      ring(cache.value, value, lengths),
+      lengths,
+      forgotten,
+    )
 
   plain = {"causal", "cross", "mask", "segments", "relative", "dropout"}
   supports = own.supports(plain | {"decode", "global", "sequence"})
@@ -339,7 +362,7 @@ def sliding_window(
     supports -= {"log_forget", "mods"}
   return Attention(
     init=init,
-    apply=applied("sliding_window", function, own.options),
+    apply=own.applied("sliding_window", function),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

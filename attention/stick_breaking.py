@@ -58,14 +58,17 @@ def stick_breaking_attention(
   in float32 for inputs of any dtype, without any difference of sums.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     attend_current: whether a query also sees the key of its own position, s ≤ t.
     mask: key mask `[B, 1, 1, T]`. A masked key takes no weight.
     is_causal: must be True, because keys are ordered from a query to the left.
     query_segment_ids: `[B, T]`; keys of another segment take no weight.
     block_size: C, the number of queries and of keys in a tile; None is at most `BLOCK`
       on a CPU, and what `backend` allows elsewhere. It affects only rounding.
-
-  Other options: as `dense_attention`.
+    scale: factor of the logits; None is 1/√H.
+    key_segment_ids: `[B, T]`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; zeros for a query that sees no key, such as

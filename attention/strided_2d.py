@@ -43,14 +43,24 @@ def strided_2d_attention(
     out[t] = softmax over s in A of (scale · q_t · k_s), times v_s
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     grid: (rows, columns), rows · columns ≤ T. None is the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete.
     stride: s, at least 1; with 1 it is dense attention. The paper's is 2.
     is_causal: must be False: positions on a grid have no order.
     scale: factor of the logits; None is 1/√H. The paper's code uses 1/√F, where F is
       the number of features of all heads.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, T]`.
+    dropout_rate: share of attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    block_size: C, the number of rows computed at the same time.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Other arguments and results: as `flash_attention`, with S = T.
+  Results: as `flash_attention`, with S = T.
 
   Raises:
     ValueError: the grid has more than T positions, or `is_causal`.

@@ -58,6 +58,9 @@ def window_2d_attention(
   middle.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     grid: (rows, columns), rows · columns = T. None is the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete. It depends on the
       length, so padding a sequence changes which keys a query sees.
@@ -71,8 +74,14 @@ def window_2d_attention(
     is_causal: must be False, because a window has keys on all sides.
     block_size: the number of queries computed at the same time, in whole windows, at
       least one; None is the platform's choice.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, T]`.
+    dropout_rate: share of attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Other arguments and results: as `flash_attention`, with S = T.
+  Results: as `flash_attention`, with S = T.
 
   Raises:
     ValueError: the grid does not have T positions, the mask varies along queries, or

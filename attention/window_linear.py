@@ -70,6 +70,9 @@ def window_linear_attention(
   definition, and gradients flow through it.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     query_kernel: W_q `[N, H, H]`, with the query's features first.
     key_kernel: W_k `[K, H, H]`.
     mix: `[N]`, the logit of γ.
@@ -77,8 +80,9 @@ def window_linear_attention(
       `sliding_window_attention` with `window=(W - 1, 0)`.
     is_causal: must be True, because the mechanism is causal by definition.
     scale: factor of the near logits; None is 1/√H. It does not affect φ.
-
-  Other options: as `linear_attention`.
+    mask: key mask `[B, 1, 1, S]`.
+    block_size: C, the number of positions of a chunk.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; zeros for a query that sees no key, or only
@@ -94,6 +98,8 @@ def window_linear_attention(
   Departs from its paper in masks, and in one W_k for each key head, where the paper's
   code has one for each query head. γ is a sigmoid, as in that code, and windows slide
   as in the paper's formula. The code keeps features above 1e-12; here they may vanish.
+  Its configs have features of 64 numbers and their negatives for heads of 128; here W is
+  square.
 
   Paper: LoLCATs: on low-rank linearizing of large language models, section 3.2,
   arXiv:2410.10254. The features are those of Hedgehog, arXiv:2402.04347.

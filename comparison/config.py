@@ -20,6 +20,8 @@ from settings.leaves import Leaves, flatten
 from settings.suggest import instead
 from settings.typed import literal, mechanism, split
 
+_CONFIGS = Path(__file__).parents[1] / "configs"
+
 LAYERS = "layers"
 """The key of a variant whose value lists mechanisms, which layers take in turn."""
 
@@ -122,7 +124,7 @@ class Comparison:
       check(self, field, are_unique, "at least one, each once")
     for task in self.task_names:
       if not _is_task(task):
-        names = [x.stem for x in Path("configs").glob("[a-z]*.py")]
+        names = [x.stem for x in _CONFIGS.glob("[a-z]*.py")]
         raise ValueError(
           f"tasks: no file configs/{task}.py for {task!r}{near(task, names)}"
         )
@@ -288,7 +290,7 @@ class Comparison:
 
 def _is_task(name: str) -> bool:
   """Whether configs/ has a file of this name."""
-  return Path(f"configs/{name}.py").is_file()
+  return (_CONFIGS / f"{name}.py").is_file()
 
 
 def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:

@@ -12,7 +12,7 @@ from comparison.config import LAYERS
 import models
 from settings.errors import ConfigError, one_line
 from settings.leaves import Leaves
-from settings.typed import mechanism, spelled, split
+from settings.typed import mechanism, spelled, spelled_options, split
 
 BASELINE = "dense"
 """The mechanism whose number of parameters the others get."""
@@ -121,15 +121,16 @@ def options_of(
 
 
 def chosen_options(config: models.Config, mechanism: str) -> str:
-  """Returns the options in the first module with a mechanism: 'window=8'.
+  """Returns all options in the first module with a mechanism: 'window=8:dilation=1'.
 
-  If layers differ, the options follow their names: 'sliding_window:window=8'.
+  If layers differ, the options follow their names: 'sliding_window:window=8,linear'.
+  Options that were not set have the mechanism's defaults.
   """
   for chosen in config.attentions.values():
     if len({layer.name for layer in chosen}) > 1:
-      words = [layer.spelled for layer in chosen if layer.options]
-      return ", ".join(dict.fromkeys(words))
+      words = [spelled(layer.name, layer.all_options) for layer in chosen]
+      return ",".join(dict.fromkeys(words))
     for layer in chosen:
       if layer.name == mechanism:
-        return ", ".join(f"{k}={v}" for k, v in sorted(layer.options.items()))
+        return spelled_options(layer.all_options)
   return ""

@@ -275,14 +275,19 @@ def steps(workdir: Path, run: Run) -> int | None:
   """Returns the steps of a run; None if its budget of seconds is not timed yet."""
   if run.budget_seconds is None:
     return run.steps
-  cost = atomic.read_json(workdir / BUDGETS / f"{run.family}.json")
+  cost = step_cost(workdir, run)
   if cost is None:
     return None
   return max(1, round(run.budget_seconds / cost["step_seconds"]))
 
 
+def step_cost(workdir: Path, run: Run) -> dict[str, Any] | None:
+  """Returns the cost of a step that `keep_cost` stored; None if there is none."""
+  return atomic.read_json(workdir / BUDGETS / f"{run.family}.json")
+
+
 def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
-  """Stores the cost of a step, from which `steps` computes the number of steps."""
+  """Stores the cost of a step, for `steps` and for estimates of the time."""
   (workdir / BUDGETS).mkdir(exist_ok=True)
   atomic.write_json(workdir / BUDGETS / f"{run.family}.json", cost)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from comparison import choose, plan, records
+from comparison import choose, outline, plan, records
 from comparison import folder as folder_lib
 from comparison.config import Comparison
 from comparison.launch import launch
@@ -52,11 +52,13 @@ def run(
     print(line)
   first, step = shard
   rows = plan.grouped(runs, "row")[first - 1 :: step]
-  print(f"{folder}: {len(rows)} rows", flush=True)
+  names = {row[0].row for row in rows}
+  # In the order of the plan, seeds last, so that all rows have a result early.
+  runs = [run for run in runs if run.row in names]
+  time = outline.duration(runs, comparison, folder)
+  text = outline.line(runs, comparison)
+  print(f"{folder}: {', '.join(filter(None, (text, time)))}", flush=True)
   if not is_chosen:
-    # In the order of the plan, seeds last, so that all rows have a result early.
-    names = {row[0].row for row in rows}
-    runs = [run for run in runs if run.row in names]
     launch(runs, folder, comparison, after=after)
     return
   for number, row in enumerate(rows, 1):

@@ -23,13 +23,16 @@ _MEASURED = slice(3, 6)
 
 _REPOSITORIES = {
   "fla": "https://github.com/fla-org/flash-linear-attention",
+  "fla_recurrences": "https://github.com/fla-org/flash-linear-attention",
   "jla": "https://pypi.org/project/jax-linear-attention",
   "ejkernel": "https://pypi.org/project/ejkernel",
+  "jla_recurrences": "https://pypi.org/project/jax-linear-attention",
   "jla_states": "https://pypi.org/project/jax-linear-attention",
   "recurrentgemma": "https://github.com/google-deepmind/recurrentgemma",
   "mlstm_kernels": "https://github.com/NX-AI/mlstm_kernels",
   "mamba3_jax": "https://pypi.org/project/mamba3-jax",
   "torch": "https://github.com/pytorch/pytorch",
+  "zoology": "https://github.com/HazyResearch/zoology",
   "transformers": "https://github.com/huggingface/transformers",
   "transformers_states": "https://github.com/huggingface/transformers",
   "transformers_4": "https://github.com/huggingface/transformers",

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 import sys
+import tomllib
 
 ROOT = Path(__file__).parent.parent
 # For what is imported here, and for the kernels of notebooks.
@@ -16,7 +17,9 @@ from docs.pages import source_link  # noqa: E402
 project = "Attention laboratory"
 author = "the authors of the Attention laboratory"
 version = release = __version__
-html_title = project
+html_title = f"{project} {version}"
+with (ROOT / "pyproject.toml").open("rb") as file:
+  repository = tomllib.load(file)["project"]["urls"]["Repository"]
 
 extensions = [
   "myst_nb",
@@ -41,7 +44,7 @@ myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "docs/_build/notebooks")
 if os.environ.get("NOTEBOOKS") == "first":
-  nb_execution_excludepatterns = ["tutorials/*"]
+  nb_execution_excludepatterns = ["tutorials/[1-9]*"]
   # Which a notebook names where it is executed.
   suppress_warnings = ["myst-nb.lexer"]
 # A slow machine takes its time.
@@ -70,10 +73,16 @@ html_theme_options = {
   "navbar_persistent": [],
   "use_download_button": False,
   "use_fullscreen_button": False,
+  "use_edit_page_button": True,
   "pygments_light_style": "a11y-high-contrast-light",
   "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_context = {"default_mode": "auto"}
+html_context = {
+  "default_mode": "auto",
+  "edit_page_provider_name": "GitHub",
+  # `docs.pages` sets `edited_file`: a page may be made of another file.
+  "edit_page_url_template": f"{repository}/edit/main/{{{{ edited_file or file_name }}}}",
+}
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

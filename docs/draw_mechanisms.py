@@ -226,6 +226,16 @@ def _dsa() -> Panels:
   }
 
 
+def _compressed() -> Panels:
+  sizes = {"window": 8, "stride": 4}
+  return {
+    "every entry": _drawn(_plugged("compressed", **sizes), is_causal=True),
+    "two entries": _drawn(
+      _plugged("compressed", top_k=2, **sizes), is_causal=True
+    ),
+  }
+
+
 def _mesa() -> Panels:
   """Nothing decays, so that old keys show as well."""
   x = unit_length(tokens())
@@ -310,6 +320,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "stick_breaking": _stick_breaking,
   "path": _path,
   "dsa": _dsa,
+  "compressed": _compressed,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 

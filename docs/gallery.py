@@ -29,10 +29,12 @@ def _card(name: str, section: Section) -> str:
   formula = re.search(r"^```math\n.*?^```$", section.text, re.M | re.S)
   links = dict(re.findall(r"\[(definition|code)\]\((.*?)\)", section.sources))
   papers = re.findall(r"arxiv\.org/abs/(\d{4}\.\d{4,5})", section.sources)
-  if not (picture and formula and papers) or len(links) < 2:
+  if not (picture and formula) or len(links) < 2:
     raise ValueError(
-      f"docs/mechanisms.md, {name}: no picture, formula, paper or links"
+      f"docs/mechanisms.md, {name}: no picture, formula or links"
     )
+  # Some mechanisms are described in a report without an address on arXiv.
+  paper = f" ·\n[paper](https://arxiv.org/abs/{papers[0]})" if papers else ""
   return f"""\
 :::::{{grid-item-card}}
 **[`{name}`](mechanisms.md#{name})**: {section.idea}
@@ -47,8 +49,7 @@ Time {section.time}
 {example(name)}
 ```
 
-[Definition]({links["definition"]}) · [code]({links["code"]}) ·
-[paper](https://arxiv.org/abs/{papers[0]})
+[Definition]({links["definition"]}) · [code]({links["code"]}){paper}
 :::::
 """
 

@@ -1,15 +1,19 @@
-"""Keys of executed notebooks, so that a build runs only those that changed.
+"""Executed notebooks: a key, so that a build runs only those that changed, and a file.
 
 jupyter-cache knows a notebook by the code of its cells and by its kernel. The name
 that is shown of the kernel gets a digest of all else that an output depends on: the
 laboratory's files, the versions of installed packages, and the files and folders
 that the notebook names.
+
+The site offers each notebook as notebooks/NAME.ipynb, with its outputs, without the
+cells that readers do not see, and with a first cell that says where it runs.
 """
 
 from collections.abc import Iterator
 import functools
 import hashlib
 import importlib.metadata
+import json
 from pathlib import Path
 import re
 import sys
@@ -26,6 +30,8 @@ _APART = ("docs", "tests", "runs", "data")
 def setup(app: Any) -> dict[str, bool]:
   """Connects the hook, behind that of `docs.pages`."""
   app.connect("source-read", add_key, priority=900)
+  app.connect("html-page-context", add_link)
+  app.connect("build-finished", write_files)
   return {"parallel_read_safe": False}
 
 
@@ -37,6 +43,72 @@ def add_key(app: Any, docname: str, content: list[str]) -> None:
     kernel = f"kernelspec:\n  {{name: python3, display_name: {key(text)}}}\n"
     head = found[0].partition("kernelspec:")[0]
     content[0] = head + kernel + text[found.end() :]
+
+
+def add_link(
+  app: Any, pagename: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+  """Adds a link to the file of a notebook below the heading of its page."""
+  del app, template
+  page = ROOT / "docs" / f"{pagename}.md"
+  if doctree and page.is_file() and _KERNEL.match(page.read_text("utf-8")):
+    root, name = "../" * pagename.count("/"), page.stem
+    link = f'<a href="{root}notebooks/{name}.ipynb" download>Download this page as a notebook</a>'
+    heading, end, body = context["body"].partition("</h1>")
+    context["body"] = f"{heading}{end}\n<p>{link}</p>{body}"
+
+
+_SETUP = """\
+# Run this notebook at the root of a checkout in which `make setup` or
+# `pip install ".[lab]"` was run. On Colab (not tried) this cell makes one.
+import sys
+
+if "google.colab" in sys.modules:
+  !git clone --quiet {repository} checkout
+  %cd checkout
+  %pip install --quiet ".[lab]"
+"""
+
+
+def write_files(app: Any, exception: Exception | None) -> None:
+  """Writes notebooks/NAME.ipynb for each notebook of the site."""
+  if exception or app.builder.format != "html":
+    return
+  folder = Path(app.outdir, "notebooks")
+  folder.mkdir(exist_ok=True)
+  for docname in sorted(app.env.found_docs):
+    path = Path(app.outdir).parent / "jupyter_execute" / f"{docname}.ipynb"
+    page = ROOT / "docs" / f"{docname}.md"
+    # The folder may have notebooks of pages that are no longer there.
+    if path.exists() and _KERNEL.match(page.read_text("utf-8")):
+      notebook = json.loads(path.read_text("utf-8"))
+      text = json.dumps(download(notebook, app.config.repository), indent=1)
+      (folder / path.name).write_text(text, "utf-8")
+
+
+def download(notebook: dict[str, Any], repository: str) -> dict[str, Any]:
+  """An executed notebook as readers download it.
+
+  Args:
+    notebook: its content; the outputs are kept.
+    repository: address from which Colab clones the laboratory.
+  """
+  setup = {
+    "cell_type": "code",
+    "execution_count": None,
+    "id": "setup",
+    "metadata": {},
+    "outputs": [],
+    "source": _SETUP.format(repository=repository),
+  }
+  cells = [
+    cell
+    for cell in notebook["cells"]
+    if "remove-cell" not in cell["metadata"].get("tags", ())
+  ]
+  kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+  metadata = {"kernelspec": kernel}
+  return notebook | {"cells": [setup, *cells], "metadata": metadata}
 
 
 def key(notebook: str) -> str:

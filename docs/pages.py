@@ -56,6 +56,8 @@ def setup(app: Any) -> Mapping[str, Any]:
   app.connect("builder-inited", lambda app: mechanism_pages.write())
   app.connect("source-read", expand)
   app.connect("doctree-resolved", resolve_sources)
+  app.connect("html-page-context", set_edited_file)
+  app.add_config_value("repository", "", "html")
   app.connect("build-finished", write_sources)
   # Ahead of napoleon, which reads what this writes.
   app.connect("autodoc-process-docstring", markup, priority=100)
@@ -78,6 +80,19 @@ def file_pages() -> Mapping[str, str]:
       if name.endswith(".md"):
         pages[name] = docname
   return pages
+
+
+def set_edited_file(
+  app: Any, pagename: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+  """Names the file that the link "Suggest edit" of a page leads to."""
+  del app, template, doctree
+  own = f"docs/{pagename}.md"
+  sources = (file for file, page in file_pages().items() if page == pagename)
+  source = next((file for file in sources if file != own), own)
+  if pagename.startswith("mechanisms/"):
+    source = "docs/mechanisms.md"
+  context["edited_file"] = source
 
 
 def expand(app: Any, docname: str, content: list[str]) -> None:

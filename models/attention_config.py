@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
+import inspect
 import types
 from typing import Annotated, Any, ClassVar, cast
 
@@ -74,6 +75,17 @@ class AttentionConfig:
   def spelled(self) -> str:
     """The mechanism as typed on the command line: 'sliding_window:window=8'."""
     return spelled(self.name, self.options)
+
+  @property
+  def all_options(self) -> Mapping[str, Any]:
+    """The options, with the factory's defaults for those that are not set."""
+    parameters = inspect.signature(mechanisms.find(self.name)).parameters
+    defaults = {
+      name: parameter.default
+      for name, parameter in parameters.items()
+      if parameter.default is not parameter.empty
+    }
+    return {**defaults, **self.options}
 
 
 def _by_name(chosen: Any) -> Any:

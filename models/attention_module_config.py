@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Interval, Le
 
 from attention import rotary_frequencies
 from attention.positions import deberta_buckets, t5_buckets
+from models.attention_config import AttentionConfig
 from models.mlp_config import WITHOUT_EXPERTS
 from settings.fields import (
   Count,
@@ -29,9 +30,13 @@ OutputNorm = Literal[
   "rms_joint",
   "rms_joint_first",
   "rms_grouped",
+  "rms_grouped_first",
 ]
-ProjectionActivation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+ProjectionActivation = Literal[
+  "none", "relu", "gelu", "gelu_tanh", "silu", "relu2"
+]
 Factors = tuple[float, float]
+ProjectionFactors = tuple[float, float, float, float]
 OutputGate = Literal["none", "silu", "gelu_tanh", "sigmoid", "sigmoid_head"]
 ConvolutionActivation = Literal["silu", "none"]
 Theta = Annotated[float, Gt(1)]
@@ -111,7 +116,7 @@ class DisentangledConfig:
 
 @checked
 class AroundConfig:
-  """Overrides of one layer: of its self-attention, and of its experts.
+  """Overrides of one layer: of its self-attention, and of its feed-forward layer.
 
   Attributes:
     num_heads: N.
@@ -119,7 +124,9 @@ class AroundConfig:
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
     norm: 'pre', 'output' or 'sandwich', in a model that has one of these.
+    mlp_features: width inside the feed-forward layer; 0 is no such layer.
     num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
+    router_table: as in `MlpConfig`.
 
   These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
   value of the model.
@@ -134,6 +141,9 @@ class AroundConfig:
   latent_rank: Count | None = None
   shared_key_dim: Count | None = None
   attention_bias: bool | None = None
+  out_bias: bool | None = None
+  input_factor: float | None = None
+  projection_factors: ProjectionFactors | None = None
   attention_scale: Positive | None = None
   projection_activation: ProjectionActivation | None = None
   query_key_norm: QueryKeyNorm | None = None
@@ -150,7 +160,10 @@ class AroundConfig:
   rotary_theta: Theta | None = None
   rotary_fraction: Fraction | None = None
   rotary_scaling: RotaryScaling | None = None
+  self_attention: bool | None = None
+  mlp_features: Whole | None = None
   num_experts: Whole | None = None
+  router_table: Whole | None = None
 
   @property
   def changes(self) -> dict[str, Any]:
@@ -161,7 +174,26 @@ class AroundConfig:
     # The model's scaling does not apply to a layer without rotary positions.
     none = {"rotary_scaling": None} if self.position == "none" else {}
     # Nor do the model's experts to a layer without any.
-    return changes | none | (WITHOUT_EXPERTS if self.num_experts == 0 else {})
+    has_none = 0 in (self.num_experts, self.mlp_features)
+    no_experts = {"num_experts": 0, **WITHOUT_EXPERTS} if has_none else {}
+    return changes | none | no_experts
+
+
+@checked
+class SecondAttention:
+  """A second mechanism of a layer, beside its self-attention (Falcon-H1).
+
+  It takes the same normalized inputs, and both results are added to the residual stream,
+  this one times the second of its `residual_factors`.
+
+  Attributes:
+    mechanism: the mechanism.
+    around: the fields in which its attention module differs from that of the layer's
+      self-attention.
+  """
+
+  mechanism: AttentionConfig
+  around: AroundConfig = AroundConfig()
 
 
 @checked
@@ -183,6 +215,13 @@ class SlotConfig:
       `latent_rank` numbers have none, nor has the query with `latent_rank`.
     out_bias: whether the output projection has a bias; None is `attention_bias`
       (Qwen2 differs).
+    input_factor: factor of the inputs of self-attention (Falcon-H1).
+    projection_factors: factors of projected queries, keys, values and output gates
+      (Falcon-H1), before the short convolution.
+    out_groups: the results of this many groups of heads are projected to `out_rank`
+      numbers each, from which the output is projected (DeepSeek-V4); None projects
+      the output from the results.
+    out_rank: only with `out_groups`.
     projection_activation: activation of projected queries, keys and values
       (MiniMax-01), after the short convolution, or 'none'.
     attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
@@ -198,8 +237,9 @@ class SlotConfig:
     output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
       DeltaNet), 'group', by mean and variance (RetNet), 'group_scale', the same
       without a bias (xLSTM), or 'none'; 'rms_joint_first', over all heads together
-      (MiniMax-01); or, after the gate, 'rms_joint', over all heads together, or
-      'rms_grouped', over the heads that share a query and key (Mamba-2).
+      (MiniMax-01), 'rms_grouped_first', over the heads that share a query and key; or,
+      after the gate, 'rms_joint', over all heads together, or 'rms_grouped', over the
+      heads that share a query and key (Mamba-2).
     output_norm_epsilon: ε of that norm; None is that of the model.
     output_gate: 'silu' (RetNet, GLA), 'gelu_tanh' (Griffin) or 'sigmoid' (Kimi
       Linear) of another projection of the inputs, which multiplies that result;
@@ -211,6 +251,13 @@ class SlotConfig:
       arXiv:2603.09078): y − (y·v)v / |v|².
     global_projections: whether the tokens of `global_indices` have separate
       projections (Longformer).
+    self_attention: whether a layer has self-attention; without it, it is a feed-forward
+      layer alone (Nemotron-H), and does not use its mechanism.
+    second_attention: a second mechanism beside it; None is none.
+    streams: n residual streams of a decoder (`models.hyper_connections`); 1 is one
+      that each sub-layer reads and adds to.
+    stream_steps: Sinkhorn's iterations for the matrix that mixes them.
+    stream_epsilon: ε in these.
     residual_factors: α and β of a layer's self-attention f: x becomes α·x + β·f(x).
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
     shared_norm: whether the feed-forward layer takes the normalized inputs of
@@ -241,6 +288,10 @@ class SlotConfig:
   shared_key_dim: Count | None = None
   attention_bias: bool = False
   out_bias: bool | None = None
+  input_factor: float = 1.0
+  projection_factors: ProjectionFactors = (1.0, 1.0, 1.0, 1.0)
+  out_groups: Count | None = None
+  out_rank: Count | None = None
   projection_activation: ProjectionActivation = "none"
   attention_scale: Positive | None = None
   query_key_norm: QueryKeyNorm = "none"
@@ -253,6 +304,11 @@ class SlotConfig:
   output_gate_rank: Count | None = None
   exclusive: bool = False
   global_projections: bool = False
+  self_attention: bool = True
+  second_attention: SecondAttention | None = None
+  streams: Count = 1
+  stream_steps: Count = 20
+  stream_epsilon: Annotated[float, Ge(0)] = 1e-6
   residual_factors: Factors = (1.0, 1.0)
   input_norm: bool = True
   shared_norm: bool = False
@@ -287,6 +343,14 @@ class SlotConfig:
         "shared_key_dim: expected it with latent_rank, and only then, got "
         f"{self.shared_key_dim} with latent_rank {self.latent_rank}"
       )
+    if (self.out_groups is None) != (self.out_rank is None):
+      raise ValueError(
+        "out_rank: expected it with out_groups, and only then, got "
+        f"{self.out_rank} with out_groups {self.out_groups}"
+      )
+    if self.streams == 1:
+      fields = "stream_steps", "stream_epsilon"
+      check_unread(self, fields, "streams is 1")
     is_default = self.short_convolution_activation == "silu"
     if not (self.short_convolution or is_default):
       raise ValueError(
@@ -323,4 +387,6 @@ class SlotConfig:
       query_rank=None,
       latent_rank=None,
       shared_key_dim=None,
+      out_groups=None,
+      out_rank=None,
     )

@@ -1,8 +1,9 @@
 """A layer of a Transformer, for encoders and decoders."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 import math
-from typing import Any
+from typing import Any, cast
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
@@ -17,12 +18,19 @@ from models.attention_module_variants import (
 )
 from models.config import ModelConfig
 from models.experts import Experts
+from models.hyper_connections import HyperConnection
 from models.mlp import Mlp
 from models.multi_head_attention import MultiHeadAttention, apply_mechanism
+
+Gates = Mapping[str, Array]
+"""The gates of a mechanism, computed from the inputs of its layer."""
 
 
 class Block(nn.Module):
   """A layer: self-attention, optional cross-attention and a feed-forward network.
+
+  A layer may also have a second attention beside self-attention (Falcon-H1), or either
+  sub-layer alone (Nemotron-H).
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
   x + dropout(f(norm(x))) with norm 'pre', x + dropout(norm(f(x))) with 'output',
@@ -55,13 +63,24 @@ class Block(nn.Module):
     config = self.config
     out_scale = 1.0 / math.sqrt(len(self.sublayers) * config.num_layers)
     module_config = config.slot
-    self.self_attention = self.make_attention(
-      self.self_mechanism,
-      self.max_length,
-      module_config if self.is_decoder else module_config.encoder,
-      rotary=config.position == "rotary",
-      out_scale=out_scale,
-    )
+    if module_config.self_attention:
+      self.self_attention = self.make_attention(
+        self.self_mechanism,
+        self.max_length,
+        module_config if self.is_decoder else module_config.encoder,
+        rotary=config.position == "rotary",
+        out_scale=out_scale,
+      )
+    if module_config.second_attention is not None:
+      second = cast(ModelConfig, config.second)
+      self.second_attention = self.make_attention(
+        module_config.second_attention.mechanism,
+        self.max_length,
+        second.slot,
+        dims=second.dims(self.max_length),
+        rotary=second.position == "rotary",
+        out_scale=out_scale,
+      )
     if self.cross_mechanism is not None:
       self.cross_attention = self.make_attention(
         self.cross_mechanism,
@@ -74,6 +93,8 @@ class Block(nn.Module):
       network = Experts if config.mlp.num_experts else Mlp
       self.mlp = network(config, out_scale)
     for name in self.sublayers:
+      if name == "second_attention":
+        continue  # It has the inputs of self-attention.
       is_first = name == "self_attention"
       if (
         module_config.input_norm if is_first else not module_config.shared_norm
@@ -81,15 +102,27 @@ class Block(nn.Module):
         setattr(self, f"{name}_norm", config.make_norm())
       if config.norm == "sandwich":
         setattr(self, f"{name}_out_norm", config.make_norm())
+      if module_config.streams > 1:
+        setattr(self, f"{name}_streams", HyperConnection(config))
     self.dropout = nn.Dropout(config.dropout_rate)
 
   @property
   def sublayers(self) -> tuple[str, ...]:
     """The names of the sub-layers, in order."""
-    has_cross = self.cross_mechanism is not None
-    cross = ("cross_attention",) if has_cross else ()
-    mlp = ("mlp",) if self.config.mlp_features else ()
-    return "self_attention", *cross, *mlp
+    slot = self.config.slot
+    has = {
+      "self_attention": slot.self_attention,
+      "second_attention": slot.second_attention is not None,
+      "cross_attention": self.cross_mechanism is not None,
+      "mlp": self.config.mlp_features > 0,
+    }
+    return tuple(name for name in has if has[name])
+
+  @property
+  def _causal(self) -> tuple[str, ...]:
+    """The sub-layers whose attention is to the layer's own sequence."""
+    names = "self_attention", "second_attention"
+    return tuple(name for name in names if name in self.sublayers)
 
   @nn.nowrap
   def make_attention(
@@ -102,6 +135,7 @@ class Block(nn.Module):
   ) -> MultiHeadAttention:
     """Creates an attention module; its type defaults to that of self-attention."""
     model = self.config
+    options.setdefault("dims", model.dims(max_length))
     if module_type is None:
       module_type = MultiHeadAttention
       if config.global_projections:
@@ -112,7 +146,6 @@ class Block(nn.Module):
         module_type = DisentangledAttention
     return module_type(
       attention=mechanism.build(),
-      dims=model.dims(max_length),
       features=model.features,
       config=config,
       norm_epsilon=model.norm_epsilon,
@@ -125,7 +158,7 @@ class Block(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, "B T F"],
+    x: Float[Array, "B T *F"],
     memory: Float[Array, "B S F"] | None = None,
     *,
     positions: Int[Array | np.ndarray, "1 T"],
@@ -133,13 +166,22 @@ class Block(nn.Module):
     memory_mask: Bool[Array, "B 1 1 S"] | None = None,
     is_causal: bool = False,
     deterministic: bool = True,
+    ids: Int[Array, "B T"] | None = None,
+    carried: Gates | None = None,
     **call: Any,
-  ) -> Float[Array, "B T F"]:
-    """Applies the layer to whole sequences; `call` has options of self-attention."""
+  ) -> Any:
+    """Applies the layer to whole sequences; `call` has options of self-attention.
+
+    With several residual streams `x` and the result are `[B, T, n, F]`. With `carried`,
+    the gates of the nearest layer before, it also returns those for the next layer.
+    """
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 
-    def attend(x):
-      return self.self_attention(x, deterministic=deterministic, **call)
+    made = None if carried is None else dict(carried)
+
+    def attend(module, x):
+      gates = self._gates(module, x, positions, made)
+      return module(x, deterministic=deterministic, gates=gates, **call)
 
     def attend_across(x):
       return self.cross_attention(
@@ -148,24 +190,33 @@ class Block(nn.Module):
 
     # Padding does not count in the load-balance loss of experts.
     counted = {"mask": mask} if self.config.mlp.num_experts else {}
-    return self._layer(x, attend, attend_across, deterministic, **counted)
+    counted |= self._ids(ids)
+    x = self._layer(x, attend, attend_across, deterministic, **counted)
+    return x if carried is None else (x, made)
+
+  def _ids(self, ids):
+    """The ids, if they choose the experts."""
+    return {"ids": ids} if self.config.mlp.router_table else {}
 
   def start(
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
   ) -> None:
     """Creates the caches for `decode` of up to `max_length` positions."""
-    self.self_attention.start(batch, max_length)
+    for name in self._causal:
+      getattr(self, name).start(batch, max_length)
     if memory is not None:
       self.cross_attention.remember(memory)
 
   def decode(
     self,
-    x: Float[Array, "B P F"],
+    x: Float[Array, "B P *F"],
     positions: Int[Array | np.ndarray, "*B P"],
     memory_mask: Bool[Array, "B 1 1 S"] | None,
     lengths: Int[Array, "B"] | None = None,
+    ids: Int[Array, "B P"] | None = None,
+    carried: Gates | None = None,
     **tables: Float[Array, "N D"],
-  ) -> Float[Array, "B P F"]:
+  ) -> Any:
     """Applies the layer to the next position, or to the first ones of a sequence.
 
     Args:
@@ -174,38 +225,72 @@ class Block(nn.Module):
       memory_mask: `[B, 1, 1, S]`, the visible positions of the memory.
       lengths: `[B]`, how many of the first positions enter the cache; None for the
         next position.
+      ids: `[B, P]`, for a router's table.
+      carried: as in a call.
       **tables: biases of self-attention by distance.
     """
+    made = None if carried is None else dict(carried)
 
-    def attend(x):
+    def attend(module, x):
+      gates = self._gates(module, x, positions, made)
       if lengths is None:
-        return self.self_attention.decode(x, positions, **tables)
-      return self.self_attention.prefill(x, positions, lengths, **tables)
+        return module.decode(x, positions, gates, **tables)
+      return module.prefill(x, positions, lengths, gates, **tables)
 
     def attend_across(x):
       return self.cross_attention.recall(x, memory_mask)
 
-    return self._layer(x, attend, attend_across, deterministic=True)
+    ids_of = self._ids(ids)
+    x = self._layer(x, attend, attend_across, deterministic=True, **ids_of)
+    return x if carried is None else (x, made)
+
+  def _gates(
+    self,
+    module: MultiHeadAttention,
+    x: Array,
+    positions: Any,
+    made: dict[str, Array] | None,
+  ) -> Gates | None:
+    """The gates of a module; those that self-attention makes enter `made`.
+
+    None leaves them to the module.
+    """
+    if made is None:
+      return None
+    if module.attention.shares_gates:
+      return made
+    gates = module.make_gates(x, positions)
+    if gates and module.name == "self_attention":
+      made.clear()
+      made.update(gates)
+    return gates
 
   def _layer(
     self,
     x: Array,
-    attend: Callable[[Array], Array],
+    attend: Callable[[MultiHeadAttention, Array], Array],
     attend_across: Callable[[Array], Array],
     deterministic: bool,
     **counted: Any,
   ) -> Array:
     """Applies the residual sub-layers in order."""
     kind, module_config = self.config.norm, self.config.slot
+
+    def attend_scaled(name, x):
+      module = getattr(self, name)
+      factor = module.config.input_factor
+      return attend(module, x if factor == 1.0 else factor * x)
+
     functions = {
-      "self_attention": attend,
+      **{x: partial(attend_scaled, x) for x in self._causal},
       "cross_attention": attend_across,
       "mlp": lambda x: self.mlp(x, **counted),
     }
 
     def added(name, x):
       # A sub-layer without a norm has the identity.
-      first = "self_attention" if module_config.shared_norm else name
+      has_first = name == "second_attention" or module_config.shared_norm
+      first = "self_attention" if has_first else name
       norm = getattr(self, f"{first}_norm", lambda x: x)
       out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "sandwich":
@@ -220,11 +305,21 @@ class Block(nn.Module):
       "self_attention": module_config.residual_factors,
       "mlp": self.config.mlp.mlp_residual_factors,
     }
+    if self.config.second is not None:
+      _, new = self.config.second.slot.residual_factors
+      factors["second_attention"] = (1.0, new)
+    inputs = x
     for name in self.sublayers:
+      if module_config.streams > 1:
+        own, merged = getattr(self, f"{name}_streams")(x)
+        x = merged(added(name, own))
+        continue
       if kind == "residual":
         x = getattr(self, f"{name}_norm")(x)
       own, new = factors.get(name, (1.0, 1.0))
-      out = added(name, x)
+      # A second attention has the inputs of the first.
+      inputs = x if name != "second_attention" else inputs
+      out = added(name, inputs)
       x = (x if own == 1.0 else own * x) + (out if new == 1.0 else new * out)
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
@@ -239,12 +334,22 @@ def apply_layers(
   **call: Any,
 ) -> Float[Array, "B T F"]:
   """Applies layers to whole sequences, with rematerialization as `remat` says."""
+  blocks = list(blocks)
+  carried = first_gates(blocks)
 
-  def layer(block, *arrays):
-    return block(*arrays, **call)
+  def layer(block, carried, *arrays):
+    return block(*arrays, carried=carried, **call)
 
   if remat == "block":
     layer = nn.remat(layer)
   for block in blocks:
-    x = layer(block, x, *memory)
+    x = layer(block, carried, x, *memory)
+    if carried is not None:
+      x, carried = x
   return x
+
+
+def first_gates(blocks: Iterable[Any]) -> Gates | None:
+  """Returns what the first layer gets as `carried`: None if no layer takes gates."""
+  takes_any = any(block.self_mechanism.build().shares_gates for block in blocks)
+  return {} if takes_any else None

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 
 from attention import Dims
 from attention.checks import one_of
@@ -41,10 +42,11 @@ ACTIVATIONS = {
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
   "silu": jax.nn.silu,
+  "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 """`activation` -> its function."""
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
 
 POSITIONS = {
   **ADDED,
@@ -86,8 +88,8 @@ class ModelConfig:
     features: F, width of the residual stream.
     mlp_features: width inside the feed-forward layers; 0 is none (Mamba-2).
     activation: the activation of the feed-forward layers: 'relu' (Vaswani), 'gelu'
-      (x·Φ(x)), 'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', or
-      'package.module:function'.
+      (x·Φ(x)), 'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', 'relu2'
+      (max(x, 0)², Primer), or 'package.module:function'.
     gated: the activation multiplies a second projection (Shazeer 2020).
     parallel: attention and feed-forward layer take the same input, and both
       outputs are added to it (GPT-NeoX).
@@ -194,6 +196,7 @@ class ModelConfig:
       "Norm",
       _try_norm,
     )
+    self._check_sublayers()
     self._check_heads()
     self._check_positions()
     self._check_kind()
@@ -306,6 +309,19 @@ class ModelConfig:
       configs.append(one)
     return tuple(configs)
 
+  @functools.cached_property
+  def second(self) -> "ModelConfig | None":
+    """The config of the second attention of a layer; None without one."""
+    own = self.slot.second_attention
+    if own is None:
+      return None
+    return nested.replace(
+      self,
+      decoder_around=None,
+      decoder_attention=own.mechanism,
+      **{**own.around.changes, "second_attention": None},
+    )
+
   @property
   def encoder_configs(self) -> tuple["ModelConfig", ...]:
     """The config of every layer of the encoder."""
@@ -341,6 +357,27 @@ class ModelConfig:
       told = where_it_failed(error, name)
       raise ValueError(f"{field}: {name} raised {told}") from None
 
+  def _check_sublayers(self):
+    slot = self.slot
+    if self.layout != "decoder":
+      fields = "self_attention", "second_attention"
+      check_unread(slot, fields, f"kind is {self.kind!r}")
+    if not slot.self_attention:
+      is_alone = "self_attention is False"
+      check_unread(slot, ("second_attention", "shared_norm"), is_alone)
+      has_mlp = self.mlp_features > 0
+      check(self, "mlp_features", has_mlp, f"at least 1 where {is_alone}")
+    if slot.second_attention is not None:
+      is_plain = self.position in ("rotary", "none")
+      have = "with second_attention"
+      check(self, "position", is_plain, f"'rotary' or 'none' {have}")
+      check(self, "norm", self.norm == "pre", f"'pre' {have}")
+      check(self, "parallel", not self.parallel, f"False {have}")
+      try:
+        _ = self.second
+      except ValueError as error:
+        raise ValueError(f"second_attention.{error}") from None
+
   def _check_heads(self):
     heads, shared = self.num_heads, self.slot.num_qk_heads
     if self.head_dim is None and self.features % heads:
@@ -351,6 +388,11 @@ class ModelConfig:
       raise ValueError(
         f"num_kv_heads: expected a divisor of num_heads {heads}, got "
         f"{self.num_kv_heads}"
+      )
+    groups = self.slot.out_groups
+    if groups and heads % groups:
+      raise ValueError(
+        f"out_groups: expected a divisor of num_heads {heads}, got {groups}"
       )
     if shared and (heads % shared or self.kv_heads != heads):
       raise ValueError(
@@ -407,7 +449,7 @@ class ModelConfig:
       fields = "short_convolution", "query_temperature"
       check_unread(self.slot, fields, is_kind)
     if not self.gated:
-      fields = "gate_slope", "gate_limit", "gate_offset"
+      fields = "gate_factor", "gate_slope", "gate_limit", "gate_offset"
       check_unread(self.mlp, fields, "gated is False")
     if not self.mlp_features:
       check_unread(self.mlp, ("num_experts",), "mlp_features is 0")
@@ -415,7 +457,14 @@ class ModelConfig:
       check_unread(self.slot, ("residual_factors",), "parallel is True")
       check_unread(self.mlp, ("mlp_residual_factors",), "parallel is True")
       check(self, "norm", self.norm != "residual", "another with parallel")
+    if self.slot.streams > 1:
+      check(self, "norm", self.norm == "pre", "'pre' with streams")
+      check(self, "parallel", not self.parallel, "False with streams")
+      check_unread(self.slot, ("residual_factors",), "there are streams")
+      check_unread(self.mlp, ("mlp_residual_factors",), "there are streams")
     if self.layout != "decoder":
+      check_unread(self.slot, ("streams",), is_kind)
+      check_unread(self.mlp, ("router_table",), is_kind)
       check_unread(self, ("decoder_around",), is_kind)
       check_unread(self.embedding, ("position_skips_masked",), is_kind)
     if self.kind not in KINDS:

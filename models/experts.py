@@ -1,6 +1,7 @@
 """A feed-forward layer with experts, of which a router chooses some for each token."""
 
 from collections.abc import Callable
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -52,11 +53,13 @@ class Experts(nn.Module):
     self,
     inputs: Float[Array, "B T F"],
     mask: Bool[Array, "B 1 1 T"] | None = None,
+    ids: Int[Array, "B T"] | None = None,
   ) -> Float[Array, "B T F"]:
     """Applies the layer to each position.
 
     Args:
       inputs: `[B, T, F]`.
+      ids: `[B, T]`, for `router_table`.
       mask: `[B, 1, 1, T]`; the load-balance loss counts the positions in it, and the
         others never affect these. Masks of other shapes only apply to attention.
     """
@@ -71,13 +74,22 @@ class Experts(nn.Module):
       name="router",
     )
     bias = None
-    if own.selection_bias:
+    if own.selection_bias and not own.router_table:
       shape = (own.num_experts,), config.param_dtype
       bias = self.variable(
         "constants", "selection_bias", jnp.zeros, *shape
       ).value
-    scores = getattr(jax.nn, own.router_scores)(router(tokens))
-    experts = choose(scores, own, bias)
+    scores = _SCORES[own.router_scores](router(tokens))
+    if own.router_table:
+      shape = own.router_table, own.experts_per_token
+      table = self.variable(
+        "constants", "router_table", _spread, shape, own.num_experts
+      ).value
+      # A module is initialized without ids.
+      rows = jnp.zeros(len(tokens), int) if ids is None else ids.reshape(-1)
+      experts = table[rows]
+    else:
+      experts = choose(scores, own, bias)
     weights = jnp.take_along_axis(scores, experts, axis=1)
     if own.normalize_weights:
       # A sum of sigmoids can be 0 in float32.
@@ -90,6 +102,8 @@ class Experts(nn.Module):
       # Behind all tokens: their order, and with it their rounding, stays the same.
       experts = jnp.where(is_token[:, None], experts, own.num_experts)
     self._sow(scores, experts, is_token)
+    if own.expert_latent_features:
+      tokens = self._dense(own.expert_latent_features, "latent_down")(tokens)
     out = apply_experts(
       tokens.astype(config.dtype),
       experts,
@@ -97,30 +111,38 @@ class Experts(nn.Module):
       own.num_experts,
       self._network(),
     )
+    if own.expert_latent_features:
+      out = self._dense(config.features, "latent_up")(out)
     out = out.reshape(inputs.shape)
     if not own.shared_features:
       return out
     shared = Mlp(config, self.out_scale, own.shared_features, name="shared")
     shared = shared(inputs)
     if own.shared_gate:
-      gate = nn.Dense(
-        1,
-        use_bias=False,
-        dtype=config.dtype,
-        param_dtype=config.param_dtype,
-        name="shared_gate",
-      )
+      gate = self._dense(1, "shared_gate")
       shared = jax.nn.sigmoid(gate(inputs)) * shared
     return out + shared
+
+  def _dense(self, features: int, name: str) -> nn.Dense:
+    """Creates a projection without a bias."""
+    config = self.config
+    return nn.Dense(
+      features,
+      use_bias=False,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+      name=name,
+    )
 
   def _network(self) -> Callable[..., Array]:
     """Creates the networks of all experts; returns their application to rows."""
     config, own = self.config, self.config.mlp
     width = own.expert_features or config.mlp_features
+    features = own.expert_latent_features or config.features
     shapes = {
-      "hidden": (config.features, width),
-      "gate": (config.features, width),
-      "out": (width, config.features),
+      "hidden": (features, width),
+      "gate": (features, width),
+      "out": (width, features),
     }
     kernels, biases = {}, {}
     for name in shapes if config.gated else ("hidden", "out"):
@@ -159,6 +181,23 @@ class Experts(nn.Module):
       return
     loss = load_balance(scores, experts, is_token)
     self.sow("losses", "experts", factor * loss)
+
+
+def _sqrt_softplus(x):
+  return jnp.sqrt(jax.nn.softplus(x))
+
+
+_SCORES = {
+  "softmax": jax.nn.softmax,
+  "sigmoid": jax.nn.sigmoid,
+  "sqrt_softplus": _sqrt_softplus,
+}
+"""`router_scores` -> its function."""
+
+
+def _spread(shape, num_experts):
+  """A table with the experts in turn."""
+  return jnp.arange(math.prod(shape)).reshape(shape) % num_experts
 
 
 def choose(

@@ -54,9 +54,12 @@ def gated_product(
 ) -> Float[Array, "*A I"]:
   """Returns activation(α·g) / α ⊙ (h + o) of a gate g and hidden features h.
 
-  Before that, g is at most the limit c, and h is between −c and c.
+  Before that, g is multiplied by its factor and at most the limit c, and h is between
+  −c and c.
   """
   own, activation = config.mlp, config.activation_function
+  if own.gate_factor != 1.0:
+    gate = own.gate_factor * gate
   if own.gate_limit is not None:
     gate = jnp.minimum(gate, own.gate_limit)
     hidden = jnp.clip(hidden, -own.gate_limit, own.gate_limit)

@@ -15,6 +15,7 @@ class MlpConfig:
   Attributes:
     mlp_bias: whether the feed-forward layers have biases; each expert has its own.
     mlp_residual_factors: α and β of a feed-forward layer f: x becomes α·x + β·f(x).
+    gate_factor: factor of the logits of gates (Falcon-H1).
     gate_slope: α; a gate g is activation(α·g) / α.
     gate_limit: c; before that, gates are at most c and the features that they
       multiply are between −c and c (gpt-oss); None is no limit.
@@ -23,11 +24,17 @@ class MlpConfig:
       network for all.
     experts_per_token: k, the number of networks that it chooses.
     expert_features: width inside each of them; None is `mlp_features`.
+    expert_latent_features: features that the experts take and return, projected from
+      the inputs and back to F (LatentMoE, Nemotron 3); None is F.
     shared_features: width inside one more network that all tokens pass through
       (DeepSeekMoE); 0 is none.
     shared_gate: whether its result is multiplied by the sigmoid of a projection of
       the inputs to one number (Qwen2-MoE).
-    router_scores: 'softmax' of the router's logits (Switch), or 'sigmoid' (DeepSeek-V3).
+    router_scores: 'softmax' of the router's logits (Switch), 'sigmoid' (DeepSeek-V3) or
+      'sqrt_softplus', its square root (DeepSeek-V4).
+    router_table: the experts of a token are not chosen by scores but are the row of
+      its id in a constant table of this many ids (hash layers, arXiv:2106.04426); 0 is
+      no table.
     router_bias: whether the router's logits have a bias.
     selection_bias: whether a constant is added to the scores for the choice alone
       (DeepSeek-V3); the weights of the results do not contain it.
@@ -45,15 +52,18 @@ class MlpConfig:
 
   mlp_bias: bool = True
   mlp_residual_factors: tuple[float, float] = (1.0, 1.0)
+  gate_factor: float = 1.0
   gate_slope: Positive = 1.0
   gate_limit: Positive | None = None
   gate_offset: float = 0.0
   num_experts: Whole = 0
   experts_per_token: Count = 1
   expert_features: Count | None = None
+  expert_latent_features: Count | None = None
   shared_features: Whole = 0
   shared_gate: bool = False
-  router_scores: Literal["softmax", "sigmoid"] = "softmax"
+  router_scores: Literal["softmax", "sigmoid", "sqrt_softplus"] = "softmax"
+  router_table: Whole = 0
   router_bias: bool = False
   selection_bias: bool = False
   expert_groups: Count = 1

@@ -29,14 +29,16 @@ Positions = Int[Array | np.ndarray, "B T"]
 Convolve = Callable[[ShortConvolution, Array], Array]
 """Applies a short convolution to a projection: a call, `prefill` or `decode`."""
 
+_grouped_norm = functools.partial(
+  nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
+)
 _NORMS = types.MappingProxyType(
   {
     "rms": nn.RMSNorm,
     "rms_joint": nn.RMSNorm,
     "rms_joint_first": nn.RMSNorm,
-    "rms_grouped": functools.partial(
-      nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
-    ),
+    "rms_grouped": _grouped_norm,
+    "rms_grouped_first": _grouped_norm,
     "rms_from_one": RmsNormFromOne,
     "group": functools.partial(
       nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1)
@@ -185,6 +187,16 @@ class MultiHeadAttention(nn.Module):
         "exclusive: expected a mechanism with values of the model, not one that "
         "makes its own"
       )
+    if config.out_groups is not None:
+      width = dims.num_heads * dims.values // config.out_groups
+      self.out_down = self.param(
+        "out_down",
+        nn.initializers.variance_scaling(
+          1.0, "fan_in", "truncated_normal", batch_axis=(0,)
+        ),
+        (config.out_groups, width, config.out_rank),
+        self.param_dtype,
+      )
     scale, out_bias = self.out_scale, self.config.out_bias
     self.out = self.projection(self.features, kernel_init(scale), out_bias)
     self.mechanism = mechanism_variables(self, self.attention, dims)
@@ -196,6 +208,7 @@ class MultiHeadAttention(nn.Module):
     *,
     positions: Positions | None = None,
     deterministic: bool = True,
+    gates: Mapping[str, Array] | None = None,
     **call: Any,
   ) -> Float[Array, "B T F"]:
     """Attends from `inputs` to `memory`, or to `inputs` if that is None.
@@ -205,6 +218,7 @@ class MultiHeadAttention(nn.Module):
       memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
       deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
+      gates: of the mechanism; None makes them of the inputs.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: options of the mechanism.
 
     Raises:
@@ -220,14 +234,15 @@ class MultiHeadAttention(nn.Module):
     # The gates come first. The gradients of query, key and value are then added to
     # each other before that of the gates, so devices along 'tensor' exchange only one
     # sum.
-    gates = self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
     query, key, value = self.project(sources, convolve)
     query, key = self.prepare(query, key, positions)
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
     call = self.options(inputs, call)
-    self._sow(query, key, value, call | gates)
+    self._sow(query, key, value, {**call, **gates})
     out = self.attend(
       self, query, key, value, inputs=inputs, gates=gates, **call
     )
@@ -282,13 +297,15 @@ class MultiHeadAttention(nn.Module):
     inputs: Float[Array, "B P F"],
     positions: Positions,
     lengths: Int[Array, "B"],
+    gates: Mapping[str, Array] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
     """Attends causally over P positions; the first `lengths` enter 'cache'."""
     arrays = self._qkv(
       inputs, positions, lambda convolution, x: convolution.prefill(x, lengths)
     )
-    gates = self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
     call = self.options(inputs, tables)
     out = self.attend(
       self, *arrays, inputs=inputs, gates=gates, is_causal=True, **call
@@ -322,13 +339,16 @@ class MultiHeadAttention(nn.Module):
     self,
     inputs: Float[Array, "B 1 F"],
     positions: Positions,
+    gates: Mapping[str, Array] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
     """Attends from the next position to those in 'cache', which it enters."""
     decode = cast(Callable[..., Any], self.attention.decode)
     arrays = self._qkv(inputs, positions, ShortConvolution.decode)
     call = self.options(inputs, tables)
-    call |= self._gates(inputs, positions)
+    if gates is None:
+      gates = self.make_gates(inputs, positions)
+    call |= gates
     cache = self.get_variable("cache", "attention")
     out, cache = decode(self.mechanism, cache, *arrays, **call)
     self.put_variable("cache", "attention", cache)
@@ -395,11 +415,13 @@ class MultiHeadAttention(nn.Module):
       no source or that the mechanism does not project.
     """
     sources, shared = self._latents(sources)
+    query, key, value, _ = self.config.projection_factors
+    factors = {"query": query, "key": key, "value": value}
 
     def heads(name):
       if name not in sources or name not in self.projections:
         return None
-      x = getattr(self, name)(sources[name])
+      x = _scaled(getattr(self, name)(sources[name]), factors[name])
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
       if self.config.projection_activation != "none":
@@ -510,8 +532,10 @@ class MultiHeadAttention(nn.Module):
       return x
     return jnp.repeat(x, self.dims.num_heads // shared, axis=2)
 
-  def _gates(self, inputs, positions):
-    """The mechanism's gates, computed from the inputs, with its shared key rotated."""
+  def make_gates(
+    self, inputs: Float[Array, "B T F"], positions: Positions | None
+  ) -> dict[str, Array]:
+    """Computes the mechanism's gates from the inputs, with its shared key rotated."""
     if self.attention.gates is None:
       return {}
     arrays = (inputs,)
@@ -522,7 +546,8 @@ class MultiHeadAttention(nn.Module):
       key = gates["shared_key"][:, :, None]
       self._check_pairs(key.shape[-1])
       gates["shared_key"] = self._rotate(key, positions)[:, :, 0]
-    for name in gates.keys() & {"index_query_rotary", "index_key_rotary"}:
+    rotated = {"index_query_rotary", "index_key_rotary", "rotation"}
+    for name in gates.keys() & rotated:
       # Of these features, all are rotated.
       gates[name] = self._rotate(gates[name], positions, fraction=1.0)
     return gates
@@ -533,8 +558,11 @@ class MultiHeadAttention(nn.Module):
     if "own_keys" not in self.attention.supports:
       return self.config.shared_key_dim
     gates = cast(Callable[..., Any], self.attention.gates)
-    inputs = jax.ShapeDtypeStruct((1, 1, self.dims.features), jnp.float32)
-    made = jax.eval_shape(gates, self.mechanism, inputs)
+    widths = [self.dims.features]
+    if self.attention.reads_query_inputs:
+      widths.append(cast(int, self.config.query_rank))
+    inputs = (jax.ShapeDtypeStruct((1, 1, x), jnp.float32) for x in widths)
+    made = jax.eval_shape(gates, self.mechanism, *inputs)
     width = made["shared_key"].shape[-1] if "shared_key" in made else 0
     self._check_pairs(width)
     return width
@@ -565,9 +593,8 @@ class MultiHeadAttention(nn.Module):
       out = orthogonal_part(out, value)
     if kind in ("rms", "group", "group_scale"):
       out = self.out_norm(out)
-    if kind == "rms_joint_first":
-      joint = out.reshape(*out.shape[:2], -1)
-      out = self.out_norm(joint).reshape(out.shape)
+    if kind in ("rms_joint_first", "rms_grouped_first"):
+      out = self._normalized(out)
     if gate != "none":
       if self.config.output_gate_rank is not None:
         inputs = self.gate_down(inputs)
@@ -575,16 +602,26 @@ class MultiHeadAttention(nn.Module):
       function = getattr(
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
       )
-      gates = function(self.gate(inputs))
+      factor = self.config.projection_factors[3]
+      gates = function(_scaled(self.gate(inputs), factor))
       out = out * gates.reshape(*out.shape[:3], -1)
+    if kind in ("rms_joint", "rms_grouped"):
+      out = self._normalized(out)
     out = out.reshape(*out.shape[:2], -1)
-    if kind == "rms_joint":
-      out = self.out_norm(out)
-    if kind == "rms_grouped":
-      groups = self.config.num_qk_heads or self.dims.num_heads
-      grouped = out.reshape(*out.shape[:2], groups, -1)
-      out = self.out_norm(grouped).reshape(out.shape)
+    if self.config.out_groups is not None:
+      groups = out.reshape(*out.shape[:2], self.config.out_groups, -1)
+      kernel = self.out_down.astype(out.dtype)
+      out = jnp.einsum("btgd,gdr->btgr", groups, kernel)
+      out = out.reshape(*out.shape[:2], -1)
     return self.out(out)
+
+  def _normalized(self, out: Float[Array, "B T N V"]) -> Array:
+    """Normalizes the results of all heads together, or of groups of them."""
+    groups = ()
+    if self.config.output_norm.startswith("rms_grouped"):
+      groups = (self.config.num_qk_heads or self.dims.num_heads,)
+    grouped = out.reshape(*out.shape[:2], *groups, -1)
+    return self.out_norm(grouped).reshape(out.shape)
 
 
 def projection_shapes(
@@ -611,6 +648,11 @@ def every_head(
     return query, key
   key = key if key is None else for_values(key, value)
   return for_values(query, value), key
+
+
+def _scaled(x: Array, factor: float) -> Array:
+  """Multiplies x by a factor other than 1."""
+  return x if factor == 1.0 else factor * x
 
 
 def orthogonal_part(

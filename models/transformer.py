@@ -12,9 +12,10 @@ import numpy as np
 
 from attention import alibi_bias, t5_bias
 from models import tables
-from models.block import Block, apply_layers
+from models.block import Block, apply_layers, first_gates
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
+from models.hyper_connections import StreamHead
 from models.kind import Sizes
 from models.multi_head_attention import apply_mechanism
 from models.sizes import check_length, id_sizes
@@ -110,6 +111,8 @@ class Transformer(nn.Module):
         setattr(self, f"{side}_embedding_norm", config.make_norm())
       if config.norm != "post":
         setattr(self, f"{stack}_norm", config.make_norm())
+      if config.slot.streams > 1:
+        setattr(self, f"{stack}_streams", StreamHead(config))
     if has_encoder:
       self.encoder = [
         Block(
@@ -215,6 +218,7 @@ class Transformer(nn.Module):
       memory_mask=mask,
       is_causal=True,
       deterministic=deterministic,
+      ids=inputs,
     )
     return self._logits(x)
 
@@ -275,9 +279,12 @@ class Transformer(nn.Module):
     mask = self.get_variable("memory", "mask")
     x = self._read(inputs, positions, **embedded)
     tables = self._relative_tables("decoder")
+    x, carried = self._streams(x), first_gates(self.decoder)
     for block in self.decoder:
-      x = block.decode(x, positions, mask, lengths, **tables)
-    return x
+      x = block.decode(x, positions, mask, lengths, inputs, carried, **tables)
+      if carried is not None:
+        x, carried = x
+    return self._joined("decoder", x)
 
   @nn.nowrap
   def _side(self, stack: str) -> tuple[str, int]:
@@ -337,8 +344,19 @@ class Transformer(nn.Module):
     """Applies a stack to whole sequences."""
     call |= self._relative_tables(stack)
     blocks, remat = getattr(self, stack), self.config.remat
+    x = self._streams(x)
     x = apply_layers(blocks, x, *memory, remat=remat, **call)
-    return self._normed(stack, x)
+    return self._normed(stack, self._joined(stack, x))
+
+  def _streams(self, x):
+    """Copies features to each of several residual streams."""
+    count = self.config.slot.streams
+    return x if count == 1 else jnp.repeat(x[:, :, None], count, axis=2)
+
+  def _joined(self, stack, x):
+    """Joins the residual streams at the end of a stack."""
+    is_one = self.config.slot.streams == 1
+    return x if is_one else getattr(self, f"{stack}_streams")(x)
 
   def _normed(self, stack, x):
     """Applies the norm at the end of a stack, which norm 'post' does not have."""

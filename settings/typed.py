@@ -70,4 +70,9 @@ def mechanism(text: str) -> tuple[str, dict[str, Any]]:
 
 def spelled(name: str, options: Mapping[str, Any]) -> str:
   """Formats a mechanism so that `mechanism` can parse it."""
-  return ":".join([name, *(f"{k}={v}" for k, v in options.items())])
+  return ":".join(filter(None, [name, spelled_options(options)]))
+
+
+def spelled_options(options: Mapping[str, Any]) -> str:
+  """Formats options as they follow the name of a mechanism."""
+  return ":".join(f"{name}={value}" for name, value in options.items())

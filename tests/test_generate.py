@@ -62,8 +62,6 @@ def test_order_is_kept_whatever_the_batch(workdir):
 @pytest.mark.parametrize(
   ("options", "stdin", "message"),
   [
-    ([], "1\n\n1 2 3 0\n", "line 3: expected 1 to 3 symbols"),
-    ([], "1\n9\n", "line 2: expected symbols 0 to 3"),
     (["--max_length=99"], "1\n", "max_length: the model allows 4 tokens"),
     (["--top_k=2"], "1\n", "top_k"),
     (["--method=nosuch"], "1\n", "method"),
@@ -74,6 +72,18 @@ def test_a_fault_is_one_line(workdir, options, stdin, message):
   found = generate(f"--workdir={workdir}", *options, stdin=stdin)
   assert message in commands.fault(found)
   assert found[1] == ""
+
+
+def test_good_lines_have_outputs_beside_bad_ones(workdir):
+  options = f"--workdir={workdir}", "--method=sample", "--temperature=9"
+  code, out, error = generate(*options, stdin="0 1 2\n9\n1 2 3 0\n3\n")
+  assert code == 2
+  first, second = error.splitlines()
+  assert first.startswith("line 2: expected symbols 0 to 3")
+  assert second.startswith("line 3: expected 1 to 3 symbols")
+  _, alone, _ = generate(*options, stdin="0 1 2\n\n\n3\n")
+  assert out == alone
+  assert out.strip()
 
 
 def test_a_folder_without_a_run_or_a_checkpoint(workdir, tmp_path):

@@ -247,7 +247,9 @@ def _train(
         values = _evaluate(task, eval_step, mesh, state, meter, split)
         if evaluation:  # After the last step, `_finish` reports more metrics.
           writer.write(done, {split: values}, meter.seconds)
-          progress.say(f"step {done}  {split}  {format_values(values)}")
+          # The start of the run has shown the baselines.
+          own = {k: x for k, x in values.items() if k not in task.baselines}
+          progress.say(f"step {done}  {split}  {format_values(own)}")
         if config.asks_best and (is_due or done == last):
           # Other evaluations would not take place in a longer run.
           gain = best.add(values, counts=is_due)

@@ -18,6 +18,7 @@ from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
 from attention.definitions.dsa import dsa_attention, dsa_indexer_loss
 from attention.definitions.flash import flash_attention
+from attention.definitions.gsa import gsa_attention
 from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
 from attention.definitions.linformer import linformer_attention
@@ -32,11 +33,13 @@ from attention.definitions.nsa import nsa_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.path import path_attention
 from attention.definitions.performer import performer_attention
+from attention.definitions.precond_delta import precond_delta_attention
 from attention.definitions.recurrent import (
   delta_rule_attention,
   gated_linear_attention,
 )
 from attention.definitions.rg_lru import rg_lru_attention
+from attention.definitions.rwkv6 import rwkv6_attention
 from attention.definitions.rwkv7 import rwkv7_attention
 from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
@@ -58,6 +61,7 @@ __all__ = [
   "dsa_indexer_loss",
   "flash_attention",
   "gated_linear_attention",
+  "gsa_attention",
   "latent_attention",
   "linear_attention",
   "linformer_attention",
@@ -72,7 +76,9 @@ __all__ = [
   "nystrom_attention",
   "path_attention",
   "performer_attention",
+  "precond_delta_attention",
   "rg_lru_attention",
+  "rwkv6_attention",
   "rwkv7_attention",
   "selected_attention",
   "sliding_window_attention",

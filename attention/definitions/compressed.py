@@ -22,6 +22,7 @@ def compressed_attention(
   top_k: int | None = None,
   sinks: ArrayLike | None = None,
   mask: ArrayLike | None = None,
+  is_causal: bool = True,
   scale: float | ArrayLike | None = None,
 ) -> Result:
   """One softmax over the last `window` keys and the entries of closed windows.
@@ -31,6 +32,8 @@ def compressed_attention(
 
   Code: DeepSeek-V4 in transformers 5.24.0.
   """
+  if not is_causal:
+    raise ValueError("is_causal: expected True, got False")
   query, key, value, entries = shared.as_float64(query, key, value, entries)
   batch, length, heads, head_dim = query.shape
   kept = shared.visible_tokens(mask, batch, length)
@@ -56,10 +59,11 @@ def compressed_attention(
       visible[b, :, t, length + i] = True
   keys = shared.repeat_heads(keys, heads)
   scale = shared.logit_scale(scale, head_dim)
-  sinks = np.full(heads, -np.inf) if sinks is None else np.asarray(sinks, float)
+  shape = batch, length, heads
+  sinks = np.broadcast_to(-np.inf if sinks is None else sinks, shape)
   return shared.weighted_values(
     lambda b, n, t, s: shared.softmax(
-      scale * keys[b, s, n] @ query[b, t, n], sinks[n]
+      scale * keys[b, s, n] @ query[b, t, n], sinks[b, t, n]
     ),
     values,
     visible,

@@ -48,7 +48,8 @@ def dense_attention(
     relative_keys: a, `[2L+1, H]` (Shaw) or, per head, `[N, 2L+1, H]`
       (Transformer-XL); its L may differ.
     relative_queries: c, of these shapes (DeBERTa, equations 2 to 4).
-    sinks: `[N]`, one logit per head that only adds to the sum of the softmax.
+    sinks: `[N]`, one logit per head that only adds to the sum of the softmax, or
+      `[B, T, N]`.
     logits_soft_cap: c; scale · q · k becomes c · tanh(scale · q · k / c).
     log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls; it is 0
       at positions that a key mask excludes.
@@ -90,7 +91,8 @@ def dense_attention(
   a_table, c_table = (
     np.broadcast_to(x, (num_heads, *x.shape[-2:])) for x in (a_table, c_table)
   )
-  sinks = np.broadcast_to(-np.inf if sinks is None else sinks, num_heads)
+  shape = batch, visible.shape[2], num_heads
+  sinks = np.broadcast_to(-np.inf if sinks is None else sinks, shape)
   cum_log_forget = np.zeros((batch, max(visible.shape[2:]), num_heads))
   if log_forget is not None:
     if not is_causal:
@@ -113,6 +115,6 @@ def dense_attention(
       logits = np.asarray(score_mod(logits, b, n, t, s), np.float64)
     logits = logits + bias[b, n, t, s]
     logits += cum_log_forget[b, t, n] - cum_log_forget[b, s, n]
-    return shared.softmax(logits, sinks[n])
+    return shared.softmax(logits, sinks[b, t, n])
 
   return shared.weighted_values(weights, value, visible)

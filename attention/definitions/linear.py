@@ -19,6 +19,13 @@ def hedgehog_features(x: np.ndarray) -> np.ndarray:
   return np.concatenate([shared.softmax(x), shared.softmax(-x)], axis=-1)
 
 
+def taylor_features(x: np.ndarray) -> np.ndarray:
+  """[1, y, y ⊗ y / √2] with y = x / H^¼, Based's map: arXiv:2402.18668, section 3.1."""
+  y = np.asarray(x, np.float64) / x.shape[-1] ** 0.25
+  products = (y[..., :, None] * y[..., None, :]).reshape(*y.shape[:-1], -1)
+  return np.concatenate([np.ones_like(y[..., :1]), y, products / 2**0.5], -1)
+
+
 def linear_attention(
   query: ArrayLike,
   key: ArrayLike,
@@ -33,7 +40,7 @@ def linear_attention(
     out[t] = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s)        over the visible s
 
   Args:
-    feature_map: φ ≥ 0, from `[..., H]` to `[..., M]`.
+    feature_map: φ with φ(q)·φ(k) ≥ 0, from `[..., H]` to `[..., M]`.
     scale: None means φ(x), as in the paper; else φ(√scale · x).
     **options: mask and is_causal as in `dense_attention`.
 

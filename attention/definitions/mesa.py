@@ -70,7 +70,8 @@ def mesa(query: ArrayLike, key: ArrayLike, value: Any, **rest: Any) -> Result:
 
   `inputs` is `[B, T, F]`, W_β is `rate_kernel` `[F, N]`, W_g is `decay_kernel`, biases
   are `[N]`, and λ = `min_regularizer` + softplus(`regularizer`). Queries and keys are
-  normalised to length 1. Paper: arXiv:2506.05233, section 4.
+  normalised to length 1. Paper: arXiv:2506.05233, section 2,
+  equations 4 to 8.
   """
   names = ("inputs", "decay_kernel", "decay_bias", "rate_kernel", "rate_bias")
   inputs, *weights = (rest.pop(name) for name in names)

@@ -268,6 +268,37 @@ def gated_linear(
   return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
 
 
+def hgrn2(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  lower_bound: float = 0.0,
+  scale: float | None = None,
+  **call: Any,
+) -> Result:
+  """HGRN2: `key` has the logits of the forget gates f, and the keys are 1 − f.
+
+    f_t = γ + (1 − γ) σ(k_t)        S_t = diag(f_t) S_{t−1} + (1 − f_t) v_tᵀ
+
+  with queries q σ(q). γ is `lower_bound`, and `scale` None is 1.
+  Paper: arXiv:2404.07904, section 3.
+  """
+  query = np.asarray(query, np.float64)
+  query = query * sigmoid(query)
+  key = shared.repeat_heads(seen(key, call), query.shape[2])
+  forget = lower_bound + (1.0 - lower_bound) * sigmoid(key)
+  call["scale"] = 1.0 if scale is None else scale
+  return packed(
+    delta_rule_attention,
+    query,
+    1.0 - forget,
+    value,
+    call,
+    log_decay=np.log(forget),
+  )
+
+
 def mamba2(
   query: ArrayLike,
   key: ArrayLike,
@@ -279,18 +310,25 @@ def mamba2(
   log_rate: ArrayLike,
   skip: ArrayLike,
   scale: float | None = None,
+  projection_bias: ArrayLike = 0.0,
+  step_factor: float = 1.0,
+  min_step: float = 0.0,
+  max_step: float | None = None,
   rule: Callable[..., Any] = delta_rule_attention,
   **call: Any,
 ) -> Result:
   """SSD: the state update is Δ_t k_t v_tᵀ, and D v_t is added to the result.
 
-  Δ = softplus(inputs · `step_kernel` `[F, N]` + `step_bias` `[N]`), the decay is
+  Δ = softplus(`step_factor` (inputs · `step_kernel` `[F, N]` + `projection_bias` `[N]`)
+  + `step_bias` `[N]`), between `min_step` and `max_step`; the decay is
   e^(−Δ e^log_rate) with `log_rate` `[N]`, D is `skip` `[N]`. `scale` None is 1.
   `rule` is for log-linear attention, which builds on this function.
   Paper: arXiv:2405.21060, section 7; its C, B and x are query, key and value.
   """
-  step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
-  rate, skip = shared.as_float64(log_rate, skip)
+  rate, skip, bias = shared.as_float64(log_rate, skip, step_bias)
+  logits = linear(inputs, step_kernel, projection_bias, call=call)
+  step = np.logaddexp(0.0, step_factor * logits + bias)
+  step = np.clip(step, min_step, max_step)
   key, value = (
     shared.repeat_heads(seen(x, call), len(rate)) for x in (key, value)
   )

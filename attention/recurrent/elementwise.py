@@ -12,7 +12,7 @@ Other devices run an associative scan of (a, b) over the C positions, in log₂ 
 
 Write outer products in `coefficients` as `jnp.einsum`, so that their gradients are
 products of matrices: the gradient of a broadcast product is a sum that XLA:CPU fuses with
-the exponential, which is slow (`benchmarks/elementwise.py`).
+the exponential, which is slow (`benchmarks/recurrences.py`).
 """
 
 from collections.abc import Callable

@@ -12,6 +12,8 @@ subtracts the erased value at a key c instead of k:
 
     replaced   S_t = S' + k_t v_tᵀ − c_t (S_{t−1}ᵀ p_t)ᵀ
 
+RWKV-6 reads S_{t−1} with its queries, too: out_t = scale · S_{t−1}ᵀ q_t.
+
 A chunk of C positions with initial state S is a sum over pairs. With G_ij = Σ g_u over
 j < u ≤ i, G_i the sum from the start of the chunk, and A^x_ij = Σ_h x_ih k_jh e^G_ijh,
 
@@ -21,7 +23,8 @@ where u = v for the gated form, and for the delta rule (WY form)
 
     u = U − W S        (I + stril(A^p)) [U, W] = [v, p ⊙ e^G_i]
 
-If p reads S_{t−1}, G in A^p and next to p ends at i − 1. In the replaced form u = v, and
+If p or q reads S_{t−1}, G in A^p or A^q and next to it ends at i − 1. In the replaced form
+u = v, and
 the erased values e add terms with c:
 
     (I + stril(B^p)) e = stril(A^p) v + (p ⊙ e^G_i) S        B^x_ij = Σ_h x_ih c_jh e^G_ijh
@@ -87,6 +90,7 @@ def recurrent_attention(
   erase_gate: Float[Array, "B T N H"] | None = None,
   write_gate: Float[Array, "B T N V"] | None = None,
   replacement: Float[Array, "B T N H"] | None = None,
+  reads_before: bool = False,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -104,8 +108,9 @@ def recurrent_attention(
   It is the delta rule if `beta`, `erase_key` or `erase_gate` is given. Then p is b ∘
   `erase_key`, which reads S_{t−1}, or b ∘ `key`, which reads S'. The recurrence writes
   w ∘ v at the key βk; b, w and β default to 1. With a `replacement` c, the value that
-  `erase_key` reads is subtracted at c. With `normalize_keys`, queries and keys are
-  normalised by `unit_length`. `lower_bound` of log decays is for kernels.
+  `erase_key` reads is subtracted at c. With `reads_before`, queries read S_{t−1}. With
+  `normalize_keys`, queries and keys are normalised by `unit_length`. `lower_bound` of
+  log decays is for kernels.
 
   With `axis_name`, each device has a shard of the sequence, inside `jax.shard_map`; the
   first starts from the zero state.
@@ -161,7 +166,7 @@ def recurrent_attention(
       axis_name=axis_name,
     )
     return (out, state) if return_state else out
-  erases_before_decay = erase is not None
+  reads = _Before(erase is not None, reads_before)
   if erase is None and not (beta is None and erase_gate is None):
     erase = key
   if erase_gate is not None:
@@ -170,19 +175,21 @@ def recurrent_attention(
     value *= write_gate
   if beta is not None:
     key *= beta
-  if begins is not None and erases_before_decay:
-    erase = jnp.where(begins, 0.0, erase)
   scale = checks.softmax_scale(scale, query.shape[3])
   scaled = query.astype(jnp.float32) * scale
+  if begins is not None and reads.erase:
+    erase = jnp.where(begins, 0.0, erase)
+  if begins is not None and reads.query:
+    scaled = jnp.where(begins, 0.0, scaled)
   inputs = scaled, key, value, log_decay, erase, replacement
   if is_sequence_sharded(axis_name):
-    own = _range_transition(erases_before_decay, *inputs)
+    own = _range_transition(reads, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(joined, first, own, axis_name)
   if packed is None:
-    out, state = _attend(erases_before_decay, inputs, state)
+    out, state = _attend(reads, inputs, state)
   else:
-    attend = functools.partial(_attend, erases_before_decay, size=packed.size)
+    attend = functools.partial(_attend, reads, size=packed.size)
     out, state = packed.run(
       lambda inputs, resets: attend(inputs, None, resets=resets), inputs, state
     )
@@ -266,11 +273,18 @@ def segment_begins(
   return segment_ids != before
 
 
-def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
+class _Before(NamedTuple):
+  """Whether erase keys and queries read S_{t−1}; otherwise they read S' and S_t."""
+
+  erase: bool
+  query: bool
+
+
+def _attend(reads, inputs, state, *, resets=None, size=None):
   """The results and the last state, or with `resets` the states after each chunk.
 
   Args:
-    erases_before_decay: whether erase keys read S_{t−1} instead of S'.
+    reads: which arrays read S_{t−1}, `_Before`.
     inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log decays
       `[B, T, N, 1 or H]`, and erase keys and replacements `[B, T, N, H]` or None, in
       float32, with 0 at masked positions.
@@ -286,11 +300,11 @@ def _attend(erases_before_decay, inputs, state, *, resets=None, size=None):
   if state is None:
     shape = batch, num_heads, head_dim, value_dim
     state = jnp.zeros_like(value, shape=shape)
-  step = functools.partial(_step, count, erases_before_decay)
+  step = functools.partial(_step, count, reads)
   position = None
   is_small = backend.is_at_most(state.size, _SMALL_STATE)
   if resets is None and (log_decay.shape[-1] > 1 or is_small):
-    position = functools.partial(_position, erases_before_decay)
+    position = functools.partial(_position, reads)
   state, out = scan(
     step,
     (),
@@ -314,12 +328,12 @@ class _Inputs(NamedTuple):
   replacement: Array | None = None
 
 
-def _position(erases_before_decay, params, state, inputs):
+def _position(reads, params, state, inputs):
   """One position `[B, N, ·]` of the recurrence, as written in the papers."""
   del params
   x = _Inputs(*inputs[:-1])  # The last is `resets`, which only chunks use.
-  decayed = jnp.exp(x.log_decay)[..., None] * state
-  read_from = state if erases_before_decay else decayed
+  before, decayed = state, jnp.exp(x.log_decay)[..., None] * state
+  read_from = before if reads.erase else decayed
   if x.erase is None:
     state = decayed + _outer(x.key, x.value)
   elif x.replacement is None:
@@ -327,7 +341,7 @@ def _position(erases_before_decay, params, state, inputs):
   else:
     erased = _outer(x.replacement, _read(read_from, x.erase))
     state = decayed + _outer(x.key, x.value) - erased
-  return state, _read(state, x.query)
+  return state, _read(before if reads.query else state, x.query)
 
 
 def _outer(key, value):
@@ -338,7 +352,7 @@ def _read(state, key):
   return jnp.einsum("bnh,bnhv->bnv", key, state)
 
 
-def _step(count, erases_before_decay, params, state, inputs):
+def _step(count, reads, params, state, inputs):
   """`count` consecutive chunks, `[B, N, count, C, ·]`."""
   del params
   *arrays, resets = inputs
@@ -346,12 +360,13 @@ def _step(count, erases_before_decay, params, state, inputs):
   decays = jnp.cumsum(x.log_decay, axis=3)
   from_start = jnp.exp(decays)
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
+  _, decayed_query = _reader(x.query, decays, reads.query)
   if x.erase is None:
-    update, correction = _gated(x)
+    update, correction = _gated(x, decays, reads)
   elif x.replacement is None:
-    update, correction = _delta(x, decays, erases_before_decay)
+    update, correction = _delta(x, decays, reads)
   else:
-    update, correction = _replaced(x, decays, erases_before_decay)
+    update, correction = _replaced(x, decays, reads)
   before = None if state is None else state[:, :, None]
   if count > 1 or resets is not None:
     transition = factor
@@ -365,7 +380,7 @@ def _step(count, erases_before_decay, params, state, inputs):
     )
   out, after = update(before)
   if before is not None:
-    out += (x.query * from_start) @ before
+    out += decayed_query @ before
     after += factor * before
   out = unchunked(out)
   if resets is not None:
@@ -379,19 +394,23 @@ def _step(count, erases_before_decay, params, state, inputs):
 # S → M S + S', or None.
 
 
-def _gated(x):
+def _gated(x, decays, reads):
   """The gated form: u = v."""
-  [[scores]] = _scores([x.query], [x.key], x.log_decay)
-  scores, last = jnp.tril(scores), _decayed_to_end(x.key, x.log_decay)
+  query, _ = _reader(x.query, decays, reads.query)
+  [[scores]] = _scores([query], [x.key], x.log_decay)
+  scores = _seen(scores, reads.query)
+  last = _decayed_to_end(x.key, x.log_decay)
   return lambda _: (scores @ x.value, last @ x.value), None
 
 
-def _delta(x, decays, erases_before_decay):
+def _delta(x, decays, reads):
   """The delta rule: u = (I + stril(A^p))⁻¹ (v − (p ⊙ e^G) S)."""
-  reader, known = _erased_keys(x.erase, decays, erases_before_decay)
-  [[scores, overlaps]] = _scores([x.query, reader], [x.key], x.log_decay)
-  scores, last = jnp.tril(scores), _decayed_to_end(x.key, x.log_decay)
-  solution = inverse(_earlier(overlaps, erases_before_decay))
+  query, _ = _reader(x.query, decays, reads.query)
+  erase, known = _reader(x.erase, decays, reads.erase)
+  [[scores, overlaps]] = _scores([query, erase], [x.key], x.log_decay)
+  scores = _seen(scores, reads.query)
+  last = _decayed_to_end(x.key, x.log_decay)
+  solution = inverse(_earlier(overlaps, reads.erase))
 
   def update(before):
     error = x.value if before is None else x.value - known @ before
@@ -401,14 +420,17 @@ def _delta(x, decays, erases_before_decay):
   return update, lambda: last @ (solution @ known)
 
 
-def _replaced(x, decays, erases_before_decay):
+def _replaced(x, decays, reads):
   """The replaced form: values are added at k, and the value at p is erased at c."""
-  reader, known = _erased_keys(x.erase, decays, erases_before_decay)
-  readers, keys = [x.query, reader], [x.key, x.replacement]
+  query, _ = _reader(x.query, decays, reads.query)
+  erase, known = _reader(x.erase, decays, reads.erase)
+  readers, keys = [query, erase], [x.key, x.replacement]
   at_key, at_replacement = _scores(readers, keys, x.log_decay)
-  scores, replaced = jnp.tril(at_key[0]), jnp.tril(at_replacement[0])
-  overlaps = _earlier(at_key[1], erases_before_decay)
-  solution = inverse(_earlier(at_replacement[1], erases_before_decay))
+  scores, replaced = (
+    _seen(x, reads.query) for x in (at_key[0], at_replacement[0])
+  )
+  overlaps = _earlier(at_key[1], reads.erase)
+  solution = inverse(_earlier(at_replacement[1], reads.erase))
   last, last_replaced = (_decayed_to_end(key, x.log_decay) for key in keys)
 
   def update(before):
@@ -430,18 +452,22 @@ def _decayed_to_end(key, log_decay):
   return jnp.swapaxes(key * to_end, -2, -1)
 
 
-def _erased_keys(erase, decays, erases_before_decay):
-  """Erase keys as readers of scores, and decayed from the start of the chunk."""
-  if erases_before_decay:
+def _reader(x, decays, is_before):
+  """Queries or erase keys as readers of scores, and decayed from the chunk's start."""
+  if is_before:
     # Position i reads the state before its decay, as a reader at i − 1 does.
-    return shifted(erase, -1), erase * jnp.exp(shifted(decays, 1))
-  return erase, erase * jnp.exp(decays)
+    return shifted(x, -1), x * jnp.exp(shifted(decays, 1))
+  return x, x * jnp.exp(decays)
 
 
-def _earlier(overlaps, erases_before_decay):
-  """The products of erase keys with earlier positions of their chunk."""
-  overlaps = shifted(overlaps, 1) if erases_before_decay else overlaps
-  return jnp.tril(overlaps, -1)
+def _seen(scores, is_before):
+  """The scores of queries with the positions that the state they read has."""
+  return _earlier(scores, True) if is_before else jnp.tril(scores)
+
+
+def _earlier(scores, is_before):
+  """The scores of readers with earlier positions of their chunk."""
+  return jnp.tril(shifted(scores, 1) if is_before else scores, -1)
 
 
 def chunks(arrays: Any, count: int) -> Any:
@@ -460,21 +486,19 @@ def unchunked(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
   return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
-def _range_transition(
-  erases_before_decay, query, key, value, log_decay, erase, replacement
-):
+def _range_transition(reads, query, key, value, log_decay, erase, replacement):
   """(M, S') of a range of positions; M is H×H, or D×1 if it is diagonal."""
   if erase is None:
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None]
     inputs = query, key, value, log_decay, None, None
-    return factor, _attend(False, inputs, None)[1]
+    return factor, _attend(reads, inputs, None)[1]
   # One call for both: the final state from I with values 0, and from 0 with `value`.
   batch, _, num_heads, size = key.shape
   state = jnp.eye(size, size + value.shape[3], dtype=key.dtype)[None, None]
   state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
   value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
   inputs = query, key, value, log_decay, erase, replacement
-  state = _attend(erases_before_decay, inputs, state)[1]
+  state = _attend(reads, inputs, state)[1]
   return state[..., :size], state[..., size:]
 
 

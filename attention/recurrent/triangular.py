@@ -74,6 +74,42 @@ def _by_distance(readers, keys, log_decay):
   return jax.tree.map(placed, *by_distance)
 
 
+def decayed_sums(
+  scores: Float[Array, "*A G C C"],
+  values: Float[Array, "*A G C M"],
+  log_decay: Float[Array, "*A G C M"],
+) -> Float[Array, "*A G C M"]:
+  """Σ_j A_ij x_jm e^(Σ g_um over j < u ≤ i) over j ≤ i; C is a power of two.
+
+  The decays are those of the values' channels, while in `pairs` they are those of the
+  channels that scores sum over. Splits the chunk as `pairs` does.
+  """
+  size = log_decay.shape[-2]
+  if size <= (1 if backend.name() == "cpu" else _SHORT):
+    total, sums = jnp.zeros_like(log_decay), jnp.zeros_like(values)
+    for d in range(size):
+      diagonal = jnp.diagonal(scores, -d, -2, -1)[..., None]
+      diagonal = jnp.pad(
+        diagonal, [(0, 0)] * (values.ndim - 2) + [(d, 0), (0, 0)]
+      )
+      sums += diagonal * shifted(values, d) * jnp.exp(total)
+      total += shifted(log_decay, d)
+    return sums
+  half = size // 2
+  early, late = slice(half), slice(half, None)
+  since = jnp.exp(_running_sum(log_decay[..., late, :], 1))
+  until = jnp.exp(decay_to_end(log_decay[..., early, :]))
+  across = scores[..., late, early] @ (values[..., early, :] * until)
+  blocks = [scores[..., early, early], scores[..., late, late]]
+  blocks = jnp.stack(blocks, axis=-3)
+  halves = jax.tree.map(
+    lambda x: x.reshape(*values.shape[:-3], -1, half, x.shape[-1]),
+    (blocks, values, log_decay),
+  )
+  own = decayed_sums(*halves).reshape(values.shape)
+  return own.at[..., late, :].add(since * across)
+
+
 def products(
   rows: Sequence[Float[Array, "*Q C M"]],
   columns: Sequence[Float[Array, "*A D M"]],

@@ -22,6 +22,7 @@ class DenseCache(NamedTuple):
       positions; None without forget gates.
     grows: a class attribute, not a field. A cache with grows = True has max_length
       slots on axis 1 of its first array, and is full when `index` reaches that number.
+      With another number, each of these slots is for that many positions.
   """
 
   key: Float[Array, "B S K H"]
@@ -123,6 +124,19 @@ def forgotten_since(
   """Σ log f between each position and the last of `lengths` positions."""
   steps = prompt_rows(above_closed(log_forget.astype(jnp.float32)), lengths)
   return decay_to_end(steps)
+
+
+def ring(
+  past: Shaped[Array, "B W *F"],
+  rows: Shaped[Array, "B P *F"],
+  lengths: Int[Array, "B"],
+) -> Shaped[Array, "B W *F"]:
+  """The last W of the first `lengths` rows, row p in slot p mod W of a cache `past`."""
+  slots, last = jnp.arange(past.shape[1])[None], lengths[:, None] - 1
+  # The latest position of each slot; below 0 if the slot is empty.
+  position = last - (last - slots) % slots.size
+  taken = jnp.clip(position, 0, rows.shape[1] - 1)
+  return layout.rows_at(rows, taken).astype(past.dtype)
 
 
 class IndexedCache(NamedTuple):

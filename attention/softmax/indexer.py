@@ -292,16 +292,37 @@ def dsa_indexer_loss(
   Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.
   """
   keep = checks.key_mask(mask, query, key, INSTEAD)
-  scale = checks.softmax_scale(scale, query.shape[-1])
-  query, key, scale = jax.lax.stop_gradient((query, key, scale))
   if keep is not None:
     key = jnp.where(keep[..., None, None], key, 0)
-  kv_heads, keys = key.shape[2], Keys(index_key, keep, key_segment_ids)
+  return row_losses(
+    Rows(index_query, index_weight, query_segment_ids, query),
+    Keys(index_key, keep, key_segment_ids),
+    key,
+    top_k=top_k,
+    scale=scale,
+    is_causal=is_causal,
+  )
+
+
+def row_losses(
+  rows: Rows,
+  keys: Keys,
+  key: Float[Array, "B S K H"],
+  *,
+  top_k: int | None,
+  scale: float | Float[Array, ""] | None,
+  is_causal: bool = True,
+) -> Float[Array, "B T"]:
+  """The losses of `dsa_indexer_loss`; a causal row sees keys up to its place."""
+  head_dim, heads = rows.query.shape[-1], rows.query.shape[2]
+  scale = checks.softmax_scale(scale, head_dim)
+  query, key, scale = jax.lax.stop_gradient((rows.query, key, scale))
+  kv_heads = key.shape[2]
 
   def loss(rows):
     scores = index_scores(rows, keys, is_causal)
     seen = chosen(jax.lax.stop_gradient(scores), top_k)
-    queries = rows.query.reshape(*seen.shape[:2], kv_heads, -1, query.shape[-1])
+    queries = rows.query.reshape(*seen.shape[:2], kv_heads, -1, head_dim)
     logits = scale * layout.dot("bckjh,bskh->bckjs", queries, key)
     weights, _ = softmax_and_lse(logits, seen[:, :, None, None])
     p = jnp.mean(weights, axis=(2, 3))
@@ -309,9 +330,8 @@ def dsa_indexer_loss(
     log_q = jnp.where(seen & (p > 0.0), log_q, 0.0)
     return jnp.sum(jax.scipy.special.xlogy(p, p) - p * log_q, axis=-1)
 
-  rows = Rows(index_query, index_weight, query_segment_ids, query)
-  heads = index_query.shape[2] + query.shape[2]
-  return by_chunk(loss, rows, key.shape[1] * heads)
+  rows = rows._replace(query=query)
+  return by_chunk(loss, rows, key.shape[1] * (rows.index.shape[2] + heads))
 
 
 def index_scores(
@@ -341,11 +361,12 @@ def by_chunk(
 ) -> Any:
   """Applies `function` to C = `size` queries at a time, with `numbers` floats for each.
 
-  `start` is the position of the first query.
+  `start` is the position of the first query, where rows have no places.
   """
   batch, length = rows.index.shape[:2]
   if size is None:
     size = backend.rows_at_once(4 * batch * numbers, length, least=64)
-  places = jnp.arange(start, start + length)[None]
-  rows = rows._replace(place=jnp.broadcast_to(places, (batch, length)))
+  if rows.place is None:
+    places = jnp.arange(start, start + length)[None]
+    rows = rows._replace(place=jnp.broadcast_to(places, (batch, length)))
   return chunk_map(function, size, rows)

@@ -54,7 +54,8 @@ class Logits:
     score_mod: (score, b, n, t, s) -> score.
     bias: added; broadcastable to `[B, N, T, S]`.
     log_forget: `[B, T, N]`, logarithms of forget gates, for causal calls with T = S.
-    sinks: `[N]`, one more logit per head, which takes weight but has no value.
+    sinks: `[N]`, one more logit per head, which takes weight but has no value; or
+      `[B, T, N]`, one per query and head.
   """
 
   scale: Any = None
@@ -151,7 +152,7 @@ class WindowOptions(VisibleOptions, total=False):
   relative_bias: Float[Array, "N D"] | None
   relative_keys: Float[Array, "... E H"] | None
   relative_queries: Float[Array, "... P H"] | None
-  sinks: Float[Array, "N"] | None
+  sinks: Float[Array, "... N"] | None
   logits_soft_cap: float | None
   log_forget: Float[Array, "B T N"] | None
   score_mod: ScoreMod | None

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from attention import checks
+from attention.decorators import applied
 from attention.mechanism import Dims, Variables
 
 SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
@@ -18,7 +19,7 @@ SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 class OwnLogits(NamedTuple):
   """The arguments of a factory; see `attention.dense.dense`."""
 
-  sinks: bool
+  sinks: bool | Literal["inputs"]
   logits_soft_cap: float | None
   forget: bool
 
@@ -26,20 +27,22 @@ class OwnLogits(NamedTuple):
   def given(self) -> tuple[str, ...]:
     """The options that the mechanism sets, so that a call may not."""
     has_cap = self.logits_soft_cap is not None
-    return ("sinks",) * self.sinks + ("logits_soft_cap",) * has_cap
+    return ("sinks",) * (self.sinks is True) + ("logits_soft_cap",) * has_cap
 
   @property
   def is_plain(self) -> bool:
     """Whether the mechanism sets none of them."""
-    return not (self.given or self.forget)
+    return not (self.given or self.forget or self.sinks)
 
   def supports(self, exact: set[str]) -> frozenset[str]:
     """The capabilities of a mechanism with them, given those without.
 
-    Forget gates need self-attention over positions in order; sequence shards support
-    none of the three.
+    What is computed from inputs needs self-attention, and forget gates positions in
+    order; sequence shards support none of the three.
     """
     lost = set(self.given)
+    if self.sinks == "inputs":
+      lost |= {"sinks", "cross", "rowwise"}
     if self.forget:
       lost |= {"cross", "rowwise", "global"}
     if not self.is_plain:
@@ -47,33 +50,81 @@ class OwnLogits(NamedTuple):
     return (SUPPORTS | exact) - lost
 
   def init(self, key: Array, dims: Dims) -> Variables:
-    """Initial parameters: sinks of 0, and the projection of the forget gates."""
+    """Initial parameters: sinks of 0, and the projections of gates and sinks."""
     params = {}
-    if self.sinks:
+    if self.sinks is True:
       params["sinks"] = jnp.zeros(dims.num_heads)
     if self.forget:
-      checks.check_features("a forget gate", dims.features)
-      shape = (dims.features, dims.num_heads)
-      kernel = jax.random.normal(key, shape) / math.sqrt(dims.features)
-      params["forget_kernel"] = kernel
+      params["forget_kernel"] = _kernel("a forget gate", key, dims)
       params["forget_bias"] = jnp.zeros(dims.num_heads)
+    if self.sinks == "inputs":
+      # A key of its own, and forget gates as without it.
+      key = jax.random.fold_in(key, 1)
+      params["sink_kernel"] = _kernel("a sink", key, dims)
     return {"params": params} if params else {}
 
   def options(self, variables: Variables) -> dict[str, Any]:
     """The options that the mechanism adds to a call."""
     values = {"logits_soft_cap": self.logits_soft_cap}
-    if self.sinks:
+    if self.sinks is True:
       values["sinks"] = variables["params"]["sinks"]
     return {name: values[name] for name in self.given}
 
+  def applied(
+    self, name: str, function: Callable[..., Any]
+  ) -> Callable[..., Any]:
+    """The `apply` of the mechanism; see `attention.decorators.applied`.
+
+    Where sinks are computed from inputs, they are 0 at positions that a key mask
+    excludes, so that padding never affects the output.
+    """
+    if self.sinks != "inputs":
+      return applied(name, function, self.options)
+
+    def with_visible_sinks(query, key, value, *, sinks=None, **call):
+      if sinks is None:
+        raise ValueError(
+          f"sinks: {name} attention computes them from the inputs of the layer, got "
+          "none; give the call **attention.gates(variables, inputs)"
+        )
+      lengths = [x.shape[1] for x in (query, key) if jnp.ndim(x) == 4]
+      if len({*lengths}) > 1:
+        raise ValueError(
+          f"key: expected the {lengths[0]} positions of the query, got "
+          f"{lengths[1]}; sinks that are computed from inputs are for self-attention"
+        )
+      mask = call.get("mask")
+      shape = getattr(mask, "shape", ())
+      if mask is not None and shape[2:] in ((1, 1), (1, query.shape[1])):
+        sinks = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), sinks, 0.0)
+      return function(query, key, value, sinks=sinks, **call)
+
+    return applied(name, with_visible_sinks, self.options)
+
   @property
   def gates(self) -> Callable[..., dict[str, Array]] | None:
-    """`(variables, inputs) -> {'log_forget': [B, T, N]}`, or None."""
-    return _forget_gates if self.forget else None
+    """`(variables, inputs) -> {'log_forget': [B, T, N], 'sinks': [B, T, N]}`.
+
+    It has those that the mechanism computes from inputs; None if there are none.
+    """
+    if not self.forget and self.sinks != "inputs":
+      return None
+    return self._gates
+
+  def _gates(self, variables: Variables, inputs: Array) -> dict[str, Array]:
+    params, inputs = variables["params"], inputs.astype(jnp.float32)
+    made = {}
+    if self.forget:
+      x = jnp.tensordot(inputs, params["forget_kernel"], axes=1)
+      x += params["forget_bias"][None, None]
+      made["log_forget"] = jax.nn.log_sigmoid(x)
+    if self.sinks == "inputs":
+      made["sinks"] = jnp.tensordot(inputs, params["sink_kernel"], axes=1)
+    return made
 
 
-def _forget_gates(variables, inputs):
-  params = variables["params"]
-  kernel, bias = params["forget_kernel"], params["forget_bias"]
-  x = jnp.tensordot(inputs.astype(jnp.float32), kernel, axes=1)
-  return {"log_forget": jax.nn.log_sigmoid(x + bias[None, None])}
+def _kernel(name, key, dims):
+  """A projection of the inputs to one number for each head."""
+  checks.check_features(name, dims.features)
+  shape = dims.features, dims.num_heads
+  return jax.random.normal(key, shape) / math.sqrt(dims.features)

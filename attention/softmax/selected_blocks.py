@@ -78,6 +78,9 @@ def selected_attention(
   selects single keys.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
     block_indices: numbers of blocks, in any order, with one selection per key head
       (G = K), for all heads (G = 1), or per query head (G = N). An invalid number,
       such as -1, names no block.
@@ -85,8 +88,10 @@ def selected_attention(
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: whether a query sees no later key, even in its own block.
     query_positions: positions of the queries among the keys; None is 0, 1, ….
-
-  Other options: as `flash_attention`.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As `flash_attention`. Gradients reach queries, keys, values and the scale; the

@@ -491,9 +491,14 @@ def merge(
 def with_sinks(
   out: Float[Array, "B T N V"],
   lse: Float[Array, "B T N"],
-  sinks: Float[Array, "N"],
+  sinks: Float[Array, "... N"],
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Adds one more logit per head, which takes weight but has no value."""
-  sinks = sinks.astype(jnp.float32)[None, None]
+  """Adds one more logit per head, which takes weight but has no value.
+
+  The logits are `[N]`, or `[B, T, N]` for each query.
+  """
+  sinks = sinks.astype(jnp.float32)
+  if sinks.ndim == 1:
+    sinks = sinks[None, None]
   share = jax.nn.sigmoid(lse - sinks)[..., None]
   return (share * out).astype(out.dtype), jnp.logaddexp(lse, sinks)

@@ -12,7 +12,8 @@ class Case(NamedTuple):
   """The sizes and the options of a random call, which `draw` makes.
 
   Options are named as in `supports`. Further options are 'scale', 'global_qkv', the
-  single tables of 'relative', 'relative_keys_by_head' and 'relative_queries_by_head'.
+  single tables of 'relative', 'relative_keys_by_head', 'relative_queries_by_head' and
+  'sinks_by_query'.
   The sizes are T, S (None is T), K, V, B, N and H.
   """
 
@@ -90,6 +91,7 @@ class Case(NamedTuple):
         "relative_queries": normal(11, H),
       },
       "sinks": lambda: {"sinks": normal(N)},
+      "sinks_by_query": lambda: {"sinks": normal(B, T, N)},
       "logits_soft_cap": lambda: {"logits_soft_cap": 1.5},
       "log_forget": lambda: {"log_forget": -np.abs(normal(B, T, N))},
       "global": lambda: {"global_indices": global_indices()},
@@ -102,7 +104,7 @@ class Case(NamedTuple):
 
 
 LONG_CAUSAL = Case(
-  ("causal", "mask", "relative_keys", "log_forget", "sinks"),
+  ("causal", "mask", "relative_keys", "log_forget", "sinks_by_query"),
   length=307,
   batch=1,
 )

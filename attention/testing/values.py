@@ -41,7 +41,7 @@ _CASES = {
   ),
   "causal_options": Case(
     (
-      *("causal", "full_mask", "scale", "segments", "bias", "sinks"),
+      *("causal", "full_mask", "scale", "segments", "bias", "sinks_by_query"),
       *("relative_bias", "relative_keys_by_head", "logits_soft_cap"),
       "relative_queries_by_head",
     ),
@@ -58,7 +58,8 @@ _CASES = {
   "fewer_keys": Case(("causal", "mask"), length=13, source_length=7),
   "global": Case(("global", "global_qkv", "mask", "scale"), value_dim=5),
   "causal_global": Case(
-    ("global", "causal", "segments", "sinks", "logits_soft_cap"), num_kv_heads=1
+    ("global", "causal", "segments", "sinks_by_query", "logits_soft_cap"),
+    num_kv_heads=1,
   ),
   "causal_global_qkv": Case(
     ("global", "global_qkv", "causal", "mask", "segments")

@@ -128,9 +128,16 @@ def finding(summary: pd.DataFrame) -> str:
     )
     text += "rows solved none"
   else:
+    alike = ended["mean"].eq(best["mean"])
+    if alike.all():
+      return (
+        f"None has the best {best['metric']} on the {best['split']} split: all rows "
+        f"have {number(best['mean'])}."
+      )
+    names = enumeration(list(ended[alike]["name"]))
     text = (
-      f"`{best['name']}` has the best {best['metric']} on the {best['split']} "
-      f"split, {number(best['mean'])}"
+      f"{names} {'have' if alike.sum() > 1 else 'has'} the best {best['metric']} on "
+      f"the {best['split']} split, {number(best['mean'])}"
     )
   return f"{so_far}{text}{_differences(ended)}"
 

@@ -25,7 +25,7 @@ from comparison.report.lines import (
   new_figure,
   shortened,
 )
-from comparison.report.style import MUTED
+from comparison.report.style import MUTED, Style, of_rows
 from settings.typed import literal
 
 _COST_NAMES = ("forward_flops", "step_seconds", "cache_bytes")
@@ -42,8 +42,9 @@ def seeds(task: Task, styles: Styles) -> Any | None:
   first, counted = rows.iloc[0], is_counted(rows)
   figure = new_figure((6.8, 1.1 + 0.21 * len(rows)))
   axes = figure.subplots()
+  row_styles = _row_styles(rows, styles)
   for place, (_, row) in enumerate(rows.iterrows()):
-    style = styles[row["attention"]]
+    style = row_styles[row["name"]]
     values = task.seed_values(row)
     if not counted and not math.isnan(row["low"]):
       axes.hlines(place, row["low"], row["high"], color=MUTED, linewidth=0.8)
@@ -144,15 +145,17 @@ def quality_cost(task: Task, styles: Styles) -> Any | None:
   names = [name for name in _COST_NAMES if rows[name].nunique() > 1]
   if rows.empty or not names:
     return None
-  mechanisms = list(dict.fromkeys(rows["attention"]))
-  height = 3.2 + 0.16 * math.ceil(len(mechanisms) / 4)
+  row_styles = _row_styles(rows, styles)
+  names_shown = list(row_styles)
+  columns = 4 if max(map(len, names_shown)) < 20 else 2
+  height = 3.2 + 0.16 * math.ceil(len(names_shown) / columns)
   figure = new_figure((3.4 * len(names), height))
   panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
   for name, axes in zip(names, panels, strict=True):
     cost = COSTS[name]
     for _, row in rows[rows[name].notna()].iterrows():
       values = task.seed_values(row)
-      style = styles[row["attention"]]
+      style = row_styles[row["name"]]
       axes.plot(
         [row[name] * cost.scale] * len(values), values, color=style.color,
         marker=style.marker, linestyle="", alpha=0.75,
@@ -160,7 +163,7 @@ def quality_cost(task: Task, styles: Styles) -> Any | None:
     _cost_axis(axes, rows[name].dropna() * cost.scale)
     axes.set_xlabel(f"{cost.title}, {cost.unit}")
   panels[0].set_ylabel(task.metric)
-  legend(figure, mechanisms, styles)
+  legend(figure, names_shown, row_styles, columns)
   figure.suptitle(task.name)
   return figure
 
@@ -247,16 +250,23 @@ def scaling(
   return figures
 
 
-def legend(figure: Any, mechanisms: Sequence[str], styles: Styles) -> None:
-  """Adds colours, markers and names of mechanisms below all panels."""
+def legend(
+  figure: Any, names: Sequence[str], styles: Styles, columns: int = 4
+) -> None:
+  """Adds colours, markers and names of mechanisms or rows below all panels."""
   handles = [
     Line2D([], [], color=styles[name].color, marker=styles[name].marker, ls="")
-    for name in mechanisms
+    for name in names
   ]
   figure.legend(
-    handles, [shortened(name) for name in mechanisms],
-    loc="outside lower center", ncols=min(4, len(mechanisms)),
+    handles, [shortened(name) for name in names],
+    loc="outside lower center", ncols=min(columns, len(names)),
   )  # fmt: skip
+
+
+def _row_styles(rows: pd.DataFrame, styles: Styles) -> dict[str, Style]:
+  """Name of a row -> its style."""
+  return of_rows(styles, zip(rows["name"], rows["attention"], strict=True))
 
 
 def _cost_axis(axes: Any, values: pd.Series) -> None:

@@ -12,7 +12,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from comparison.report.style import Style
+from comparison.report.style import Style, of_rows
 
 Styles = Mapping[str, Style]
 
@@ -48,6 +48,7 @@ def line_figure(
 ) -> Any | None:
   """Draws lines with their names at their ends, or in one panel per mechanism.
 
+  Rows of one mechanism differ in colour, dash and marker.
   More than eight names become small multiples: one panel per mechanism, with the
   mean of every name in grey in the background. The rows of a mechanism differ in
   opacity, which a legend below all panels explains.
@@ -87,6 +88,7 @@ def line_figure(
       axes.tick_params(labelbottom=True)
       axes.set_xlabel(x_label)
   means = [_mean(series, name) for name in names]
+  row_styles = of_rows(styles, [(line.name, line.attention) for line in series])
   # Rows of one mechanism share its colour and differ in opacity.
   kinds = list(dict.fromkeys(map(_kind, series)))
   strengths = {x: 1 - 0.7 * n / len(kinds) for n, x in enumerate(sorted(kinds))}
@@ -96,7 +98,7 @@ def line_figure(
       for line in means:
         axes.plot(line.x, line.y, color="#dcdcdc", linewidth=0.6, zorder=1)
     for line in group:
-      style = styles[line.attention]
+      style = row_styles[line.name] if not key else styles[line.attention]
       axes.plot(
         line.x, line.y, color=style.color, linestyle=style.linestyle,
         marker=style.marker, markevery=[len(line.x) - 1],
@@ -105,7 +107,7 @@ def line_figure(
       )  # fmt: skip
     for dot in dots:
       if key in ("", dot.attention, dot.name):
-        style = styles[dot.attention]
+        style = row_styles[dot.name] if not key else styles[dot.attention]
         axes.plot(
           dot.x, dot.y, color=style.color, marker=style.marker, linestyle="",
           markersize=3, alpha=strengths[_kind(dot)] if key else 0.5,
@@ -117,7 +119,7 @@ def line_figure(
       # The default labels are formulas, which `style.look` does not typeset.
       axes.yaxis.set_major_formatter("{x:g}")
   if len(names) <= _FEW:
-    _name_ends(panels[0], series, styles)
+    _name_ends(panels[0], series, row_styles)
     panels[0].set(xlabel=x_label, ylabel=y_label)
   else:
     figure.supylabel(y_label, fontsize=8.5)
@@ -164,8 +166,8 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
   for name in reversed(order):
     heights[name] = min(heights[name], limit)
     limit = heights[name] - gap
-  for name, group in ends.items():
-    style = styles[group[0].attention]
+  for name in ends:
+    style = styles[name]
     axes.plot(
       1.03, heights[name], color=style.color, marker=style.marker,
       transform=axes.transAxes, clip_on=False,

@@ -1,11 +1,12 @@
 """The style of all figures: each mechanism has a fixed colour, dash and marker."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 import contextlib
 from typing import Any, NamedTuple
 import warnings
 
 import matplotlib
+from matplotlib import colors
 
 from attention import ATTENTIONS
 
@@ -48,6 +49,44 @@ def styles(attentions: Iterable[str]) -> dict[str, Style]:
     )
     for n, name in enumerate(names)
   }
+
+
+def of_rows(
+  base: Mapping[str, Style], rows: Iterable[tuple[str, str]]
+) -> dict[str, Style]:
+  """Maps the names of rows to styles that differ between rows of one mechanism.
+
+  The first row of a mechanism has the mechanism's style; the others have its colour,
+  mixed with white or black, and other dashes and markers.
+
+  Args:
+    base: mechanism -> its style.
+    rows: name and mechanism of each row.
+  """
+  counts: dict[str, int] = {}
+  result: dict[str, Style] = {}
+  for name, attention in rows:
+    if name in result:
+      continue
+    n = counts[attention] = counts.get(attention, -1) + 1
+    style = base[attention]
+    if n:
+      style = Style(
+        _mixed(style.color, n),
+        _DASHES[(_DASHES.index(style.linestyle) + n) % len(_DASHES)],
+        _MARKERS[(_MARKERS.index(style.marker) + n) % len(_MARKERS)],
+      )
+    result[name] = style
+  return result
+
+
+def _mixed(color: str, n: int) -> str:
+  """A dark colour mixed with white, or a light one with black."""
+  red, green, blue = colors.to_rgb(color)
+  end = 1.0 if 0.299 * red + 0.587 * green + 0.114 * blue < 0.35 else 0.0
+  share = 0.45 if n % 2 else 0.25
+  red, green, blue = ((1 - share) * x + share * end for x in (red, green, blue))
+  return colors.to_hex((red, green, blue))
 
 
 @contextlib.contextmanager

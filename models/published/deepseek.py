@@ -1,12 +1,15 @@
 """DeepSeek-V3, arXiv:2412.19437, and V3.2, arXiv:2512.02556: latent attention.
 
-V3.2 also has an indexer, by which each query attends to few keys.
+V3.2 and GLM-5 also have an indexer, by which each query attends to few keys.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 import math
-from typing import Annotated, Any
+import reprlib
+from types import MappingProxyType
+from typing import Annotated, Any, cast
 
 from annotated_types import Ge
 import numpy as np
@@ -24,8 +27,17 @@ def describe(
   names: Collection[str],
   head: str,
   has_indexer: bool = False,
+  own_indexers: Sequence[bool] = (),
 ) -> Described:
-  """Implements `Family.describe`; `has_indexer` says whether it is V3.2."""
+  """Implements `Family.describe`.
+
+  Args:
+    theirs: `config.json`.
+    names: of its tensors.
+    head: ours.
+    has_indexer: whether it is V3.2.
+    own_indexers: whether each layer has an indexer of its own; empty is all.
+  """
   heads = family.size(theirs, "num_attention_heads")
   rank = family.size(theirs, "kv_lora_rank", 512)
   shared = family.size(theirs, "qk_rope_head_dim", 64)
@@ -45,7 +57,7 @@ def describe(
     mlp_bias=False,
   )
   has_bias = family.flag(theirs, "attention_bias", False)
-  mechanism = latent(rank, shared, has_bias)
+  mechanism: Any = latent(rank, shared, has_bias)
   if has_indexer:
     count = family.size(theirs, "num_hidden_layers")
     family.only(theirs, layer_types=["indexed_attention"] * count)
@@ -58,6 +70,9 @@ def describe(
       "index_rotary_dim": shared,
     }
     mechanism = AttentionConfig("dsa", options)
+    if not all(own_indexers):
+      without = AttentionConfig("dsa", {**options, "has_indexer": False})
+      mechanism = tuple(mechanism if x else without for x in own_indexers)
   positions = rotary.choices(theirs)
   return llama.describe(
     theirs,
@@ -76,6 +91,53 @@ def describe(
     **positions,
     **_experts(theirs, has_indexer),
   )
+
+
+_GLM_DEFAULTS = MappingProxyType(
+  {
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "n_group": 1,
+    "topk_group": 1,
+    "index_n_heads": 32,
+  }
+)
+
+
+def describe_glm(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """Implements `Family.describe` for GLM-5, whose defaults are not V3.2's.
+
+  Some layers reuse the keys that an earlier layer selected.
+  """
+  filled: Any = ChainMap(cast(Any, theirs), dict(_GLM_DEFAULTS))
+  return describe(
+    filled, names, head, has_indexer=True, own_indexers=_own_indexers(theirs)
+  )
+
+
+def _own_indexers(theirs: Mapping[str, Any]) -> list[bool]:
+  """Whether each layer has an indexer: by a list, a pattern, or every so many layers."""
+  count = family.size(theirs, "num_hidden_layers")
+  name, pattern = "indexer_types", "index_topk_pattern"
+  if theirs.get(name) is None and theirs.get(pattern) is not None:
+    name = pattern
+  if theirs.get(name) is None:
+    every = max(family.value(theirs, "index_topk_freq", int, 1), 1)
+    first = family.value(theirs, "index_skip_topk_offset", int, 2)
+    return [max(i - first + 1, 0) % every == 0 for i in range(count)]
+  given = family.value(theirs, name, str | list[str])
+  words = {"F": True, "S": False, "full": True, "shared": False}
+  own = [words.get(kind) for kind in given]
+  if len(own) != count or None in own or not own[0]:
+    raise ValueError(
+      f"{name}: expected {count} of full and shared, the first full, got "
+      f"{reprlib.repr(given)}"
+    )
+  return [is_own is True for is_own in own]
 
 
 def sparse_layers(
@@ -142,8 +204,13 @@ def latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
   return AttentionConfig("latent", options)
 
 
-def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with low-rank queries, keys and values."""
+def rows(config: ModelConfig, has_adjacent: bool = False) -> list[Row]:
+  """Implements `Family.rows`: Llama's, with low-rank queries, keys and values.
+
+  Args:
+    config: of the model.
+    has_adjacent: whether the rotated pairs of an indexer are adjacent in files.
+  """
   table = [row for row in llama.rows() if "self_attn" not in row.theirs]
   table += experts.rows(config) + experts.selection_rows(config)
   table += experts.shared_rows("model.layers.{i}.mlp.shared_experts")
@@ -159,7 +226,8 @@ def rows(config: ModelConfig) -> list[Row]:
     # An indexer that replaces another mechanism has no low-rank queries.
     if mechanism.name == "dsa" and "query_rank" in mechanism.options:
       index = f"params/{module}/attention/index"
-      table += _index_rows(theirs, index, mechanism)
+      rotated = shared if has_adjacent else 0
+      table += _index_rows(theirs, index, mechanism, rotated)
   return table
 
 
@@ -209,15 +277,25 @@ def latent_rows(
 
 
 def _index_rows(
-  theirs: str, ours: str, mechanism: AttentionConfig
+  theirs: str, ours: str, mechanism: AttentionConfig, rotated: int
 ) -> list[Row]:
-  """The rows of an indexer, whose rotated features are half of them apart."""
+  """The rows of an indexer; the pairs of its first `rotated` features are adjacent.
+
+  Those of other features are half of them apart.
+  """
   heads = mechanism.options["num_index_heads"]
+  width = mechanism.options["index_dim"]
+  key = rotary.adjacent_pairs(width, rotated, at_end=False)
+  query, split = rotary.adjacent_pairs(width, rotated, False), by_head(heads)
+  by_heads = Layout(
+    lambda x, n: split.read(query.read(x, n)[0].T, n),
+    lambda xs: query.write([split.write(xs).T]),
+  )
   parts = {
-    "wq_b.weight": ("query_kernel", by_head(heads)),
-    "wk.weight": ("key_kernel", family.TRANSPOSED),
-    "k_norm.weight": ("key_scale", family.SAME),
-    "k_norm.bias": ("key_bias", family.SAME),
+    "wq_b.weight": ("query_kernel", by_heads),
+    "wk.weight": ("key_kernel", key),
+    "k_norm.weight": ("key_scale", key),
+    "k_norm.bias": ("key_bias", key),
     "weights_proj.weight": ("weight_kernel", family.TRANSPOSED),
   }
   return [
@@ -287,3 +365,19 @@ DEEPSEEK_V32 = DEEPSEEK_V3._replace(
   },
 )
 """Likewise; each query attends to the keys that an indexer scores highest."""
+
+GLM_MOE_DSA = DEEPSEEK_V32._replace(
+  name="glm_moe_dsa",
+  architectures={"GlmMoeDsaForCausalLM": "tokens"},
+  describe=describe_glm,
+  rows=partial(rows, has_adjacent=True),
+  without_effect={
+    **DEEPSEEK_V32.without_effect,
+    **because(
+      "is said by indexer_types",
+      "index_topk_pattern index_topk_freq index_skip_topk_offset",
+    ),
+  },
+  unread=(*llama.LLAMA.unread, r"model\.layers\.78\..*"),
+)
+"""GLM-5: V3.2, whose indexers rotate adjacent pairs and may serve several layers."""

@@ -87,12 +87,15 @@ class Row(NamedTuple):
     layout: how the tensor is laid out in the variables.
     index: along the first axis of the variables, of which the tensor is one element,
       such as the kernel of one expert; None is the whole.
+    is_start: whether the variables only start as the tensor says and have more
+      numbers, so that files that are written have them by our own names too.
   """
 
   theirs: str
   ours: tuple[str, ...]
   layout: Layout = SAME
   index: int | None = None
+  is_start: bool = False
 
   def of_layer(self, i: int) -> "Row":
     """Returns the row of layer i."""
@@ -259,9 +262,9 @@ def value(
 
 
 def per_layer(
-  theirs: Mapping[str, Any], name: str, choices: tuple[Any, Any]
+  theirs: Mapping[str, Any], name: str, choices: tuple[Any, ...]
 ) -> Sequence[Any] | None:
-  """Returns a list with one of two values for each layer; None if the file has none.
+  """Returns a list with one of a few values for each layer; None if the file has none.
 
   Raises:
     ValueError: it has something else, or not one for each layer.
@@ -272,9 +275,9 @@ def per_layer(
   given = value(theirs, name, kind)
   count = size(theirs, "num_hidden_layers")
   if len(given) != count or not {*given} <= {*choices}:
-    one, other = choices
+    known = " and ".join(map(str, choices))
     raise ValueError(
-      f"{name}: expected {count} of {one} and {other}, got {reprlib.repr(given)}"
+      f"{name}: expected {count} of {known}, got {reprlib.repr(given)}"
     )
   return given
 
@@ -352,6 +355,7 @@ ACTIVATIONS: dict[str, Activation] = {
   "gelu_pytorch_tanh": "gelu_tanh",
   "silu": "silu",
   "swish": "silu",
+  "relu2": "relu2",
 }
 """Names of activations in `config.json` -> ours."""
 

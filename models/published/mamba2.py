@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 import math
+import reprlib
 from typing import Any
 
 from models import nested
@@ -20,20 +21,12 @@ def describe(
   del names
   family.only(
     theirs,
-    use_bias=False,
     conv_kernel=WIDTH,
     hidden_act="silu",
     rms_norm=True,
     # transformers 5 scales weights by it that it has read.
     rescale_prenorm_residual=False,
   )
-  limits = theirs.get("time_step_limit", [0.0, math.inf])
-  # Files have infinity as text, too.
-  if str(limits).lower().replace("'", "") not in (
-    "[0.0, inf]",
-    "[0.0, infinity]",
-  ):
-    raise ValueError(f"time_step_limit: expected [0.0, Infinity], got {limits}")
   features = family.size(theirs, "hidden_size", 4096)
   heads = family.size(theirs, "num_heads", 128)
   groups = family.size(theirs, "n_groups", 8)
@@ -44,6 +37,9 @@ def describe(
       f"num_heads: expected expand · hidden_size / head_dim = "
       f"{expand * features / value_dim:g}, got {heads}"
     )
+  has_bias = family.flag(theirs, "use_bias", False)
+  options = {"projection_bias": True} if has_bias else {}
+  options |= step_limits(theirs)
   return described(
     theirs,
     family.size(theirs, "vocab_size", 32768),
@@ -56,8 +52,28 @@ def describe(
     output_norm="rms_joint" if groups == 1 else "rms_grouped",
     tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
     head=head,
-    decoder_attention=_OWN,
+    attention_bias=has_bias,
+    decoder_attention=AttentionConfig(_OWN, options),
   )
+
+
+def step_limits(theirs: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the options of Mamba-2 by which `time_step_limit` bounds its steps."""
+  given = theirs.get("time_step_limit", [0.0, math.inf])
+  try:
+    # Files have infinity as text, too, or as an object of it.
+    low, high = (
+      float(x["__float__"] if isinstance(x, dict) else x) for x in given
+    )
+  except (KeyError, TypeError, ValueError):
+    low, high = math.nan, math.nan
+  if not 0.0 <= low <= high:
+    raise ValueError(
+      "time_step_limit: expected two numbers, at least 0 and in order, got "
+      f"{reprlib.repr(given)}"
+    )
+  options = {"min_step": low} if low else {}
+  return options if math.isinf(high) else {**options, "max_step": high}
 
 
 def described(
@@ -88,7 +104,7 @@ def described(
   return Described(config, vocab_size, vocab_size, LONGEST)
 
 
-_OWN = AttentionConfig("mamba2")
+_OWN = "mamba2"
 LONGEST = 2**20
 """The longest sequence of models without positions, which have no limit."""
 
@@ -100,67 +116,86 @@ def rows(config: ModelConfig) -> list[Row]:
     *(
       row
       for i, mechanism in enumerate(config.layers("decoder_attention"))
-      for row in _layer_rows(config, i, mechanism.name == _OWN.name)
+      for row in (
+        *family.norm(
+          f"backbone.layers.{i}.norm", f"decoder_{i}/self_attention_norm"
+        ),
+        *mixer_rows(
+          f"backbone.layers.{i}.mixer",
+          f"decoder_{i}/self_attention",
+          config,
+          mechanism.name == _OWN,
+        ),
+      )
     ),
     *family.norm("backbone.norm_f", "decoder_norm"),
     *family.table("lm_head", "output_embedding"),
   ]
 
 
-def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
-  """The rows of a layer; value, key and query are x, B and C in its tensors.
+def mixer_rows(
+  theirs: str, ours: str, config: ModelConfig, is_own: bool
+) -> list[Row]:
+  """Returns the rows of a mixer; value, key and query are x, B and C in its tensors.
 
   Args:
-    config: of the model.
-    i: the layer.
+    theirs: the name of their module.
+    ours: the path of ours.
+    config: of the layer.
     is_own: whether its mechanism is Mamba-2's. Another one has nothing of what
       `in_proj` has for it, though perhaps variables of the same names.
   """
-  theirs, ours = f"backbone.layers.{i}", f"decoder_{i}"
-  module = f"params/{ours}/self_attention"
+  module = f"params/{ours}"
   values = config.num_heads * (config.slot.value_dim or config.query_dim)
   shared = (config.slot.num_qk_heads or config.num_heads) * config.query_dim
   names = ("value", "key", "query")
   convolved = tuple(f"{module}/{name}_short_convolution" for name in names)
   projected = tuple(f"{module}/{name}/kernel" for name in ("gate", *names))
   sizes = (values, shared, shared)
-  steps = (f"{module}/attention/step_kernel",) if is_own else ()
+  own = f"{module}/attention"
+  steps = (f"{own}/step_kernel",) if is_own else ()
+  biases = tuple(f"{module}/{name}/bias" for name in ("gate", *names))
+  biases += (f"{own}/projection_bias",) if is_own else ()
   table = [
-    *family.norm(f"{theirs}.norm", f"{ours}/self_attention_norm"),
     Row(
-      f"{theirs}.mixer.in_proj.weight",
+      f"{theirs}.in_proj.weight",
       projected + steps,
       family.linear_segments((values, *sizes, config.num_heads)),
     ),
     Row(
-      f"{theirs}.mixer.conv1d.weight",
+      f"{theirs}.in_proj.bias",
+      biases,
+      family.segments((values, *sizes, config.num_heads)),
+    ),
+    Row(
+      f"{theirs}.conv1d.weight",
       tuple(f"{one}/kernel" for one in convolved),
       filters(sizes),
     ),
     Row(
-      f"{theirs}.mixer.conv1d.bias",
+      f"{theirs}.conv1d.bias",
       tuple(f"{one}/bias" for one in convolved),
       family.segments(sizes),
     ),
     Row(
-      f"{theirs}.mixer.norm.weight",
+      f"{theirs}.norm.weight",
       (f"{module}/out_norm/scale",),
       _norm(config),
     ),
-    *family.linear(f"{theirs}.mixer.out_proj", f"{ours}/self_attention/out"),
+    *family.linear(f"{theirs}.out_proj", f"{ours}/out"),
   ]
   if is_own:
     table += [
-      Row(f"{theirs}.mixer.dt_bias", (f"{module}/attention/step_bias",)),
-      Row(f"{theirs}.mixer.A_log", (f"{module}/attention/log_rate",)),
-      Row(f"{theirs}.mixer.D", (f"{module}/attention/skip",)),
+      Row(f"{theirs}.dt_bias", (f"{own}/step_bias",)),
+      Row(f"{theirs}.A_log", (f"{own}/log_rate",)),
+      Row(f"{theirs}.D", (f"{own}/skip",)),
     ]
   return table
 
 
 def _norm(config: ModelConfig) -> Layout:
   """The layout of the scales of a norm over each group of heads."""
-  if config.slot.output_norm == "rms_joint":
+  if config.slot.output_norm.startswith("rms_joint"):
     return family.SAME
   groups = config.slot.num_qk_heads or config.num_heads
   return Layout(

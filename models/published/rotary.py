@@ -187,13 +187,20 @@ def _named(name: str, given: Any) -> dict[str, Any]:
   return {"rope_type": [*kinds, "default"][0], **named} if given else {}
 
 
-def adjacent_pairs(width: int, rotated: int) -> Layout:
-  """Returns the layout of a Linear whose heads end in `rotated` features, in adjacent pairs.
+def adjacent_pairs(width: int, rotated: int, at_end: bool = True) -> Layout:
+  """Returns the layout of a Linear of which `rotated` features of a head are adjacent pairs.
 
   Ours are half of them apart. It serves weights and biases.
+
+  Args:
+    width: the features of a head.
+    rotated: how many are rotated.
+    at_end: whether they are the last ones, or the first.
   """
-  kept, pairs = np.arange(width - rotated), np.arange(rotated).reshape(-1, 2)
-  order = np.concatenate([kept, width - rotated + pairs.T.reshape(-1)])
+  order = np.arange(width)
+  first = width - rotated if at_end else 0
+  place = slice(first, first + rotated)
+  order[place] = order[place].reshape(-1, 2).T.reshape(-1)
 
   def permuted(x, order):
     heads = x.reshape(-1, width, *x.shape[1:])

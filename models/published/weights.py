@@ -64,7 +64,7 @@ def read(
   copies, kept = dict(family.copies), own(family, tensors)
   arrays: dict[str, Array] = {}
   stacks: dict[str, np.ndarray] = {}
-  for theirs, ours, layout, index in _rows(family, model):
+  for theirs, ours, layout, index, is_start in _rows(family, model):
     known.add(theirs)
     if theirs.startswith(MECHANISMS) and theirs not in tensors:
       continue
@@ -76,7 +76,8 @@ def read(
       x: whole[x] if index is None else _element(whole[x]) for x in ours
     }
     # One tensor at a time: the file's arrays and ours are never all in memory.
-    for path, x in _read(tensors[theirs], theirs, shapes, layout).items():
+    tensor = tensors[theirs]
+    for path, x in _read(tensor, theirs, shapes, layout, is_start).items():
       if path not in wanted:
         continue
       dtype = wanted[path].dtype
@@ -135,7 +136,7 @@ def write(
   shapes, whole = _shapes(model), _with_keys(model)
   arrays, written = {}, set()
   rows = active(family.rows(model.config), shapes)
-  for theirs, ours, layout, index in rows:
+  for theirs, ours, layout, index, is_start in rows:
     # A mechanism without keys leaves a part of a tensor of queries and keys.
     xs = [
       paths[x] if x in shapes else np.zeros(whole[x].shape, whole[x].dtype)
@@ -144,7 +145,7 @@ def write(
     arrays[theirs] = layout.write(
       xs if index is None else [x[index] for x in xs]
     )
-    written |= {*ours}
+    written |= {*ours} if not is_start else set()
   return arrays | {
     f"{MECHANISMS}/{path}": x
     for path, x in paths.items()
@@ -170,11 +171,13 @@ def _read(
   theirs: str,
   ours: Mapping[str, jax.ShapeDtypeStruct],
   layout: Layout,
+  is_start: bool = False,
 ) -> dict[str, np.ndarray]:
   """The variables of one tensor by their paths."""
   array, file = tensor.read(), tensor.file
   # A mechanism's constants may be integers, such as the key of random blocks.
-  integers = {x.dtype for x in ours.values()} == {array.dtype}
+  integers = {x.dtype.kind for x in ours.values()} == {array.dtype.kind}
+  integers &= array.dtype.kind in "iu"
   if not jnp.issubdtype(array.dtype, jnp.floating) and not integers:
     raise ValueError(
       f"{file}: {theirs}: expected floating point numbers, got {array.dtype}"
@@ -182,7 +185,8 @@ def _read(
   if not (integers or np.isfinite(array).all()):
     raise ValueError(f"{file}: {theirs}: a number in it is not finite")
   count = sum(x.size for x in ours.values())
-  if count > 8 * max(array.size, 1):  # A config of another size.
+  # A config of another size.
+  if count > 8 * max(array.size, 1) and not is_start:
     raise ValueError(
       f"{file}: {theirs}: expected {count:,} numbers, got shape {array.shape}"
     )

@@ -23,6 +23,7 @@ from projects.swap.settings import Choice, Settings
 from projects.swap.source import Source
 from projects.swap.substitution import Mechanisms
 from settings.errors import one_line
+from settings.typed import spelled_options
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig, TrainConfig
 from training.pictures import attention_maps
@@ -66,6 +67,7 @@ def mechanism(
     workdir: folder of the swap.
 
   Returns:
+    'options' that are set, and 'all_options' as they are typed, with the defaults;
     'status' and 'reason'; for each layer 'error' and 'loss', and after the transfer
     'transfer_error' and 'transfer_loss'; the 'error' of all layers together; for each
     number k of `settings.keep` a swap with the kept layers, its loss and accuracy
@@ -75,6 +77,7 @@ def mechanism(
     "attention": choice.label,
     "name": choice.config.name,
     "options": dict(choice.config.options),
+    "all_options": spelled_options(choice.config.all_options),
   }
   attention = choice.config.build()
   paths = [place.path for place in source.places]

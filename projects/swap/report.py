@@ -10,7 +10,7 @@ import pandas as pd
 from comparison.analysis.summary import Cost
 from comparison.report import files, page, style
 from comparison.report.page import Section
-from comparison.report.tables import Cell, Table
+from comparison.report.tables import NOTHING, Cell, Table
 from projects.swap import figures, rows
 from projects.swap.records import CANNOT, Record
 from projects.swap.settings import Settings
@@ -54,7 +54,7 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
     Section(
       "Tables",
       [
-        ("Quality", _table(content, rows.QUALITY)),
+        ("Quality", _with_options(_table(content, rows.QUALITY), content)),
         ("Cost", _table(able, rows.COSTS)),
         _meanings(content),
       ],
@@ -112,6 +112,13 @@ def _table(
         )
     body.append(cells)
   return Table(["mechanism", *(_title(c) for c in used.values())], body)
+
+
+def _with_options(table: Table, content: Sequence[Mapping[str, Any]]) -> Table:
+  """Adds a last column with all options of each mechanism."""
+  options = [Cell(x, x) for x in (row["options"] or NOTHING for row in content)]
+  body = [[*row, x] for row, x in zip(table.rows, options, strict=True)]
+  return table._replace(header=[*table.header, "options"], rows=body)
 
 
 def _meanings(content: Sequence[Mapping[str, Any]]) -> list[str]:

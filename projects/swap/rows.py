@@ -72,6 +72,7 @@ def results(records: Sequence[Record]) -> list[dict[str, Any]]:
       **{name: record.get(name) for name in ("attention", "name", "status")},
       **{name: record.get(name) for name in COSTS},
       **{n: record.get(n) for n in ("error", "transfer_error", "trained")},
+      "options": record.get("all_options", ""),
       "reason": _reason(record),
     }
     for swap in record.get("swaps", [{}]):
@@ -125,7 +126,9 @@ def line(record: Record) -> str:
     keep = swap["keep"]
     kept = f" ({keep} layer{'s'[: keep != 1]} kept)" if keep else ""
     parts.append(f"loss {shown}{kept}")
-  return f"{label}: {', '.join(parts)}"
+  options = record.get("all_options", "")
+  words = f"{label} ({options})" if options else label
+  return f"{words}: {', '.join(parts)}"
 
 
 def cell(value: Any, column: Cost) -> Cell:

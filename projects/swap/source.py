@@ -147,6 +147,9 @@ def read(settings: Settings) -> Source:
     for slot in config.attentions
     if slot != "cross_attention"
     for layer in range(len(config.layers(slot)))
+    # A layer may be a feed-forward layer alone.
+    if slot != "decoder_attention"
+    or config.decoder_configs[layer].slot.self_attention
   )
   if max(settings.keep) > len(places):
     raise ConfigError(
@@ -185,12 +188,17 @@ def describe(source: Source) -> str:
 def _with_keys(described: Described) -> Described:
   """The same function, with keys and values that another mechanism can take."""
   config = described.config
-  if not isinstance(config, models.ModelConfig) or not config.slot.latent_rank:
+  if not isinstance(config, models.ModelConfig) or config.kind != "decoder":
+    return described
+  own = config.layers("decoder_attention")
+  # Of a hybrid, only some layers have low-rank keys and values.
+  ranks = [layer.slot.latent_rank for layer in config.decoder_configs]
+  if not any(ranks):
     return described
   dense = AttentionConfig("dense")
   layers = tuple(
-    dense if one.name == "latent" else one
-    for one in config.layers("decoder_attention")
+    dense if rank and one.name == "latent" else one
+    for one, rank in zip(own, ranks, strict=True)
   )
   return load.with_layers(described, {"decoder_attention": layers})
 

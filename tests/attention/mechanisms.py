@@ -8,6 +8,7 @@ from attention import (
   bigbird,
   bigbird_random_blocks,
   comba,
+  compressed,
   definitions,
   delta,
   delta_product,
@@ -18,6 +19,8 @@ from attention import (
   gated_delta,
   gated_delta_2,
   gated_linear,
+  gsa,
+  hgrn2,
   kimi_delta,
   latent,
   lightning,
@@ -36,8 +39,10 @@ from attention import (
   nystrom,
   path,
   performer,
+  precond_delta,
   retention,
   rg_lru,
+  rwkv6,
   rwkv7,
   sliding_window,
   stick_breaking,
@@ -46,28 +51,42 @@ from attention import (
   window_linear,
 )
 from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import gsa as gsa_definition
 from attention.definitions import log_linear as log_linear_definition
 from attention.definitions import mamba as mamba_definition
 from attention.definitions import mamba3 as mamba3_definition
 from attention.definitions import mesa as mesa_definition
 from attention.definitions import mlstm as mlstm_definition
+from attention.definitions import precond_delta as precond_delta_definition
 from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
+from attention.definitions import rwkv6 as rwkv6_definition
 from attention.definitions import rwkv7 as rwkv7_definition
-from attention.definitions.linear import hedgehog_features
+from attention.definitions.linear import (
+  elu_plus_one,
+  hedgehog_features,
+  taylor_features,
+)
 from attention.definitions.nystrom import depthwise_convolution
+from attention.definitions.shared import visible_tokens
 from attention.testing import Mechanism
 
 
-def _own_logits(variables, key, options):
+def _own_logits(variables, key, options, call):
   """Sinks, cap and forget gates of a record, as options of a definition."""
   params, found = variables.get("params", {}), {}
-  if options.get("sinks"):
+  inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+  if options.get("sinks") == "inputs":
+    found["sinks"] = inputs @ params["sink_kernel"]
+    mask = call.get("mask")
+    if mask is not None and mask.shape[2] == 1:
+      shown = np.swapaxes(np.asarray(mask)[:, :, 0], 1, 2)
+      found["sinks"] = np.where(shown, found["sinks"], 0.0)
+  elif options.get("sinks"):
     found["sinks"] = params["sinks"]
   if "logits_soft_cap" in options:
     found["logits_soft_cap"] = options["logits_soft_cap"]
   if options.get("forget"):
-    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
     gates = inputs @ params["forget_kernel"] + params["forget_bias"]
     found["log_forget"] = -np.logaddexp(0.0, -gates)
   return found
@@ -75,7 +94,7 @@ def _own_logits(variables, key, options):
 
 def _dense(**options):
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.dense_attention(query, key, value, **call)
 
   normalised = not options.get("sinks")
@@ -84,7 +103,7 @@ def _dense(**options):
 
 def _flash(**options):
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.flash_attention(query, key, value, **call)
 
   normalised = not options.get("sinks")
@@ -103,7 +122,7 @@ def _window(**options):
   rest = {k: v for k, v in options.items() if k in ("window", "dilation")}
 
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.sliding_window_attention(
       query, key, value, **rest, **call
     )
@@ -112,10 +131,14 @@ def _window(**options):
   return Mechanism(sliding_window, attend, options, normalised, sparse=True)
 
 
+_FEATURE_MAPS = {"elu": elu_plus_one, "taylor": taylor_features}
+
+
 def _linear(**options):
   def attend(variables, *qkv, **call):
     assert not variables
-    return definitions.linear_attention(*qkv, **call)
+    feature_map = _FEATURE_MAPS[options["feature_map"]]
+    return definitions.linear_attention(*qkv, feature_map=feature_map, **call)
 
   return Mechanism(linear, attend, options)
 
@@ -244,7 +267,8 @@ def _strided_2d(**options):
 
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
-  unread = ("rank", "num_levels")  # The variables have them.
+  # The variables have them.
+  unread = ("rank", "num_levels", "num_slots", "projection_bias")
   rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
@@ -343,6 +367,65 @@ def _indexed_moba(**options):
   return Mechanism(moba, attend, options, cache="length")
 
 
+def _compressed(**options):
+  sizes = {x: options[x] for x in ("window", "top_k") if x in options}
+  cache = "length" if options["stride"] else "nothing"
+
+  def attend(variables, query, key, value=None, *, mask=None, **call):
+    p = {name: np.asarray(x) for name, x in variables["params"].items()}
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    batch, length, _ = inputs.shape
+    keep = visible_tokens(mask, batch, length)
+    inputs = np.where(keep[..., None], inputs, 0.0)
+
+    def read(name):
+      return np.tensordot(inputs, p[f"{name}_kernel"], 1)
+
+    def normed(x, scale=1.0):
+      x = np.asarray(x, np.float64)
+      return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+
+    def pooled(name, rows, ones=()):
+      gates, bias = read(f"{name}_gate"), p[f"{name}_bias"]
+      gates, bias = (x.reshape(*x.shape[:-1], *ones, -1) for x in (gates, bias))
+      return definitions.compressed_entries(rows, gates, bias, keep=keep)
+
+    kv = normed(read("kv"), p["kv_scale"])[:, :, None]
+    entries = values = np.zeros((batch, 0, 1, kv.shape[-1]))
+    if options["stride"]:
+      made = pooled("entry", read("entry"))
+      entries = values = normed(made, p["entry_scale"])[:, :, None]
+    if "top_k" in options:
+      made = pooled("index", read("index"))
+      call["index_key"] = normed(made, p["index_scale"])
+      call["index_query"] = read("index_query")
+      call["index_weight"] = read("index_weight") / np.sqrt(
+        options["num_index_heads"] * options["index_dim"]
+      )
+    if value is not None:
+      values = np.zeros((batch, 0, *np.shape(value)[2:]))
+      if options["stride"]:
+        shape = (batch, length, p["entry_bias"].shape[1], length, kv.shape[-1])
+        rows = np.broadcast_to(np.eye(length)[None, :, None, :, None], shape)
+        weights = pooled("entry", rows, ones=(1,)).mean(axis=-1)
+        shown = np.where(keep[..., None, None], value, 0.0)
+        values = np.einsum("bms,bskv->bmkv", weights, shown)
+    return definitions.compressed_attention(
+      normed(query),
+      kv,
+      kv if value is None else value,
+      stride=options["stride"] or length + 1,
+      entries=entries,
+      entry_values=values,
+      sinks=p["sinks"],
+      mask=mask,
+      **sizes,
+      **call,
+    )
+
+  return Mechanism(compressed, attend, options, normalised=False, cache=cache)
+
+
 def _nsa(**options):
   rest = {k: v for k, v in options.items() if k != "compress_size"}
 
@@ -385,7 +468,7 @@ def _path(**options):
       w /= np.sqrt(np.sum(w**2, axis=-1, keepdims=True) + 1e-6)
       rate = inputs @ p["rate_kernel"] + p["rate_bias"]
       beta = 2 * np.exp(-np.logaddexp(0.0, -rate))
-    call = {**_own_logits(variables, key, options), **call}
+    call = {**_own_logits(variables, key, options, call), **call}
     return definitions.path_attention(
       query, key, value, householder=w, beta=beta, **call
     )
@@ -439,12 +522,15 @@ MECHANISMS = (
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
   _flash(block_size=(8, 5)),
   _flash(block_size=(8, 5), sinks=True, logits_soft_cap=2.0, forget=True),
+  _dense(sinks="inputs"),
+  _window(window=3, sinks="inputs"),
   _multiplicative(general=True),
   _window(window=3),
   _window(window=3, sinks=True, logits_soft_cap=2.0, forget=True),
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
   _linear(feature_map="elu"),
+  _linear(feature_map="taylor"),
   _hedgehog(),
   _bigbird(block_size=2, num_random=1),
   _performer(num_features=16),
@@ -463,7 +549,12 @@ MECHANISMS = (
   _recurrent(retention),
   _recurrent(lightning, depth=0.5),
   _recurrent(gated_linear, rank=3, temperature=4.0),
+  _recurrent(hgrn2),
+  _recurrent(hgrn2, lower_bound=0.5),
   _recurrent(mamba2),
+  _recurrent(
+    mamba2, projection_bias=True, step_factor=1.5, min_step=0.03, max_step=0.2
+  ),
   _recurrent(mamba3, mamba3_definition),
   _elementwise(mamba, mamba_definition, state_size=5, rank=3),
   _elementwise(mamba, mamba_definition, state_size=3, norm_epsilon=0.01),
@@ -477,8 +568,11 @@ MECHANISMS = (
   _recurrent(comba, max_rate=2.0),
   _recurrent(gated_delta_2, rank=3),
   _recurrent(delta_product, delta_product_definition),
+  _recurrent(precond_delta, precond_delta_definition),
+  _recurrent(rwkv6, rwkv6_definition, rank=3),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
   _recurrent(mesa, mesa_definition),
+  _recurrent(gsa, gsa_definition, num_slots=5),
   _recurrent(log_linear, log_linear_definition, num_levels=10),
   _differential(start=0.6),
   _latent(),
@@ -498,6 +592,12 @@ MECHANISMS = (
     **{"top_k": 4, "num_index_heads": 3, "index_dim": 6},
     **{"index_key_norm": True, "index_rotary_dim": 4},
   ),
+  _compressed(
+    **{"window": 3, "stride": 2, "top_k": 3},
+    **{"num_index_heads": 3, "index_dim": 6, "rotary_dim": 4},
+  ),
+  _compressed(window=3, stride=4),
+  _compressed(window=3, stride=0),
 )
 """A line for each mechanism and setting."""
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from attention import (
+  compressed,
   compressed_attention,
   compressed_entries,
   definitions,
   dense_attention,
 )
+from attention.mechanism import Dims
 from tests.refusals import assert_refused
 
 LENGTH, STRIDE, COUNT = 17, 3, 5
@@ -256,3 +258,138 @@ def test_what_does_not_fit_is_told(unchecked):
     ("index_query", {"top_k": 2}),
     ("mask", {"mask": np.ones((2, 1, LENGTH, LENGTH), bool)}),
   )
+
+
+def sparse():
+  """A mechanism with an indexer, variables, inputs, queries and gates."""
+  mechanism = compressed(4, 3, top_k=2, num_index_heads=3, index_dim=6)
+  variables = mechanism.init(jax.random.key(0), Dims(4, 4, 8, LENGTH, 10))
+  rng = np.random.default_rng(4)
+  inputs = normal(rng, 2, LENGTH, 10)
+  query = normal(rng, 2, LENGTH, 4, 8)
+  return mechanism, variables, inputs, query
+
+
+def test_the_loss_is_that_of_entries():
+  """A divergence of weights of entries, whose gradients reach the indexer alone."""
+  mechanism, variables, inputs, query = sparse()
+  mask = mask_of((11, 17), on_the_left=True)
+
+  def loss(params, inputs, query):
+    gates = mechanism.gates({"params": params}, inputs)
+    call = {"is_causal": True, "mask": mask, **gates}
+    return mechanism.loss({"params": params}, query, None, **call)
+
+  gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(
+    variables["params"], inputs, query
+  )
+  reached = {name for name, x in gradients[0].items() if np.any(x)}
+  assert reached == {x for x in variables["params"] if x.startswith("index")}
+  assert not any(np.any(x) for x in gradients[1:])
+
+  rows = np.arange(LENGTH)[None] - np.array([[6], [0]])
+  p = {x: np.float64(y) for x, y in variables["params"].items()}
+
+  def normed(x, scale=1.0):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+
+  def entries(name):
+    x, z = (
+      np.tensordot(inputs, p[f"{name}{kind}_kernel"], 1)
+      for kind in ("", "_gate")
+    )
+    bias, keep = p[f"{name}_bias"], mask[:, 0, 0]
+    x = definitions.compressed_entries(x, z, bias, keep=keep)
+    return normed(x, p[f"{name}_scale"])
+
+  keys, index_key = entries("entry"), entries("index")
+  index = (
+    np.tensordot(inputs, p[f"index_{x}_kernel"], 1) for x in ("query", "weight")
+  )
+  a, w = index
+  total = 0.0
+  for b, t in zip(*np.nonzero(rows >= 0), strict=True):
+    closed = (rows[b, t] + 1) // STRIDE
+    scores = np.maximum(a[b, t] @ index_key[b, :closed].T, 0.0)
+    scores = w[b, t] @ scores / np.sqrt(18)
+    best = np.argsort(-scores, kind="stable")[:2]
+    if len(best):
+      logits = normed(query[b, t]) @ keys[b, best].T / np.sqrt(8)
+      weights = np.exp(logits - logits.max(-1, keepdims=True))
+      weights = (weights / weights.sum(-1, keepdims=True)).mean(0)
+      log_q = scores[best] - np.log(np.exp(scores[best]).sum())
+      total += (weights * (np.log(weights) - log_q)).sum()
+  got = loss(variables["params"], inputs, query)
+  np.testing.assert_allclose(got, total / 28, rtol=1e-5)
+
+
+def test_other_values_give_an_attention_matrix():
+  """Its rows sum to 1 without the share of sinks; entries are means of positions."""
+  mechanism, variables, inputs, query = sparse()
+  gates = mechanism.gates(variables, inputs)
+  identity = np.broadcast_to(np.eye(LENGTH)[:, None], (2, LENGTH, 1, LENGTH))
+  weights, lse = mechanism.apply(
+    *(variables, query, None, identity.astype(np.float32)),
+    is_causal=True,
+    return_lse=True,
+    **gates,
+  )
+  share = 1.0 - np.exp(-np.asarray(lse))  # A sink of 0.
+  np.testing.assert_allclose(np.sum(weights, axis=-1), share, atol=1e-5)
+  far = np.tril(np.ones((LENGTH, LENGTH)), -SIZES["window"])[None, :, None]
+  assert (np.asarray(weights) * far).sum() > 1.0
+
+
+def test_positions_are_relative():
+  """Rotations of queries, keys, entries and results by any first position."""
+  mechanism, variables, inputs, query = sparse()
+  gates = mechanism.gates(variables, inputs)
+  run = jax.jit(partial(mechanism.apply, is_causal=True))
+
+  def result(first):
+    angle = (np.arange(LENGTH) + first)[None, :, None, None] * 0.3
+    cos, sin = np.cos(angle), np.sin(angle)
+
+    def turned(x):
+      left, right = x[..., :1], x[..., 1:]
+      return np.concatenate(
+        [left * cos - right * sin, right * cos + left * sin], -1
+      ).astype(np.float32)
+
+    own = np.concatenate([query[..., :6], turned(query[..., 6:])], axis=-1)
+    shared = turned(np.asarray(gates["shared_key"])[:, :, None])[:, :, 0]
+    rotation = turned(np.asarray(gates["rotation"]))
+    call = {**gates, "shared_key": shared, "rotation": rotation}
+    return run(variables, own, None, None, **call)
+
+  np.testing.assert_allclose(result(0), result(5), atol=1e-5)
+  plain = run(variables, query, None, None, **gates)
+  assert np.abs(result(0) - plain).max() > 0.01
+
+
+def test_sizes_of_the_cache():
+  mechanism, variables, *_ = sparse()
+  dims = Dims(4, 4, 8, 100, 10)
+  cache = mechanism.init_cache(variables, 2, 100, dims, jnp.bfloat16)
+  assert cache.entries.shape == (2, 34, 8)
+  assert cache.entries.dtype == jnp.bfloat16
+  assert cache.index_key.shape == (2, 34, 6)
+  assert cache.window.shape == (2, 4, 8)
+  assert {x.shape[1] for x in cache.rows.values()} == {6}
+
+
+def test_hyperparameters_that_do_not_fit_are_told(unchecked):
+  assert_refused(
+    compressed,
+    ("top_k", {"stride": 0, "top_k": 3}),
+    ("query_rank", {"query_rank": 3}),
+    ("index_dim", {"index_dim": 16}),
+    ("num_index_heads", {"num_index_heads": 2}),
+    ("rotary_dim", {"rotary_dim": 3}),
+  )
+  for options, dims in (
+    ({"rotary_dim": 8}, Dims(2, 2, 8, 9, 10)),
+    ({"rotary_dim": 6, "top_k": 2, "index_dim": 4}, Dims(2, 2, 8, 9, 10)),
+  ):
+    with pytest.raises(ValueError, match="rotary_dim: expected at most"):
+      compressed(**options).init(jax.random.key(0), dims)

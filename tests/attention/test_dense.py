@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from attention import (
+  Dims,
   attention_weights,
   definitions,
+  dense,
   dense_attention,
   differential_attention,
   flash_attention,
@@ -218,16 +220,19 @@ def test_blocks_of_rows_keep_dropout():
   np.testing.assert_allclose(np.sum(slope * tangent), expected, rtol=2e-2)
 
 
-@pytest.mark.parametrize("with_sinks", [False, True])
-def test_the_log_sum_exp_and_its_gradient_are_those_of_flash(with_sinks):
+@pytest.mark.parametrize("shape", [None, (4,), (2, 13, 4)])
+def test_the_log_sum_exp_and_its_gradient_are_those_of_flash(shape):
   """Also of a row that sees nothing."""
   qkv, mask = draw(13), pair_mask_with_an_empty_row()
-  sinks = (
-    jnp.asarray(np.arange(4, dtype=np.float32) - 2) if with_sinks else None
-  )
+  with_sinks = shape is not None
+  sinks = ()
+  if shape is not None:
+    sinks = (np.arange(np.prod(shape), dtype=np.float32) % 7 - 3,)
+  qkv = *qkv, *(jnp.asarray(x.reshape(shape)) for x in sinks)
 
-  def run(attend, *qkv):
-    out, lse = attend(*qkv, mask=mask, sinks=sinks, return_lse=True)
+  def run(attend, query, key, value, sinks=None):
+    call = {"mask": mask, "sinks": sinks, "return_lse": True, "block_size": 4}
+    out, lse = attend(query, key, value, **call)
     assert lse.dtype == jnp.float32
     return out, jnp.where(lse > -jnp.inf, lse, 0.0), (lse == -jnp.inf) * 1.0
 
@@ -238,6 +243,27 @@ def test_the_log_sum_exp_and_its_gradient_are_those_of_flash(with_sinks):
   assert with_sinks or got[0][2][0, 2, 0]
   for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_sinks_from_inputs():
+  """A column of zeros as a value, and the softmax over it and the keys."""
+  length, heads, width = 9, 2, 4
+  query, key, value, inputs = normal(
+    *[(1, length, heads, width)] * 3, (1, length, 5)
+  )
+  record = dense(sinks="inputs")
+  variables = record.init(jax.random.key(0), Dims(heads, heads, width, 16, 5))
+  gates = record.gates(variables, inputs)
+  kernel = np.asarray(variables["params"]["sink_kernel"])
+  assert kernel.shape == (5, heads)
+  logits = np.einsum("bqnh,bknh->bnqk", query, key) / 2.0
+  column = np.moveaxis(np.asarray(inputs) @ kernel, 2, 1)[..., None]
+  weights = jax.nn.softmax(np.concatenate([logits, column], axis=3), axis=3)
+  expected = np.einsum("bnqk,bknh->bqnh", weights[..., :-1], value)
+  out = record.apply(variables, query, key, value, **gates)
+  np.testing.assert_allclose(out, expected, atol=1e-5)
+  with pytest.raises(ValueError, match=r"sinks: dense attention computes them"):
+    record.apply(variables, query, key, value)
 
 
 def test_third_derivatives_of_the_log_sum_exp_agree():

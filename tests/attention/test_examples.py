@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,7 @@ OWN = {
   "log_linear": {"g": DECAY[..., 0], "scales": ones(1, T, N, 9)},
   "linformer": {"e": ones(T, R) / T, "f": ones(T, R) / T},
   "lsh": {"rotations": ones(2, H, 2)},
+  "gsa": {"g": DECAY, "s": 1.0 - jnp.exp(DECAY)},
   "mamba": {
     **dict(zip("cbx", (X, X, X), strict=True)),
     "delta": X**2,
@@ -68,6 +70,11 @@ OWN = {
   "performer": {"w": jnp.eye(H)},
   "selected": {"indices": jnp.arange(T).reshape(1, T, 1, 1) // 64},
   "rg_lru": {"x": X, "log_decay": DECAY, "i": ones(*X.shape)},
+  "precond_delta": {
+    **{"b": ones(1, T, N), "g": DECAY, "r": ones(1, T, N)},
+    **{"a": DECAY[..., 0], "c": jnp.zeros(N)},
+  },
+  "rwkv6": {"g": DECAY, "u": ones(N, H)},
   "rwkv7": {"g": DECAY, "a": -X / 4, "b": X / 4},
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
 }
@@ -87,3 +94,21 @@ def test_the_example_runs(name):
   names = {name: getattr(attention, name)} | arrays
   out = jax.eval_shape(lambda: eval(code, names))
   assert (out.shape, out.dtype) == (X.shape, X.dtype)
+
+
+def options(function):
+  """The names of all arguments, also those of a TypedDict of keywords."""
+  for name, parameter in inspect.signature(function).parameters.items():
+    if parameter.kind is parameter.VAR_KEYWORD:
+      [keywords] = typing.get_args(typing.get_type_hints(function)[name])
+      yield from typing.get_type_hints(keywords)
+    else:
+      yield name
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_has_a_line_of_its_own(name):
+  function = getattr(attention, name)
+  args = inspect.getdoc(function).partition("\nArgs:\n")[2]
+  lines = re.findall(r"^  (\w+): ", args.partition("\n\n")[0], re.MULTILINE)
+  assert sorted(lines) == sorted(options(function))

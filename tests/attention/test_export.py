@@ -72,8 +72,8 @@ def options(name):
     "initial_state": np.full((batch, N, H, H), 0.1, np.float32),
   }
   if name in (
-    *("mesa_attention", "log_linear_attention"),
-    *("rg_lru_attention", "mlstm_attention"),
+    *("mesa_attention", "gsa_attention", "log_linear_attention"),
+    *("rg_lru_attention", "mlstm_attention", "precond_delta_attention"),
   ):
     made.pop("initial_state")  # Theirs have other forms.
   return {n: x for n, x in made.items() if n in parameters}
@@ -149,7 +149,7 @@ def test_every_mechanism_is_exported(name):
     [jax.ShapeDtypeStruct(x, "float32") for x in shapes]
   )
   key = None if "shared_qk" in record.supports else key
-  value = value if name != "latent" else None
+  value = None if name in ("latent", "compressed") else value
 
   def whole(variables, query, key, value):
     is_causal = "causal" in record.supports

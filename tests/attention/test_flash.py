@@ -85,6 +85,10 @@ def test_what_does_not_fit_is_refused(unchecked):
   attend = functools.partial(flash_attention, x, x, x)
   logits = (
     (r"sinks: expected \[2\] for \[N\]", {"sinks": jnp.zeros(3)}),
+    (
+      r"sinks: .* or \[1, 4, 2\] for \[B, T, N\], got",
+      {"sinks": jnp.zeros((1, 1, 2))},
+    ),
     ("logits_soft_cap: .* above 0, got 0.0", {"logits_soft_cap": 0.0}),
     ("logits_soft_cap: .* a finite numb", {"logits_soft_cap": jnp.ones(())}),
     ("log_forget: .*is_causal=True", {"log_forget": jnp.zeros((1, 4, 2))}),

@@ -38,6 +38,8 @@ _GIVEN = {
   "moba": {"block_size": 3, "top_k": 2},
   "nsa": {"stride": 2, "block_size": 4, "num_blocks": 3, "window": 3},
   "nystrom": {"num_landmarks": 4},
+  # Drawn rates may be below 0, and a large ε keeps the logarithm defined.
+  "precond_delta": {"log_decay": (2, 13, 4), "epsilon": 100.0},
   "selected": {"block_size": 4, "block_indices": np.zeros((2, 13, 2, 1), int)},
   "sliding_window": {"window": 3},
   "strided_2d": {"grid": None, "stride": 2},

@@ -17,6 +17,7 @@ from attention import (
   linear_attention,
   performer,
   performer_attention,
+  taylor_features,
 )
 from attention.platform import backend
 from attention.testing import assert_close
@@ -259,3 +260,16 @@ def test_only_hedgehog_by_name_has_variables():
     np.testing.assert_array_equal(kernel, np.stack([np.eye(6)] * len(kernel)))
   for feature_map in ("elu", hedgehog_features):
     assert linear(feature_map).init(jax.random.key(0), dims) == {}
+
+
+def test_taylor_features_are_a_polynomial_of_the_scaled_product():
+  """1 + s + s²/2 with s = q·k/√H, and as many features as there are monomials."""
+  query, key = np.random.default_rng(0).normal(size=(2, 7, 5))
+  s = np.sum(query * key, axis=-1) / 5**0.5
+  expected = 1.0 + s + s**2 / 2.0
+  mapped = [taylor_features(jnp.float32(x)) for x in (query, key)]
+  assert mapped[0].shape == (7, 1 + 5 + 15)
+  np.testing.assert_allclose(np.sum(mapped[0] * mapped[1], -1), expected, 1e-5)
+  definition = definitions.linear.taylor_features
+  products = np.sum(definition(query) * definition(key), axis=-1)
+  np.testing.assert_allclose(products, expected, rtol=1e-12)

@@ -13,11 +13,19 @@ from attention import definitions
 from attention.log_linear import LevelState
 from attention.platform import backend
 from tests.attention import state_cases as cases
-from tests.attention import test_log_linear, test_mesa, test_recurrences
+from tests.attention import (
+  test_gsa,
+  test_log_linear,
+  test_mesa,
+  test_recurrences,
+)
 from tests.attention.state_cases import BATCH, DIM, HEADS, VALUE
 
 LENGTH, SEGMENTS = 150, 6
-RULES = [*map("-".join, test_recurrences.RULES), "mesa", "log_linear"]
+RULES = [
+  *map("-".join, test_recurrences.RULES),
+  *("mesa", "gsa", "log_linear"),
+]
 
 
 def chosen(rule):
@@ -30,8 +38,9 @@ def chosen(rule):
     is_there = (count[..., None] >> np.arange(9)) % 2 == 1
     sums = np.where(is_there[:, :, None, :, None, None], sums, 0.0)
     state = LevelState(np.float32(sums), count)
-  elif rule == "mesa":
-    name, given = "mesa_attention", test_mesa.given(LENGTH)
+  elif rule in ("mesa", "gsa"):
+    module = {"mesa": test_mesa, "gsa": test_gsa}[rule]
+    name, given = f"{rule}_attention", module.given(LENGTH)
     parts = [given["initial_state"] * (i + 1) for i in range(SEGMENTS)]
     state = np.stack(parts, axis=1)
   else:

@@ -17,6 +17,7 @@ from attention import (
   gated_linear_attention,
   kimi_delta,
   lightning,
+  rwkv6_attention,
   rwkv7_attention,
 )
 from attention.definitions import recurrent
@@ -52,6 +53,7 @@ RULES = [
   ("product", "head"),
   ("rwkv7", "channel"),
   ("comba", "head"),
+  ("rwkv6", "channel"),
 ]
 FUNCTIONS = {
   "gated": gated_linear_attention,
@@ -60,13 +62,14 @@ FUNCTIONS = {
   "product": delta_product_attention,
   "rwkv7": rwkv7_attention,
   "comba": delta_rule_attention,
+  "rwkv6": rwkv6_attention,
 }
 """With `comba`, the delta rule has keys of what is erased; with `gates`, gates too."""
 
 WRITES = 3
 SHORTER = [
   *((*rule, 1) for rule in (RULES[3], *RULES[6:8])),
-  *((*rule, 7) for rule in (RULES[1], RULES[5])),
+  *((*rule, 7) for rule in (RULES[1], RULES[5], RULES[9])),
   *((*rule, 64) for rule in (RULES[2], RULES[7])),
   *((*rule, 65) for rule in (RULES[0], RULES[4], RULES[8])),
 ]
@@ -100,7 +103,7 @@ def chosen(rule, length, form):
   """The function, its definition, and the arrays that both take."""
   given, rng = arrays(length, form), np.random.default_rng(7)
   function = FUNCTIONS[rule]
-  if rule in ("gated", "rwkv7"):
+  if rule in ("gated", "rwkv6", "rwkv7"):
     rate = given.pop("beta")[..., None]
   if rule in ("gates", "comba"):
     erased = given["key"] + 0.3 * rng.normal(size=given["key"].shape)
@@ -112,6 +115,8 @@ def chosen(rule, length, form):
     for name in ("key", "value", "beta"):
       parts = [np.roll(given[name], r, axis=-1) for r in range(WRITES)]
       given[name] = np.stack(parts, axis=2)
+  if rule == "rwkv6":
+    given["bonus"] = rng.normal(size=(HEADS, DIM))
   if rule == "rwkv7":
     moved = rng.normal(size=(BATCH, length, HEADS, DIM))
     moved /= np.linalg.norm(moved, axis=-1, keepdims=True)
@@ -192,7 +197,7 @@ def naive(given, mask, segment_ids):
     if name in ("key", "value", "erase_key")
     else x
     for name, x in given.items()
-    if name != "initial_state"
+    if name not in ("initial_state", "bonus")
   }
   decay = along.get("log_decay", jnp.zeros((BATCH, length, HEADS, 1)))
   along["log_decay"] = decay[..., None] if decay.ndim == 3 else decay
@@ -219,8 +224,13 @@ def naive(given, mask, segment_ids):
         rate = beta[:, r] if k.ndim == 4 else beta
         error *= rate[..., None]
       after += key[..., None] * error[:, :, None]
-    state = jnp.where(now["seen"][:, None, None, None], after, state)
-    return state, DIM**-0.5 * read(state, now["query"])
+    seen = now["seen"][:, None, None, None]
+    before, state = state, jnp.where(seen, after, state)
+    if "bonus" not in given:
+      return state, DIM**-0.5 * read(state, now["query"])
+    own = (given["bonus"][None] * k)[..., None] * v[:, :, None]
+    before += jnp.where(seen, own, 0.0)
+    return state, DIM**-0.5 * read(before, now["query"])
 
   along |= {"seen": jnp.asarray(mask[:, 0, 0]), "first": jnp.asarray(begins)}
   along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
@@ -397,7 +407,16 @@ def test_decays_of_channels_keep_their_digits(scale, where):
 
 
 @pytest.mark.parametrize(
-  "name", ["mamba2", "comba", "mamba3", "rwkv7", "delta_product", "log_linear"]
+  "name",
+  [
+    "mamba2",
+    "comba",
+    "mamba3",
+    "rwkv6",
+    "rwkv7",
+    "delta_product",
+    "log_linear",
+  ],
 )
 def test_whichever_array_has_fewer_heads_has_them_repeated(name):
   mechanism = ATTENTIONS[name](**SIZES[name])

@@ -20,7 +20,15 @@ AXIS = "sequence"
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 8
 SEQUENCE = [m for m in MECHANISMS if "sequence" in m.supports]
 _ALIKE = {"dense", "multiplicative", "linear", *RECURRENT} - {
-  *("gated_linear", "kimi_delta", "mamba3", "mesa", "log_linear"),
+  *(
+    "gated_linear",
+    "kimi_delta",
+    "mamba3",
+    "rwkv6",
+    "mesa",
+    "gsa",
+    "log_linear",
+  ),
 }
 """Mechanisms whose parts meet by the code of another: that of flash, of performer,
 of gated_linear, of kimi_delta."""
@@ -414,6 +422,8 @@ def promised(mechanism, devices, length, is_causal):
     case "linear" | "performer":
       features = options.get("num_features", DIM)
       features = 2 * DIM if "hedgehog" in options.values() else features
+      if "taylor" in options.values():
+        features = 1 + DIM + DIM * (DIM + 1) // 2
       rows = DIM + 1 + (mechanism.name == "performer")
       state = BATCH * KV_HEADS * features * rows
       rounds = math.log2(devices) + 1
@@ -446,13 +456,17 @@ def promised(mechanism, devices, length, is_causal):
     case "latent":
       of_position = 2 * BATCH * HEADS * DIM
       numbers = length * of_position * (devices - 1) / devices
-    case "retention" | "lightning" | "gated_linear" | "mamba2" | "mamba3":
-      channels = DIM if mechanism.name == "gated_linear" else 1
-      numbers = carried(devices, channels)
+    case "gated_linear" | "hgrn2" | "rwkv6":
+      numbers = carried(devices, DIM)
+    case "retention" | "lightning" | "mamba2" | "mamba3":
+      numbers = carried(devices, 1)
       if mechanism.name == "mamba3":
         # The last key and value, whether there are any, and the sum of angles.
         rows = BATCH * HEADS * (2 * DIM + DIM // 4) + BATCH / 4
         numbers += rows * (math.log2(devices) + 1)
+    case "gsa":
+      slots = options["num_slots"]
+      numbers = carried(devices, slots, slots * 2 * DIM)
     case "mesa":
       numbers = carried(devices, 1, 2 * DIM * DIM)
     case "log_linear":

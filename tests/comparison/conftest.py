@@ -40,7 +40,9 @@ class Trainer:
     monkeypatch.setattr(train_run, "command", lambda *asked: asked)
     monkeypatch.setattr(measurements, "trained", self.measure)
     monkeypatch.setattr(
-      measurements, "step_cost", lambda run: {"step_seconds": 0.25}
+      measurements,
+      "step_cost",
+      lambda run: {"step_seconds": 0.25, "compile_seconds": 1.0},
     )
 
   def process(self, command, request=None, watch=None):

@@ -29,13 +29,19 @@ def test_options_behind_a_name_are_those_of_a_variant():
   )
   for run in runs:
     assert run.mechanism == name
-    assert run.options == "kernel=relu, num_features=8"
+    assert run.options == "num_features=8:kernel=relu"
     assert of_slots(run) == [
       f"{SLOT}.num_features=8",
       f"{SLOT}.kernel=relu",
     ]
   assert runs[0].leaves == runs[1].leaves
-  assert window.options == "window=(4, 0)"
+  # Those that are not set, too.
+  assert window.options == (
+    "window=(4, 0):dilation=1:block_size=None:implementation=None:sinks=False:"
+    "logits_soft_cap=None:forget=False"
+  )
+  alone = planned(attention=f"sliding_window:{window.options}")
+  assert alone[0].options == window.options
   assert not set(window.identity) & set("/:")
 
 
@@ -91,7 +97,11 @@ def test_a_name_beside_layers_changes_no_run():
 def test_a_slot_that_cannot_have_all_layers_is_dense():
   [run] = planned(tasks="copy", attention="both", variants={"both": LAYERS})
   assert run.slots == "dense · sliding_window + delta · dense"
-  assert run.options == "sliding_window:window=4"
+  assert run.options == (
+    "sliding_window:window=4:dilation=1:block_size=None:implementation=None:"
+    "sinks=False:logits_soft_cap=None:forget=False,"
+    "delta:max_rate=1.0:implementation=None"
+  )
 
 
 def test_lists_in_across_stay_lists():

@@ -36,6 +36,13 @@ CASES = {
     "routed_scale": 2.5,
     "shared_features": 6,
   },
+  "square_roots": {
+    **GATED,
+    "num_experts": 6,
+    "experts_per_token": 2,
+    "router_scores": "sqrt_softplus",
+    "selection_bias": True,
+  },
   "biases": {
     "gated": True,
     "activation": "silu",
@@ -116,6 +123,8 @@ def router_scores(config, variables, x):
     logits = logits + params["bias"][None, None]
   if config.mlp.router_scores == "softmax":
     return jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)
+  if config.mlp.router_scores == "sqrt_softplus":
+    return jnp.sqrt(jnp.log1p(jnp.exp(logits)))
   return 1 / (1 + jnp.exp(-logits))
 
 

@@ -14,6 +14,7 @@ class FakeTask:
   """Batches that follow from the step, two splits, one decoded example."""
 
   eval_splits = ("validation", "test")
+  baselines = types.MappingProxyType({})
   metric_sums = staticmethod(metric_sums)
 
   def __init__(self, **faults):

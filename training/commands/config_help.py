@@ -12,13 +12,14 @@ import textwrap
 import typing
 from typing import Any
 
-from attention import mechanism as mechanisms
 import models
 import tasks
 from training import experiment_config
 from training.config import TrainConfig
+from training.experiment_config import ExperimentConfig
 
-_WIDTH = 78
+WIDTH = 78
+"""Columns of a line of `--help`."""
 
 
 def text(mapping: Mapping[str, Any]) -> str:
@@ -28,18 +29,32 @@ def text(mapping: Mapping[str, Any]) -> str:
     ConfigError: the config is invalid.
   """
   config = experiment_config.parse(mapping)
-  lines, indent = ["Fields of this config:"], " " * 6
-  for section, part in (
-    ("", config.train),
-    ("task.", config.task),
-    ("model.", config.model),
-  ):
-    for name, _, value, meaning in _fields(part, section):
-      lines.append(f"  --config.{name}={value}")
-      lines += textwrap.wrap(
-        meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent
-      )
-  return "\n".join(lines)
+  return "\n".join(["Fields of this config:", *run_lines(config)])
+
+
+def run_lines(config: ExperimentConfig) -> list[str]:
+  """The fields of a run, of its task and of its model."""
+  return [
+    *lines(config.train),
+    *lines(config.task, "task."),
+    *lines(config.model, "model."),
+  ]
+
+
+def lines(config: Any, section: str = "") -> list[str]:
+  """The fields of a config dataclass, each with its value and its meaning.
+
+  Args:
+    config: the dataclass.
+    section: the start of the names of its fields.
+  """
+  result, indent = [], " " * 6
+  for name, _, value, meaning in _fields(config, section):
+    result.append(f"  --config.{name}={value}")
+    result += textwrap.wrap(
+      meaning, WIDTH, initial_indent=indent, subsequent_indent=indent
+    )
+  return result
 
 
 def page() -> str:
@@ -66,7 +81,7 @@ def _table(kind: type, section: str) -> str:
 def _fields(config: Any, section: str) -> Iterator[tuple[str, Any, str, str]]:
   """Yields name, type, value and meaning of the fields of a config or config type."""
   kind = config if isinstance(config, type) else type(config)
-  meanings = _meanings(kind)
+  texts = meanings(kind)
   types = typing.get_type_hints(kind, include_extras=True)
   for field in dataclasses.fields(kind):
     value = getattr(config, field.name, field.default)
@@ -78,7 +93,7 @@ def _fields(config: Any, section: str) -> Iterator[tuple[str, Any, str, str]]:
     if dataclasses.is_dataclass(value) and not hasattr(value, "build"):
       yield from _fields(value, f"{name}.")
     else:
-      meaning = meanings.get(field.name, "")
+      meaning = texts.get(field.name, "")
       yield name, types[field.name], _shown(value), meaning
 
 
@@ -106,13 +121,7 @@ def _typed(kind: Any) -> str:
 def _shown(value: Any) -> str:
   if hasattr(value, "build"):
     # All options that the command line can set, also those left at their default.
-    parameters = inspect.signature(mechanisms.find(value.name)).parameters
-    options = {
-      name: parameter.default
-      for name, parameter in parameters.items()
-      if parameter.default is not parameter.empty
-    } | value.options
-    options = ", ".join(f"{name}={x!r}" for name, x in options.items())
+    options = ", ".join(f"{k}={x!r}" for k, x in value.all_options.items())
     return value.name + (f" ({options})" if options else "")
   if isinstance(value, tuple):
     return "[" + ", ".join(map(_shown, value)) + "]"
@@ -121,22 +130,22 @@ def _shown(value: Any) -> str:
   return repr(value) if value == "" else str(value)
 
 
-def _meanings(kind: type) -> dict[str, str]:
+def meanings(kind: type) -> dict[str, str]:
   """Maps fields to their meanings in "Attributes:" of the class and its bases."""
-  meanings: dict[str, str] = {}
+  texts: dict[str, str] = {}
   for base in kind.__bases__:
-    meanings |= _meanings(base)
+    texts |= meanings(base)
   doc = inspect.cleandoc(vars(kind).get("__doc__") or "")
   name = ""
   for line in doc.partition("Attributes:\n")[2].splitlines():
     if not line.startswith("  "):
       break
     if line.startswith("    "):
-      meanings[name] += f" {line.strip()}"
+      texts[name] += f" {line.strip()}"
     else:
       name, _, meaning = line.strip().partition(": ")
-      meanings[name] = meaning
-  return meanings
+      texts[name] = meaning
+  return texts
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def generate_lines(
   _check_options(counts | options)
   task = experiment.task
   has_source = experiment.config.model.layout != "decoder"
-  ids = _encode(task, lines, None if has_source else task.max_target_length)
+  ids = _encode(task, lines, _limit(experiment))
   if not ids:
     return [""] * len(lines)
   longest = max(map(len, ids.values()))
@@ -178,6 +178,28 @@ def _check_options(options: Mapping[str, Any]) -> None:
   for name, least in (("seed", 0), ("batch_size", 1)):
     if (value := options[name]) is None or not least <= value < 2**31:
       raise ConfigError(f"{name}: expected {least} to 2³¹ - 1, got {value}")
+
+
+def unreadable(experiment: Experiment, lines: Sequence[str]) -> dict[int, str]:
+  """Maps the numbers of lines that the model cannot read to the reason.
+
+  Raises:
+    ConfigError: the model has no decoder.
+  """
+  check_decodes(experiment)
+  limit, reasons = _limit(experiment), {}
+  for number, line in enumerate(lines, 1):
+    try:
+      _encode(experiment.task, [line], limit)
+    except ConfigError as error:
+      reasons[number] = str(error).removeprefix("line 1: ")
+  return reasons
+
+
+def _limit(experiment: Experiment) -> int | None:
+  """The largest number of tokens of a prompt; None if lines are sources."""
+  is_decoder = experiment.config.model.layout == "decoder"
+  return experiment.task.max_target_length if is_decoder else None
 
 
 def check_decodes(experiment: Experiment) -> None:

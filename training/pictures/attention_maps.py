@@ -325,6 +325,8 @@ def _mechanism(model: Any, side: str, number: int, kind: str) -> str:
   slot = kind if kind == "cross_attention" else f"{side}_attention"
   chosen = model.config.attentions[slot]
   layer = number - 1 if number else int(side == "decoder")
+  if kind == "second_attention":
+    chosen = model.config.decoder_configs[layer].second.attentions[slot]
   return chosen[layer % len(chosen)].name
 
 

@@ -168,7 +168,7 @@ def test_attention_over_a_file(trained, tmp_path):
     (["--audio=/nowhere.wav"], "--audio: /nowhere.wav: no such file"),
     (["--text=5"], "text: expected a recording, got the text"),
     (["--image=a.png"], "--image: this run reads no images"),
-    ([], "or --audio=FILE for one of speech"),
+    ([], "or --audio=FILE for a speech model"),
   ):
     assert message in commands.fault(draw(*arguments))
 

@@ -37,11 +37,12 @@ def write_text(path, count=1500):
 
 def write_tokenizer(path, case, words=_WORDS):
   """A tokenizer.json of one id a word, special tokens first."""
-  names = [*SPECIAL[case], "[UNK]", *(f"w{i}" for i in range(words))]
+  special = SPECIAL.get(case, ["<|endoftext|>"])
+  names = [*special, "[UNK]", *(f"w{i}" for i in range(words))]
   ids = {name: i for i, name in enumerate(names)}
   tokenizer = Tokenizer(WordLevel(ids, unk_token="[UNK]"))
   tokenizer.pre_tokenizer = WhitespaceSplit()
-  tokenizer.add_special_tokens(SPECIAL[case])
+  tokenizer.add_special_tokens(special)
   tokenizer.save(str(path))
 
 

@@ -72,6 +72,9 @@ def test_a_row_for_each_model(finished):
   assert int(hybrid["kept"]) == layers.index(max(layers))
   assert float(hybrid["loss"]) == pytest.approx(min(layers), rel=1e-6)
   assert hybrid["finetune_loss"] != hybrid["transfer_loss"]
+  # All of them, as they are typed.
+  assert hybrid["options"] == HYBRID.partition(":")[2]
+  assert nystrom["options"].startswith("num_landmarks=")
   assert (nystrom["status"], nystrom["keep"]) == ("cannot serve", "")
   assert "cannot be causal" in nystrom["reason"]
   # Dense keeps all keys, the hybrid a window of them and a state.

@@ -56,6 +56,22 @@ EXPERTS = {
   "routed_scaling_factor": 1.7,
 }
 V3 = SHAPE | EXPERTS | {"n_group": 3, "topk_group": 2}
+V4_TYPES = [
+  "sliding_attention",
+  "heavily_compressed_attention",
+  "compressed_sparse_attention",
+  "compressed_sparse_attention",
+]
+V4_PLAIN = PLAIN | {"partial_rotary_factor": 0.4}
+V4_YARN = {
+  "rope_type": "yarn",
+  "rope_theta": 70.0,
+  "factor": 4.0,
+  "beta_fast": 4.0,
+  "original_max_position_embeddings": 10,
+  "attention_factor": 1.0,
+  "partial_rotary_factor": 0.4,
+}
 CASES = {
   "deepseek_v3": (
     "DeepseekV3ForCausalLM",
@@ -113,6 +129,79 @@ CASES = {
       {"index_topk": 30},
       {"rope_parameters": PLAIN},
       {"rope_parameters": YARN | {"mscale_all_dim": 0.9}},
+    ],
+  ),
+  "glm_moe_dsa": (
+    "GlmMoeDsaForCausalLM",
+    V3
+    | {
+      "num_hidden_layers": 4,
+      "indexer_types": ["full", "shared", "full", "shared"],
+      "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+      "rope_parameters": PLAIN,
+      "attention_bias": True,
+      "index_topk": 5,
+      "index_n_heads": 11,
+      "index_head_dim": 10,
+    },
+    [
+      {"index_topk": 8},
+      {"n_group": 6},
+      {"norm_topk_prob": False},
+      {"rms_norm_eps": 0.3},
+      {"rope_parameters": YARN},
+    ],
+  ),
+  "deepseek_v4": (
+    "DeepseekV4ForCausalLM",
+    {
+      "vocab_size": VOCAB,
+      "hidden_size": 22,
+      "num_hidden_layers": 4,
+      "num_attention_heads": 6,
+      "head_dim": 10,
+      "q_lora_rank": 13,
+      "o_groups": 3,
+      "o_lora_rank": 4,
+      "partial_rotary_factor": 0.4,
+      "sliding_window": 5,
+      "layer_types": V4_TYPES,
+      "compress_rates": {V4_TYPES[1]: 5, V4_TYPES[2]: 3},
+      "index_n_heads": 11,
+      "index_head_dim": 8,
+      "index_topk": 2,
+      "rope_parameters": {"main": V4_PLAIN, "compress": V4_YARN},
+      "moe_intermediate_size": 6,
+      "n_routed_experts": 5,
+      "num_experts_per_tok": 2,
+      "routed_scaling_factor": 1.7,
+      "swiglu_limit": 0.9,
+      "mlp_layer_types": ["hash_moe", "moe", "moe", "hash_moe"],
+      "hc_mult": 3,
+      "hc_sinkhorn_iters": 4,
+      "hc_eps": 1e-2,
+      "max_position_embeddings": 40,
+      "pad_token_id": None,
+      "bos_token_id": 1,
+      "eos_token_id": 1,
+    },
+    [
+      {"sliding_window": 3},
+      {"index_topk": 1},
+      {"index_topk": 30},
+      {"routed_scaling_factor": 0.6},
+      {"scoring_func": "sigmoid"},
+      {"swiglu_limit": 10.0},
+      {"hc_sinkhorn_iters": 1},
+      {"hc_eps": 0.1},
+      {"hidden_act": "gelu"},
+      {"rope_parameters": {"main": V4_PLAIN, "compress": V4_PLAIN}},
+      {
+        "rope_parameters": {
+          "main": V4_PLAIN | {"rope_theta": 300.0},
+          "compress": V4_YARN,
+        }
+      },
     ],
   ),
   "minimax_m3_text": (
@@ -197,13 +286,18 @@ def make(name, kind, config, changes):
   for buffer_name, buffer in model.named_buffers():
     if buffer_name.endswith("e_score_correction_bias"):
       buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+    if buffer_name.endswith("tid2eid"):
+      chosen = torch.rand(len(buffer), 5, generator=generator).argsort(1)
+      buffer.copy_(chosen[:, : buffer.shape[1]])
   model.bfloat16().save_pretrained(folder)
   (folder / "generation_config.json").unlink(missing_ok=True)
   inputs = tokens_of(np.random.default_rng(len(name)), 3, 23, None, (23, 14, 2))
   moved, out = left(inputs), run(folder, kind, inputs)
   arrays = {f"input.{key}": x for key, x in inputs.items()} | {"float32": out}
   positions = (moved["attention_mask"].cumsum(1) - 1).clip(min=0)
-  if not name.startswith("minimax"):  # There, blocks shift with padding.
+  if not name.startswith(
+    ("minimax", "deepseek_v4")
+  ):  # There, blocks shift with padding.
     arrays["left"] = run(folder, kind, moved | {"position_ids": positions})
   path = folder / "config.json"
   config = json.loads(path.read_text())

@@ -32,6 +32,9 @@ def draw_states(model, seed, gain):
         weight.copy_(1.0 + 0.3 * noise)
       elif name.endswith("recurrent_param"):
         weight.copy_(noise - 2.0)
+  for name, buffer in model.named_buffers():
+    if name.endswith("e_score_correction_bias"):
+      buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def rows_apart(model, inputs):
@@ -80,6 +83,7 @@ def case(name, kind, config, changes, *, apart=False, gain=1.0):
       path,
       config=theirs,
       attn_implementation="eager",
+      experts_implementation="eager",
       dtype=torch.float32,
     ).eval()
     if apart:
@@ -124,6 +128,26 @@ def mamba():
   }
   changes = {"layer_norm_epsilon": 0.1, "mixer_rms_eps": 0.5}
   case("falcon_mamba", "FalconMambaForCausalLM", sizes | falcon, changes)
+
+
+def mamba2():
+  """Makes Mamba-2 with biases and with bounds of its steps."""
+  sizes = {
+    "vocab_size": VOCAB,
+    "hidden_size": 18,
+    "num_hidden_layers": 2,
+    "expand": 2,
+    "num_heads": 6,
+    "head_dim": 6,
+    "n_groups": 2,
+    "state_size": 5,
+    "chunk_size": 8,
+    "use_bias": True,
+    "time_step_limit": [0.2, 1.5],
+    "pad_token_id": None,
+  }
+  changes = {"time_step_limit": [0.0, 0.4]}
+  case("mamba2_bias", "Mamba2ForCausalLM", sizes, changes, apart=True)
 
 
 def recurrent_gemma():
@@ -188,9 +212,142 @@ def xlstm():
   case("xlstm", "xLSTMForCausalLM", sizes, changes, apart=True, gain=1.5)
 
 
+HYBRID = {
+  "vocab_size": VOCAB,
+  "hidden_size": 20,
+  "intermediate_size": 27,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "max_position_embeddings": 40,
+  "bos_token_id": 1,
+  "eos_token_id": 1,
+  "pad_token_id": 0,
+}
+
+
+def falcon_h1():
+  """Makes Falcon-H1, with all of its factors."""
+  sizes = {
+    **HYBRID,
+    "num_hidden_layers": 2,
+    "head_dim": 6,
+    "rms_norm_eps": 1e-3,
+    "mamba_d_ssm": 24,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 5,
+    "mamba_chunk_size": 8,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+    "time_step_limit": [0.2, 1.5],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 70.0},
+    "lm_head_multiplier": 0.7,
+    "embedding_multiplier": 1.9,
+    "mlp_multipliers": [0.6, 1.4],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.9, 1.2, 0.7, 1.6, 0.5],
+    "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 1.7,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "mamba_proj_bias": True,
+    "projectors_bias": True,
+  }
+  factors = (
+    *("lm_head", "embedding", "key", "attention_in", "attention_out"),
+    *("ssm_in", "ssm_out"),
+  )
+  changes = {
+    **{f"{name}_multiplier": 1.0 for name in factors},
+    "mlp_multipliers": [1.0, 0.6],
+    "ssm_multipliers": [1.0, 0.9, 1.8, 0.4, 0.8],
+    "time_step_limit": [0.0, 0.4],
+    "rms_norm_eps": 0.1,
+    "mamba_norm_before_gate": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 7.0},
+  }
+  case("falcon_h1", "FalconH1ForCausalLM", sizes, changes, apart=True)
+  plain = {
+    "num_hidden_layers": 3,
+    "mamba_d_ssm": None,
+    "mamba_expand": 2,
+    "mamba_n_heads": 5,
+    "mamba_n_groups": 1,
+    "mamba_d_head": 8,
+    "mamba_conv_bias": False,
+    "mamba_rms_norm": False,
+    "time_step_limit": [0.0, float("inf")],
+    "attention_bias": False,
+    "mlp_bias": False,
+    "mamba_proj_bias": False,
+    "projectors_bias": False,
+    "tie_word_embeddings": True,
+  }
+  changes = {"mlp_multipliers": [1.0, 1.0], "ssm_multipliers": [1.0] * 5}
+  case("falcon_h1_plain", "FalconH1ForCausalLM", sizes | plain, changes)
+
+
+def nemotron_h():
+  """Makes Nemotron-H, with two feed-forward layers in a row and without."""
+  sizes = {
+    **HYBRID,
+    "layers_block_type": [
+      *("mlp", "moe", "linear_attention", "full_attention", "mlp"),
+      "linear_attention",
+    ],
+    "head_dim": 6,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 4,
+    "n_groups": 2,
+    "ssm_state_size": 5,
+    "chunk_size": 8,
+    "time_step_min": 0.2,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 9,
+    "moe_shared_expert_intermediate_size": 11,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "layer_norm_epsilon": 1e-3,
+  }
+  changes = {
+    "time_step_min": 0.6,
+    "mlp_hidden_act": "silu",
+    "topk_group": 1,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False,
+    "layer_norm_epsilon": 0.1,
+  }
+  case("nemotron_h", "NemotronHForCausalLM", sizes, changes)
+  latent = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_groups": 1,
+    "use_conv_bias": False,
+    "moe_latent_size": 7,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": False,
+  }
+  changes = {"norm_topk_prob": True}
+  case("nemotron_h_latent", "NemotronHForCausalLM", sizes | latent, changes)
+  plain = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+    "mlp_bias": True,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+  }
+  changes = {"time_step_min": 0.9}
+  name = "nemotron_h_plain"
+  case(name, "NemotronHForCausalLM", sizes | plain, changes, apart=True)
+
+
 def main():
   """Writes the folders."""
-  for make in (mamba, recurrent_gemma, xlstm):
+  for make in (mamba, mamba2, recurrent_gemma, xlstm, falcon_h1, nemotron_h):
     make()
 
 

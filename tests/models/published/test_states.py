@@ -19,7 +19,11 @@ from tests.models.published.test_equality import (
   loaded,
 )
 
-CASES = ("mamba", "falcon_mamba", "recurrent_gemma", "xlstm")
+CASES = (
+  *("mamba", "falcon_mamba", "recurrent_gemma", "xlstm", "falcon_h1"),
+  *("falcon_h1_plain", "nemotron_h", "nemotron_h_latent", "nemotron_h_plain"),
+  "mamba2_bias",
+)
 by_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -63,6 +67,40 @@ def test_a_key_changes_what_it_changes_in_transformers(case, key, tmp_path):
 
 
 @pytest.mark.parametrize(
+  "values",
+  [
+    {"layers_block_type": None, "hybrid_override_pattern": "-EM*-M"},
+    {
+      "layers_block_type": ["mlp", "moe", "mamba", "attention", "mlp", "mamba"],
+      "num_hidden_layers": 9,
+    },
+    # What its class does not read.
+    {
+      "sliding_window": 3,
+      "time_step_limit": [0.5, 0.6],
+      "attention_bias": True,
+    },
+  ],
+)
+def test_other_configs_of_the_same_model(values, tmp_path):
+  p = models.load_pretrained(changed("nemotron_h", tmp_path, **values))
+  assert p.model == loaded("nemotron_h").model
+
+
+def test_maps_of_both_mechanisms_of_a_layer():
+  p = loaded("falcon_h1_plain")
+  inputs = jnp.asarray(expected("falcon_h1_plain")[0]["input_ids"])
+  maps = models.attention_maps(p.model, p.variables, {"inputs": inputs})
+  heads = {"self_attention": 4, "second_attention": 5}
+  length = inputs.shape[1]
+  assert {name: x.shape for name, x in maps.items()} == {
+    f"decoder_{i}/{name}": (3, number, length, length)
+    for i in range(3)
+    for name, number in heads.items()
+  }
+
+
+@pytest.mark.parametrize(
   "attention", ["sliding_window:window=4", "lsh", "gated_delta"]
 )
 @pytest.mark.parametrize("case", CASES[:3])
@@ -89,6 +127,30 @@ def test_another_mechanism_has_the_inputs_of_the_state(
 @pytest.mark.parametrize(
   ("case", "values", "message"),
   [
+    ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
+    ("falcon_h1", {"mamba_n_heads": 5}, "mamba_n_heads: expected a divisor of"),
+    ("falcon_h1", {"mamba_d_head": 6}, "mamba_d_head: expected 4, got 6"),
+    (
+      "falcon_h1",
+      {"mlp_multipliers": [1.0]},
+      "mlp_multipliers: expected 2 num",
+    ),
+    ("falcon_h1", {"time_step_limit": [2.0, 1.5]}, "time_step_limit: expected"),
+    ("falcon_h1", {"time_step_limit": 0.5}, "time_step_limit: expected two"),
+    (
+      "nemotron_h",
+      {"layers_block_type": ["mlp", "s"]},
+      "layers_block_type: ex",
+    ),
+    ("nemotron_h", {"layers_block_type": []}, "layers_block_type: expected"),
+    ("nemotron_h", {"attention_head_dim": 7}, "attention_head_dim: expected 6"),
+    ("nemotron_h", {"mlp_bias": True}, "mlp_bias: expected False, got True"),
+    ("nemotron_h", {"mamba_n_groups": 2}, "mamba_n_groups: no nemotron_h that"),
+    (
+      "nemotron_h",
+      {"layers_block_type": None, "hybrid_override_pattern": "M-X"},
+      "hybrid_override_pattern: expected some of *, M, E, -, got ",
+    ),
     ("mamba", {"conv_kernel": 3}, "conv_kernel: expected 4, got 3"),
     ("mamba", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
     ("mamba", {"intermediate_size": 44}, "intermediate_size: expected 66"),

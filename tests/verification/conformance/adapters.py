@@ -239,6 +239,60 @@ def _rwkv_ops():
   return call
 
 
+def _mamba3():
+  from mamba3_jax import ssd_forward
+
+  def call(query, key, value, *, initial_state=None, return_state=False):
+    written = _beta(key)
+    out, state = ssd_forward(
+      value,
+      query,
+      key,
+      _decay(key),
+      written,
+      written * jnp.sum(query * key, axis=-1),
+      jnp.zeros((value.shape[2],), value.dtype),
+      chunk_size=64,
+      initial_states=None if initial_state is None else initial_state[:, None],
+      return_final_states=return_state,
+    )
+    return (out, state) if return_state else out
+
+  return call
+
+
+def _maxtext():
+  import maxtext
+  from maxtext.configs import pyconfig
+  from maxtext.layers.attention_op import AttentionOp
+
+  base = os.path.join(os.path.dirname(maxtext.__file__), "configs", "base.yml")
+  config = pyconfig.initialize(
+    ["", base],
+    enable_checkpointing=False,
+    skip_jax_distributed_system=True,
+    attention="dot_product",
+    dtype="float32",
+    matmul_precision="highest",
+  )
+  axes = tuple(config.mesh_axes)
+
+  def call(query, key, value, *, segment_ids=None):
+    attend = AttentionOp(
+      config,
+      jax.make_mesh((1,) * len(axes), axes),
+      attention_kernel="dot_product",
+      max_target_length=query.shape[1],
+      num_query_heads=query.shape[2],
+      num_kv_heads=key.shape[2],
+      dtype=query.dtype,
+    )
+    positions = jnp.broadcast_to(jnp.arange(query.shape[1]), query.shape[:2])
+    return attend(query, key, value, segment_ids, positions, "train")
+
+  return call
+
+
 def _keras(name, **sizes):
   import keras
 
@@ -430,6 +484,16 @@ FUNCTIONS: dict[str, Entry] = {
   ),
   "jla_rwkv7": Entry("rwkv7", "jax-linear-attention", _jla_rwkv7),
   "jla_path": Entry("path_attention", "jax-linear-attention", _jla_path),
+  "mamba3_jax": Entry("ssd_forward", "mamba3-jax", _mamba3),
+  "maxtext": Entry(
+    "AttentionOp, dot_product",
+    "maxtext",
+    _maxtext,
+    {
+      "bfloat16": "`float32_logits: false`, the default of its config, computes the "
+      "softmax in the dtype of the inputs"
+    },
+  ),
   "rwkv_ops": Entry(
     "generalized_delta_rule, native (JAX backend)", "rwkv-ops", _rwkv_ops
   ),

@@ -44,10 +44,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/softmax/own_logits.py",
-    "x = jnp.tensordot(inputs.astype(jnp.float32), kernel, axes=1)\n"
-    '  return {"log_forget": jax.nn.log_sigmoid(x + bias[None, None])}',
-    "x = jnp.tensordot(inputs.astype(jnp.float32), kernel, axes=1)\n"
-    '  return {"log_forget": jax.nn.log_sigmoid(x - bias[None, None])}',
+    'x += params["forget_bias"][None, None]',
+    'x -= params["forget_bias"][None, None]',
     "flash",
     "the bias of a forget gate, which begins as 0, has the wrong sign",
   ),

@@ -59,7 +59,8 @@ def packed(call):
     outs, states = [], list(initial_state.unbind(1))
     for (a, b), i in zip(itertools.pairwise(CUTS), (0, 2, 3), strict=True):
       part = {
-        n: x if n == "regularizer" else x[:, a:b] for n, x in given.items()
+        n: x if n in ("regularizer", "bonus") else x[:, a:b]
+        for n, x in given.items()
       }
       found = call(**part, initial_state=states[i])
       outs.append(found["out"])

@@ -52,7 +52,9 @@ def test_a_call_goes_on_from_a_state(case):
   state, outs = case.given["initial_state"], []
   for begin, end in ((0, 13), (13, case.given["query"].shape[1])):
     given = {
-      name: x if name in ("regularizer", "log_rate") else x[:, begin:end]
+      name: x
+      if name in ("regularizer", "log_rate", "bonus")
+      else x[:, begin:end]
       for name, x in (case.given | case.fixed).items()
     }
     given["initial_state"] = state

@@ -1,13 +1,13 @@
-"""Cost of elementwise recurrences relative to a plain scan of the same formula.
+"""Cost of recurrences relative to a plain scan of the same formula.
 
-    python -m benchmarks.elementwise
-    python -m benchmarks.elementwise --lengths=2048 --rounds=9
+    python -m benchmarks.recurrences
+    python -m benchmarks.recurrences --lengths=2048 --rounds=9
 
-B 1, 256 channels, 16 entries of state for each channel of `mamba`, float32. Four forms
-are compiled and called in turn in one process: `mamba_attention` or
-`rg_lru_attention`, the formula as one `jax.lax.scan` over positions, the formula by
-`jax.lax.associative_scan` over all of them, and the scan in whose step outer products
-are `jnp.einsum`. Prints the median of the ratios to the plain scan in the same round,
+B 1, float32; 256 channels, which are 4 heads of 64, 16 entries of state for each channel
+of `mamba`, and 64 slots of `gsa`. The forms are compiled and called in turn in one
+process: the function, the formula as one `jax.lax.scan` over positions and, of
+elementwise recurrences, the formula by `jax.lax.associative_scan` over all of them, and
+the scan in whose step outer products are `jnp.einsum`. Prints the median of the ratios to the plain scan in the same round,
 forward and with gradients, and the temporaries of the gradients in MiB.
 """
 
@@ -22,7 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import mamba_attention, rg_lru_attention
+from attention import (
+  gsa_attention,
+  hgrn2,
+  mamba_attention,
+  precond_delta_attention,
+  rg_lru_attention,
+  rwkv6_attention,
+)
 from training.commands import entry
 from training.devices import process
 
@@ -30,6 +37,7 @@ _LENGTHS = flags.DEFINE_list("lengths", ["2048"], "of T")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "calls of each", lower_bound=1)
 
 CHANNELS, STATE = 256, 16
+HEADS, WIDTH = 4, 64
 
 
 def _scanned(step, state, *arrays):
@@ -104,7 +112,89 @@ def _rg_lru_pairs(x, log_decay, gate):
   return _by_pairs(jnp.exp(log_decay), _weighted(x, log_decay, gate))
 
 
-FORMS = {
+def _outer(key, value):
+  return key[..., None] * value[..., None, :]
+
+
+def _read(state, query):
+  return jnp.einsum("bnhv,bnh->bnv", state, query)
+
+
+def _empty(x):
+  return jnp.zeros((*x[:, 0].shape, WIDTH))
+
+
+def _hgrn2_own(q, k, v):
+  return hgrn2().apply({}, q, k, v, is_causal=True)
+
+
+def _hgrn2_plain(q, k, v):
+  def step(state, now):
+    q, k, v = now
+    forget = jax.nn.sigmoid(k)
+    state = forget[..., None] * state + _outer(1.0 - forget, v)
+    return state, _read(state, jax.nn.silu(q))
+
+  return _scanned(step, _empty(q), q, k, v)
+
+
+def _rwkv6_own(q, k, v, decay, bonus):
+  return rwkv6_attention(q, k, v, log_decay=decay, bonus=bonus, scale=1.0)
+
+
+def _rwkv6_plain(q, k, v, decay, bonus):
+  def step(state, now):
+    q, k, v, decay = now
+    write = _outer(k, v)
+    out = _read(state + bonus[None, ..., None] * write, q)
+    return jnp.exp(decay)[..., None] * state + write, out
+
+  return _scanned(step, _empty(q), q, k, v, decay)
+
+
+def _gsa_own(q, k, v, decay, slots):
+  gates = {"log_decay": decay, "slot_weights": slots}
+  return gsa_attention(q, k, v, **gates, scale=1.0)
+
+
+def _gsa_plain(q, k, v, decay, slots):
+  def step(state, now):
+    q, k, v, decay, slots = now
+    decay = jnp.exp(decay)[..., None]
+    keys = decay * state[0] + _outer(slots, k)
+    values = decay * state[1] + _outer(slots, v)
+    weights = jax.nn.softmax(jnp.einsum("bnmh,bnh->bnm", keys, q))
+    return (keys, values), _read(values, weights)
+
+  return _scanned(step, (_empty(q), _empty(q)), q, k, v, decay, slots)
+
+
+def _precond_own(q, k, v, beta, decay, rate, center):
+  gates = {"beta": beta, "log_decay": decay, "square_decay": decay}
+  gates |= {"square_rate": rate, "center": center, "scale": 1.0}
+  return precond_delta_attention(q, k, v, **gates)
+
+
+def _precond_plain(q, k, v, beta, decay, rate, center):
+  def step(state, now):
+    q, k, v, beta, decay, rate = now
+    decay = jnp.exp(decay)[..., None]
+    squares = decay * state[1] + rate[..., None] * k**2
+    offset = jnp.log(squares + 1e-6) - center[None, :, None]
+    written = k * 1.5 ** (-offset / (1.0 + jnp.abs(offset)))
+    memory = decay[..., None] * state[0]
+    memory += _outer(written, beta[..., None] * (v - _read(memory, k)))
+    return (memory, squares), _read(memory, q)
+
+  first = _empty(q), jnp.zeros_like(q[:, 0])
+  return _scanned(step, first, q, k, v, beta, decay, rate)
+
+
+FORMS: dict[str, dict[str, Callable[..., Any]]] = {
+  "hgrn2": {"plain scan": _hgrn2_plain, "ours": _hgrn2_own},
+  "rwkv6": {"plain scan": _rwkv6_plain, "ours": _rwkv6_own},
+  "gsa": {"plain scan": _gsa_plain, "ours": _gsa_own},
+  "precond_delta": {"plain scan": _precond_plain, "ours": _precond_own},
   "mamba": {
     "plain scan": _mamba_plain,
     "ours": _mamba_own,
@@ -125,6 +215,18 @@ def _arguments(name: str, length: int) -> tuple[jax.Array, ...]:
   def normal(*shape):
     return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
+  if name not in ("mamba", "rg_lru"):
+    shape = 1, length, HEADS, WIDTH
+    q, k, v = (normal(*shape) for _ in range(3))
+    q, k = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    decay = -jax.nn.softplus(normal(*shape) - 3.0)
+    beta, rate = jax.nn.sigmoid(normal(2, *shape[:3]))
+    return {
+      "hgrn2": (q, k, v),
+      "rwkv6": (q, k, v, decay, normal(HEADS, WIDTH)),
+      "gsa": (q, k, v, decay, -jnp.expm1(decay)),
+      "precond_delta": (q, k, v, beta, decay[..., 0], rate, normal(HEADS)),
+    }[name]
   x = normal(1, length, CHANNELS)
   if name == "rg_lru":
     decay = -jax.nn.softplus(normal(*x.shape) - 3.0)
@@ -173,7 +275,7 @@ def main() -> None:
         ]
         memory = programs[form][1].memory_analysis().temp_size_in_bytes
         print(
-          f"{name:8} T {length:6} {form:17} forward {ratios[0]:5.2f}  gradients "
+          f"{name:13} T {length:6} {form:17} forward {ratios[0]:5.2f}  gradients "
           f"{ratios[1]:5.2f}  {memory / 2**20:7.1f} MiB"
         )
 

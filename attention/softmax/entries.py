@@ -1,0 +1,253 @@
+"""Entries of compressed attention: one vector for each closed window of positions."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention.decorators import attention_function
+from attention.platform import layout
+from attention.recurrent.gates import kernel
+from attention.softmax import cache as caches
+from attention.softmax.block_selection import kept_first
+
+EPSILON = 1e-6
+"""ε of the norms of queries, keys and entries."""
+
+NO_WEIGHT = -1e30
+"""A gate whose weight is 0."""
+
+
+@attention_function
+def compressed_entries(
+  rows: Float[Array, "B T A *F"],
+  gates: Float[Array, "B T A *G"],
+  position_bias: Float[Array, "C A *G"],
+  *,
+  keep: Bool[Array, "B T"] | None = None,
+) -> Float[Array, "B M *F"]:
+  """Pools each closed window of positions by a softmax of gates, for each feature.
+
+    c_i = Σ_{a, j} softmax_{a, j}(gates[t, a] + b[j, a]) ∘ rows[t, a]
+    t = (i + a + 1 − A)·m + j,  j < m
+
+  with b = `position_bias`. The softmax is over all A·m terms of a feature. With A = 1,
+  entry i pools window i (HCA). With A = 2, it pools the first series of window i − 1 and
+  the second of window i (CSA); before the first window there is nothing.
+
+  Args:
+    rows: A series of features for each position.
+    gates: of each feature of `rows`, or of several with axes of 1.
+    position_bias: of each of the m positions of a window.
+    keep: `[B, T]`, the positions that are not masked; windows are of these, in order.
+
+  Returns:
+    `[B, M, *F]` with M = T // m, in the dtype of `rows`. An entry whose window has fewer
+    than m positions that are kept is for no query.
+
+  Raises:
+    ValueError: shapes do not fit.
+
+  Cost: time and memory T·A·F.
+
+  Papers: DeepSeek-V4, equations 9 to 12 and 20 to 23, as in transformers 5.24.0.
+  """
+  if keep is not None:
+    rows, gates = kept_first(keep, rows, gates)
+  values = _windows(rows.astype(jnp.float32), len(position_bias), 0.0)
+  weights = pool_weights(gates, position_bias)
+  return jnp.sum(weights * values, axis=2).astype(rows.dtype)
+
+
+def pool_weights(
+  gates: Float[Array, "B T A *G"], bias: Float[Array, "C A *G"]
+) -> Float[Array, "B M L *G"]:
+  """The weights of the L = A·m terms of each entry, in the order of `_windows`."""
+  size, length = len(bias), gates.shape[1]
+  bias = jnp.tile(bias, (-(-length // size), *[1] * (bias.ndim - 1)))
+  logits = gates.astype(jnp.float32) + bias[None, :length]
+  return jax.nn.softmax(_windows(logits, size, -jnp.inf), axis=2)
+
+
+def _windows(x, size, fill):
+  """The terms `[B, M, A·m, …]` of each entry; `fill` is before the first window."""
+  count, series = x.shape[1] // size, x.shape[2]
+  x = x[:, : count * size]
+  x = x.reshape(x.shape[0], count, size, *x.shape[2:])
+
+  def shifted(a):
+    """Series a of window i + a + 1 − A."""
+    late = min(series - 1 - a, count)
+    before = (0, 0), (late, 0), *[(0, 0)] * (x.ndim - 3)
+    own = jnp.take(x, a, axis=3)[:, : count - late]
+    return jnp.pad(own, before[: own.ndim], constant_values=fill)
+
+  return jnp.concatenate([shifted(a) for a in range(series)], axis=2)
+
+
+def mean_values(
+  value: Float[Array, "B T K V"],
+  gates: Float[Array, "B T A H"],
+  bias: Float[Array, "C A H"],
+  keep: Bool[Array, "B T"] | None,
+) -> Float[Array, "B M K V"]:
+  """Pools values by the mean weights of the features of an entry."""
+  if keep is not None:
+    value, gates = kept_first(keep, value, gates)
+  weights = jnp.mean(pool_weights(gates, bias), axis=-1)
+  series = jnp.repeat(value[:, :, None], bias.shape[1], axis=2)
+  terms = _windows(series, len(bias), 0.0)
+  return layout.dot("bmj,bmjkv->bmkv", weights, terms).astype(value.dtype)
+
+
+def init(
+  key: Array, name: str, features: int, stride: int, series: int, width: int
+) -> dict[str, Array]:
+  """The variables by which entries of a width are made of F features."""
+  kernel_key, gate_key = jax.random.split(key)
+  shape = features, series, width
+  return {
+    f"{name}_kernel": kernel(kernel_key, *shape),
+    f"{name}_gate_kernel": kernel(gate_key, *shape),
+    f"{name}_bias": jnp.zeros((stride, series, width)),
+    f"{name}_scale": jnp.ones(width),
+  }
+
+
+def pooled(
+  params: Mapping[str, Array],
+  arrays: Mapping[str, Array],
+  name: str,
+  keep: Bool[Array, "B T"] | None = None,
+) -> Float[Array, "B M H"]:
+  """Entries with their norm, rotated by the first positions of their windows.
+
+  Args:
+    params: have what `init` makes of the name.
+    arrays: the rows and gates `[B, T, A, H]` of the name, and `rotation [B, T, 1, P]`.
+    name: of the entries.
+    keep: `[B, T]`, the positions that are not masked.
+  """
+  bias, turn = params[f"{name}_bias"], arrays["rotation"]
+  rows, gates = arrays[f"{name}_rows"], arrays[f"{name}_gates"]
+  x = compressed_entries(rows.astype(jnp.float32), gates, bias, keep=keep)
+  if keep is not None:
+    (turn,) = kept_first(keep, turn)
+  first = turn[:, : x.shape[1] * len(bias) : len(bias)]
+  x = normed(x, params[f"{name}_scale"])
+  return turned(x[:, :, None], first)[:, :, 0]
+
+
+class CompressedCache(NamedTuple):
+  """What decoding needs of the positions seen so far.
+
+  Attributes:
+    entries: `[B, M, H]`, M = ⌈max_length / m⌉; those of open windows are unset.
+    index_key: `[B, M, D]` of entries; None without an indexer.
+    window: `[B, W, H]`, the last keys; position p is in row p mod W.
+    rows: what entries are made of, `[B, A·m, …]` each; position p is in row p mod A·m.
+    index: `[B]`, the number of positions seen.
+    grows: as in `DenseCache`.
+  """
+
+  entries: Float[Array, "B M H"]
+  index_key: Float[Array, "B M D"] | None
+  window: Float[Array, "B W H"]
+  rows: dict[str, Array]
+  index: Int[Array, "B"]
+
+  @property
+  def grows(self) -> int:
+    """m, the number of positions of an entry; 0 without entries."""
+    if not self.rows:
+      return 0
+    rows = self.rows["entry_rows"]
+    return rows.shape[1] // rows.shape[2]
+
+
+Make = Callable[[Mapping[str, Array]], tuple[Array, Array | None]]
+"""Rows `[B, T, …]` -> the entries and index keys of their windows."""
+
+
+def with_next(
+  cache: CompressedCache,
+  key: Float[Array, "B 1 H"],
+  rows: Mapping[str, Float[Array, "B 1 *F"]],
+  make: Make,
+) -> CompressedCache:
+  """The cache with one more position, and with an entry if it closes a window."""
+  position, stride = cache.index[:, None], cache.grows
+
+  def added(ring, row):
+    slots = jnp.arange(ring.shape[1])[None]
+    return layout.written(ring, row, slots == position % ring.shape[1])
+
+  window = added(cache.window, key)
+  kept = {name: added(x, rows[name]) for name, x in cache.rows.items()}
+  entries, index_key = cache.entries, cache.index_key
+  if stride:
+    size = kept["rotation"].shape[1]
+    order = position + 1 - size + jnp.arange(size)[None]
+    last = {name: layout.rows_at(x, order % size) for name, x in kept.items()}
+    for name in {"entry_gates", "index_gates"} & last.keys():
+      # There is nothing before the first window.
+      is_set = (order >= 0)[..., None, None]
+      last[name] = jnp.where(is_set, last[name], NO_WEIGHT)
+    is_closed = (position + 1) % stride == 0
+    here = jnp.arange(entries.shape[1])[None] == position // stride
+    new, new_key = make(last)
+    entries = layout.written(entries, new[:, -1:], here & is_closed)
+    if index_key is not None and new_key is not None:
+      index_key = layout.written(index_key, new_key[:, -1:], here & is_closed)
+  return CompressedCache(entries, index_key, window, kept, cache.index + 1)
+
+
+def with_prompt(
+  cache: CompressedCache,
+  key: Float[Array, "B P H"],
+  rows: Mapping[str, Float[Array, "B P *F"]],
+  lengths: Int[Array, "B"],
+  make: Make,
+) -> CompressedCache:
+  """The cache after the first `lengths` of P positions."""
+  rows = {name: caches.prompt_rows(x, lengths) for name, x in rows.items()}
+  entries, index_key = cache.entries, cache.index_key
+  if rows:
+    # Those of open windows are replaced before any query sees them.
+    new, new_key = make(rows)
+    entries = layout.put(entries, new, 0)
+    if index_key is not None and new_key is not None:
+      index_key = layout.put(index_key, new_key, 0)
+  kept = {
+    name: caches.ring(x, rows[name], lengths) for name, x in cache.rows.items()
+  }
+  window = caches.ring(cache.window, key, lengths)
+  return CompressedCache(entries, index_key, window, kept, lengths)
+
+
+def normed(
+  x: Float[Array, "*A H"], scale: Float[Array, "H"] | None = None
+) -> Float[Array, "*A H"]:
+  """Returns x / RMS(x), times a scale, in the dtype of x."""
+  wide = x.astype(jnp.float32)
+  square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+  wide *= jax.lax.rsqrt(square + EPSILON)
+  if scale is not None:
+    wide *= scale.reshape(*[1] * (x.ndim - 1), -1)
+  return wide.astype(x.dtype)
+
+
+def turned(
+  x: Float[Array, "B T N H"],
+  rotation: Float[Array, "B T 1 P"],
+  sign: float = 1.0,
+) -> Float[Array, "B T N H"]:
+  """Rotates the last P features of x by (cos, sin), or back if the sign is −1."""
+  cos, sin = jnp.split(rotation, 2, axis=-1)
+  own, rest = jnp.split(x, [x.shape[-1] - rotation.shape[-1]], axis=-1)
+  left, right = jnp.split(rest.astype(rotation.dtype), 2, axis=-1)
+  sin *= sign
+  parts = left * cos - right * sin, right * cos + left * sin
+  return jnp.concatenate([own, *(y.astype(x.dtype) for y in parts)], axis=-1)

@@ -1,0 +1,138 @@
+"""What a comparison will run, in one line, and its config fields for `--help`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+import textwrap
+from typing import Any
+
+from comparison import config, plan, records, worker
+from comparison.config import Comparison
+from comparison.layers import BASELINE
+from comparison.plan import DENSE, Run
+from settings.errors import RunError
+from settings.leaves import flatten
+from training.commands import config_help
+
+_PROGRAMS = 4
+"""Compilations of a run: its step, its evaluation, decoding, and the step measured."""
+
+_START_SECONDS = 10.0
+"""Start of the processes that train and measure a run."""
+
+
+def line(runs: Sequence[Run], comparison: Comparison) -> str:
+  """Counts rows and runs: '4 rows = 2 mechanisms × features 16, 32; 8 runs'.
+
+  Args:
+    runs: the plan, or the part of it that this process runs.
+    comparison: the comparison of the plan.
+  """
+  rows = [row[0] for row in plan.grouped(runs, "row")]
+  factors = [_counted(len({run.attention for run in rows}), "mechanism")]
+  if (tasks := len({run.task for run in rows})) > 1:
+    factors.insert(0, _counted(tasks, "task"))
+  points = list(comparison.across_points())
+  for leaf, title in plan.titles(points[0]).items():
+    values = dict.fromkeys(str(point[leaf]) for point in points)
+    factors.append(f"{title} {', '.join(values)}")
+  text = f"{_counted(len(rows), 'row')} = {' × '.join(factors)}"
+  if counterparts := sum(run.width == DENSE for run in rows):
+    text += f" + {_counted(counterparts, 'counterpart')}"
+  able = {run.row for run in runs if not run.obstacle}
+  if len(able) < len(rows):
+    text += f", of which {len(rows) - len(able)} cannot run"
+  text += f"; {_counted(len(able) * len(comparison.seed_numbers), 'run')}"
+  if comparison.choosing_seeds:
+    choosing = sum(not run.obstacle for run in runs)
+    text += f", and {choosing} that choose a point of the grid"
+  return text
+
+
+def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
+  """Estimates the time of all runs: 'about 12 minutes', with the basis.
+
+  The time of a step is that of the first row of each task, which is measured here if
+  the folder does not have it. Empty if it cannot be measured.
+
+  Args:
+    runs: the plan, or the part of it that this process runs.
+    comparison: the comparison of the plan.
+    folder: the folder of the comparison.
+  """
+  seconds, repeats = 0.0, 1.0
+  timed: dict[str, Run] = {}
+  compiled: set[str] = set()
+  if comparison.choosing_seeds:  # Then the seeds of the report run one point.
+    points = len(list(comparison.grid_points()))
+    choosing = len(comparison.choosing_seeds)
+    repeats += len(comparison.seed_numbers) / (points * choosing)
+  for run in runs:
+    if run.obstacle:
+      continue
+    if run.budget_seconds is not None:
+      seconds += repeats * (run.budget_seconds + _START_SECONDS)
+      continue
+    first = timed.setdefault(run.task, run)
+    try:
+      cost = records.step_cost(folder, first)
+      if cost is None:
+        worker.time_step(folder, first)
+        cost = records.step_cost(folder, first)
+    except RunError:
+      return ""
+    if cost is None:
+      return ""
+    training = run.steps * cost["step_seconds"]
+    seconds += repeats * (training + _START_SECONDS)
+    if run.shape not in compiled:  # Others read its programs from the disk.
+      compiled.add(run.shape)
+      seconds += _PROGRAMS * cost["compile_seconds"]
+  basis = ", ".join(dict.fromkeys(run.attention for run in timed.values()))
+  speed = f" if all are as fast as {basis}" if basis else ""
+  minutes = max(1, round(seconds / 60))
+  if minutes < 100:
+    return f"about {_counted(minutes, 'minute')}{speed}"
+  return f"about {minutes / 60:.0f} hours{speed}"
+
+
+def fields(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> str:
+  """The fields of a comparison's config and of its runs, as `--help` shows them.
+
+  Args:
+    mapping: the config.
+    typed: config fields that the command line has set.
+
+  Raises:
+    ConfigError: the config is invalid.
+  """
+  comparison = config.parse(mapping, typed)
+  lines = ["Fields of this comparison:", *config_help.lines(comparison)]
+  for name in ("variants", "grid", "across", "per_task", "references"):
+    meaning = config_help.meanings(Comparison)[name]
+    values = flatten(getattr(comparison, name))
+    lines += [f"  --config.{name}.{x}={y}" for x, y in values.items()]
+    if not values:
+      lines.append(f"  --config.{name}.…")
+    indent = " " * 6
+    lines += textwrap.wrap(
+      meaning,
+      config_help.WIDTH,
+      initial_indent=indent,
+      subsequent_indent=indent,
+    )
+  task, *others = comparison.task_names
+  run = plan.config_of(task, BASELINE, comparison.leaves(task))
+  lines += [
+    "",
+    f"Fields of its runs, with the values of {task} and {BASELINE}:",
+  ]
+  lines += config_help.run_lines(run)
+  lines += [
+    f"`python train.py --config=configs/{other}.py --help` has those of {other}."
+    for other in others
+  ]
+  return "\n".join(lines)
+
+
+def _counted(count: int, noun: str) -> str:
+  return f"{count:,} {noun}{'s'[: count != 1]}"

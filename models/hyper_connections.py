@@ -1,0 +1,97 @@
+"""Hyper-connections: several residual streams that each sub-layer reads and mixes."""
+
+from collections.abc import Callable
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.config import ModelConfig
+
+
+class HyperConnection(nn.Module):
+  """The weights with which a sub-layer f reads n residual streams and writes to them.
+
+    h = Σ_i a_i x_i        x'_j = b_j f(h) + Σ_i M_ij x_i
+    [α; β; μ] = norm(x) · W        a = σ(s_1 α + α') + ε        b = 2 σ(s_2 β + β')
+    M = Sinkhorn(softmax over j of (s_3 μ_ij + μ'_ij) + ε)
+
+  with x the features of all streams and a norm without a scale. Sinkhorn's iterations
+  divide the columns of M by their sums, and then its rows and its columns in turn, so
+  that it is almost doubly stochastic and no stream grows.
+
+  Attributes:
+    config: the config of the model, whose `streams` is n.
+
+  Papers: Hyper-connections, arXiv:2409.19606; mHC: manifold-constrained
+  hyper-connections, arXiv:2512.24880; as in DeepSeek-V4 of transformers 5.24.0.
+  """
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(
+    self, streams: Float[Array, "B T n F"]
+  ) -> tuple[Float[Array, "B T F"], Callable[[Array], Array]]:
+    """Returns h, and the function of f(h) that gives the streams after the sub-layer."""
+    slot, count = self.config.slot, self.config.slot.streams
+    weights = _weights(self, self.config, streams, (count, count, count**2))
+    epsilon, dtype = slot.stream_epsilon, streams.dtype
+    read = jax.nn.sigmoid(weights[0]) + epsilon
+    written = 2.0 * jax.nn.sigmoid(weights[1])
+    mixed = weights[2].reshape(*weights[2].shape[:2], count, count)
+    mixed = jax.nn.softmax(mixed, axis=-1) + epsilon
+
+    def divided(x, axis):
+      return x / (jnp.sum(x, axis=axis, keepdims=True) + epsilon)
+
+    def step(_, x):
+      return divided(divided(x, -1), -2)
+
+    mixed = divided(mixed, -2)
+    mixed = jax.lax.fori_loop(0, slot.stream_steps - 1, step, mixed)
+    own = jnp.einsum("btn,btnf->btf", read, streams).astype(dtype)
+
+    def merged(out):
+      kept = jnp.einsum("btij,btif->btjf", mixed.astype(dtype), streams)
+      return written.astype(dtype)[..., None] * out[:, :, None] + kept
+
+    return own, merged
+
+
+class StreamHead(nn.Module):
+  """Joins residual streams after the last layer: Σ_i a_i x_i, as a sub-layer reads them."""
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, streams: Float[Array, "B T n F"]) -> Float[Array, "B T F"]:
+    """Joins the streams of each position."""
+    slot = self.config.slot
+    (weights,) = _weights(self, self.config, streams, (slot.streams,))
+    read = jax.nn.sigmoid(weights) + slot.stream_epsilon
+    return jnp.einsum("btn,btnf->btf", read, streams).astype(streams.dtype)
+
+
+def _weights(module, config, streams, sizes):
+  """Projections of all streams to these sizes, with a scale for each and biases."""
+  exact = jnp.promote_types(streams.dtype, jnp.float32)
+  x = streams.reshape(*streams.shape[:2], -1).astype(exact)
+  square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  x = x * jax.lax.rsqrt(square + config.norm_epsilon)
+
+  def param(name, init, *shape):
+    made = module.param(name, init, shape, config.param_dtype)
+    return made.astype(exact)
+
+  total = sum(sizes)
+  kernel = param("kernel", nn.initializers.normal(0.02), x.shape[-1], total)
+  bias = param("bias", nn.initializers.zeros, total)
+  scale = param("scale", nn.initializers.ones, len(sizes))
+  ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+  parts = jnp.split(x @ kernel, ends, axis=-1), jnp.split(bias, ends)
+  return [
+    x * scale[i] + b[None, None]
+    for i, (x, b) in enumerate(zip(*parts, strict=True))
+  ]
