@@ -203,9 +203,14 @@ class Comparison:
 
   def summary(self) -> "pd.DataFrame":
     """One row per mechanism, the best of each task first: `comparison.analysis.summary`."""
+    from comparison import records
     from comparison.analysis import summary
 
-    return summary.summarize(self.frame())
+    return summary.summarize(
+      self.frame(),
+      records.planned(self.folder),
+      records.shared(self.folder).get("reference"),
+    )
 
   def curves(self, task: str, metric: str | None = None) -> Any:
     """Draws the learning curves of a task, one line per seed.

@@ -83,6 +83,8 @@ class Comparison:
     seeds: the seeds of the reported runs, separated by commas.
     match_parameters: whether every model gets the parameter count of the model with
       dense attention, by the width of its feed-forward layers.
+    reference: name of the row with which all others are compared, such as 'dense';
+      None compares them with the best row.
     budget_seconds: training time of every run, instead of `num_steps`.
     budget_flops: floating-point operations of every run, instead of `num_steps`.
     variants: name -> {'name': mechanism, option: value, …}, or
@@ -101,6 +103,7 @@ class Comparison:
   attention: str = "all"
   seeds: str = "0"
   match_parameters: bool = True
+  reference: str | None = None
   budget_seconds: Positive | None = None
   budget_flops: Positive | None = None
   variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -136,6 +139,9 @@ class Comparison:
           f"{value!r}"
         )
     self._check_mechanisms()
+    if self.reference is not None:
+      known = self.reference.partition(", ")[0] in self.mechanisms
+      check(self, "reference", known, f"one of {', '.join(self.mechanisms)}")
     self._check_seed()
     are_low = all(
       x.isdecimal() and int(x) < FIRST_CHOOSING_SEED for x in split(self.seeds)

@@ -60,12 +60,12 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   }
   if not comparison.choosing_seeds:  # Nothing is chosen.
     mapping.pop("halving")
-  # A field of the runs may be None where their file has a value; a budget that is None
-  # is not set.
+  # A field of the runs may be None where their file has a value; a budget or a
+  # reference that is None is not set.
   return {
     name: value
     for name, value in flatten(mapping).items()
-    if value is not None or name not in BUDGETS
+    if value is not None or name not in (*BUDGETS, "reference")
   }
 
 

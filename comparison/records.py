@@ -21,6 +21,8 @@ DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
 TRAINED, STOPPED = "not measured yet", "stopped"
 OPEN = "open"
 """Key in the plan of runs whose point of the grid is not chosen yet."""
+ADDED = "added"
+"""Key in the plan of runs whose seed was added to those of the first plan."""
 STOPPED_EARLY = "stopped early"
 """Status of a run that successive halving stopped, which is not continued."""
 
@@ -132,8 +134,16 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   """Adds runs to the plan of the comparison.
 
   If they choose a point of the grid, `seeds` are the seeds of the reported runs, which
-  will be at that point.
+  will be at that point. Runs of seeds that are not in the plan yet are marked, because
+  results may have led to them.
   """
+  before = planned(workdir)
+  earlier = [*by_identity(workdir).values(), *before.values()]
+  first_seeds = {
+    run["seed"]
+    for run in earlier
+    if not run.get("choosing") and not run.get(ADDED)
+  }
   entries = {}
   for run in runs:
     fields = {name: getattr(run, name) for name in (*_PLACE, "steps")}
@@ -141,7 +151,10 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
     for seed in seeds:
       open_fields = {"seed": seed, "choosing": False, OPEN: True}
       entries[f"{run.row}, seed {seed}"] = fields | open_fields
-  keep_plan(workdir, planned(workdir) | entries)
+  for entry in entries.values():
+    if first_seeds and not entry["choosing"]:
+      entry |= {ADDED: True} if entry["seed"] not in first_seeds else {}
+  keep_plan(workdir, before | entries)
 
 
 def keep_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:

@@ -42,11 +42,20 @@ _SHARED = (
 """Functions whose docstrings say what options of other ones mean, too."""
 
 _RESULTS = {
-  "recall": ("capacity", "recall of 16 pairs at width 64"),
-  "parity": ("parity", "parity at eight times the trained length"),
-  "S_3": ("s3", "permutations of 3 letters at eight times the trained length"),
+  "recall": (
+    "results/capacity.jsonl.xz+recall_discarded.jsonl.xz",
+    "recall of 16 pairs at width 64",
+  ),
+  "parity": (
+    "results/parity.jsonl.xz",
+    "parity at eight times the trained length",
+  ),
+  "S_3": (
+    "results/s3.jsonl.xz",
+    "permutations of 3 letters at eight times the trained length",
+  ),
 }
-"""Column -> stem of its records in docs/results, and what was solved."""
+"""Column -> its records in docs/, and what was solved."""
 
 
 class Section(NamedTuple):
@@ -261,9 +270,7 @@ def _solved() -> Mapping[str, Mapping[str, str]]:
   """Mechanism -> column -> seeds that solved the task."""
   from docs import results
 
-  sources = " ".join(
-    f"{x}=results/{y}.jsonl.xz" for x, (y, _) in _RESULTS.items()
-  )
+  sources = " ".join(f"{x}={y}" for x, (y, _) in _RESULTS.items())
   names = "".join(
     f"| `{name}` |{' – |' * len(_RESULTS)}\n" for name in ATTENTIONS
   )
@@ -283,6 +290,8 @@ def _results_of(name: str) -> str:
   lines = [
     f"- {_RESULTS[column][1]}: "
     + re.sub(r"(\d+ of \d+)\*", r"with `max_rate=2` \1", seeds)
+    .replace(" <sup>e</sup>", " (rate at the edge of its grid)")
+    .replace(" <sup>h</sup>", " (at a rate that halving had stopped)")
     for column, seeds in solved.items()
   ]
   if not lines:

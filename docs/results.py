@@ -16,6 +16,9 @@ and a `board` is one row a mechanism of several records, a column each:
 
     <!-- board: recall=results/capacity.jsonl.xz text=results/language.jsonl.xz -->
 
+Of `recall=results/capacity.jsonl.xz+recall_discarded.jsonl.xz`, a row of the second
+file, which is in the same folder, replaces one that solves the task with fewer seeds.
+
 A picture `results/capacity.curves-recall.png` of the page is `plots/curves-recall.png`
 of the report of these records.
 """
@@ -33,6 +36,7 @@ import pandas as pd
 from PIL import Image
 
 from comparison import archive
+from comparison.analysis import remarks
 from comparison.analysis.summary import number
 from comparison.analysis.task import Task, by_task
 from comparison.plan import DENSE, TWIN
@@ -44,6 +48,7 @@ _MARKED = re.compile(
 )
 _PICTURE = re.compile(r"\]\(([^()\s:]+?)\.([^()\s:]+?)\.png\)")
 
+_WHOLE = "sequence_accuracy"
 _COLORS = 64
 """Colours of a picture: its file is a fifth of one with all colours."""
 
@@ -175,50 +180,75 @@ def remade(text: str, folder: Path) -> str:
 def board(sources: Sequence[str], folder: Path) -> pd.DataFrame:
   """One row a mechanism, a column for each of `column=file`, the first with its KiB.
 
-  A task with a test at other lengths has a column of the trained one, too. Marks: e, the
-  rate is at the edge of its grid; p, parameters differ by more than 2 %; w, feed-forward
-  layers are one wide.
+  Of `column=file+other`, a row of the other file replaces one that solves less. A task
+  with a test at other lengths has a column of the trained one, too. Marks: e, the rate
+  is at the edge of its grid; h, halving had stopped the rate; p, parameters differ by
+  more than 2 %; w, feed-forward layers are one wide.
   """
   table: dict[str, dict[str, str]] = {}
   columns: list[str] = []
   for place, source in enumerate(sources):
-    column, _, file = source.partition("=")
-    (task,) = _tasks(folder / file).values()
-    rows = task.ended[task.ended["width"] != DENSE]
-    names = [column]
-    trained = task.at_lengths[task.at_lengths["ratio"] == 1]
-    if len(trained):
-      longest = task.at_lengths["length"].max()
-      names = [
-        f"{column} at {length}" for length in (trained["length"].max(), longest)
-      ]
+    column, _, files = source.partition("=")
+    first, *_ = rows = _best_rows(files, folder)
+    lengths = sorted(set(_counted(first[0])["length"]))
+    names = [f"{column} at {n}" for n in (lengths[:1] + lengths[1:][-1:])]
+    names = names if len(lengths) > 1 else [column]
     columns += (["KiB"] if not place else []) + names
-    for _, row in rows.iterrows():
+    for task, row, mark in rows:
       cells = table.setdefault(f"`{row['attention']}`", {})
       if not place:
         cells["KiB"] = number(row["cache_bytes"] / 1024)
-      limit = task.runs["solved_at"].astype(float).max()
-      if math.isnan(limit):
-        cells[column] = number(row["mean"])
-      else:
-        cells[names[-1]] = _seeds(task, row)["solved"]
-      if len(names) > 1:
-        own = trained[trained["row"] == row["row"]]["value"]
-        cells[names[0]] = f"{(own >= limit).sum()} of {len(own)}"
-      cells[names[0]] += _marks(row)
+      cells |= zip(names, _cells(task, row), strict=True)
+      cells[names[0]] += _marks(row, mark)
   content = pd.DataFrame.from_dict(table, orient="index", columns=columns)
   return content.fillna(NOTHING).rename_axis("mechanism").reset_index()
 
 
-def _marks(row: Any) -> str:
-  """What is to be known of a row beside others, as letters."""
-  apart = abs(row["parameters"] / row["dense_parameters"] - 1)
+def _best_rows(files: str, folder: Path) -> list[tuple[Task, Any, str]]:
+  """Task, row of its summary and mark; of a mechanism in several files the best."""
+  rows: dict[str, tuple[Task, Any, str]] = {}
+  first, *others = files.split("+")
+  paths = [folder / first, *((folder / first).with_name(x) for x in others)]
+  for place, path in enumerate(paths):
+    (task,) = _tasks(path).values()
+    for _, row in task.ended[task.ended["width"] != DENSE].iterrows():
+      other = rows.get(row["attention"])
+      if other is None or row["solved"] > other[1]["solved"]:
+        rows[row["attention"]] = task, row, "h" if place else ""
+  return list(rows.values())
+
+
+def _counted(task: Task) -> pd.DataFrame:
+  """Points at the lengths of a task, of whole sequences if it answers every prefix."""
+  is_mean = bool(remarks.older_metric(task.summary))
+  return task.metric_at_lengths(_WHOLE if is_mean else task.metric)
+
+
+def _cells(task: Task, row: Any) -> list[str]:
+  """The mean of a row; or its solved seeds, at the first and last length if several."""
+  if math.isnan(row["solved_at"]):
+    return [number(row["mean"])]
+  points = _counted(task)
+  lengths = sorted(set(points["length"]))
+  if len(lengths) < 2:
+    return [_seeds(task, row)["solved"]]
+  values = points[points["row"] == row["row"]].groupby("length")["value"]
+  return [
+    f"{(group >= row['solved_at']).sum()} of {row['trials']}"
+    for group in (values.get_group(n) for n in (lengths[0], lengths[-1]))
+  ]
+
+
+def _marks(row: Any, mark: str, shown: str = "ehpw") -> str:
+  """What a reader must know of a row beside others, as some of the letters."""
+  deviation = abs(row["parameters"] / row["dense_parameters"] - 1)
   marks = {
     "e": bool(row["at_edge"]),
-    "p": apart > 0.02,
+    "h": mark == "h",
+    "p": deviation > 0.02,
     "w": row["feed_forward"] == 1,
   }
-  text = "".join(letter for letter, holds in marks.items() if holds)
+  text = "".join(x for x, holds in marks.items() if holds and x in shown)
   return f" <sup>{text}</sup>" if text else ""
 
 
@@ -244,8 +274,9 @@ def draw(path: Path) -> None:
 @functools.cache
 def _tasks(path: Path) -> dict[str, Task]:
   """What the records of a file found; several tables may be made of it."""
-  _, run_records = archive.read(path)
-  return by_task(list(run_records.values()))
+  head, run_records = archive.read(path)
+  reference = head["comparison"].get("reference")
+  return by_task(list(run_records.values()), head.get("plan") or {}, reference)
 
 
 def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
@@ -256,15 +287,14 @@ def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
   )
   table = pd.DataFrame(rows, columns=header)
   for source in sources:
-    column, _, file = source.partition("=")
-    (task,) = _tasks(folder / file).values()
+    column, _, files = source.partition("=")
+    rows = _best_rows(files, folder)
     counts: dict[str, list[str]] = {}
-    for _, row in task.ended.sort_values("attention", kind="stable").iterrows():
-      if row["width"] != DENSE:
-        # A variant of the same mechanism stands behind it.
-        mark = "" if row["attention"] == row["slots"] else "*"
-        cell = _seeds(task, row)["solved"] + mark
-        counts.setdefault(f"`{row['slots']}`", []).append(cell)
+    for task, row, mark in sorted(rows, key=lambda one: one[1]["attention"]):
+      # A variant of the same mechanism follows it.
+      star = "" if row["attention"] == row["slots"] else "*"
+      cell = _cells(task, row)[-1] + star + _marks(row, mark, "eh")
+      counts.setdefault(f"`{row['slots']}`", []).append(cell)
     table[column] = [
       ", ".join(counts.get(name, [NOTHING])) for name in table.iloc[:, 0]
     ]

@@ -8,13 +8,7 @@ import numpy as np
 import pandas as pd
 
 from comparison import criterion, plan, records
-from comparison.analysis import statistics
-from comparison.analysis.summary import (
-  DIFFERENT,
-  enumeration,
-  is_counted,
-  number,
-)
+from comparison.analysis.summary import enumeration
 from comparison.analysis.task import Task
 from comparison.plan import label, point
 from comparison.records import Record
@@ -26,47 +20,16 @@ _EARLIER, _FALL = 0.75, 0.02
 _MOST = 6  # Largest number of names in a sentence.
 
 
-def row_model(task: Task) -> str:
-  """The differences that a joint model of row and seed finds, beside paired tests.
-
-  Empty for counted rows, and if the model adds nothing to the paired tests.
-  """
-  rows = task.ended
-  if len(rows) < 3 or is_counted(rows):
-    return ""
-  values = {row["name"]: task.seed_values(row) for _, row in rows.iterrows()}
-  seeds = next(iter(values.values())).index
-  complete = {
-    k: x[seeds] for k, x in values.items() if seeds.isin(x.index).all()
-  }
-  if len(complete) < 3 or len(seeds) < 2:
-    return ""
-  model = statistics.row_model(np.stack(list(complete.values())))
-  _, *others = complete
-  left_out = [name for name in values if name not in complete]
-  alike = [
-    name
-    for name, p in zip(others, model.p_values, strict=True)
-    if not p < DIFFERENT
-  ]
-  count = {0: "all", len(others): "none"}.get(
-    len(alike), len(others) - len(alike)
-  )
-  text = (
-    f"In a joint model of row and seed ({model.degrees} degrees of freedom; a pair "
-    f"has {len(seeds) - 1}; Holm), {count} of the {len(others)} other rows differ "
-    "significantly from the first"
-  )
-  if left_out:
-    text += f" (without {enumeration(left_out, _MOST)}: other seeds)"
-  if 0 < len(alike) < len(others):
-    text += f", but not {enumeration(alike, _MOST)}"
-  if model.p_variances < DIFFERENT:
-    text += (
-      f". The variances of the rows differ (Bartlett, p = "
-      f"{number(model.p_variances)}), so its pooled variance misleads: rely on ≈"
+def tests(task: Task) -> str:
+  """How rows were compared, with a warning of seeds that were added to the plan."""
+  summary = task.summary
+  texts = [f"Tests: {text}." for text in sorted({*summary["test"]} - {""})]
+  if added := max(summary["added"]):
+    texts.append(
+      f"Seeds {added} were added to those planned at first. If results led to them, "
+      "5 % of false differences become about 9 %."
     )
-  return text + "."
+  return " ".join(texts)
 
 
 def notes(task: Task) -> list[str]:

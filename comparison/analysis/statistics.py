@@ -1,15 +1,21 @@
 """Confidence intervals and tests over seeds and sentences, with SciPy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+import itertools
 import math
 from typing import NamedTuple
-import warnings
 
 import numpy as np
 from scipy import special, stats
 
 LEVEL = 0.95
 RESAMPLES = 1000
+
+FEWEST = 3
+"""Fewest common seeds that are tested: differences of two may agree by chance."""
+
+SHUFFLES = 9999
+_BATCH, _EPSILON = 1000, 1e-9
 
 
 def mean_interval(
@@ -64,83 +70,243 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
   return float(low), float(high)
 
 
-def p_of_means(
-  values: Mapping[int, float], others: Mapping[int, float]
-) -> float:
-  """The two-sided p-value of a test that two means are equal.
-
-  Student's t-test paired by seed, since runs of one seed see the same data in the
-  same order; Welch's t-test if there are fewer than two common seeds.
-
-  Args:
-    values: maps seeds to values.
-    others: values of another mechanism.
-
-  Returns:
-    p; NaN if either has fewer than two values.
-  """
-  seeds = sorted(values.keys() & others.keys())
-  with warnings.catch_warnings():  # SciPy warns about equal values.
-    warnings.simplefilter("ignore", RuntimeWarning)
-    if len(seeds) > 1:
-      pair = [[sample[seed] for seed in seeds] for sample in (values, others)]
-      p = 1.0 if pair[0] == pair[1] else stats.ttest_rel(*pair).pvalue
-      return float(p)
-    if min(len(values), len(others)) < 2:
-      return math.nan
-    pair = [list(values.values()), list(others.values())]
-    p = float(stats.ttest_ind(*pair, equal_var=False).pvalue)
-  return 1.0 if math.isnan(p) else p
-
-
-class RowModel(NamedTuple):
-  """Tests of all rows of a table against the first, with one pooled variance.
+class Against(NamedTuple):
+  """Every row of a table against one of them.
 
   Attributes:
-    p_values: p-values of the other rows, with Holm's correction.
-    degrees: degrees of freedom of the residuals.
-    p_variances: p-value of equal residual variances of the rows; if it is small, the
-      pooled variance is too large for some rows and too small for others.
+    difference: mean of the row minus that of the one, over their common seeds [R].
+    low: lower end of the 95 % interval of the difference [R].
+    high: its upper end [R].
+    p_values: adjusted p-values [R]; NaN if there are too few seeds, or if the
+      differences do not vary.
+    test: the name of the test, for a reader.
   """
 
-  p_values: list[float]
-  degrees: int
-  p_variances: float
+  difference: np.ndarray
+  low: np.ndarray
+  high: np.ndarray
+  p_values: np.ndarray
+  test: str
 
 
-def row_model(values: np.ndarray) -> RowModel:
-  """The model y_rs = row_r + seed_s + error, with one variance of the errors.
+def against_first(values: np.ndarray) -> Against:
+  """Compares means of all rows with that of the first, which was chosen by them.
 
-  This is a two-way analysis of variance without interaction. The variance is pooled
-  over all rows, so few seeds of many rows give more power than paired tests:
+  In the model y_rs = row_r + seed_s + error, Tukey's test holds for every pair of
+  rows at once, and so for the best row with each of the others:
 
-    t = (mean_r − mean_1) / √(2 σ² / S),  σ² = Σ residuals² / ((R − 1)(S − 1))
+    q = |mean_r − mean_1| / √(σ² / S),  σ² = Σ residuals² / ((R − 1)(S − 1))
 
-  Bartlett's test compares the variances of the residuals. Levene's test has no power
-  with three seeds per row, because one of three deviations from a median is 0.
+  where q has the distribution of the studentized range. It assumes one variance. If
+  Bartlett's test rejects that for the residuals at 5 %, or values are missing, it
+  is Student's t-test paired by seed, with Holm's correction over all pairs of rows.
 
   Args:
-    values: [R, S], starting with the first row; at least two rows and two seeds.
+    values: [R, S] with the first row first, NaN where a row lacks a seed.
   """
   rows, seeds = values.shape
-  means = values.mean(axis=1)
-  residuals = values - means[:, None] - values.mean(axis=0) + means.mean()
+  residuals = values - values.mean(axis=1, keepdims=True)
+  residuals += values.mean() - values.mean(axis=0)
   degrees = (rows - 1) * (seeds - 1)
-  variance = (residuals**2).sum() / degrees
-  differences = means[1:] - means[0]
-  with np.errstate(divide="ignore", invalid="ignore"):  # For equal rows.
-    t = np.nan_to_num(np.abs(differences) / math.sqrt(2 * variance / seeds))
-    p_variances = float(stats.bartlett(*residuals).pvalue)
-  p_values = holm((2 * stats.t.sf(t, degrees)).tolist())
-  return RowModel(p_values, degrees, p_variances)
+  scale = math.sqrt((residuals**2).sum() / max(degrees, 1) / seeds)
+  if math.isnan(scale):
+    return _pairs(values, everything=True, reason="rows have different seeds")
+  if seeds < FEWEST or scale < _EPSILON * np.abs(values).max():
+    return _pairs(values, everything=True, reason="")
+  with np.errstate(divide="ignore", invalid="ignore"):  # A row may not vary.
+    p_variances = float(stats.bartlett(*residuals).pvalue) if rows > 2 else 1.0
+  if not p_variances >= 1 - LEVEL:
+    reason = f"variances differ, Bartlett p = {p_variances:.2g}"
+    return _pairs(values, everything=True, reason=reason)
+  difference = values.mean(axis=1) - values[0].mean()
+  p = stats.studentized_range.sf(np.abs(difference) / scale, rows, degrees)
+  half = scale * stats.studentized_range.ppf(LEVEL, rows, degrees)
+  p[0] = math.nan
+  return Against(
+    difference, difference - half, difference + half, p,
+    f"Tukey's test of all pairs of rows, paired by seed, {degrees} degrees of freedom",
+  )  # fmt: skip
 
 
-def p_of_counts(
-  solved: int, seeds: int, others: int, other_seeds: int
-) -> float:
-  """p-value of Fisher's exact test that two mechanisms solve a task equally often."""
-  table = [[solved, seeds - solved], [others, other_seeds - others]]
-  return float(stats.fisher_exact(table).pvalue)
+def against_reference(values: np.ndarray) -> Against:
+  """Compares means with that of the first row, which was declared beforehand.
+
+  Student's t-test paired by seed, with Holm's correction over the other rows.
+
+  Args:
+    values: as in `against_first`.
+  """
+  return _pairs(values, everything=False)
+
+
+def _pairs(values: np.ndarray, everything: bool, reason: str = "") -> Against:
+  """Paired t-tests against the first row, corrected for these or for all pairs."""
+  rows = len(values)
+  i, j = np.triu_indices(rows, 1)
+  i, j = (i, j) if everything else (i[i == 0], j[i == 0])
+  *_, p = _paired(values[j] - values[i])
+  p_values = np.array([math.nan, *holm(p.tolist())[: rows - 1]])
+  # Bonferroni's, because Holm's correction has no intervals.
+  level = 1 - (1 - LEVEL) / max(len(i), 1)
+  difference, low, high, _ = _paired(values - values[0], level)
+  count = "all pairs of rows" if everything else "the other rows"
+  test = f"Student's t-test paired by seed, Holm's correction over {count}"
+  test += f" ({reason})" if reason else ""
+  return Against(difference, low, high, p_values, test)
+
+
+def _paired(
+  differences: np.ndarray, level: float = LEVEL
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Student's test that the means of differences [P, S] are 0, without missing seeds.
+
+  Returns:
+    Means, both ends of their intervals, and p-values, each [P].
+  """
+  has = ~np.isnan(differences)
+  count = has.sum(axis=1)
+  with np.errstate(invalid="ignore", divide="ignore"):
+    mean = np.where(has, differences, 0.0).sum(axis=1) / count
+    squares = np.where(has, (differences - mean[:, None]) ** 2, 0.0).sum(axis=1)
+    error = np.sqrt(squares / (count - 1) / count)
+    error[(count < FEWEST) | ~(error > _EPSILON)] = math.nan
+    half = error * stats.t.ppf((1 + level) / 2, count - 1)
+    p_values = 2 * stats.t.sf(np.abs(mean) / error, count - 1)
+  return mean, mean - half, mean + half, p_values
+
+
+def p_by_shuffles(
+  values: np.ndarray, threshold: float, all_pairs: bool = True
+) -> np.ndarray:
+  """p-values of all rows against the first, by shuffles within seeds.
+
+  A run has two scores: whether its value reaches the threshold, and the value up to
+  the threshold. They are shuffled among the rows of a seed. With D_ij the sum over the
+  n_ij common seeds of the differences of a score, in standard deviations of the score,
+
+    T_ij = max over the two scores of |D_ij| / √n_ij
+    p_j = share of the shuffles with max over pairs of T ≥ T_1j
+
+  If all rows are equal, a table has a p-value below 5 % with a probability of at most
+  5 %, whatever the distribution and however the first row was chosen.
+
+  Args:
+    values: [R, S] with the first row first, the better the higher; NaN where a row
+      lacks a seed.
+    threshold: values of at least this solve the task; ∞ for the values alone.
+    all_pairs: the maximum is over all pairs of rows; else over those with the first
+      row, which must then be declared beforehand.
+
+  Returns:
+    [R], NaN for the first row and those with too few common seeds. All shuffles are
+    enumerated if they are fewer than `SHUFFLES`; else so many are drawn.
+  """
+  present = ~np.isnan(values)
+  kinds = np.stack([np.minimum(values, threshold), values >= threshold])
+  kinds = np.where(present, kinds, math.nan)
+  kinds = kinds - np.nanmean(kinds, axis=1, keepdims=True)
+  kinds /= np.maximum(np.nanstd(kinds, axis=(1, 2), keepdims=True), _EPSILON)
+  has = present.T.astype(float)
+  common = has.T @ has
+  compared = slice(None) if all_pairs else slice(1)
+
+  def statistic(scores):
+    sums = scores @ has
+    differences = np.abs(sums - np.swapaxes(sums, -1, -2)).max(axis=-3)
+    return differences / np.sqrt(np.maximum(common, 1))
+
+  scores = np.where(present, kinds, 0.0)
+  largest = np.concatenate([
+    statistic(batch)[:, compared].max(axis=(1, 2))
+    for batch in _shuffles(scores, present)
+  ])  # fmt: skip
+  observed = statistic(scores)[0] - _EPSILON
+  count = (largest[:, None] >= observed).sum(axis=0)
+  is_drawn = len(largest) == SHUFFLES
+  p = (count + is_drawn) / (len(largest) + is_drawn)
+  p[(common[0] < FEWEST) | (np.arange(len(p)) == 0)] = math.nan
+  return p
+
+
+def _shuffles(scores: np.ndarray, present: np.ndarray) -> Iterator[np.ndarray]:
+  """Scores [N, K, R, S] shuffled within seeds, all or `SHUFFLES`, in batches."""
+  places = [np.flatnonzero(rows) for rows in present.T]
+  counts = [math.factorial(len(rows)) for rows in places]
+  is_small = math.prod(counts) < SHUFFLES
+  total = math.prod(counts) if is_small else SHUFFLES
+  generator = np.random.default_rng(12345)
+  for start in range(0, total, _BATCH):
+    numbers = np.arange(start, min(start + _BATCH, total))
+    batch = np.zeros((len(numbers), *scores.shape))
+    for seed, rows in enumerate(places):
+      if is_small:
+        orders = np.array(list(itertools.permutations(range(len(rows)))))
+        order = orders[numbers % counts[seed]]
+        numbers = numbers // counts[seed]
+      else:
+        order = np.tile(np.arange(len(rows)), (len(numbers), 1))
+        order = generator.permuted(order, axis=1)
+      batch[..., rows, seed] = scores[:, rows, seed][:, order].swapaxes(0, 1)
+    yield batch
+
+
+def share_difference(
+  successes: int, trials: int, others: int, other_trials: int
+) -> tuple[float, float, float]:
+  """The first share minus the second, with Newcombe's interval of Wilson's ends.
+
+  Method 10 of Newcombe (1998): with shares p, q and their intervals [l, u],
+
+    p − q − √((p − l_p)² + (u_q − q)²)  to  p − q + √((u_p − p)² + (q − l_q)²)
+  """
+  p, q = successes / trials, others / other_trials
+  (low, high), (other_low, other_high) = (
+    wilson(successes, trials), wilson(others, other_trials)
+  )  # fmt: skip
+  below = math.hypot(p - low, other_high - q)
+  above = math.hypot(high - p, q - other_low)
+  return p - q, p - q - below, p - q + above
+
+
+def unsolved(
+  steps: np.ndarray, solved: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """The share of seeds that have not solved a task, by step (Kaplan and Meier 1958).
+
+  Args:
+    steps: steps of each seed to the solution, or to its end.
+    solved: whether they are those to the solution; the others are censored.
+
+  Returns:
+    The steps, and the share from each of them on.
+  """
+  sample = stats.CensoredData(uncensored=steps[solved], right=steps[~solved])
+  curve = stats.ecdf(sample).sf
+  return curve.quantiles, curve.probabilities
+
+
+def p_of_steps(
+  steps: Sequence[np.ndarray], solved: Sequence[np.ndarray]
+) -> list[float]:
+  """Log-rank tests of the first row against the others, Holm's over all pairs.
+
+  Args:
+    steps: as in `unsolved`, one array per row.
+    solved: as in `unsolved`.
+
+  Returns:
+    p-values; NaN for the first row.
+  """
+  samples = [
+    stats.CensoredData(uncensored=x[done], right=x[~done])
+    for x, done in zip(steps, solved, strict=True)
+  ]
+  with np.errstate(invalid="ignore"):  # No seed of either has solved it.
+    p = [
+      float(stats.logrank(*pair).pvalue)
+      for pair in itertools.combinations(samples, 2)
+    ]
+  return [math.nan, *holm(p)[: len(samples) - 1]]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

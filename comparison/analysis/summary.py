@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Mapping, Sequence
 import math
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from comparison.measurement.usage import BUSY_CORES
 from training.best import is_lower_better
 
 DIFFERENT = 0.05
-"""Significance level of a difference from the best row."""
+"""Significance level of a difference from the first row or the reference."""
 
 NOTHING_FOUND = "No run has finished yet."
 
@@ -55,7 +56,11 @@ COSTS: Mapping[str, Cost] = {
 }
 
 
-def summarize(runs: pd.DataFrame) -> pd.DataFrame:
+def summarize(
+  runs: pd.DataFrame,
+  plan: Mapping[str, Mapping[str, Any]] = types.MappingProxyType({}),
+  reference: str | None = None,
+) -> pd.DataFrame:
   """The results of every row of a comparison, over all its seeds.
 
   A row with a grid shows the point with the best mean of the metric over the
@@ -64,32 +69,39 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 
   Args:
     runs: the table of `frame.runs`.
+    plan: `records.planned`; without it, all planned runs have records.
+    reference: name of the row that was declared to be the reference; None compares
+      with the first row.
 
   Returns:
     Columns `task`, `row`, `name`, which is the row without the parts that all rows of
     the task share, `attention`, `across`, `width`, `grid` and `at_edge`; `split`,
-    `metric`; `seeds` that finished, of `planned` ones; `solved_at`, the threshold of
-    a task that models either solve or fail; `solved`, the number of seeds that reach
-    it, if any does, of `trials`, the seeds that finished or failed; `mean`, `low`,
-    `high`, `worst`, `best` of the metric; `p` against the best row, with Holm's
-    correction over the rows of the task; `is_best`, and `is_tied`, no significant
-    difference from the best; means of all metrics and of `COSTS`, times only of runs
-    that had the machine to themselves; `busy`, whether a time was left out; `notes`,
-    `reason`. Sorted within a task, the best first.
+    `metric`; `seeds` that finished, of `planned` ones; `added`, the seeds that were
+    planned later than the others; `is_complete`, whether all have ended; `diverged`,
+    the number of seeds that failed or have no finite metric; `solved_at`, the
+    threshold of a task that models either solve or fail; `solved`, the number of seeds
+    that reach it, of `trials`, the seeds that finished or failed; `mean`, `low`,
+    `high`, `worst`, `best` of the metric; `against`, the row with which a row is
+    compared, `difference` from it with `difference_low` and `difference_high`, `p`, and
+    `test`, how; `is_tied`, no significant difference from it; means of all metrics and
+    of `COSTS`, times only of runs that had the machine to themselves; `busy`, whether a
+    time was left out; `notes`, `reason`. Sorted within a task: complete rows first,
+    then by Wilson's lower bound of the share of solved seeds, then by the mean.
   """
   if runs.empty:
     return pd.DataFrame()
   # A task whose grid points are still being chosen has no rows yet.
   is_open = runs.groupby("task")["choosing"].transform("all")
   tables = [
-    _task(group) for _, group in runs[~is_open].groupby("task", sort=False)
+    _task(group, plan, reference)
+    for _, group in runs[~is_open].groupby("task", sort=False)
   ]
   return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def is_counted(summary: pd.DataFrame) -> bool:
   """Whether a task counts solved seeds, as in 'solved 5 of 8', instead of a mean."""
-  return bool(summary["solved"].notna().any())
+  return bool(summary["solved_at"].notna().any())
 
 
 def finding(summary: pd.DataFrame) -> str:
@@ -98,6 +110,7 @@ def finding(summary: pd.DataFrame) -> str:
   if ended.empty:
     return NOTHING_FOUND
   best, others = ended.iloc[0], len(ended) - 1
+  so_far = "" if best["is_complete"] else "So far: "
   if not others:
     reached = f"{best['metric']} {number(best['mean'])}"
     if is_counted(ended):
@@ -105,18 +118,15 @@ def finding(summary: pd.DataFrame) -> str:
         f"{best['solved']:.0f} of {best['trials']:.0f} seeds have {best['metric']} "
         f"of {best['solved_at']:g} or more"
       )
-    return f"Only `{best['name']}` has finished: {reached} on the {best['split']} split."
+    return (
+      f"{so_far}Only `{best['name']}` has finished: {reached} on the "
+      f"{best['split']} split."
+    )
   if is_counted(ended):
-    alike = (
-      ended[["solved", "trials"]].eq(best[["solved", "trials"]]).all(axis=1)
-    )
-    names = enumeration(list(ended[alike]["name"]))
-    unsolved = int((ended["solved"] == 0).sum())
     text = (
-      f"{names} solved {best['solved']:.0f} of {best['trials']:.0f} seeds "
-      f"({best['metric']} of {best['solved_at']:g} or more on the "
-      f"{best['split']} split); {unsolved} of {len(ended)} rows solved none"
+      f"{_solved(ended)}; {int((ended['solved'] == 0).sum())} of {len(ended)} "
     )
+    text += "rows solved none"
   else:
     alike = ended["mean"].eq(best["mean"])
     if alike.all():
@@ -129,17 +139,57 @@ def finding(summary: pd.DataFrame) -> str:
       f"{names} {'have' if alike.sum() > 1 else 'has'} the best {best['metric']} on "
       f"the {best['split']} split, {number(best['mean'])}"
     )
-  if best["seeds"] < 2:
-    return text + "; with one seed no difference is significant."
-  different = others - int(ended["is_tied"].sum() - 1)
-  if others == 1:
-    rows = f"The other row {'differs' if different else 'does not differ'}"
-  else:
-    count = {others: "All", 0: "None"}.get(different, different)
-    rows = f"{count} of the {others} other rows "
-    rows += "differs" if different == 1 else "differ"
-  first = "the first" if is_counted(ended) else "it"
-  return f"{text}. {rows} significantly from {first} (5 %, Holm)."
+  return f"{so_far}{text}{_differences(ended)}"
+
+
+def _solved(ended: pd.DataFrame) -> str:
+  """The rows with the highest share of solved seeds: '`a` solved 8 of 8 seeds, …'."""
+  complete = ended[ended["is_complete"]]
+  rows = ended if complete.empty else complete
+  best = rows.iloc[0]
+  shares = rows["solved"] / rows["trials"]
+  parts = []
+  for trials, group in rows[shares == shares.iloc[0]].groupby(
+    "trials", sort=False
+  ):
+    names = enumeration(list(group["name"]))
+    parts.append(f"{names} solved {group['solved'].iloc[0]:.0f} of {trials}")
+  parts[0] += " seeds"
+  return (
+    f"{enumeration(parts, len(parts), '{}')} ({best['metric']} of "
+    f"{best['solved_at']:g} or more on the {best['split']} split)"
+  )
+
+
+def _differences(ended: pd.DataFrame) -> str:
+  """How many rows differ from the first one or the reference, and the least of them."""
+  tested = ended[ended["p"].notna()]
+  if tested.empty:
+    return "; there are too few seeds for a test."
+  against = f"`{tested['against'].iloc[0]}`"
+  differ = tested[~tested["is_tied"]]
+  count = {len(tested): "All", 0: "None"}.get(len(differ), len(differ))
+  rows = f"{count} of the {len(tested)} other rows "
+  rows += "differs" if len(differ) == 1 else "differ"
+  if len(tested) == 1:
+    rows = "The other row " + ("does not differ" if differ.empty else "differs")
+  text = f". {rows} significantly from {against} (5 %"
+  if differ.empty:
+    return f"{text})."
+  least = differ.loc[differ["difference"].abs().idxmin()]
+  return (
+    f"{text}); the least difference is that of `{least['name']}`, "
+    f"{difference(least)}."
+  )
+
+
+def difference(row: Any) -> str:
+  """The difference of a row with its interval: '+0.031 [+0.012, +0.050]'."""
+  names = ("difference", "difference_low", "difference_high")
+  value, low, high = (f"{row[name]:+.3f}" for name in names)
+  return (
+    value if math.isnan(row["difference_low"]) else f"{value} [{low}, {high}]"
+  )
 
 
 def number(value: float) -> str:
@@ -161,22 +211,26 @@ def common(summary: pd.DataFrame) -> list[str]:
   return [part for part in first if all(part in point for point in points)]
 
 
-def enumeration(names: Sequence[str], most: int = 4) -> str:
+def enumeration(names: Sequence[str], most: int = 4, form: str = "`{}`") -> str:
   """'`a`, `b` and `c`'; of more than `most` names the first, and a count of the rest."""
-  texts = [f"`{name}`" for name in names]
+  texts = [form.format(name) for name in names]
   if len(texts) > most:
     texts = [*texts[: most - 1], f"{len(texts) - most + 1} other rows"]
   return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
-def _task(runs: pd.DataFrame) -> pd.DataFrame:
+def _task(
+  runs: pd.DataFrame,
+  plan: Mapping[str, Mapping[str, Any]],
+  reference: str | None,
+) -> pd.DataFrame:
   ended = runs[~runs["choosing"] & (runs["split"] != "")]
   columns = [str(c) for c in runs]
   metrics = [c for c in columns if _is_metric(c) and ended[c].notna().any()]
   metric = criterion.headline(_common_metrics(ended, metrics))
   summary = pd.DataFrame(
     [
-      _row(group, metric, metrics)
+      _row(group, metric, metrics, plan)
       for _, group in runs.groupby("row", sort=False)
       if not group["choosing"].all()
     ]
@@ -187,10 +241,9 @@ def _task(runs: pd.DataFrame) -> pd.DataFrame:
     for row in summary["row"]
   ]
   if metric is not None:
-    summary = _significance(
-      _ranked(summary, metric, runs["solved_at"].astype(float).max())
-    )
-  return summary.drop(columns="values", errors="ignore")
+    threshold = runs["solved_at"].astype(float).max()
+    summary = _significance(_ranked(summary, metric, threshold), reference)
+  return summary.drop(columns=["values", "unfinished"], errors="ignore")
 
 
 def _common_metrics(ended: pd.DataFrame, metrics: list[str]) -> list[str]:
@@ -204,27 +257,42 @@ def _common_metrics(ended: pd.DataFrame, metrics: list[str]) -> list[str]:
 def _ranked(
   summary: pd.DataFrame, metric: str, threshold: float | None
 ) -> pd.DataFrame:
-  """Sorts rows by the share of solved seeds, if there are any, and by their mean."""
+  """Sorts rows: complete ones, by their share of solved seeds, by their mean.
+
+  In the mean, a seed that diverged counts as the worst run of the task.
+  """
   # The threshold belongs to the main metric of the task, which is a share.
   lower = is_lower_better(metric)
-  solved = [
-    sum(x >= threshold for x in values.values()) if values else np.nan
-    for values in summary["values"]
-  ]
-  if not lower:
+  bounds = np.zeros(len(summary))
+  if not lower and threshold is not None and not math.isnan(threshold):
     summary["solved_at"] = threshold
-    if np.nansum(solved) > 0:
-      summary["solved"] = solved
-  mean = summary["mean"] * (1 if lower else -1)
-  share = -(summary["solved"] / summary["trials"].clip(lower=1)).astype(float)
-  order = np.lexsort([mean.fillna(np.inf), share.fillna(np.inf)])
+    summary["solved"] = [
+      sum(x >= threshold for x in values.values()) if values else np.nan
+      for values in summary["values"]
+    ]
+    bounds = [
+      statistics.wilson(row["solved"], row["trials"])[0]
+      if row["seeds"]
+      else -1.0
+      for _, row in summary.iterrows()
+    ]
+  table = _table(summary, metric)
+  means = table.mean(axis=1).fillna(-math.inf) * (-1 if lower else 1)
+  keys = [-means, -np.round(bounds, 9)]
+  order = np.lexsort([*keys, ~summary["is_complete"], summary["seeds"] == 0])
   return summary.iloc[order].reset_index(drop=True)
 
 
 def _row(
-  runs: pd.DataFrame, metric: str | None, metrics: list[str]
+  runs: pd.DataFrame,
+  metric: str | None,
+  metrics: list[str],
+  plan: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-  """A line of the summary, with 'values', the metric of each of its seeds."""
+  """A line of the summary, with 'values', the metric of each of its seeds.
+
+  'unfinished' are the seeds that failed, or have no finite metric.
+  """
   point, points = _chosen(runs, metric)
   planned = point[~point["choosing"]]
   ended = planned[planned["split"] != ""]
@@ -243,6 +311,16 @@ def _row(
   )
   lower = is_lower_better(metric or "")
   ordered = sorted(values.values(), reverse=not lower) or [math.nan]
+  failed = planned["seed"][planned["status"] == records.FAILED]
+  unfinished = {*map(int, failed), *map(int, ended["seed"])} - values.keys()
+  row_plan = [
+    x
+    for x in plan.values()
+    if x.get("row") == f"{first['task']}, {first['row']}"
+    and not x.get("choosing")
+  ]
+  seeds = {*map(int, planned["seed"]), *(x["seed"] for x in row_plan)}
+  added = {x["seed"] for x in row_plan if x.get(records.ADDED)}
   names = ("task", "row", "attention", "across", "width", "grid")
   row = {
     **{name: first[name] for name in names},
@@ -251,10 +329,14 @@ def _row(
     "split": ended["split"].iloc[0] if len(ended) else "",
     "metric": metric,
     "values": values,
+    "unfinished": unfinished,
+    "diverged": len(unfinished),
     "seeds": len(values),
     # A seed that diverged counts as unsolved.
-    "trials": len(ended) + int((planned["status"] == records.FAILED).sum()),
-    "planned": len(planned),
+    "trials": len(values) + len(unfinished),
+    "planned": len(seeds),
+    "added": ", ".join(map(str, sorted(added))),
+    "is_complete": len(values) + len(unfinished) == len(seeds),
     "solved": math.nan,
     "solved_at": math.nan,
     "mean": float(np.mean(ordered)),
@@ -327,24 +409,76 @@ def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
   return candidates[max(candidates, key=preference)], len(points)
 
 
-def _significance(summary: pd.DataFrame) -> pd.DataFrame:
-  """Adds tests of every row against the first."""
-  best, p_values = summary.iloc[0], []
-  for _, row in summary.iterrows():
-    if row["row"] == best["row"] or not row["values"]:
-      p_values.append(math.nan)
-    elif is_counted(summary):
-      counts = [
-        int(r[name]) for r in (row, best) for name in ("solved", "trials")
-      ]
-      p_values.append(statistics.p_of_counts(*counts))
-    else:
-      p_values.append(statistics.p_of_means(row["values"], best["values"]))
-  summary["p"] = statistics.holm(p_values)
-  summary["is_best"] = (summary.index == 0) & (summary["seeds"] > 0)
+def _significance(summary: pd.DataFrame, reference: str | None) -> pd.DataFrame:
+  """Adds tests of every complete row against the first one or the reference."""
+  columns = ["difference", "difference_low", "difference_high", "p"]
+  summary[columns] = math.nan
+  summary[["against", "test"]] = ""
+  enough = (summary["trials"] >= statistics.FEWEST) & (summary["seeds"] > 0)
+  tested = list(summary.index[summary["is_complete"] & enough])
+  names = (summary["row"] == reference) | (summary["name"] == reference)
+  declared = [n for n in tested if names[n]]
+  if reference is not None and not declared:
+    summary["test"] = f"none yet, because `{reference}` has no complete row"
+    tested = []
+  # The row that all others are compared with comes first.
+  tested.sort(key=lambda n: n not in declared)
+  if len(tested) > 1:
+    rows = summary.loc[tested]
+    result = _against(rows, bool(declared))
+    content = (result.difference, result.low, result.high, result.p_values)
+    summary.loc[tested, columns] = np.stack(content, axis=1)
+    against = rows["name"].iloc[0]
+    kind = "declared beforehand" if declared else "the first row"
+    summary.loc[tested, "against"] = against
+    summary.loc[tested, "test"] = f"against `{against}`, {kind}; {result.test}"
   # Untested rows, such as those with one seed, count as tied.
   summary["is_tied"] = (summary["seeds"] > 0) & ~(summary["p"] < DIFFERENT)
   return summary
+
+
+def _table(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+  """The metric of every row and seed; a seed that diverged is the worst of all."""
+  values = [x for row in rows["values"] for x in row.values()]
+  worst = (max if is_lower_better(metric) else min)(values, default=math.nan)
+  if math.isfinite(criterion.upper_bound(metric)):
+    worst = 0.0
+  content = [
+    row["values"] | dict.fromkeys(row["unfinished"], worst)
+    for _, row in rows.iterrows()
+  ]
+  return pd.DataFrame(content, index=rows.index)
+
+
+def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
+  """Rows against the first of them."""
+  metric = rows["metric"].iloc[0]
+  table = _table(rows, metric).to_numpy(float)
+  pairs = "of any row from it" if is_declared else "between any two rows"
+  if is_counted(rows):
+    threshold = rows["solved_at"].iloc[0]
+    quantity = f"share of solved seeds or the mean up to {threshold:g}"
+    counts = rows[["solved", "trials"]].astype(int).to_numpy()
+    ends = [statistics.share_difference(*x, *counts[0]) for x in counts]
+  elif rows[
+    "diverged"
+  ].any():  # Their mean is no mean of a normal distribution.
+    threshold, quantity = (
+      math.inf,
+      "mean, where a seed that diverged is the worst",
+    )
+    ends = [(math.nan,) * 3] * len(rows)
+    table = -table if is_lower_better(metric) else table
+  elif is_declared:
+    return statistics.against_reference(table)
+  else:
+    return statistics.against_first(table)
+  difference, low, high = np.array(ends).T
+  p_values = statistics.p_by_shuffles(table, threshold, not is_declared)
+  test = (
+    f"largest difference {pairs} in the {quantity}, by shuffles within seeds"
+  )
+  return statistics.Against(difference, low, high, p_values, test)
 
 
 def _is_metric(name: str) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
+import types
 from typing import Any
 
 import pandas as pd
@@ -98,6 +99,25 @@ class Task:
     columns = ["row", "attention", "seed", "pairs", "value"]
     return pd.DataFrame(content, columns=columns)
 
+  @functools.cached_property
+  def steps(self) -> pd.DataFrame:
+    """The step at which each seed first solves the task on the split for choices.
+
+    Columns `row`, `seed`, `steps`, `solved`; a seed that does not solve it has its
+    last step, at which it is censored. Empty for a task without a threshold.
+    """
+    content = []
+    for _, row in self.ended[self.ended["solved_at"].notna()].iterrows():
+      runs: Any = self.runs_of(row)
+      for run in runs.itertuples():
+        points = self.points(run.choosing_split, self.metric)
+        curve = points[points["run"] == run.run]
+        solved = curve["step"][curve["value"] >= row["solved_at"]]
+        if len(curve):
+          step = solved.min() if len(solved) else curve["step"].max()
+          content.append((row["row"], run.seed, int(step), bool(len(solved))))
+    return pd.DataFrame(content, columns=["row", "seed", "steps", "solved"])
+
   def _final_values(
     self, metric: str
   ) -> Iterator[tuple[pd.Series, Any, dict[str, float]]]:
@@ -119,10 +139,15 @@ def _numbered(values: Mapping[str, float], kind: str) -> dict[int, float]:
   return {int(n): values[x] for x, n in numbers.items() if n.isdecimal()}
 
 
-def by_task(records: Sequence[Record]) -> dict[str, Task]:
-  """The results of a comparison by task, in the order of the summary."""
+def by_task(
+  records: Sequence[Record],
+  plan: Mapping[str, Mapping[str, Any]] = types.MappingProxyType({}),
+  reference: str | None = None,
+) -> dict[str, Task]:
+  """The results of a comparison by task; `plan`, `reference` as in `summarize`."""
   runs = frame.runs(records)
-  return divided(records, runs, frame.curves(records), summarize(runs))
+  summary = summarize(runs, plan, reference)
+  return divided(records, runs, frame.curves(records), summary)
 
 
 def divided(

@@ -13,6 +13,7 @@ import pandas as pd
 
 from comparison import criterion
 from comparison.analysis import frame
+from comparison.analysis.statistics import unsolved
 from comparison.analysis.summary import COSTS, common, is_counted
 from comparison.analysis.task import Task
 from comparison.plan import TWIN
@@ -95,6 +96,24 @@ def learning_curves(
     ]
   title = f"{task.name}: {quantity}, {split} split"
   return line_figure(series, styles, title, "step", quantity)
+
+
+def survival(task: Task, styles: Styles) -> Any | None:
+  """The share of seeds that have solved the task, by step."""
+  points, names = task.steps, task.ended.set_index("row")["name"]
+  if not points["solved"].any() or points["steps"].nunique() < 3:
+    return None
+  mechanisms = task.ended.set_index("row")["attention"]
+  series = []
+  for row, group in points.groupby("row", sort=False):
+    at, share = unsolved(
+      group["steps"].to_numpy(float), group["solved"].to_numpy()
+    )
+    x = [0.0, *(step for step in at for _ in range(2))]
+    y = [0.0, 0.0, *(1 - z for z in share for _ in range(2))][: len(x)]
+    series.append(Line(names[row], mechanisms[row], x, y))
+  title = f"{task.name}: seeds that have solved the task"
+  return line_figure(series, styles, title, "step", "share of seeds")
 
 
 def lengths(task: Task, styles: Styles) -> Any | None:

@@ -36,10 +36,12 @@ READING = (
   "fail, the column counts seeds instead: 'solved 5 of 8', with Wilson's interval of "
   "the share; further columns have the mean and the best seed. In a task with an "
   f"answer for every prefix, the last position counts. {tables.TIED} marks the first "
-  "row and the rows that do not differ from it significantly at 5 %, by Student's "
-  "t-test paired by seed, or for counts by Fisher's exact test, both with Holm's "
-  "correction over the rows of the table. With three seeds few differences are "
-  "significant, and for counts none: 3 of 3 against 0 of 3 has p = 0.1."
+  "row, or the reference if one was declared, and the rows that do not differ from it "
+  "significantly at 5 %; the line of tests below a table says how. If all rows of a "
+  "table are equal, at least one loses its mark in at most 5 % of tables. Intervals of "
+  "differences of means hold for all rows of a table at once, those of shares "
+  "(Newcombe) for one row. A row that lacks planned seeds is 'so far' and is not "
+  "compared; a seed that diverged is the worst."
 )
 
 
@@ -58,7 +60,8 @@ def write(workdir: Path) -> str:
   run_records, _ = records.read(workdir)
   scaling = metrics.read(workdir, records.SCALING)  # Of `benchmarks.scaling`.
   runs, curves = frame.runs(run_records), frame.curves(run_records)
-  summary = summary_lib.summarize(runs)
+  reference = records.shared(workdir).get("reference")
+  summary = summary_lib.summarize(runs, records.planned(workdir), reference)
   runs.to_csv(workdir / "results.csv", index=False)
   runs.to_json(workdir / "results.jsonl", orient="records", lines=True)
   summary.to_csv(workdir / "summary.csv", index=False)
@@ -179,7 +182,7 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
   map_figure, map_note = maps.task_map(task)
   parts: list[Any] = [
     ("Quality", tables.quality(task.summary)),
-    remarks.row_model(task) or None,
+    remarks.tests(task) or None,
     picture("seeds", figures.seeds(task, styles), "One dot per seed."),
     picture(
       "curves",
@@ -187,6 +190,12 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
       "Learning curves, one line per seed.",
     ),
     ("Paired over sentences", tables.bleu(task)),
+    ("Steps to solve", tables.steps(task)),
+    picture(
+      "survival",
+      figures.survival(task, styles),
+      "Share of seeds that have solved the task, by step (Kaplan-Meier).",
+    ),
     ("Other lengths", tables.lengths(task)),
     ("Whole sequences at other lengths", tables.whole_sequences(task)),
     picture(

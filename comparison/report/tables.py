@@ -63,6 +63,13 @@ def quality(summary: pd.DataFrame) -> Table:
     _deciding(summary): [result(row) for row in rows],
     "seeds": [Cell(f"{r['seeds']}/{r['planned']}", r["seeds"]) for r in rows],
   }
+  if summary["p"].notna().any():
+    against = max(summary["against"])
+    kind = "share solved" if summary_lib.is_counted(summary) else "difference"
+    columns[f"{kind}, minus {against}"] = [
+      _difference_cell(row, against) for row in rows
+    ]
+    columns["p"] = [Cell(number(row["p"]), row["p"]) for row in rows]
   decides = summary.iloc[0]["metric"]
   others = [name for name in criterion.HEADLINES if name in summary]
   if (
@@ -210,6 +217,7 @@ def result(row: Any, brief: bool = False) -> Cell:
   if not row["seeds"]:
     return Cell(row["reason"] or NOTHING)
   mark = f" {TIED}" if row["is_tied"] else ""
+  mark = mark if row["is_complete"] else " so far"
   if not math.isnan(row["solved"]):
     solved, seeds = int(row["solved"]), int(row["trials"])
     low, high = statistics.wilson(solved, seeds)
@@ -220,11 +228,59 @@ def result(row: Any, brief: bool = False) -> Cell:
       f"{solved} of {seeds}{ends}{mark}", solved / seeds + 1e-6 * worse
     )
   text = number(row["mean"])
-  if not brief and not math.isnan(row["low"]):
+  if row["diverged"]:  # The mean of the others would promise too much.
+    text += f" of {row['seeds']}, {row['diverged']} diverged"
+  elif not brief and not math.isnan(row["low"]):
     # Both ends have as many digits as the mean, even near 0.
     form = "{:.3f}".format if 0.01 <= abs(row["mean"]) < 10 else number
     text += f" [{form(row['low'])}, {form(row['high'])}]"
   return Cell(text + mark, row["mean"])
+
+
+def steps(task: Task) -> Table | None:
+  """Steps until seeds solve the task; None if none does or without evaluations."""
+  points = task.steps
+  if not points["solved"].any() or points["steps"].nunique() < 3:
+    return None
+  rows = task.ended[task.ended["row"].isin(points["row"])]
+  groups = [points[points["row"] == name] for name in rows["row"]]
+  samples = [
+    (x["steps"].to_numpy(float), x["solved"].to_numpy()) for x in groups
+  ]
+  p_values = statistics.p_of_steps(*zip(*samples, strict=True))
+  medians = [
+    min(at[share <= 0.5], default=math.nan)
+    for at, share in (statistics.unsolved(*sample) for sample in samples)
+  ]
+  columns = {
+    "mechanism": _names(rows),
+    "solved at some step": [
+      Cell(f"{x['solved'].sum()} of {len(x)}", x["solved"].mean())
+      for x in groups
+    ],
+    "median steps": [
+      Cell(NOTHING if math.isnan(x) else f"{x:,.0f}", x) for x in medians
+    ],
+    "p": [Cell(number(p), p) for p in p_values],
+  }
+  legend = (
+    "Steps to the first evaluation on the split for choices that solves the task; a "
+    "seed that has not solved it is censored at its last step. Median of the "
+    "Kaplan-Meier curve; log-rank tests against the first row, Holm's correction over "
+    "all pairs of rows."
+  )
+  return _table(columns, keep=4, legend=legend)
+
+
+def _difference_cell(row: Any, against: str) -> Cell:
+  """The difference of a row from the compared one; 'too few' without a test."""
+  if row["name"] == against or not (row["seeds"] and row["is_complete"]):
+    return Cell(NOTHING)
+  if math.isnan(row["p"]):
+    return Cell("too few")
+  if math.isnan(row["difference"]):
+    return Cell(NOTHING)
+  return Cell(summary_lib.difference(row), row["difference"])
 
 
 def _names(summary: pd.DataFrame) -> list[Cell]:

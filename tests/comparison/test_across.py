@@ -85,6 +85,20 @@ def test_without_values_a_comparison_is_what_it_was(tmp_path):
   assert run.across == {}
 
 
+def test_a_reference_is_declared_before_the_runs(tmp_path):
+  """A folder without one stays as it was, and takes none after a look."""
+  without = folder_lib.shared(comparison())
+  assert "reference" not in without
+  declared = comparison(attention="dense,linear", reference="dense")
+  assert folder_lib.shared(declared)["reference"] == "dense"
+  records.claim(tmp_path, without)
+  with pytest.raises(ConfigError, match=r"config\.reference is"):
+    records.check(tmp_path, folder_lib.shared(declared))
+  with pytest.raises(ConfigError, match=r"reference.*one of dense, linear"):
+    comparison(attention="dense,linear", reference="lsh")
+  comparison(attention="dense,linear", reference="dense, features=16")
+
+
 def test_what_a_task_takes_counts_only_where_the_task_runs():
   per_task = {"copy": {"batch_size": 4}, "listops": {"batch_size": 2}}
   both = folder_lib.shared(comparison(tasks="copy,listops", per_task=per_task))

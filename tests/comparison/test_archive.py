@@ -178,6 +178,44 @@ def test_cells_by_other_code():
     assert spread == f"{' to '.join(dict.fromkeys(ends))} %"
 
 
+def test_the_board_by_other_code():
+  """Whole sequences count where every prefix has an answer, and the best rate does."""
+  text = _PAGE.read_text("utf-8")
+  rows = text[text.index("<!-- board:") :].split("<!-- end -->")[0].splitlines()
+  cells = [
+    [cell.strip() for cell in row.strip("| ").split("|")] for row in rows
+  ]
+  header, board = cells[1], {row[0]: row for row in cells[3:]}
+
+  def count(stem, name, split, metric):
+    _, found = archive.read(_PAGE.parent / "results" / f"{stem}.jsonl.xz")
+    values = [
+      line[metric]
+      for record in found.values()
+      if record["attention"] == name
+      and record["width"] != "dense"
+      and not record.get("choosing")
+      for line in record["history"]
+      if line["split"] == split
+    ]
+    return f"{sum(x >= 0.95 for x in values)} of {len(values)}"
+
+  for name in ("path", "rwkv7", "delta2", "delta_product", "comba"):
+    for split, column in (
+      ("test", "parity at 32"),
+      ("length_256", "parity at 256"),
+    ):
+      expected = count("parity", name, split, "sequence_accuracy")
+      assert board[f"`{name}`"][header.index(column)] == expected, (name, split)
+  assert count("capacity", "gated_linear", "test", "accuracy") == "0 of 8"
+  assert (
+    count("recall_discarded", "gated_linear", "test", "accuracy") == "2 of 8"
+  )
+  place = header.index("recall")
+  assert board["`gated_linear`"][place] == "2 of 8 <sup>h</sup>"
+  assert board["`linear`"][place] == "5 of 8 <sup>e</sup>"
+
+
 def test_a_picture_of_the_page(tmp_path):
   (tmp_path / "results").mkdir()
   (tmp_path / "results" / _SMALL.name).write_bytes(_SMALL.read_bytes())

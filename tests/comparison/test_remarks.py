@@ -1,7 +1,4 @@
-"""Sentences beside a table: one model of all rows, and doubts of a choice."""
-
-import numpy as np
-import pytest
+"""Sentences beside a table: how rows were compared, and doubts of a choice."""
 
 from comparison import records
 from comparison.analysis import remarks
@@ -10,59 +7,28 @@ from comparison.report import files
 from tests.comparison.test_summary import run, runs
 
 
-def model(found):
-  return remarks.row_model(by_task(found)["recall"])
-
-
-def simulated(spread, names="abcde"):
-  """One row far above five equal ones, three seeds, with errors of a spread."""
-  generator = np.random.default_rng(0)
-  shifts = generator.normal(0, 0.02, 3)
-  found = []
-  for name in ("dense", *names):
-    mean = 0.7 if name in "abcde" else 0.9
-    errors = spread * generator.normal(0, 1, 3)
-    found += runs(name, (mean + shifts + errors).tolist())
-  return found
-
-
-def test_one_model_is_said_in_one_line_beside_the_pairs():
-  assert model(simulated(0.005)) == (
-    "In a joint model of row and seed (10 degrees of freedom; a pair has 2; Holm), "
-    "all of the 5 other rows differ significantly from the first."
+def test_the_page_says_how_rows_were_compared():
+  found = runs("dense", [0.9, 0.8, 0.91]) + runs("delta", [0.3, 0.41, 0.5])
+  found += runs("lsh", [0.2, 0.3, 0.2])
+  assert remarks.tests(by_task(found)["recall"]) == (
+    "Tests: against `dense`, the first row; Tukey's test of all pairs of rows, "
+    "paired by seed, 4 degrees of freedom."
   )
-  assert model(simulated(0.005, ["lsh", *"abcde"])).endswith(
-    "5 of the 6 other rows differ significantly from the first, but not `dense`."
+  declared = by_task(found, reference="delta")["recall"]
+  assert remarks.tests(declared) == (
+    "Tests: against `delta`, declared beforehand; Student's t-test paired by seed, "
+    "Holm's correction over the other rows."
   )
-
-
-def test_rows_of_other_seeds_are_said_to_be_left_out():
-  found = [*simulated(0.005), *runs("lsh", [0.2, 0.3])]
-  assert model(found).endswith(
-    "all of the 5 other rows differ significantly from the first (without `lsh`: "
-    "other seeds)."
+  for record in found:
+    record["solved_at"] = 0.95
+  assert remarks.tests(by_task(found)["recall"]).endswith(
+    "largest difference between any two rows in the share of solved seeds or the "
+    "mean up to 0.95, by shuffles within seeds."
   )
-
-
-def test_variances_that_differ_are_said():
-  found = simulated(0.002)
-  found += runs("lsh", [0.2, 0.6, 0.4])
-  text = model(found)
-  assert "The variances of the rows differ (Bartlett, p = " in text
-  assert text.endswith("misleads: rely on ≈.")
-
-
-@pytest.mark.parametrize(
-  "found",
-  [
-    runs("dense", [0.9, 0.8]) + runs("delta", [0.3, 0.4]),  # Two rows.
-    [run(name, 0, 0.5) for name in "abc"],  # One seed.
-    [x for name in "abc" for x in runs(name, [1, 0.2], solved_at=0.95)],
-    [run(name, n, 0.5) for n, name in enumerate("abcd")],  # None in common.
-  ],
-)
-def test_where_one_model_says_no_more_than_pairs_there_is_none(found):
-  assert not model(found)
+  assert remarks.tests(by_task(found, reference="path")["recall"]) == (
+    "Tests: none yet, because `path` has no complete row."
+  )
+  assert not remarks.tests(by_task(found[:3])["recall"])
 
 
 def stopped(attention, losses, split="validation", rate=0.03):
@@ -128,7 +94,7 @@ def test_a_report_says_how_many_runs_there_are_while_some_are_missing(folder):
   text = files.write(folder)
   head = text[: text.index("## How to read this")]
   assert "2 of 6 runs done; what follows may change with the others." in head
-  assert "Only `dense` has finished" in head
+  assert "So far: Only `dense` has finished" in head
   for n in range(2, 6):
     ending = {"status": "failed", "reason": "x", "final": {}, "history": []}
     records.update(folder, identity(n), **run("dense", n, 0.5) | ending)

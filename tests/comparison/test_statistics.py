@@ -1,11 +1,13 @@
 """Intervals and tests: cases counted by hand, coverage on simulated data."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import sacrebleu
 from sacrebleu import significance
+from scipy import stats
 
 from comparison.analysis import statistics
 
@@ -54,40 +56,203 @@ def test_wilson_by_hand():
   )
 
 
-def test_means_are_compared_by_seed():
+def table_of(means, residuals):
+  """Values [R, S] with an effect of the seed that is larger than all others."""
+  values = np.array(means)[:, None] + np.array(residuals, float)
+  return values + 100 * np.arange(values.shape[1])
+
+
+def test_means_are_compared_by_tukeys_test():
+  """Residual variance 6 / 4, so q = |difference| / √(1.5 / 3).
+
+  Published tables have q = 5.04 at 5 % for three means and four degrees of freedom.
+  """
+  residuals = [[1, -1, 0], [-1, 0, 1], [0, 1, -1]]
+  critical = 5.040 * math.sqrt(0.5)
+  found = statistics.against_first(table_of([0, -critical, -1], residuals))
+  np.testing.assert_allclose(found.p_values[1], 0.05, atol=2e-4)
+  assert found.p_values[2] > 0.5
+  np.testing.assert_allclose(found.difference, [0, -critical, -1], atol=1e-9)
+  assert found.high[1] == pytest.approx(0, abs=2e-3)
+  assert found.low[2] == pytest.approx(-1 - critical, abs=2e-3)
+  assert "Tukey" in found.test
+  assert "4 degrees" in found.test
+
+
+def test_two_rows_are_students_paired_test():
   """Differences 0.1, 0.2, 0.3: t = 0.2 / (0.1 / √3) = 3.4641, 2 degrees."""
-  ours = {0: 1.1, 1: 5.2, 2: 9.3}
-  theirs = {0: 1.0, 1: 5.0, 2: 9.0, 3: 100.0}
+  values = np.array([[1.0, 5.0, 9.0], [1.1, 5.2, 9.3]])
   t = 2 * math.sqrt(3)
   # Of Student's t with 2 degrees: p = 1 − t / √(t² + 2).
   expected = 1 - t / math.sqrt(t * t + 2)
-  assert statistics.p_of_means(ours, theirs) == pytest.approx(expected)
+  for compare in (statistics.against_first, statistics.against_reference):
+    found = compare(values)
+    assert found.p_values[1] == pytest.approx(expected)
+    assert found.difference[1] == pytest.approx(0.2)
+    # t(2) at 97.5 % = 4.3027.
+    half = 4.302652729911275 * 0.1 / math.sqrt(3)
+    assert found.low[1] == pytest.approx(0.2 - half)
+    assert found.high[1] == pytest.approx(0.2 + half)
 
 
-def test_means_without_common_seeds_are_compared_by_welch():
-  p = statistics.p_of_means({0: 1.0, 1: 2.0, 2: 3.0}, {5: 2.0, 6: 3.0, 7: 4.0})
-  # t = 1 / √(2/3), 4 degrees of freedom.
-  assert p == pytest.approx(0.28786413472669, abs=1e-6)
+def test_where_variances_differ_each_pair_has_its_own():
+  """Two rows vary a hundred times as much; all six pairs are corrected."""
+  generator = np.random.default_rng(0)
+  spread = np.array([0.01, 0.01, 1.0, 1.0])[:, None]
+  values = spread * generator.normal(size=(4, 8))
+  values[1] -= 0.05
+  found = statistics.against_first(values)
+  assert "Bartlett" in found.test
+  pair = stats.ttest_rel(values[1], values[0])
+  assert found.p_values[1] == pytest.approx(6 * pair.pvalue)
+  low, high = pair.confidence_interval(1 - 0.05 / 6)
+  assert (found.low[1], found.high[1]) == pytest.approx((low, high))
+  assert (found.p_values[2:] > 0.5).all()
+  declared = statistics.against_reference(values)
+  assert declared.p_values[1] == pytest.approx(3 * pair.pvalue)
+
+
+def test_rows_with_other_seeds_are_compared_over_common_ones():
+  nan = math.nan
+  values = np.array(
+    [[1, 2, 4, 3, 5], [2, 4, 5, nan, nan], [nan, nan, 1, 1, 4.5], [nan] * 5]
+  )
+  found = statistics.against_first(values)
+  pairs = [
+    stats.ttest_rel(values[1, :3], values[0, :3]).pvalue,
+    stats.ttest_rel(values[2, 2:], values[0, 2:]).pvalue,
+  ]
+  # Of the six pairs, the others have no three common seeds.
+  expected = statistics.holm(pairs)
+  np.testing.assert_allclose(found.p_values, [nan, *expected, nan])
+  assert "different seeds" in found.test
 
 
 @pytest.mark.parametrize(
-  ("ours", "theirs", "expected"),
+  "values",
   [
-    ({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}, 1.0),
-    ({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}, 0.0),
-    ({0: 1.0}, {0: 2.0}, math.nan),
-    ({0: 1.0, 1: 1.0}, {5: 1.0, 6: 1.0}, 1.0),
+    [[1.0, 2.0], [2.0, 4.0]],  # Two seeds.
+    [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]],  # The differences do not vary.
+    [[0.998, 0.997, 0.998]] * 2,  # They are 0.
+    [[1.0], [2.0]],
   ],
 )
-def test_means_at_the_edges(ours, theirs, expected):
-  p = statistics.p_of_means(ours, theirs)
-  assert p == pytest.approx(expected, nan_ok=True)
+def test_no_p_without_variance(values):
+  for compare in (statistics.against_first, statistics.against_reference):
+    found = compare(np.array(values))
+    assert np.isnan(found.p_values).all()
+    assert math.isnan(found.low[1])
+    assert not math.isnan(found.difference[1])
 
 
-def test_counts_by_hand():
-  """5 of 5 against 0 of 5: 2 of the C(10, 5) = 252 tables are so far apart."""
-  assert statistics.p_of_counts(5, 5, 0, 5) == pytest.approx(2 / 252)
-  assert statistics.p_of_counts(3, 3, 0, 3) == pytest.approx(0.1)
+def shuffled_by_hand(values, threshold, all_pairs=True):
+  """p of `p_by_shuffles` in plain Python, for a table without gaps."""
+  rows, seeds = range(len(values)), range(len(values[0]))
+
+  def scores(kind):
+    table = {}
+    for s in seeds:
+      for r in rows:
+        value, solved = values[r][s], values[r][s] >= threshold
+        table[r, s] = solved if kind == "solved" else min(value, threshold)
+      mean = sum(table[r, s] for r in rows) / len(rows)
+      table |= {(r, s): table[r, s] - mean for r in rows}
+    size = math.sqrt(sum(x * x for x in table.values()) / len(table))
+    return {place: x / size for place, x in table.items()} if size else None
+
+  kinds = [x for x in map(scores, ("value", "solved")) if x]
+
+  def distance(order, i, j):
+    return max(
+      abs(sum(kind[order[s][i], s] - kind[order[s][j], s] for s in seeds))
+      for kind in kinds
+    )
+
+  permutations = list(itertools.permutations(rows))
+  largest = [
+    max(
+      distance(order, i, j) for i in (rows if all_pairs else [0]) for j in rows
+    )
+    for order in itertools.product(permutations, repeat=len(seeds))
+  ]
+  same = [permutations[0]] * len(seeds)
+  return [
+    sum(x >= distance(same, 0, j) - 1e-9 for x in largest) / len(largest)
+    for j in rows[1:]
+  ]
+
+
+@pytest.mark.parametrize("all_pairs", [True, False])
+@pytest.mark.parametrize("threshold", [math.inf, 0.95])
+@pytest.mark.parametrize(
+  "values",
+  [
+    [[0.9, 0.8, 0.7], [0.5, 0.4, 0.6], [0.1, 0.2, 0.3]],
+    [[1.0, 0.98, 0.96], [1.0, 0.3, 0.99], [0.2, 0.3, 0.1]],
+    [[0.94, 0.93, 0.92, 0.5], [0.3, 0.0, 0.2, 0.4], [0.3, 1.0, 0.1, 0]],
+  ],
+)
+def test_shuffles_by_hand(values, threshold, all_pairs):
+  found = statistics.p_by_shuffles(np.array(values), threshold, all_pairs)
+  assert math.isnan(found[0])
+  expected = shuffled_by_hand(values, threshold, all_pairs)
+  assert found[1:] == pytest.approx(expected)
+
+
+def test_shuffles_that_are_drawn_agree_with_all_of_them(monkeypatch):
+  values = np.random.default_rng(3).random((3, 5))
+  values += np.array([1.1, 0.4, 0.0])[:, None]
+  exact = statistics.p_by_shuffles(values, 0.95)
+  assert statistics.SHUFFLES > 6**5
+  monkeypatch.setattr(statistics, "SHUFFLES", 6**5)
+  drawn = statistics.p_by_shuffles(values, 0.95)
+  np.testing.assert_allclose(drawn[1:], exact[1:], atol=0.02)
+  assert (drawn[1:] != exact[1:]).any()
+  assert drawn[1:].min() > 0
+
+
+def test_rows_without_common_seeds_are_not_compared():
+  nan = math.nan
+  values = np.array(
+    [[1, 1, 1, 1, nan], [0, 0, 0, nan, nan], [nan] * 3 + [0, 0]]
+  )
+  found = statistics.p_by_shuffles(values, 0.95)
+  # Both of the first have the seeds 0, 1, 2: 2 of 8 shuffles are so far apart.
+  np.testing.assert_allclose(found, [nan, 2 / 8, nan])
+
+
+def test_differences_of_shares_are_newcombes():
+  """Table II of Newcombe (1998), method 10: 56 of 70 and 48 of 80."""
+  found = statistics.share_difference(56, 70, 48, 80)
+  assert found == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+
+
+def test_steps_are_those_of_freireichs_trial():
+  """Remission with and without 6-MP (Freireich 1963), in every book on survival.
+
+  Medians are 23 and 8 weeks, and the log-rank statistic is 16.79.
+  """
+  treated = (
+    "6 6 6 6+ 7 9+ 10 10+ 11+ 13 16 17+ 19+ 20+ 22 23 25+ 32+ 32+ 34+ 35+"
+  )
+  placebo = "1 1 2 2 3 4 4 5 5 8 8 8 8 11 11 12 12 15 17 22 23"
+  texts = [text.split() for text in (treated, placebo)]
+  steps = [np.array([float(x.strip("+")) for x in text]) for text in texts]
+  ended = [np.array(["+" not in x for x in text]) for text in texts]
+  at, share = statistics.unsolved(steps[0], ended[0])
+  expected = {6: 0.857, 7: 0.807, 10: 0.753, 13: 0.690, 22: 0.538, 23: 0.448}
+  table = dict(zip(at, share, strict=True))
+  for week, value in expected.items():
+    assert table[week] == pytest.approx(value, abs=5e-4)
+  assert min(at[share <= 0.5]) == 23
+  _, p = statistics.p_of_steps(steps, ended)
+  assert p == pytest.approx(stats.chi2.sf(16.79, 1), rel=0.01)
+  # Three rows have three pairs.
+  three = statistics.p_of_steps([*steps, steps[1]], [*ended, ended[1]])
+  np.testing.assert_allclose(three, [math.nan, 3 * p, 3 * p], rtol=1e-9)
+  none = np.zeros(21, bool)
+  never = statistics.p_of_steps([steps[0], steps[1]], [none, none])
+  assert not never[1] < 1
 
 
 def test_holm_by_hand():
@@ -124,85 +289,6 @@ def test_intervals_of_counts_hold_the_true_share(share):
       low, high = statistics.wilson(solved, trials)
       held.append(low <= share <= high)
   assert np.mean(held) >= 0.94
-
-
-def test_equal_rows_are_told_apart_in_one_table_of_twenty():
-  """Holm keeps the rate of false differences over a table at 5 %."""
-  generator = np.random.default_rng(0)
-  wrong = 0
-  for _ in range(200):
-    table = generator.normal(size=(20, 5))
-    best = dict(enumerate(table[0]))
-    p = [statistics.p_of_means(dict(enumerate(x)), best) for x in table[1:]]
-    wrong += min(statistics.holm(p)) < 0.05
-  assert wrong / 200 <= 0.08
-
-
-def test_a_model_of_row_and_seed_is_that_of_statsmodels():
-  """statsmodels 0.15.0: `ols("y ~ C(row) + C(seed)")`, `multipletests(…, "holm")`."""
-  values = np.array(
-    [
-      [2.391, 2.395, 2.387, 2.382],
-      [2.400, 2.413, 2.406, 2.373],
-      [2.432, 2.426, 2.416, 2.399],
-      [2.453, 2.486, 2.428, 2.410],
-      [2.383, 2.430, 2.381, 2.381],
-    ]
-  )
-  found = statistics.row_model(values)
-  expected = [0.7186125805, 0.0308293997, 0.00038479359, 0.7186125805]
-  np.testing.assert_allclose(found.p_values, expected, rtol=1e-6)
-  assert found.degrees == 12
-
-
-@pytest.mark.parametrize(("rows", "seeds"), [(3, 3), (10, 3), (10, 5), (28, 3)])
-def test_equal_rows_are_told_apart_in_one_model_of_twenty(rows, seeds):
-  """A seed adds the same to all rows, and what is said of variances holds too."""
-  generator = np.random.default_rng(0)
-  wrong = warned = 0
-  for _ in range(500):
-    seed_effects = 3 * generator.normal(size=seeds)
-    found = statistics.row_model(
-      generator.normal(size=(rows, seeds)) + seed_effects
-    )
-    wrong += min(found.p_values) < 0.05
-    warned += found.p_variances < 0.05
-  assert wrong / 500 <= 0.05
-  assert warned / 500 <= 0.05
-
-
-def test_a_model_of_ten_rows_finds_what_pairs_of_three_seeds_miss():
-  """The first is four standard deviations above nine others: all nine are told."""
-  generator = np.random.default_rng(0)
-  by_model = by_pairs = 0
-  for _ in range(100):
-    values = generator.normal(size=(10, 3)) + generator.normal(size=3)
-    values[0] += 4
-    by_model += max(statistics.row_model(values).p_values) < 0.05
-    first, *others = (dict(enumerate(row)) for row in values)
-    p = [statistics.p_of_means(row, first) for row in others]
-    by_pairs += max(statistics.holm(p)) < 0.05
-  assert by_model >= 90
-  assert by_pairs <= 10
-
-
-def test_variances_that_differ_are_found():
-  """Half of the rows vary five times as much, so that their pooled t misleads."""
-  generator = np.random.default_rng(0)
-  spread = np.repeat([1.0, 5.0], 5)[:, None]
-  found = [
-    statistics.row_model(spread * generator.normal(size=(10, 8))).p_variances
-    for _ in range(100)
-  ]
-  assert np.mean(np.array(found) < 0.05) >= 0.9
-
-
-def test_rows_that_are_alike_in_all_seeds_have_a_model():
-  same = statistics.row_model(np.ones((3, 2)))
-  assert same.p_values == [1.0, 1.0]
-  assert not same.p_variances < 0.05
-  shifted = statistics.row_model(np.array([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]))
-  assert shifted.p_values == pytest.approx([1.0, 0.0])
 
 
 WORDS = [f"w{i}" for i in range(40)]

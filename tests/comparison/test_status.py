@@ -229,3 +229,38 @@ def test_runs_of_the_report_wait_for_their_point(tmp_path):
   # The same plan again, as by the same command.
   records.plan(tmp_path, choosing, [0, 1])
   assert "8 runs: 1 done, 0 running, 6 waiting" in status.text(tmp_path)
+
+
+def test_seeds_that_were_added_later_are_marked_in_the_plan(tmp_path):
+  def added():
+    return {
+      (x["attention"], x["seed"])
+      for x in records.planned(tmp_path).values()
+      if x.get(records.ADDED)
+    }
+
+  first = [
+    run_of(name, seed) for name in ("dense", "linear") for seed in (0, 1)
+  ]
+  records.plan(tmp_path, first)
+  records.plan(tmp_path, first)  # The same command again.
+  records.plan(tmp_path, [run_of("lsh", 0)])  # A row with the planned seeds.
+  assert not added()
+  records.plan(tmp_path, [*first, run_of("dense", 2)])
+  assert added() == {("dense", 2)}
+  records.plan(tmp_path, [*first, run_of("dense", 2), run_of("linear", 2)])
+  assert added() == {("dense", 2), ("linear", 2)}
+
+
+def test_seeds_behind_a_grid_are_those_of_the_first_plan(tmp_path):
+  choosing = [dataclasses.replace(run_of("dense", 10_000), choosing=True)]
+  records.plan(tmp_path, choosing, [0, 1])
+  records.plan(tmp_path, [run_of("dense", seed) for seed in (0, 1)])
+  assert not any(
+    x.get(records.ADDED) for x in records.planned(tmp_path).values()
+  )
+  records.plan(tmp_path, choosing, [0, 1, 2])
+  marked = [
+    x for x in records.planned(tmp_path).values() if x.get(records.ADDED)
+  ]
+  assert [(x["seed"], x["choosing"]) for x in marked] == [(2, False)]

@@ -211,8 +211,8 @@ MUTANTS = (
   ),
   Mutant(
     "comparison/analysis/statistics.py",
-    "pair = [[sample[seed] for seed in seeds] for sample in (values, others)]",
-    "pair = [sorted(sample[x] for x in seeds) for sample in (values, others)]",
+    "_paired(values[j] - values[i])",
+    "_paired(np.sort(values[j]) - np.sort(values[i]))",
     _STATISTICS,
     "values are paired by their size",
   ),
@@ -256,7 +256,7 @@ MUTANTS = (
     "degrees = (rows - 1) * (seeds - 1)",
     "degrees = rows * (seeds - 1)",
     _STATISTICS,
-    "one model of rows ignores what seeds took",
+    "Tukey's test ignores the degrees of freedom of the seeds",
   ),
   Mutant(
     "comparison/analysis/summary.py",
