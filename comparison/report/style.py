@@ -26,7 +26,10 @@ _COLORS = (
   *("#000000", "#003fb6", "#a44903", "#639600", "#b951bf", "#1d97ff"),
   *("#e1756e", "#1d7887", "#690b6e", "#a28eae", "#664e50"),
 )
-_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+_DASHES = (
+  *("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2))),
+  (0, (5, 1.2, 1, 1.2, 1, 1.2)),
+)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">", "d", "x", "+")
 MUTED = "#8a8a8a"
 
@@ -35,7 +38,7 @@ def styles(attentions: Iterable[str]) -> dict[str, Style]:
   """Maps each mechanism to its style, which is the same in every figure.
 
   The n-th mechanism of the registry has the n-th style. With 11 colours, a new dash
-  after each cycle of them, and 13 markers, no two of the first 44 share colour and
+  after each cycle of them, and 13 markers, no two of the first 55 share colour and
   dash, and no two of the first 143 share colour and marker. Variants follow, sorted
   by name.
   """
