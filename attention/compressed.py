@@ -24,7 +24,7 @@ from attention.sliding_window import sliding_window_attention
 from attention.softmax import entries as pooling
 from attention.softmax import indexer
 from attention.softmax.block_selection import positions_seen
-from attention.softmax.entries import normed, turned
+from attention.softmax.entries import rms_norm, rotate
 from attention.softmax.tiles import Output, merge, with_sinks
 
 _INSTEAD = (
@@ -273,7 +273,7 @@ def compressed(
 
   def gates(variables, inputs, query_inputs=None):
     p, dtype = variables["params"], inputs.dtype
-    kv = normed(project(inputs, p["kv_kernel"]), p["kv_scale"]).astype(dtype)
+    kv = rms_norm(project(inputs, p["kv_kernel"]), p["kv_scale"]).astype(dtype)
     width = rotated(kv.shape[2])
     own, shared = jnp.split(kv, [kv.shape[2] - width], axis=2)
     # The model rotates these vectors (1, 0) to (cos, sin) of each position.
@@ -311,8 +311,8 @@ def compressed(
     kv = jnp.concatenate([arrays["latent"], arrays["shared_key"]], axis=2)
     rest = {name: x for name, x in call.items() if name not in names}
     if top_k is not None:
-      turn = arrays["rotation"]
-      arrays["index_query"] = turned(arrays["index_query"], turn)
+      rotation = arrays["rotation"]
+      arrays["index_query"] = rotate(arrays["index_query"], rotation)
     return arrays, kv[:, :, None], rest
 
   def apply(variables, query, key, value, **call) -> Any:
@@ -344,7 +344,7 @@ def compressed(
         own |= {"index_key": index_key, "top_k": top_k}
     own["entries"] = jnp.repeat(own["entries"], heads, axis=2)
     result: Any = compressed_attention(
-      normed(query),
+      rms_norm(query),
       jnp.repeat(kv, heads, axis=2),
       values,
       window=window,
@@ -356,7 +356,7 @@ def compressed(
     )
     out, lse = result
     if value is None:
-      out = turned(out, arrays["rotation"], -1.0)
+      out = rotate(out, arrays["rotation"], -1.0)
     return (out, lse) if has_lse else out
 
   def loss(variables, query, key, *, mask=None, scale=None, **call):
@@ -373,7 +373,7 @@ def compressed(
       arrays["index_query"],
       arrays["index_weight"],
       None,
-      normed(query),
+      rms_norm(query),
       seen // step - 1,
     )
     losses = indexer.row_losses(
@@ -426,14 +426,14 @@ def compressed(
       seen = jnp.concatenate([near, far], axis=1)
       keys = jnp.concatenate([keys, cache.entries], axis=1)
     out: Any = dense_attention(
-      normed(query),
+      rms_norm(query),
       keys[:, :, None],
       keys[:, :, None],
       mask=seen[:, None, None],
       sinks=p["sinks"],
       scale=scale,
     )
-    return turned(out, arrays["rotation"], -1.0), cache
+    return rotate(out, arrays["rotation"], -1.0), cache
 
   def prefill(
     variables, cache, query, key, value, lengths, *, scale=None, **call

@@ -130,14 +130,14 @@ def pooled(
     name: of the entries.
     keep: `[B, T]`, the positions that are not masked.
   """
-  bias, turn = params[f"{name}_bias"], arrays["rotation"]
+  bias, rotation = params[f"{name}_bias"], arrays["rotation"]
   rows, gates = arrays[f"{name}_rows"], arrays[f"{name}_gates"]
   x = compressed_entries(rows.astype(jnp.float32), gates, bias, keep=keep)
   if keep is not None:
-    (turn,) = kept_first(keep, turn)
-  first = turn[:, : x.shape[1] * len(bias) : len(bias)]
-  x = normed(x, params[f"{name}_scale"])
-  return turned(x[:, :, None], first)[:, :, 0]
+    (rotation,) = kept_first(keep, rotation)
+  first = rotation[:, : x.shape[1] * len(bias) : len(bias)]
+  x = rms_norm(x, params[f"{name}_scale"])
+  return rotate(x[:, :, None], first)[:, :, 0]
 
 
 class CompressedCache(NamedTuple):
@@ -227,7 +227,7 @@ def with_prompt(
   return CompressedCache(entries, index_key, window, kept, lengths)
 
 
-def normed(
+def rms_norm(
   x: Float[Array, "*A H"], scale: Float[Array, "H"] | None = None
 ) -> Float[Array, "*A H"]:
   """Returns x / RMS(x), times a scale, in the dtype of x."""
@@ -239,7 +239,7 @@ def normed(
   return wide.astype(x.dtype)
 
 
-def turned(
+def rotate(
   x: Float[Array, "B T N H"],
   rotation: Float[Array, "B T 1 P"],
   sign: float = 1.0,

@@ -42,7 +42,7 @@ def options(length):
 
 
 def naive(given, mask, query_segment_ids, key_segment_ids):
-  """(out, lse) by turned keys, to be differentiated in float64."""
+  """(out, lse) by rotated keys, to be differentiated in float64."""
   keep = mask[:, 0, 0, :, None]
   key, value, w = (
     jnp.repeat(given[name], 2, axis=2)
