@@ -98,8 +98,7 @@ def window_linear_attention(
   Departs from its paper in masks, and in one W_k for each key head, where the paper's
   code has one for each query head. γ is a sigmoid, as in that code, and windows slide
   as in the paper's formula. The code keeps features above 1e-12; here they may vanish.
-  Its configs have features of 64 numbers and their negatives for heads of 128; here W is
-  square.
+  Its configs have `feature_dim=64` with `head_dim=128`; here W is square.
 
   Paper: LoLCATs: on low-rank linearizing of large language models, section 3.2,
   arXiv:2410.10254. The features are those of Hedgehog, arXiv:2402.04347.

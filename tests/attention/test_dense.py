@@ -262,7 +262,7 @@ def test_sinks_from_inputs():
   expected = np.einsum("bnqk,bknh->bqnh", weights[..., :-1], value)
   out = record.apply(variables, query, key, value, **gates)
   np.testing.assert_allclose(out, expected, atol=1e-5)
-  with pytest.raises(ValueError, match=r"sinks: dense attention computes them"):
+  with pytest.raises(ValueError, match=r"sinks: dense attention computes it"):
     record.apply(variables, query, key, value)
 
 

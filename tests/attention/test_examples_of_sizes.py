@@ -49,4 +49,5 @@ def test_small_sizes_leave_out_keys():
     "moba": {"block_size", "top_k"},
     "nsa": {"compress_size", "stride", "block_size", "num_blocks", "window"},
     "dsa": {"top_k", "num_index_heads", "index_dim"},
+    "compressed": {"window", "stride", "top_k", "index_dim"},
   }
