@@ -85,7 +85,9 @@ def test_a_fraction_is_a_finite_number(name, option, unchecked):
 @pytest.mark.parametrize(("name", "option"), FLAGS)
 def test_a_flag_is_true_or_false(name, option, unchecked):
   for value in ("False", 0, None, math.nan):
-    with pytest.raises(ValueError, match=f"^{option}: expected True or False"):
+    with pytest.raises(
+      ValueError, match=f"^{option}: expected True(,| or) False"
+    ):
       ATTENTIONS[name](**{option: value})
 
 
