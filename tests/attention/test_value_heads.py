@@ -10,8 +10,8 @@ import pytest
 import attention
 
 SIZES = {"B": 2, "T": 21, "R": 3, "N": 6, "Q": 2, "K": 3, "U": 6, "H": 4}
-SIZES |= {"V": 5, "L": 6}
-POSITIVE = ("beta", "regularizer", "level_scales")
+SIZES |= {"V": 5, "L": 6, "M": 7}
+POSITIVE = ("beta", "regularizer", "level_scales", "slot_weights")
 
 
 def has_value_heads(name):
