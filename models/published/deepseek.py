@@ -59,8 +59,7 @@ def describe(
   has_bias = family.flag(theirs, "attention_bias", False)
   mechanism: Any = latent(rank, shared, has_bias)
   if has_indexer:
-    count = family.size(theirs, "num_hidden_layers")
-    family.only(theirs, layer_types=["indexed_attention"] * count)
+    family.per_layer(theirs, "layer_types", ("indexed_attention",))
     options = {
       "top_k": family.size(theirs, "index_topk", 2048),
       "num_index_heads": family.size(theirs, "index_n_heads", 64),

@@ -56,6 +56,8 @@ def describe(
   if routers is None:
     routers = ["hash_moe" if i < 3 else "moe" for i in range(count)]
   strides = family.value(theirs, "compress_rates", dict[str, int], _STRIDES)
+  for kind in strides.keys() - _STRIDES.keys():
+    raise ValueError(f"compress_rates: no layer type is {kind!r}")
   positions = _positions(theirs, share)
   rank = family.size(theirs, "q_lora_rank", 1024)
   near = family.size(theirs, "sliding_window", 128)

@@ -274,11 +274,11 @@ def per_layer(
   kind = list[str] if isinstance(choices[0], str) else list[int]
   given = value(theirs, name, kind)
   count = size(theirs, "num_hidden_layers")
-  if len(given) != count or not {*given} <= {*choices}:
+  unknown = [x for x in given if x not in choices]
+  if len(given) != count or unknown:
     known = " and ".join(map(str, choices))
-    raise ValueError(
-      f"{name}: expected {count} of {known}, got {reprlib.repr(given)}"
-    )
+    got = repr(unknown[0]) if unknown else str(len(given))
+    raise ValueError(f"{name}: expected {count} of {known}, got {got}")
   return given
 
 
