@@ -297,12 +297,13 @@ def tokens(f, q, k, v) -> Results:
 @_law("initial_state", "return_state", causal=True, may_refuse=True)
 def states(f, q, k, v) -> Results:
   """A state that is handed on at any split gives the whole call and its state."""
-  t = q.shape[1] // 3
-  out, state = f(q[:, :t], k[:, :t], v[:, :t], return_state=True)
-  rest = q[:, t:], k[:, t:], v[:, t:]
-  end, state = f(*rest, initial_state=state, return_state=True)
-  got = np.concatenate([out, end], axis=1), state
-  return got, f(q, k, v, return_state=True)
+  got, length = [], q.shape[1]
+  for t in sorted({1, length // 3, length - 1} - {0}):
+    out, state = f(q[:, :t], k[:, :t], v[:, :t], return_state=True)
+    rest = q[:, t:], k[:, t:], v[:, t:]
+    end, state = f(*rest, initial_state=state, return_state=True)
+    got.append((np.concatenate([out, end], axis=1), state))
+  return got, [f(q, k, v, return_state=True)] * len(got)
 
 
 @_law(tolerance=2**-7)
