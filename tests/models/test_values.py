@@ -33,8 +33,13 @@ def silu(x):
   return x / (1.0 + math.exp(-x))
 
 
+def relu2(x):
+  return max(x, 0.0) ** 2
+
+
 FORMULAS = {
   "relu": relu,
+  "relu2": relu2,
   "gelu": gelu,
   "gelu_tanh": gelu_tanh,
   "silu": silu,
@@ -55,6 +60,7 @@ def test_activations_of_files_are_their_formulas():
   """As `ACT2FN` of transformers has them."""
   theirs = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
   theirs |= {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
+  theirs["relu2"] = "relu2"
   assert theirs == family.ACTIVATIONS
 
 
