@@ -16,7 +16,7 @@ from settings.errors import one_line
 from training.signals import Signals
 
 _STOPPING = (
-  "stopping: a step that runs is finished and saved; run it again to continue"
+  "stopping: the current step ends and is saved; run it again to continue"
 )
 _WATCHED_SECONDS = 0.1
 

@@ -29,7 +29,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (r"attention/(query|key|value)_short_convolution/bias", (TENSOR,)),
   (r"attention/out/kernel", (TENSOR, None)),
   (r"attention/out_down", (TENSOR, None, None)),
-  (r"attention/(\w+_up|(erase|write|level)_kernel)", (None, TENSOR, None)),
+  (r"attention/(\w+_up|(erase|write|level|gate)_kernel)", (None, TENSOR, None)),
   (r"attention/other_(key|value)_kernel", (None, None, TENSOR, None)),
   # Features inside a feed-forward layer.
   (r"/(hidden|gate)/kernel", (None, TENSOR)),
