@@ -24,7 +24,7 @@ from attention.sliding_window import sliding_window_attention
 from attention.softmax import entries as pooling
 from attention.softmax import indexer
 from attention.softmax.block_selection import positions_seen
-from attention.softmax.entries import rms_norm, rotate
+from attention.softmax.entries import norm, rotate
 from attention.softmax.tiles import Output, merge, with_sinks
 
 _INSTEAD = (
@@ -273,7 +273,7 @@ def compressed(
 
   def gates(variables, inputs, query_inputs=None):
     p, dtype = variables["params"], inputs.dtype
-    kv = rms_norm(project(inputs, p["kv_kernel"]), p["kv_scale"]).astype(dtype)
+    kv = norm(project(inputs, p["kv_kernel"]), p["kv_scale"]).astype(dtype)
     width = rotated(kv.shape[2])
     own, shared = jnp.split(kv, [kv.shape[2] - width], axis=2)
     # The model rotates these vectors (1, 0) to (cos, sin) of each position.
@@ -344,7 +344,7 @@ def compressed(
         own |= {"index_key": index_key, "top_k": top_k}
     own["entries"] = jnp.repeat(own["entries"], heads, axis=2)
     result: Any = compressed_attention(
-      rms_norm(query),
+      norm(query),
       jnp.repeat(kv, heads, axis=2),
       values,
       window=window,
@@ -373,7 +373,7 @@ def compressed(
       arrays["index_query"],
       arrays["index_weight"],
       None,
-      rms_norm(query),
+      norm(query),
       seen // step - 1,
     )
     losses = indexer.row_losses(
@@ -426,7 +426,7 @@ def compressed(
       seen = jnp.concatenate([near, far], axis=1)
       keys = jnp.concatenate([keys, cache.entries], axis=1)
     out: Any = dense_attention(
-      rms_norm(query),
+      norm(query),
       keys[:, :, None],
       keys[:, :, None],
       mask=seen[:, None, None],

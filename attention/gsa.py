@@ -19,7 +19,6 @@ from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
   chunks_per_step,
-  device_prefix,
   is_sequence_sharded,
   scan,
 )
@@ -97,7 +96,7 @@ def _recurrence(
   axis_name=None,
 ) -> Any:
   """`gsa_attention`, also where each device has a shard of the sequence."""
-  query = recurrence.for_values(recurrence.for_values(query, key), value)
+  query = recurrence.repeat_heads(query, key, value)
   num_heads, head_dim = query.shape[2:]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   options["segment_ids"], packed = segment_ids, None
@@ -117,12 +116,7 @@ def _recurrence(
   )
   is_part = is_sequence_sharded(axis_name)
   if is_sequence_sharded(axis_name):
-    _, own = recurrence.recurrent_attention(
-      slots, slots, value, log_decay=log_decay
-    )
-    own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], own
-    first = jax.tree.map(jnp.zeros_like, own)
-    _, state = device_prefix(recurrence.joined, first, own, axis_name)
+    state = recurrence.state_before(slots, value, log_decay, axis_name)
   dtype = query.dtype
   query = query.astype(jnp.float32) * checks.softmax_scale(scale, head_dim)
   size = chunk_size(query.shape[1]) if packed is None else packed.size

@@ -111,7 +111,7 @@ def _recurrence(
   """`log_linear_attention`, also where each device has a shard of the sequence."""
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
-  query = recurrence.for_values(recurrence.for_values(query, key), value)
+  query = recurrence.repeat_heads(query, key, value)
   batch, length, num_heads, head_dim = query.shape
   is_part, levels = is_sequence_sharded(axis_name), level_scales.shape[3]
   total = length * (jax.lax.axis_size(axis_name) if is_part else 1)

@@ -9,7 +9,7 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
 from attention.recurrent.elementwise import elementwise_recurrence
-from attention.recurrent.recurrence import by_head, for_values
+from attention.recurrent.recurrence import by_head, repeat_heads
 
 
 @attention_function
@@ -63,7 +63,7 @@ def mamba_attention(
   arXiv:2312.00752, equations 2a and 2b, and algorithm 2. Departs from its zero-order
   hold (equation 4) as its code does: B is multiplied by Δ.
   """
-  query = for_values(for_values(query, key), value)
+  query = repeat_heads(query, key, value)
   (key, value, step), _, begins = by_head(
     query,
     (key, value, step),
@@ -161,18 +161,13 @@ def mamba(
       "skip": jnp.ones(heads),
     }
 
-  def norm(x):
-    if norm_epsilon is None:
-      return x
-    square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(square + norm_epsilon)
-
   def recurrence(params, query, key, value, *, axis_name, **options):
     del axis_name  # The sequence is never sharded.
     x = key.astype(jnp.float32)
 
     def read(name):
-      return norm(jnp.tensordot(x, params[name], 2))
+      y = jnp.tensordot(x, params[name], 2)
+      return y if norm_epsilon is None else gates.rms_norm(y, norm_epsilon)
 
     step = jnp.tensordot(read("step_down"), params["step_up"], 1)
     step = jax.nn.softplus(step + params["step_bias"][None, None])

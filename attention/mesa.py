@@ -19,7 +19,6 @@ from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
   chunks_per_step,
-  device_prefix,
   is_sequence_sharded,
   scan,
 )
@@ -111,7 +110,7 @@ def _recurrence(
   **options,
 ) -> Any:
   """`mesa_attention`, also where each device has a shard of the sequence."""
-  query = recurrence.for_values(recurrence.for_values(query, key), value)
+  query = recurrence.repeat_heads(query, key, value)
   batch, length, num_heads, head_dim = query.shape
   names = "num_iterations", "regularizer", "scale"
   num_iterations, regularizer, scale = (options.pop(name) for name in names)
@@ -134,12 +133,7 @@ def _recurrence(
   axis_name = options.get("axis_name")
   is_part = is_sequence_sharded(axis_name)
   if is_sequence_sharded(axis_name):
-    _, own = recurrence.recurrent_attention(
-      query, written, value, log_decay=log_decay[..., 0]
-    )
-    own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], own
-    first = jax.tree.map(jnp.zeros_like, own)
-    _, state = device_prefix(recurrence.joined, first, own, axis_name)
+    state = recurrence.state_before(written, value, log_decay, axis_name)
   query *= checks.softmax_scale(1.0 if scale is None else scale, head_dim)
   size = chunk_size(length) if packed is None else packed.size
   numbers = 2 * size + 6 * head_dim + value.shape[3]

@@ -12,7 +12,7 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.platform import backend
 from attention.recurrent import gates
-from attention.recurrent.recurrence import FORGOTTEN, by_head, for_values
+from attention.recurrent.recurrence import FORGOTTEN, by_head, repeat_heads
 from attention.recurrent.scan import CHUNK, chunk_size, scan
 from attention.recurrent.triangular import decay_to_end, pair_sums
 
@@ -86,7 +86,7 @@ def mlstm_attention(
   Paper: xLSTM: extended long short-term memory, arXiv:2405.04517, equations 15 to 17
   and 19 to 27.
   """
-  query = for_values(for_values(query, key), value)
+  query = repeat_heads(query, key, value)
   arrays = key, value, log_decay[..., None], log_input[..., None]
   (key, value, log_decay, log_input), _, begins = by_head(
     query,

@@ -10,12 +10,16 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
-from attention.recurrent.elementwise import elementwise_recurrence
+from attention.recurrent.elementwise import (
+  elementwise_recurrence,
+  given_coefficients,
+  whole_state,
+)
 from attention.recurrent.recurrence import (
   by_head,
-  for_values,
   joined,
   recurrent_attention,
+  repeat_heads,
   unit_length,
 )
 from attention.recurrent.scan import device_prefix, is_sequence_sharded
@@ -115,9 +119,8 @@ def _recurrence(
   **options,
 ) -> Any:
   """`precond_delta_attention`, also where each device has a shard of the sequence."""
-  if not 1.0 <= squash <= 2.0:
-    raise ValueError(f"squash: expected 1 to 2, got {squash!r}")
-  query, dtype = for_values(for_values(query, key), value), query.dtype
+  _check_squash(squash)
+  query, dtype = repeat_heads(query, key, value), query.dtype
   arrays = key, square_rate[..., None]
   (key, rate), decay, _ = by_head(
     query, arrays, log_decay=square_decay, **options
@@ -135,7 +138,9 @@ def _recurrence(
 
   def squares_from(first):
     inputs = decay, rate * jnp.square(key)
-    return elementwise_recurrence(_coefficients, _read, (), first, inputs)
+    return elementwise_recurrence(
+      given_coefficients, whole_state, (), first, inputs
+    )
 
   first = state.squares
   axis_name = options.get("axis_name")
@@ -161,14 +166,9 @@ def _recurrence(
   return (out, PrecondState(memory, last)) if return_state else out
 
 
-def _coefficients(params, x):
-  del params
-  return x
-
-
-def _read(x, state):
-  del x
-  return state
+def _check_squash(squash):
+  if not 1.0 <= squash <= 2.0:
+    raise ValueError(f"squash: expected 1 to 2, got {squash!r}")
 
 
 def _empty_state(batch, num_heads, head_dim, value_dim):
@@ -200,8 +200,7 @@ def precond_delta(squash: float = 1.5) -> Attention:
   Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
   Queries and keys have length 1. Paper: arXiv:2604.21100.
   """
-  if not 1.0 <= squash <= 2.0:
-    raise ValueError(f"squash: expected 1 to 2, got {squash!r}")
+  _check_squash(squash)
 
   def init(key, dims):
     params = {}

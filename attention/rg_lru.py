@@ -10,7 +10,11 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
-from attention.recurrent.elementwise import elementwise_recurrence
+from attention.recurrent.elementwise import (
+  elementwise_recurrence,
+  given_coefficients,
+  whole_state,
+)
 from attention.recurrent.recurrence import by_head, segment_begins
 
 _SHARPNESS = 8.0
@@ -192,24 +196,14 @@ def _recurrence(
   weight = jnp.sqrt(jnp.maximum(square, _LEAST_SQUARE))
   scale = 1.0 if scale is None else checks.softmax_scale(scale, 1)
   out, state = elementwise_recurrence(
-    _coefficients,
-    _read,
+    given_coefficients,
+    whole_state,
     (),
     before.state,
     (log_decay, weight * input_gate * value),
     begins | first,
   )
   return scale * out, RgLruState(state, before.begun | jnp.any(keep, axis=1))
-
-
-def _coefficients(params, x):
-  del params
-  return x
-
-
-def _read(x, state):
-  del x
-  return state
 
 
 def _starts(

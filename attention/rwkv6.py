@@ -10,7 +10,7 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
-from attention.recurrent.recurrence import for_values, recurrent_attention
+from attention.recurrent.recurrence import recurrent_attention, repeat_heads
 
 
 @attention_function
@@ -71,7 +71,7 @@ def _recurrence(
   query, key, value, *, bonus, scale, mask, return_state=True, **options
 ) -> Any:
   """`rwkv6_attention`, also where each device has a shard of the sequence."""
-  query = for_values(for_values(query, key), value)
+  query = repeat_heads(query, key, value)
   dtype, num_heads = query.dtype, query.shape[2]
   out, state = recurrent_attention(
     query,

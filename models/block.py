@@ -20,7 +20,11 @@ from models.config import ModelConfig
 from models.experts import Experts
 from models.hyper_connections import HyperConnection
 from models.mlp import Mlp
-from models.multi_head_attention import MultiHeadAttention, apply_mechanism
+from models.multi_head_attention import (
+  MultiHeadAttention,
+  apply_mechanism,
+  scaled,
+)
 
 Gates = Mapping[str, Array]
 """The gates of a mechanism, computed from the inputs of its layer."""
@@ -117,6 +121,12 @@ class Block(nn.Module):
       "mlp": self.config.mlp_features > 0,
     }
     return tuple(name for name in has if has[name])
+
+  @property
+  def shares_gates(self) -> bool:
+    """Whether self-attention takes the gates of an earlier layer."""
+    has_any = self.config.slot.self_attention
+    return has_any and self.self_attention.attention.shares_gates
 
   @property
   def _causal(self) -> tuple[str, ...]:
@@ -278,8 +288,7 @@ class Block(nn.Module):
 
     def attend_scaled(name, x):
       module = getattr(self, name)
-      factor = module.config.input_factor
-      return attend(module, x if factor == 1.0 else factor * x)
+      return attend(module, scaled(x, module.config.input_factor))
 
     functions = {
       **{x: partial(attend_scaled, x) for x in self._causal},
@@ -320,7 +329,7 @@ class Block(nn.Module):
       # A second attention has the inputs of the first.
       inputs = x if name != "second_attention" else inputs
       out = added(name, inputs)
-      x = (x if own == 1.0 else own * x) + (out if new == 1.0 else new * out)
+      x = scaled(x, own) + scaled(out, new)
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x
@@ -351,5 +360,4 @@ def apply_layers(
 
 def first_gates(blocks: Iterable[Any]) -> Gates | None:
   """Returns what the first layer gets as `carried`: None if no layer takes gates."""
-  takes_any = any(block.self_mechanism.build().shares_gates for block in blocks)
-  return {} if takes_any else None
+  return {} if any(block.shares_gates for block in blocks) else None

@@ -15,7 +15,7 @@ import numpy as np
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from attention.latent import EPSILON as LATENT_EPSILON
-from attention.recurrent.recurrence import for_values, unit_length
+from attention.recurrent.recurrence import repeat_heads, unit_length
 from models.attention_module_config import SlotConfig
 from models.config import ACTIVATIONS
 from models.kind import NOTHING
@@ -421,7 +421,7 @@ class MultiHeadAttention(nn.Module):
     def heads(name):
       if name not in sources or name not in self.projections:
         return None
-      x = _scaled(getattr(self, name)(sources[name]), factors[name])
+      x = scaled(getattr(self, name)(sources[name]), factors[name])
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
       if self.config.projection_activation != "none":
@@ -603,7 +603,7 @@ class MultiHeadAttention(nn.Module):
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
       )
       factor = self.config.projection_factors[3]
-      gates = function(_scaled(self.gate(inputs), factor))
+      gates = function(scaled(self.gate(inputs), factor))
       out = out * gates.reshape(*out.shape[:3], -1)
     if kind in ("rms_joint", "rms_grouped"):
       out = self._normalized(out)
@@ -646,11 +646,11 @@ def every_head(
   """Repeats queries and keys to the number of value heads; None stays None."""
   if value is None:
     return query, key
-  key = key if key is None else for_values(key, value)
-  return for_values(query, value), key
+  key = key if key is None else repeat_heads(key, value)
+  return repeat_heads(query, value), key
 
 
-def _scaled(x: Array, factor: float) -> Array:
+def scaled(x: Array, factor: float) -> Array:
   """Multiplies x by a factor other than 1."""
   return x if factor == 1.0 else factor * x
 

@@ -72,6 +72,20 @@ def elementwise_recurrence(
   return out, state
 
 
+def given_coefficients(
+  params: Any, x: tuple[Array, Array]
+) -> tuple[Array, Array]:
+  """The `coefficients` of a recurrence whose inputs are log a and b."""
+  del params
+  return x
+
+
+def whole_state(x: Any, state: Array) -> Array:
+  """The `read` of a recurrence whose result is the state."""
+  del x
+  return state
+
+
 def _decay_and_write(coefficients, params, inputs, like):
   x, begins = inputs
   log_decay, write = coefficients(params, x)

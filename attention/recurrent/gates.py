@@ -74,6 +74,12 @@ def _float32_params(variables: Variables) -> Params:
   return jax.tree.map(lambda x: x.astype(jnp.float32), params)
 
 
+def rms_norm(x: Float[Array, "*A H"], epsilon: float) -> Float[Array, "*A H"]:
+  """Returns x / √(mean of x² + ε), with the mean over the last axis."""
+  square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(square + epsilon)
+
+
 def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
   """Inputs · weights · …, in float32."""
   inputs = inputs.astype(jnp.float32)

@@ -124,7 +124,7 @@ def recurrent_attention(
   with the delta rule.
   """
   decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
-  query = for_values(for_values(query, key), value)
+  query = repeat_heads(query, key, value)
   arrays = key, value, erase_key, erase_gate, write_gate, replacement
   beta = None if beta is None else beta[..., None]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
@@ -197,6 +197,23 @@ def recurrent_attention(
   return (out, state) if return_state else out
 
 
+def state_before(
+  key: Float[Array, "B T N H"],
+  value: Float[Array, "B T N V"],
+  log_decay: Float[Array, "B T N D"],
+  axis_name: str,
+) -> Float[Array, "B N H V"]:
+  """The state of gated linear attention after the shards of earlier devices.
+
+  The last axis of `log_decay` has size 1 or H.
+  """
+  decays = log_decay[..., 0] if log_decay.shape[3] == 1 else log_decay
+  _, state = recurrent_attention(key, key, value, log_decay=decays)
+  own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], state
+  first = jax.tree.map(jnp.zeros_like, own)
+  return device_prefix(joined, first, own, axis_name)[1]
+
+
 def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
   """Normalises to x / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
   x = x.astype(jnp.float32)
@@ -204,11 +221,13 @@ def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
   return x * jax.lax.rsqrt(squares + 1e-6)
 
 
-def for_values(
-  x: Float[Array, "B T Q H"], value: Float[Array, "B T U V"]
-) -> Float[Array, "B T N H"]:
-  """Repeats queries or keys for every head of the values if these have more."""
-  return jnp.repeat(x, max(1, value.shape[2] // x.shape[2]), axis=2)
+def repeat_heads(
+  x: Float[Array, "B T _ H"], *others: Float[Array, "B T _ _"]
+) -> Float[Array, "B T _ H"]:
+  """Repeats the heads of x where other arrays have more."""
+  for other in others:
+    x = jnp.repeat(x, max(1, other.shape[2] // x.shape[2]), axis=2)
+  return x
 
 
 def by_head(

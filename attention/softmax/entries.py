@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention.decorators import attention_function
 from attention.platform import layout
-from attention.recurrent.gates import kernel
+from attention.recurrent.gates import kernel, rms_norm
 from attention.softmax import cache as caches
 from attention.softmax.block_selection import kept_first
 
@@ -136,7 +136,7 @@ def pooled(
   if keep is not None:
     (rotation,) = kept_first(keep, rotation)
   first = rotation[:, : x.shape[1] * len(bias) : len(bias)]
-  x = rms_norm(x, params[f"{name}_scale"])
+  x = norm(x, params[f"{name}_scale"])
   return rotate(x[:, :, None], first)[:, :, 0]
 
 
@@ -227,13 +227,11 @@ def with_prompt(
   return CompressedCache(entries, index_key, window, kept, lengths)
 
 
-def rms_norm(
+def norm(
   x: Float[Array, "*A H"], scale: Float[Array, "H"] | None = None
 ) -> Float[Array, "*A H"]:
   """Returns x / RMS(x), times a scale, in the dtype of x."""
-  wide = x.astype(jnp.float32)
-  square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-  wide *= jax.lax.rsqrt(square + EPSILON)
+  wide = rms_norm(x.astype(jnp.float32), EPSILON)
   if scale is not None:
     wide *= scale.reshape(*[1] * (x.ndim - 1), -1)
   return wide.astype(x.dtype)

@@ -127,8 +127,7 @@ def read(
     arrays[name] = gates.project(source, params[f"{name}_kernel"])
 
   def normalized(name, x):
-    square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    x *= jax.lax.rsqrt(square + options.epsilon)
+    x = gates.rms_norm(x, options.epsilon)
     scale = params[f"{name}_scale"].reshape(*[1] * (x.ndim - 1), -1)
     if options.norm == "rms_from_one":
       return x * (1.0 + scale)

@@ -285,13 +285,8 @@ def _index_rows(
   heads = mechanism.options["num_index_heads"]
   width = mechanism.options["index_dim"]
   key = rotary.adjacent_pairs(width, rotated, at_end=False)
-  query, split = rotary.adjacent_pairs(width, rotated, False), by_head(heads)
-  by_heads = Layout(
-    lambda x, n: split.read(query.read(x, n)[0].T, n),
-    lambda xs: query.write([split.write(xs).T]),
-  )
   parts = {
-    "wq_b.weight": ("query_kernel", by_heads),
+    "wq_b.weight": ("query_kernel", by_head(heads, key)),
     "wk.weight": ("key_kernel", key),
     "k_norm.weight": ("key_scale", key),
     "k_norm.bias": ("key_bias", key),
@@ -303,11 +298,16 @@ def _index_rows(
   ]
 
 
-def by_head(heads: int) -> Layout:
-  """Returns the layout of a Linear whose heads are an axis of our kernel."""
+def by_head(heads: int, layout: Layout = family.TRANSPOSED) -> Layout:
+  """Returns the layout of a Linear whose heads are an axis of our kernel.
+
+  Args:
+    heads: the number of heads.
+    layout: of the same Linear if our kernel is `[F, heads · H]`.
+  """
   return Layout(
-    lambda x, n: [x.T.reshape(x.shape[1], heads, -1)],
-    lambda xs: xs[0].reshape(len(xs[0]), -1).T,
+    lambda x, n: [layout.read(x, n)[0].reshape(x.shape[1], heads, -1)],
+    lambda xs: layout.write([xs[0].reshape(len(xs[0]), -1)]),
   )
 
 

@@ -168,10 +168,7 @@ def rows(config: ModelConfig) -> list[Row]:
   table += _streams("model.hc_head.hc", "decoder_streams")
   ffn = f"{theirs}.ffn"
   table += experts.rows(config, ffn, experts.MIXTRAL_KERNELS)
-  for old, new in experts.MIXTRAL_KERNELS.items():
-    table += family.linear(
-      f"{ffn}.shared_experts.{old}", f"{ours}/mlp/shared/{new}"
-    )
+  table += experts.shared_rows(f"{ffn}.shared_experts", experts.MIXTRAL_KERNELS)
   for i, layer in enumerate(config.decoder_configs):
     gate, mlp = f"model.layers.{i}.ffn.gate", f"constants/decoder_{i}/mlp"
     table += [
@@ -230,7 +227,7 @@ def _attention(
   if "top_k" in options:
     index = f"{own}/index"
     pairs = rotary.adjacent_pairs(options["index_dim"], rotated)
-    heads = _by_head(options["num_index_heads"], pairs)
+    heads = deepseek.by_head(options["num_index_heads"], pairs)
     table += [
       *_entries(f"{theirs}.indexer.compressor", index, series, pairs),
       Row(f"{theirs}.indexer.wq_b.weight", (f"{index}_query_kernel",), heads),
@@ -245,7 +242,7 @@ def _attention(
 
 def _entries(theirs: str, ours: str, series: int, pairs: Layout) -> list[Row]:
   """The rows of what makes entries."""
-  by_series = _by_head(series, pairs)
+  by_series = deepseek.by_head(series, pairs)
   return [
     Row(f"{theirs}.wkv.weight", (f"{ours}_kernel",), by_series),
     Row(f"{theirs}.wgate.weight", (f"{ours}_gate_kernel",), by_series),
@@ -258,16 +255,6 @@ def _entries(theirs: str, ours: str, series: int, pairs: Layout) -> list[Row]:
     ),
     Row(f"{theirs}.norm.weight", (f"{ours}_scale",), pairs),
   ]
-
-
-def _by_head(heads: int, pairs: Layout) -> Layout:
-  """The layout of a Linear whose heads are an axis of our kernel."""
-  return Layout(
-    lambda x, n: [
-      pairs.read(x, n)[0].reshape(x.shape[1], heads, len(x) // heads)
-    ],
-    lambda xs: pairs.write([xs[0].reshape(len(xs[0]), -1)]),
-  )
 
 
 def _copied(heads: int, pairs: Layout) -> Layout:

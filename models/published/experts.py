@@ -52,10 +52,11 @@ def rows(
 
 def shared_rows(
   theirs: str = "model.layers.{i}.mlp.shared_expert",
+  kernels: Mapping[str, str] = KERNELS,
 ) -> list[Row]:
   """Returns the rows of the network that all tokens pass through, and of its gate."""
   table = family.linear(f"{theirs}_gate", "decoder_{i}/mlp/shared_gate")
-  for name, ours in KERNELS.items():
+  for name, ours in kernels.items():
     table += family.linear(
       f"{theirs}.{name}", f"decoder_{{i}}/mlp/shared/{ours}"
     )

@@ -55,11 +55,8 @@ def _mixer(theirs: Mapping[str, Any]) -> SecondAttention:
     )
   if theirs.get("mamba_d_head") != "auto":
     family.only(theirs, mamba_d_head=inner // heads)
-  norm = "none"
   is_first = family.flag(theirs, "mamba_norm_before_gate", True)
-  if family.flag(theirs, "mamba_rms_norm", False):
-    norm = "rms_joint" if groups == 1 else "rms_grouped"
-    norm += "_first" if is_first else ""
+  has_norm = family.flag(theirs, "mamba_rms_norm", False)
   gate, value, key, query, step = _factors(theirs, "ssm_multipliers", 5)
   has_bias = family.flag(theirs, "mamba_proj_bias", False)
   options = {
@@ -67,23 +64,23 @@ def _mixer(theirs: Mapping[str, Any]) -> SecondAttention:
     "step_factor": step,
     **mamba2.step_limits(theirs),
   }
-  around: dict[str, Any] = {
-    "num_heads": heads,
-    "num_kv_heads": heads,
-    "num_qk_heads": groups,
-    "head_dim": family.size(theirs, "mamba_d_state", 256),
-    "value_dim": inner // heads,
-    "attention_bias": has_bias,
-    "out_bias": family.flag(theirs, "projectors_bias", False),
-    "input_factor": _factor(theirs, "ssm_in"),
-    "projection_factors": (query, key, value, gate),
-    "short_convolution": True,
-    "short_convolution_bias": family.flag(theirs, "mamba_conv_bias", True),
-    "output_norm": norm,
-    "output_gate": "silu",
-    "position": "none",
-    "residual_factors": (1.0, _factor(theirs, "ssm_out")),
-  }
+  around = mamba2.mixer(
+    heads,
+    groups,
+    head_dim=family.size(theirs, "mamba_d_state", 256),
+    value_dim=inner // heads,
+    attention_bias=has_bias,
+    out_bias=family.flag(theirs, "projectors_bias", False),
+    input_factor=_factor(theirs, "ssm_in"),
+    projection_factors=(query, key, value, gate),
+    short_convolution_bias=family.flag(theirs, "mamba_conv_bias", True),
+    position="none",
+    residual_factors=(1.0, _factor(theirs, "ssm_out")),
+  )
+  if not has_norm:
+    around["output_norm"] = "none"
+  elif is_first:
+    around["output_norm"] += "_first"
   return SecondAttention(
     mechanism=AttentionConfig("mamba2", options), around=AroundConfig(**around)
   )

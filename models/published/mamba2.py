@@ -57,6 +57,25 @@ def describe(
   )
 
 
+def mixer(heads: int, groups: int, **others: Any) -> dict[str, Any]:
+  """Returns the fields of a gated layer of Mamba-2.
+
+  Args:
+    heads: heads of values.
+    groups: heads of queries and keys, which are those of the norm as well.
+    **others: further fields.
+  """
+  return {
+    "num_heads": heads,
+    "num_kv_heads": heads,
+    "num_qk_heads": groups,
+    "short_convolution": True,
+    "output_norm": "rms_joint" if groups == 1 else "rms_grouped",
+    "output_gate": "silu",
+    **others,
+  }
+
+
 def step_limits(theirs: Mapping[str, Any]) -> dict[str, float]:
   """Returns the options of Mamba-2 by which `time_step_limit` bounds its steps."""
   given = theirs.get("time_step_limit", [0.0, math.inf])

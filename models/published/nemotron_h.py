@@ -100,21 +100,16 @@ def _mechanism(theirs: Mapping[str, Any], kind: str) -> AttentionConfig:
 
 def _mixer(theirs: Mapping[str, Any]) -> AroundConfig:
   """The overrides of a layer of Mamba-2."""
-  heads = family.size(theirs, "mamba_num_heads", 128)
-  groups = family.size(theirs, "n_groups", 8)
-  return AroundConfig(
+  fields = mamba2.mixer(
+    family.size(theirs, "mamba_num_heads", 128),
+    family.size(theirs, "n_groups", 8),
     mlp_features=0,
-    num_heads=heads,
-    num_kv_heads=heads,
-    num_qk_heads=groups,
     head_dim=family.size(theirs, "ssm_state_size", 128),
     value_dim=family.size(theirs, "mamba_head_dim", 64),
     attention_bias=family.flag(theirs, "use_bias", False),
-    short_convolution=True,
     short_convolution_bias=family.flag(theirs, "use_conv_bias", True),
-    output_norm="rms_joint" if groups == 1 else "rms_grouped",
-    output_gate="silu",
   )
+  return AroundConfig(**fields)
 
 
 def _experts(theirs: Mapping[str, Any]) -> dict[str, Any]:

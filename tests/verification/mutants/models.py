@@ -37,7 +37,7 @@ MUTANTS = (
   ),
   Mutant(
     "models/block.py",
-    "(out if new == 1.0 else new * out)",
+    "scaled(out, new)",
     "out",
     ("tests/models/published/test_plain.py",),
     "the outputs of sub-layers are not scaled",
