@@ -8,8 +8,8 @@ r"""Decodes lines from standard input with a trained run.
 transformers read, and generates nothing. Otherwise one line comes out for each
 line that goes in, in the same order; an empty line stays empty, and a line break
 in the output is written as \n. A line that the model cannot read gives an empty
-line; standard error has its number and the reason, and the exit code is 2. A language model continues for --max_length tokens,
-even if its context is shorter.
+line; standard error has its number and the reason, and the exit code is 2. A
+language model continues for --max_length tokens, even if its context is shorter.
 
 On a terminal, it answers each line at once, and a language model continues from all
 lines and answers so far; Ctrl-D ends. A terminal shows control characters as \x1b.

@@ -460,9 +460,8 @@ def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
     quantity = f"share of solved seeds or the mean up to {threshold:g}"
     counts = rows[["solved", "trials"]].astype(int).to_numpy()
     ends = [statistics.share_difference(*x, *counts[0]) for x in counts]
-  elif rows[
-    "diverged"
-  ].any():  # Their mean is no mean of a normal distribution.
+  elif rows["diverged"].any():
+    # Their mean is no mean of a normal distribution.
     threshold, quantity = (
       math.inf,
       "mean, where a seed that diverged is the worst",

@@ -118,6 +118,12 @@ class Task:
           content.append((row["row"], run.seed, int(step), bool(len(solved))))
     return pd.DataFrame(content, columns=["row", "seed", "steps", "solved"])
 
+  @property
+  def has_steps_to_solve(self) -> bool:
+    """Whether a seed solves the task, and `steps` has at least three values."""
+    is_solved = bool(self.steps["solved"].any())
+    return is_solved and self.steps["steps"].nunique() > 2
+
   def _final_values(
     self, metric: str
   ) -> Iterator[tuple[pd.Series, Any, dict[str, float]]]:

@@ -100,18 +100,17 @@ def learning_curves(
 
 def survival(task: Task, styles: Styles) -> Any | None:
   """The share of seeds that have solved the task, by step."""
-  points, names = task.steps, task.ended.set_index("row")["name"]
-  if not points["solved"].any() or points["steps"].nunique() < 3:
+  if not task.has_steps_to_solve:
     return None
-  mechanisms = task.ended.set_index("row")["attention"]
-  series = []
-  for row, group in points.groupby("row", sort=False):
+  rows, series = task.ended.set_index("row"), []
+  for row, group in task.steps.groupby("row", sort=False):
     at, share = unsolved(
       group["steps"].to_numpy(float), group["solved"].to_numpy()
     )
     x = [0.0, *(step for step in at for _ in range(2))]
     y = [0.0, 0.0, *(1 - z for z in share for _ in range(2))][: len(x)]
-    series.append(Line(names[row], mechanisms[row], x, y))
+    name, mechanism = rows["name"][row], rows["attention"][row]
+    series.append(Line(name, mechanism, x, y))
   title = f"{task.name}: seeds that have solved the task"
   return line_figure(series, styles, title, "step", "share of seeds")
 

@@ -239,9 +239,9 @@ def result(row: Any, brief: bool = False) -> Cell:
 
 def steps(task: Task) -> Table | None:
   """Steps until seeds solve the task; None if none does or without evaluations."""
-  points = task.steps
-  if not points["solved"].any() or points["steps"].nunique() < 3:
+  if not task.has_steps_to_solve:
     return None
+  points = task.steps
   rows = task.ended[task.ended["row"].isin(points["row"])]
   groups = [points[points["row"] == name] for name in rows["row"]]
   samples = [
