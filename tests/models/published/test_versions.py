@@ -246,6 +246,53 @@ def test_every_key_is_away_from_its_default_in_some_case(name):
     assert not accepted, f"{key} may be {accepted}"
 
 
+_DEFAULTS = json.loads((_HERE.parent / "defaults.json").read_text())
+"""Family -> the values that transformers takes for keys that a file lacks."""
+
+
+_OF_SIZES = {
+  # Small heads have no divisor as large, and files without it are of equal heads.
+  *("num_key_value_heads", "head_dim", "num_experts", "num_local_experts"),
+  *("padding_q", "padding_kv"),  # They follow the kernels, 3 by default.
+}
+"""Keys whose defaults fit the default sizes alone."""
+
+
+_BY_OLDER_NAMES = {
+  "kimi_linear": {
+    *("n_group", "n_shared_experts", "norm_topk_prob", "num_experts_per_tok")
+  }
+}
+"""Family -> keys that its folders have by the names of the first files."""
+
+
+@pytest.mark.parametrize("case", [case for case in _ALL if OLD not in case])
+def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
+  config, folder = _ALL[case]
+  family = FAMILIES[config["model_type"]]
+  names = weights.own(family, load._tidied(family, files.read_tensors(folder)))
+  if "max_position_embeddings" in config:
+    config = {**config, "max_position_embeddings": 2**20}  # As a window may be.
+  compared = 0
+  skipped = without_effect(config) | _OF_SIZES
+  skipped |= _BY_OLDER_NAMES.get(family.name, set())
+  for key, default in _DEFAULTS[family.name].items():
+    if key in skipped:
+      continue
+    without = {name: value for name, value in config.items() if name != key}
+    results = []
+    for content in (without, {**without, key: default}):
+      try:
+        results.append(read(content, names))
+      except ValueError as error:
+        results.append(str(error))
+    # A file without it may be refused, in which case nothing is assumed.
+    if not str(results[0]).startswith(f"{key}: missing"):
+      assert results[0] == results[1], key
+      compared += not isinstance(results[0], str)
+  assert compared
+
+
 @pytest.mark.parametrize(
   ("case", "scales", "factor"),
   [
