@@ -192,7 +192,7 @@ def tried(
 
 
 def runs_of_line(lines: pathlib.Path, fault: Fault, source: str) -> list[str]:
-  """The tests that run the statement of a fault, those of its name first."""
+  """The functions whose tests run the statement of a fault, the nearest first."""
   data = coverage.CoverageData(str(lines))
   data.read()
   statement = max(
@@ -208,7 +208,7 @@ def runs_of_line(lines: pathlib.Path, fault: Fault, source: str) -> list[str]:
   last = min([*inner, (statement.end_lineno or 0) + 1])
   stem = pathlib.Path(fault.file).stem
   tests = {
-    context.partition("|")[0]
+    context.partition("|")[0].partition("[")[0]
     for file in data.measured_files()
     if file.endswith(fault.file)
     for line, contexts in data.contexts_by_lineno(file).items()
