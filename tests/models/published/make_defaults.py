@@ -3,7 +3,8 @@
 pip install torch==2.13.0 transformers==5.24.0
 python -P tests/models/published/make_defaults.py bert gpt2 t5 ...  # All of FAMILIES.
 
-Defaults that are null, or that follow from other keys, are left out.
+Defaults that are null, or that follow from other keys, are left out, except those
+of rotary positions, and lists with an entry for each layer of `LAYERS`.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import sys
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+LAYERS = 7
 OF_ALL = {field.name for field in dataclasses.fields(PreTrainedConfig)}
 
 
@@ -26,6 +28,17 @@ def defaults(name):
       made[field.name] = field.default
     elif field.default_factory is not dataclasses.MISSING:
       made[field.name] = field.default_factory()
+  depth = {"num_hidden_layers": LAYERS} if "num_hidden_layers" in made else {}
+  filled = CONFIG_MAPPING[name](**depth).to_dict()
+  if rotary := filled.get("rope_parameters"):
+    made["rope_parameters"] = rotary
+  per_layer = {
+    key: value
+    for key, value in filled.items()
+    if isinstance(value, list) and len(value) == LAYERS and not made.get(key)
+  }
+  if per_layer:
+    made["per_layer"] = per_layer
   return {key: value for key, value in made.items() if value is not None}
 
 
