@@ -33,6 +33,7 @@ class GeneratedTask(base.Task):
   """
 
   counts_rows: bool = False
+  _num_before = 0  # Ids that `encode` puts before those of a line.
 
   def __init__(
     self,
@@ -110,10 +111,9 @@ class GeneratedTask(base.Task):
   def encode_target(self, line: str) -> list[int]:
     """Ids of symbols separated by spaces, without EOS."""
     symbols = line.split()
-    if not 1 <= len(symbols) <= self.max_target_length:
-      raise ValueError(
-        f"expected 1 to {self.max_target_length} symbols, got {len(symbols)}"
-      )
+    most = self.max_target_length - self._num_before
+    if not 1 <= len(symbols) <= most:
+      raise ValueError(f"expected 1 to {most} symbols, got {len(symbols)}")
     for symbol in symbols:
       if symbol not in self._ids:
         known = list(self._ids)
@@ -148,6 +148,7 @@ class Classified(GeneratedTask):
   """
 
   shared_vocabulary = True
+  _num_before = 1
 
   def __init__(self, config: Any, symbols: Iterable[str], **sizes: Any):
     super().__init__(config, ["<cls>", *symbols], **sizes)

@@ -1,7 +1,9 @@
 """Nyströmformer: Xiong et al., arXiv:2102.03902."""
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,6 +14,9 @@ from models.published.keys import because
 
 _OFFSET = 2
 """Position of the first token; the rows before it are unused."""
+
+_DEFAULTS = MappingProxyType({"hidden_act": "gelu_new", "layer_norm_eps": 1e-5})
+"""Those that are not BERT's."""
 
 _FILTERS = Layout(
   # A depth-wise convolution over (positions, 1), one filter for each head.
@@ -36,12 +41,12 @@ def describe(
     "num_landmarks": landmarks,
     "shared_start": not family.flag(theirs, "inv_coeff_init_option", False),
   }
-  if theirs.get("conv_kernel_size") is not None:
-    options["conv_kernel_size"] = family.size(theirs, "conv_kernel_size")
+  if kernel := family.optional_size(theirs, "conv_kernel_size", 65):
+    options["conv_kernel_size"] = kernel
   vocab_size = family.size(theirs, "vocab_size")
   return Described(
     bert.encoder(
-      theirs,
+      ChainMap(cast(Any, theirs), dict(_DEFAULTS)),
       head,
       position_offset=_OFFSET,
       encoder_attention=AttentionConfig("nystrom", options),

@@ -351,3 +351,127 @@ def test_a_phone_shows_name_and_result_and_the_rest_on_tap(folder, tmp_path):
   assert all(len(row) == 2 for row in seen["before"])
   assert seen["width"][1] <= seen["width"][0]
   assert "seeds" in seen["opened"]
+
+
+_GRID = {f"grid.{made_up.LEAF}": "0.001,0.003"}
+_POINT = f"Each row has the point of `{made_up.LEAF}` ∈ 0.001,0.003"
+
+
+@pytest.mark.parametrize(
+  ("shared", "choosing", "sentences"),
+  [
+    ({}, False, []),
+    (
+      {"match_parameters": True},
+      False,
+      [
+        "All models of a task have the parameter count of the model with dense "
+        "attention, as nearly as the width of their feed-forward layers allows."
+      ],
+    ),
+    (
+      {"match_parameters": False, "budget_seconds": 90.0},
+      False,
+      [
+        "Parameter counts are not matched: each model is as in its config.",
+        "Every run trains for 90 s.",
+      ],
+    ),
+    (
+      {"budget_flops": 1.5e12, "tasks": "copy", "model.features": 64},
+      False,
+      [
+        "Every run trains for 1.5e+12 floating-point operations.",
+        "Set for all runs: `model.features = 64`.",
+      ],
+    ),
+    (
+      _GRID | {"across.model.features": "16,32"},
+      False,
+      [
+        f"{_POINT} with the best result of the reported seeds on the "
+        "validation split."
+      ],
+    ),
+    (
+      _GRID | {"halving.rungs": "0.5", "halving.seeds": 2},
+      True,
+      [
+        f"{_POINT} with the best result of separate seeds on the validation "
+        "split."
+      ],
+    ),
+    (
+      _GRID | {"halving.rungs": "0.5"},
+      False,
+      [
+        f"{_POINT} with the best result of the first seed, which is also "
+        "reported, on the validation split."
+      ],
+    ),
+    (
+      _GRID | {"halving.rungs": "0.5", "halving.seeds": "all"},
+      False,
+      [
+        f"{_POINT} with the best result of the reported seeds on the "
+        "validation split."
+      ],
+    ),
+  ],
+)
+def test_the_page_says_what_all_runs_share(
+  shared, choosing, sentences, tmp_path
+):
+  (tmp_path / records.COMPARISON).write_text(json.dumps(shared))
+  found = [{"task": "copy"}, *made_up.records()]  # The first has no line yet.
+  found[-1]["choosing"] = choosing
+  assert files._setup(tmp_path, found) == ([" ".join(sentences)] * bool(shared))
+
+
+def test_machines_and_versions_are_those_of_all_runs():
+  runs = pd.DataFrame(
+    {
+      "jax": ["0.10.2", "0.9.0", None],
+      "device": ["8 × cpu", "1 × H100", "8 × cpu"],
+      "cores": [2, 2, 2],
+      "commit": ["0123456789abcdef"] * 3,
+    }
+  )
+  assert files._machine(runs) == (
+    "1 × H100, 8 × cpu; cores 2; jax 0.10.2, 0.9.0; commit 0123456789ab"
+  )
+  assert files._references({"nanoGPT": {"loss": 1.88}, "x": {"bleu": 7}}) == (
+    "From elsewhere: nanoGPT loss 1.88, x bleu 7."
+  )
+
+
+def test_figures_show_the_numbers_of_their_rows():
+  """Places, sizes and limits of what is drawn, and what it is called."""
+  task = by_task(made_up.records())["copy"]
+  styles = style.styles(())
+  dots = figures.seeds(task, styles)
+  (axes,) = dots.axes
+  # Rows are a fifth of an inch high below one inch, the best at the top.
+  np.testing.assert_allclose(dots.get_size_inches(), [6.8, 1.1 + 0.21 * 2])
+  assert [x.get_text() for x in axes.get_yticklabels()] == ["dense", "linear"]
+  assert (axes.get_ylim(), axes.get_xlim()) == ((1.5, -0.5), (0.0, 1.0))
+  drawn = [(list(x.get_xdata()), list(x.get_ydata())) for x in axes.lines]
+  np.testing.assert_allclose(
+    drawn, [([0.95, 0.97], [0, 0]), ([0.65, 0.67], [1, 1])]
+  )
+  assert axes.get_xlabel() == (
+    "exact_match on the validation split, one dot per seed"
+  )
+  curves = figures.learning_curves(task, styles)
+  (axes,) = curves.axes
+  assert axes.get_xlabel() == "step"
+  costs = figures.quality_cost(task, styles)
+  np.testing.assert_allclose(costs.get_size_inches(), [3.4 * 2, 3.2 + 0.16])
+  left, right = costs.axes
+  assert [x.get_xlabel() for x in costs.axes] == [
+    "forward, GFLOP",
+    "step, ms",
+  ]
+  assert left.get_ylim() == right.get_ylim()  # One axis for both.
+  assert (left.get_ylabel(), right.get_ylabel()) == ("exact_match", "")
+  assert (left.get_xlim()[0], right.get_xlim()[0]) == (0, 0)

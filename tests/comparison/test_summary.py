@@ -677,3 +677,16 @@ def test_the_best_of_lengths_is_the_lowest_of_a_loss():
   (one,) = task.by_task(found).values()
   shown = tables.lengths(one).frame()
   assert shown["at 64"].tolist() == ["1.500 (2.000–1.000)"]
+
+
+@pytest.mark.parametrize(
+  ("value", "text"),
+  [
+    *((0.0, "0.000"), (0.0012345, "0.001234"), (0.00999, "0.00999")),
+    *((0.01, "0.010"), (-0.5, "-0.500"), (9.9994, "9.999"), (10, "10.0")),
+    *((-12.34, "-12.3"), (999.94, "999.9"), (1000, "1,000")),
+    *((-1_234_567.8, "-1,234,568"), (math.inf, "–"), (math.nan, "–")),
+  ],
+)
+def test_numbers_have_the_digits_that_a_reader_needs(value, text):
+  assert summary_lib.number(value) == text

@@ -51,6 +51,14 @@ def epoch(task, size):
   return [row for batch in batches for row in decoded(task, batch)]
 
 
+def test_a_text_may_be_as_long_as_the_limit(path):
+  """With [CLS] before it and [SEP] behind it."""
+  assert len(make(path).encode("red green blue")) == 16
+  told = r"^17 characters, more than the model reads \(task\.max_length=16\)$"
+  with pytest.raises(ValueError, match=told):
+    make(path).encode("red green blues")
+
+
 def test_a_batch_has_the_label_at_the_first_position(path):
   task = make(path)
   assert task.target_vocab_size == 2

@@ -263,5 +263,11 @@ def test_a_typed_line_has_the_ids_of_a_batch_and_nothing_is_decoded(generated):
   assert task.decode(task.encode_target(line)) == line
   with pytest.raises(ValueError, match=r"^expected symbols .* got 'x'$"):
     task.encode("x")
-  with pytest.raises(ValueError, match=r"^expected 1 to \d+ symbols, got 0$"):
-    task.encode(" ")
+  # As many symbols as a batch has, and no more.
+  most = task.max_target_length - (len(ids) - len(line.split()))
+  symbols = (line.split() * most)[:most]
+  assert len(task.encode(" ".join(symbols))) == task.max_target_length
+  for wrong in ([], [*symbols, symbols[0]]):
+    told = f"^expected 1 to {most} symbols, got {len(wrong)}$"
+    with pytest.raises(ValueError, match=told):
+      task.encode(" ".join(wrong))

@@ -37,17 +37,17 @@ def solve(symbols):
 
 def test_the_answer_is_the_value_and_stands_first():
   task = make("listops", max_depth=4, max_args=5)
-  deepest = widest = 0
-  for step in range(6):
+  deepest, widest, lengths = 0, 0, set()
+  for step in range(30):
     for symbols, answers in rows(task, task.train_batch(step)):
       assert symbols[0] == "<cls>"
       expression = [s for s in symbols[1:] if s != "<pad>"]
       assert symbols[1 : len(expression) + 1] == expression
-      assert 6 <= len(expression) <= 40
+      lengths.add(len(expression))
       value, depth, width = solve(expression)
       assert answers == {0: str(value)}
       deepest, widest = max(deepest, depth), max(widest, width)
-  assert (deepest, widest) == (4, 5)
+  assert (deepest, widest, min(lengths), max(lengths)) == (4, 5, 6, 40)
 
 
 def test_the_setting_of_long_range_arena():

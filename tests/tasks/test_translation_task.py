@@ -141,12 +141,29 @@ def test_a_typed_target_has_the_ids_of_a_batch():
     assert numbers().encode_target(numbers().decode(answer)) == answer
 
 
-def test_a_long_line_is_refused(folder):
-  task = make(**files(folder, max_length=24))
-  with pytest.raises(
-    ValueError, match=r"^\d+ tokens, more than task\.max_length=24; split"
-  ):
-    task.encode("en1 " * 40)
+def test_a_line_longer_than_the_limit_is_refused(folder):
+  line = "en1 " * 8
+  ids = make(**files(folder)).encode(line)
+  assert make(**files(folder, max_length=len(ids))).encode(line) == ids
+  less = make(**files(folder, max_length=len(ids) - 1))
+  told = f"^{len(ids)} tokens, more than task.max_length={len(ids) - 1}; split"
+  with pytest.raises(ValueError, match=told):
+    less.encode(line)
+
+
+def test_pairs_are_trained_up_to_the_limit(folder, caplog):
+  task = make(**files(folder, max_length=400))
+  lengths = task._splits["train"].lengths
+  assert "of 200 training pairs" not in caplog.text
+  limit = int(np.sort(lengths.max(axis=1))[120])
+  task = make(**files(folder, max_length=limit))
+  kept = int((lengths.max(axis=1) <= limit).sum())
+  left_out = f"left out {200 - kept} of 200 training pairs"
+  assert left_out in caplog.text
+  assert f"(longest: {lengths.max()})" in caplog.text
+  widths = [task.train_batch(step)["source"].shape[1] for step in range(20)]
+  widths += [task.train_batch(step)["targets"].shape[1] for step in range(20)]
+  assert max(widths) == limit
 
 
 def test_score(folder):

@@ -1,7 +1,10 @@
 """Every leaf is told with its value and meaning, in --help and in the page."""
 
+import pathlib
+
 from settings.leaves import flatten
 from tests import commands
+from tests.training import defaults
 from tests.training.tiny import config
 from training.commands import config_help
 
@@ -40,3 +43,10 @@ def test_the_page_has_type_default_and_meaning():
   assert len(rows) > 100
   assert all(len(row) == 4 and min(map(len, row)) > 2 for row in rows)
   assert ["| `num_steps`", "int ≥ 1, < 2³¹"] in [x[:2] for x in rows]
+
+
+def test_types_and_defaults_are_those_written_down():
+  """An experiment that names no value of a field has its default: the module that
+  wrote the file says how to write a new one."""
+  kept = pathlib.Path(defaults.__file__).with_suffix(".txt").read_text("utf-8")
+  assert sorted(defaults.rows()) == sorted(kept.splitlines())

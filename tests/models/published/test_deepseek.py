@@ -188,17 +188,6 @@ def test_indexers_that_are_not_read(values, tmp_path):
   assert_not_read("glm_moe_dsa", tmp_path, message, **values)
 
 
-def test_defaults_of_glm(tmp_path):
-  """A key that is missing is not that of DeepSeek-V3.2."""
-  kept = loaded("glm_moe_dsa").model.config
-  changed(
-    "glm_moe_dsa", tmp_path, n_group=..., topk_group=..., rms_norm_eps=...
-  )
-  config = models.load_pretrained(tmp_path).model.config
-  assert (config.mlp.expert_groups, config.norm_epsilon) == (1, 1e-5)
-  assert (kept.mlp.expert_groups, kept.norm_epsilon) == (3, 1e-3)
-
-
 @pytest.mark.parametrize(
   ("values", "message"),
   [

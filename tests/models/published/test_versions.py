@@ -246,6 +246,88 @@ def test_every_key_is_away_from_its_default_in_some_case(name):
     assert not accepted, f"{key} may be {accepted}"
 
 
+_DEFAULTS = json.loads((_HERE.parent / "defaults.json").read_text())
+"""Family -> the values that transformers takes for keys that a file lacks."""
+
+
+_OF_SIZES = {
+  # Small heads have no divisor as large, and files without it are of equal heads.
+  *("num_key_value_heads", "head_dim"),
+  *("padding_q", "padding_kv"),  # They follow the kernels, 3 by default.
+}
+"""Keys whose defaults fit the default sizes alone."""
+
+
+_NOT_COMPARED = {
+  "deepseek_v4": {"rope_parameters"},  # Shares of a head that is 512 wide.
+  # Its folders have them by the names of the first files.
+  "kimi_linear": {
+    *("n_group", "n_shared_experts", "norm_topk_prob", "num_experts_per_tok"),
+    *("num_experts", "num_local_experts"),
+  },
+}
+"""Family -> keys whose defaults do not fit its folders."""
+
+_PATTERNS = (
+  "sliding_window_pattern",
+  "max_window_layers",
+  "use_sliding_window",
+)
+_PATTERNS += ("first_k_dense_replace", "no_rope_layer_interval")
+_PATTERNS += ("global_attn_every_n_layers",)
+"""Keys of older files, from which the kinds of layers follow."""
+
+
+def _same_without(key, without, default, names):
+  """Whether a model may lack a key; if so, it is the model with the default."""
+  results = []
+  for content in (without, {**without, key: default}):
+    try:
+      results.append(read(content, names))
+    except ValueError as error:
+      results.append(str(error))
+  # A file without it may be refused, in which case nothing is assumed.
+  if ": missing" in str(results[0]) and isinstance(results[0], str):
+    return False
+  assert results[0] == results[1], key
+  return not isinstance(results[0], str)
+
+
+@pytest.mark.parametrize("case", [case for case in _ALL if OLD not in case])
+def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
+  config, folder = _ALL[case]
+  family = FAMILIES[config["model_type"]]
+  names = weights.own(family, load._tidied(family, files.read_tensors(folder)))
+  if "max_position_embeddings" in config:
+    config = {**config, "max_position_embeddings": 2**20}  # As a window may be.
+  skipped = without_effect(config) | _OF_SIZES | {"per_layer"}
+  skipped |= _NOT_COMPARED.get(family.name, set())
+  defaults, compared = _DEFAULTS[family.name], 0
+  for key in defaults.keys() - skipped:
+    aliases = {key}
+    if key in ("num_experts", "num_local_experts"):
+      aliases = {"num_experts", "num_local_experts"}
+    without = {name: x for name, x in config.items() if name not in aliases}
+    if key == "rope_parameters":
+      without = {
+        name: x
+        for name, x in config.items()
+        if "rope" not in name and "rotary" not in name
+      }
+    compared += _same_without(key, without, defaults[key], names)
+  assert compared
+  # Lists of the kinds of layers.
+  layers = config.get("num_hidden_layers")
+  plain = {
+    name: x
+    for name, x in config.items()
+    if name not in _PATTERNS and not (isinstance(x, list) and len(x) == layers)
+  }
+  for key, default in defaults.get("per_layer", {}).items():
+    without = {**plain, "num_hidden_layers": len(default)}
+    assert _same_without(key, without, default, names), key
+
+
 @pytest.mark.parametrize(
   ("case", "scales", "factor"),
   [

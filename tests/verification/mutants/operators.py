@@ -21,10 +21,12 @@ _NEAR = (
 """Replacements of an operator by a similar one: any other rarely even runs."""
 _PAIRS = {pair for pairs in _NEAR for pair in pairs.split()}
 _OTHERS = {"RemoveDecorator", "VariableReplacer", "VariableInserter"}
+_COMMUTATIVE = {"add", "equal", "logical_and", "logical_or", "max", "maximum"}
+_COMMUTATIVE |= {"min", "minimum", "multiply", "not_equal"}
 
 
 class SwapArguments(Operator):
-  """f(x, y) becomes f(y, x), for two names."""
+  """f(x, y) becomes f(y, x), for two names, where f does not commute."""
 
   def mutation_positions(self, node):
     return [
@@ -41,6 +43,9 @@ class SwapArguments(Operator):
   @staticmethod
   def _firsts(node):
     children = node.children if node.type == "arglist" else []
+    called = node.parent.get_previous_sibling() if children else None
+    if called and called.get_last_leaf().value in _COMMUTATIVE:
+      return []
     codes = [x.get_code(include_prefix=False) for x in children]
     return [
       i

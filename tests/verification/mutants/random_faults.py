@@ -1,7 +1,13 @@
 """Plants random faults, one at a time, and measures how many the suite catches.
 
-    python -m pip install cosmic-ray   # In an environment of its own: see below.
-    python -m tests.verification.mutants.random_faults --faults=300 --seed=1 --record=faults.jsonl
+    python -m pip install cosmic-ray pytest-cov   # In an environment of its own: see below.
+    COVERAGE_FILE=lines python -m pytest -m "not thorough" --cov --cov-context=test tests/tasks
+    python -m tests.verification.mutants.random_faults --faults=300 --seed=1 --record=faults.jsonl --lines=lines
+
+The second command is optional. It records which tests run which line, once for each
+folder of tests, and a fault is then tried against those tests alone; `coverage
+combine` makes one file of several. Without a record of its line, a fault is tried
+against the tests of its folder.
 
 The suite does not depend on cosmic-ray. A second environment that sees the packages
 of `.venv` through a `.pth` file is enough. A fault is a random line of the product
@@ -24,6 +30,8 @@ import sys
 import tempfile
 import time
 from typing import NamedTuple
+
+import coverage
 
 from tests.verification.mutants.mutant import JUDGES, ROOT
 from tests.verification.mutants.operators import mutated, mutations
@@ -61,6 +69,7 @@ def main() -> None:
     "--limit", type=float, default=1200.0, help="seconds each"
   )
   parser.add_argument("--record", type=pathlib.Path, required=True)
+  parser.add_argument("--lines", type=pathlib.Path, help="coverage's file")
   flags = parser.parse_args()
   flags.record.touch()
   results = [json.loads(x) for x in flags.record.read_text().splitlines()]
@@ -70,7 +79,7 @@ def main() -> None:
     for _, fault in zip(range(flags.faults), sample(flags.seed), strict=False):
       if fault in done:
         continue
-      results.append(tried(tree, fault, flags.limit))
+      results.append(tried(tree, fault, flags.limit, flags.lines))
       with flags.record.open("a") as record:
         record.write(json.dumps(results[-1]) + "\n")
       print(results[-1]["result"], results[-1]["diff"], sep="\n", flush=True)
@@ -111,7 +120,11 @@ def _mutations(file: str) -> list[tuple[int, str, int]]:
 
 
 def _ignored(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-  """Spans of annotations, decorators, docstrings, error messages and logging."""
+  """Spans that no test needs to judge.
+
+  They are annotations, decorators, docstrings, error messages, logging, and the
+  sizes that configs and benchmarks use.
+  """
   lines = source.splitlines()
 
   def place(line: int, offset: int) -> tuple[int, int]:
@@ -128,6 +141,8 @@ def _ignored(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         nodes.append(x)
       case ast.keyword(arg="help" | "description") | ast.Raise():
         nodes.append(node)
+      case ast.keyword(value=ast.Call(func=ast.Name(id="Hyperparameters"))):
+        nodes.append(node)
       case ast.Call(func=function) if re.search(
         r"Error$|Warning$|^warnings\.|^log(ging|ger)?\.", ast.unparse(function)
       ):
@@ -141,26 +156,27 @@ def _ignored(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
   ]
 
 
-def tried(tree: pathlib.Path, fault: Fault, limit: float) -> dict:
+def tried(
+  tree: pathlib.Path, fault: Fault, limit: float, lines: pathlib.Path | None
+) -> dict:
   """The result of a fault that is planted in a tree, and taken out again."""
   path = tree / fault.file
   source = path.read_text()
   text = mutated(source, fault.operator, fault.occurrence)
-  lines = difflib.ndiff(source.splitlines(), text.splitlines())
-  diff = [line for line in lines if line.startswith(("- ", "+ "))]
+  compared = difflib.ndiff(source.splitlines(), text.splitlines())
+  diff = [line for line in compared if line.startswith(("- ", "+ "))]
   start, result, test = time.monotonic(), "survived", ""
   try:
     path.write_text(text)
-    for tests in selections(tree, fault, source):
+    covering = lines and runs_of_line(lines, fault, source)
+    for tests in [covering] if covering else selections(tree, fault, source):
       code, output = run(tree, ["-x", "-n0", *tests], limit)
       if failed := FAILED.search(output):
         result, test = "caught", failed[1]
       elif code is None:
         result = "caught" if output == "hung" else "unfinished"
-      elif code not in (
-        0,
-        5,
-      ):  # 5: a file without tests that are not `thorough`.
+      # 5: a file without tests that are not `thorough`.
+      elif code not in (0, 5):
         result, test = "caught", "no test can be collected"
       if result != "survived":
         break
@@ -173,6 +189,34 @@ def tried(tree: pathlib.Path, fault: Fault, limit: float) -> dict:
     "seconds": round(time.monotonic() - start),
     "diff": "\n".join([fault.file, *diff]),
   }
+
+
+def runs_of_line(lines: pathlib.Path, fault: Fault, source: str) -> list[str]:
+  """The functions whose tests run the statement of a fault, the nearest first."""
+  data = coverage.CoverageData(str(lines))
+  data.read()
+  statement = max(
+    (
+      node
+      for node in ast.walk(ast.parse(source))
+      if isinstance(node, ast.stmt)
+      and node.lineno <= fault.line <= (node.end_lineno or 0)
+    ),
+    key=lambda node: node.lineno,
+  )
+  inner = [x.lineno for x in getattr(statement, "body", [])]
+  last = min([*inner, (statement.end_lineno or 0) + 1])
+  stem = pathlib.Path(fault.file).stem
+  tests = {
+    context.partition("|")[0].partition("[")[0]
+    for file in data.measured_files()
+    if file.endswith(fault.file)
+    for line, contexts in data.contexts_by_lineno(file).items()
+    if statement.lineno <= line < last
+    for context in contexts
+    if context
+  }
+  return sorted(tests, key=lambda x: (f"test_{stem}.py" not in x, x))
 
 
 def selections(
