@@ -204,7 +204,7 @@ def sharded_batch(mechanism: Mechanism) -> None:
   _same_gradients(gradient, expected_gradient)
 
 
-@law()
+@law(where=lambda mechanism: mechanism.record.linear_in_values)
 def attention_matrix(mechanism: Mechanism) -> None:
   """The result must be linear in `value`, with weights only for visible keys.
 
