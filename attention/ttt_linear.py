@@ -127,7 +127,7 @@ def ttt_linear_attention(
   if keep is None and begins is None and initial_state is None:
     places = jnp.arange(length) % minibatch_size
     count = jnp.full(batch, (length - 1) % minibatch_size + 1)
-    opens = None
+    opens = jnp.broadcast_to(places == 0, (batch, length))[:, :, None, None]
   else:
     visible = jnp.ones((batch, length), bool) if keep is None else keep
     starts = jnp.zeros((batch, length), bool)
@@ -219,11 +219,12 @@ def _window(epsilon, params, state, inputs):
 
   writes = jnp.swapaxes(key * rate, 2, 3)
   causal = jnp.tri(key.shape[2], dtype=bool)[None, None]
-  if opens is None:
-    weights = weights - last * gradient
+  if opens.shape[3] == 1:
+    # A window is a mini-batch; those of padding leave the state as it is.
+    opens, same = opens[:, :, :1], causal
+    weights = jnp.where(opens, weights - last * gradient, weights)
     errors, own = error(key @ weights), query @ weights
-    gradient = writes @ errors
-    same = causal
+    gradient = jnp.where(opens, 0.0, gradient) + writes @ errors
   else:
     # Positions of the mini-batch of `state`, then, if C are complete, of the next one,
     # and then those of segments that start here.
