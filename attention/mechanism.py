@@ -160,8 +160,8 @@ class Attention(NamedTuple):
       which a model with `query_rank` R projects its queries.
     shares_gates: whether a layer takes the gates of the nearest layer before it that
       makes some, and makes none.
-    linear_in_values: whether the result is linear in the values. Otherwise there is no
-      attention matrix, and values have the width H.
+    linear_in_values: whether the result is linear in the values. Otherwise values have
+      the width H, and `attention_weights` needs them.
   """
 
   init: Callable[[Array, Dims], Variables]

@@ -277,7 +277,7 @@ def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
     ValueError: `minibatch_size` is not a positive int, or `base_rate` is not above 0.
 
   Its model also has `short_convolution`, `output_norm='rms_joint'` and
-  `output_gate='gelu'`. Departs from the paper's layer, in which queries and keys are
+  `output_gate='gelu_tanh'`. Departs from the paper's layer, in which queries and keys are
   two convolutions of one projection and rotate with the place in the mini-batch, and
   whose last norm is a layer norm. Paper: arXiv:2407.04620, sections 2.3 to 2.7.
   """
