@@ -80,8 +80,7 @@ def ttt_linear_attention(
     norm_scale: the scale of LN.
     norm_bias: the bias of LN.
     position_offset: o; None is 0.
-    minibatch_size: C. With C = 1 each gradient is taken at the weights of the position
-      before it.
+    minibatch_size: C. With 1, each gradient is taken at the weights of the position before it.
     epsilon: ε of LN.
     mask: key mask `[B, 1, 1, T]`; masked positions are in no mini-batch, and their
       results are 0.
@@ -96,12 +95,12 @@ def ttt_linear_attention(
   Results and errors: as `gated_linear_attention`; the state is a `TttState`.
 
   Cost: time T·N·H·(3H + 2C); memory B·T·N·H, with gradients also two states for each
-  64 positions. With a mask, segments or an initial state, mini-batches may start
+  chunk of `scan.CHUNK` positions. With a mask, segments or an initial state, mini-batches may start
   anywhere, and a step computes two: time T·N·H·(9H + 2C).
 
   Paper: Learning to (learn at test time): RNNs with expressive hidden states,
-  arXiv:2407.04620, equations 4, 5 and 7; the bias, the ½, the order of LN and residual
-  and o are those of its code.
+  arXiv:2407.04620, sections 2.3 to 2.5 and 2.7; the bias, the ½ and o are those of its
+  code.
   """
   query, dtype = repeat_heads(query, key, value), query.dtype
   batch, length, num_heads, head_dim = query.shape
@@ -123,20 +122,12 @@ def ttt_linear_attention(
   if state is None:
     state = _empty_state(batch, num_heads, head_dim)
   _check_state(state, batch, num_heads, head_dim)
-  keep = checks.key_mask(mask, query, query)
-  if keep is None and begins is None and initial_state is None:
-    places = jnp.arange(length) % minibatch_size
-    count = jnp.full(batch, (length - 1) % minibatch_size + 1)
-    opens = jnp.broadcast_to(places == 0, (batch, length))[:, :, None, None]
-  else:
-    visible = jnp.ones((batch, length), bool) if keep is None else keep
-    starts = jnp.zeros((batch, length), bool)
-    starts = starts if begins is None else begins[..., 0, 0]
-    places, opens, count = minibatches(
-      visible, starts, state.count, minibatch_size
-    )
-    opens = jnp.stack([opens, starts], axis=2)[:, :, None]
-  at = jnp.broadcast_to(position_rate[places], (batch, length))
+  parts = minibatches(query, mask, begins, state.count, minibatch_size)
+  opens = parts.opens[:, :, None, None]
+  if not (mask is None and begins is None and initial_state is None):
+    # Mini-batches may start anywhere.
+    opens = jnp.stack([parts.opens, parts.begins], axis=2)[:, :, None]
+  at = position_rate[parts.place][..., None, None]
   # The last channel of 1 reads and writes the bias.
   query, key = (
     jnp.concatenate([x, jnp.ones_like(rate)], axis=3) for x in (query, key)
@@ -149,14 +140,14 @@ def ttt_linear_attention(
     functools.partial(_step, epsilon, count_windows),
     params,
     (initial + state.change, state.gradient),
-    (query, key, value, rate, at[..., None, None], opens),
+    (query, key, value, rate, at, opens),
     size=window * count_windows,
   )
   out += query[..., :-1]
-  if keep is not None:
-    out = jnp.where(keep[..., None, None], out, 0.0)
+  if mask is not None:
+    out = jnp.where(parts.keep[..., None, None], out, 0.0)
   out = out.astype(dtype)
-  state = TttState(state[0] - initial, state[1], count)
+  state = TttState(state[0] - initial, state[1], parts.count)
   return (out, state) if return_state else out
 
 

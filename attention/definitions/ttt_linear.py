@@ -40,7 +40,7 @@ def ttt_linear_attention(
   `[B, T, N]`, o is `position_offset` `[C]`; None is 0. Queries are multiplied by
   `scale`, None is 1. Results of masked positions are 0. The state is the change of
   [W; b] since the first position, Σ η ∇, and the number of positions, of the last
-  mini-batch. Paper: arXiv:2407.04620, equations 4, 5 and 7, and its code.
+  mini-batch. Paper: arXiv:2407.04620, sections 2.3 to 2.5, and its code.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
   query, key, value = (
