@@ -66,6 +66,7 @@ from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
 from attention.gsa import gsa, gsa_attention
+from attention.ttt_linear import TttState, ttt_linear, ttt_linear_attention
 from attention.log_linear import log_linear, log_linear_attention
 from attention.differential import differential, differential_attention
 from attention.latent import latent, latent_attention
@@ -121,6 +122,7 @@ __all__ = [
   "Logits",
   "MlstmState",
   "PrecondState",
+  "TttState",
   "Visible",
   "additive",
   "additive_attention",
@@ -221,6 +223,8 @@ __all__ = [
   "t5_bias",
   "t5_buckets",
   "taylor_features",
+  "ttt_linear",
+  "ttt_linear_attention",
   "window_2d",
   "window_2d_attention",
   "window_linear",

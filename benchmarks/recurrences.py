@@ -29,6 +29,7 @@ from attention import (
   precond_delta_attention,
   rg_lru_attention,
   rwkv6_attention,
+  ttt_linear_attention,
 )
 from training.commands import entry
 from training.devices import process
@@ -190,11 +191,46 @@ def _precond_plain(q, k, v, beta, decay, rate, center):
   return _scanned(step, first, q, k, v, beta, decay, rate)
 
 
+def _ttt_own(q, k, v, rate, weights, bias, gamma, beta):
+  given = {"initial_weights": weights, "initial_bias": bias}
+  given |= {"norm_scale": gamma, "norm_bias": beta, "learning_rate": rate}
+  return ttt_linear_attention(q, k, v, **given)
+
+
+def _ttt_plain(q, k, v, rate, weights, bias, gamma, beta):
+  def norm(z):
+    z -= jnp.mean(z, axis=-1, keepdims=True)
+    spread = jax.lax.rsqrt(jnp.mean(z * z, axis=-1, keepdims=True) + 1e-6)
+    return gamma[None] * z * spread + beta[None]
+
+  def step(state, now):
+    model, gradient = state
+    q, k, v, rate, i = now
+    out, pull = jax.vjp(norm, _read(model[0], k) + model[1])
+    error = rate[..., None] * pull(out + k - v)[0]
+    total = gradient[0] + _outer(k, error), gradient[1] + error
+    one, other = (x - y / (i + 1.0) for x, y in zip(model, total, strict=True))
+    out = q + norm(_read(one, q) + other)
+    kept = jnp.where(i == 15, 0.0, 1.0)
+    model = jax.tree.map(
+      lambda x, y: x + (1 - kept) * (y - x), model, (one, other)
+    )
+    return (model, jax.tree.map(lambda x: kept * x, total)), out
+
+  model = weights[None] + _empty(q), bias[None] + jnp.zeros_like(q[:, 0])
+  state = model, jax.tree.map(jnp.zeros_like, model)
+  places = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16, q.shape[:2])
+  in_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (q, k, v, rate))
+  places = places[0].astype(jnp.float32)
+  return jnp.moveaxis(jax.lax.scan(step, state, (*in_time, places))[1], 0, 1)
+
+
 FORMS: dict[str, dict[str, Callable[..., Any]]] = {
   "hgrn2": {"plain scan": _hgrn2_plain, "ours": _hgrn2_own},
   "rwkv6": {"plain scan": _rwkv6_plain, "ours": _rwkv6_own},
   "gsa": {"plain scan": _gsa_plain, "ours": _gsa_own},
   "precond_delta": {"plain scan": _precond_plain, "ours": _precond_own},
+  "ttt_linear": {"plain scan": _ttt_plain, "ours": _ttt_own},
   "mamba": {
     "plain scan": _mamba_plain,
     "ours": _mamba_own,
@@ -221,11 +257,22 @@ def _arguments(name: str, length: int) -> tuple[jax.Array, ...]:
     q, k = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
     decay = -jax.nn.softplus(normal(*shape) - 3.0)
     beta, rate = jax.nn.sigmoid(normal(2, *shape[:3]))
+    heads = normal(HEADS, WIDTH)
+    model = 0.02 * normal(HEADS, WIDTH, WIDTH), 0.1 * heads
     return {
       "hgrn2": (q, k, v),
       "rwkv6": (q, k, v, decay, normal(HEADS, WIDTH)),
       "gsa": (q, k, v, decay, -jnp.expm1(decay)),
       "precond_delta": (q, k, v, beta, decay[..., 0], rate, normal(HEADS)),
+      "ttt_linear": (
+        q,
+        k,
+        v,
+        beta / 64,
+        *model,
+        1.0 + 0.1 * heads,
+        0.1 * heads,
+      ),
     }[name]
   x = normal(1, length, CHANNELS)
   if name == "rg_lru":

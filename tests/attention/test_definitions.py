@@ -52,6 +52,7 @@ by_name = pytest.mark.parametrize(
     "rg_lru",
     "gsa",
     "precond_delta",
+    "ttt_linear",
     "rwkv6",
     "rwkv7",
     "mesa",
@@ -151,12 +152,12 @@ def test_what_a_definition_keeps_to(mechanism):
 
 def is_float64(mechanism):
   """And zero where nothing is seen."""
-  case = Case(("mask",), value_dim=5)
+  case = mechanism.limited(Case(("mask",), value_dim=5))
   define, arrays, call = call_of(mechanism, case)
   out = define(*arrays, **call)
   assert isinstance(out, np.ndarray)
   assert out.dtype == np.float64
-  assert out.shape == (case.batch, case.length, case.num_heads, 5)
+  assert out.shape == (case.batch, case.length, case.num_heads, case.value_dim)
   # Nested lists do as well.
   np.testing.assert_array_equal(
     define(arrays[0], *(x.tolist() for x in arrays[1:]), **call), out

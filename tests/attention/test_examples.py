@@ -76,6 +76,10 @@ OWN = {
   },
   "rwkv6": {"g": DECAY, "u": ones(N, H)},
   "rwkv7": {"g": DECAY, "a": -X / 4, "b": X / 4},
+  "ttt_linear": {
+    **{"eta": ones(1, T, N), "w": KERNEL, "b": ones(N, H)},
+    **{"gamma": ones(N, H), "beta": ones(N, H)},
+  },
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
 }
 
