@@ -76,7 +76,7 @@ def test_the_text_has_what_was_found_first(folder):
 def test_latex_has_six_columns_and_no_bare_specials(folder):
   text = (folder / "report.tex").read_text()
   assert text.count("\\begin{table}") == 2
-  assert max(len(spec) for spec in re.findall(r"tabular\}\{(\w+)\}", text)) <= 6
+  assert re.findall(r"tabular\}\{(\w+)\}", text)[0] == "lrrrrr"
   assert not re.search(r"(?<!\\)_", text)
   assert "$\\approx$" in text
 
@@ -475,3 +475,119 @@ def test_figures_show_the_numbers_of_their_rows():
   assert left.get_ylim() == right.get_ylim()  # One axis for both.
   assert (left.get_ylabel(), right.get_ylabel()) == ("exact_match", "")
   assert (left.get_xlim()[0], right.get_xlim()[0]) == (0, 0)
+
+
+def _sketch(title, *heads, labels=("a ", "\n", "c")):
+  return {
+    "title": title,
+    "query_axis": "target",
+    "key_axis": "source",
+    "query_labels": labels[:2],
+    "key_labels": labels,
+    "weights": heads,
+  }
+
+
+def test_maps_are_means_of_heads_on_one_scale():
+  heads = [
+    [[0.2, 0.8, 0.0], [0.6, 0.3, 0.1]],
+    [[0.4, 0.6, 0.0], [0.2, 0.7, 0.1]],
+  ]
+  found = {f"m{n}": _sketch("layer 1", *heads) for n in range(4)}
+  found["m4"] = _sketch(
+    "layer 2", [[0.0] * 40, [0.9, *[0.0] * 39]], labels="x" * 40
+  )
+  with style.look():
+    figure = maps.draw("recall", found)
+  np.testing.assert_allclose(figure.get_size_inches(), [10.6, 5.6])
+  *panels, bar = figure.axes
+  assert [axes.get_visible() for axes in panels] == [True] * 5 + [False] * 3
+  titles = [axes.get_title() for axes in panels[:5]]
+  assert titles == ["m0", "m1", "m2", "m3", "m4\nlayer 2"]
+  image = panels[0].images[0]
+  np.testing.assert_allclose(
+    image.get_array(), [[0.3, 0.7, 0.0], [0.4, 0.5, 0.1]]
+  )
+  assert {axes.images[0].norm for axes in panels[:5]} == {image.norm}
+  assert (image.norm.vmin, image.norm.vmax, image.norm.gamma) == (0, 0.9, 0.5)
+  first, last = panels[0], panels[4]
+  assert [x.get_text() for x in first.get_xticklabels()] == ["a␣", "·", "c"]
+  assert [x.get_text() for x in first.get_yticklabels()] == ["a␣", "·"]
+  # Forty labels would be too small; two are not.
+  assert "x" not in {x.get_text() for x in last.get_xticklabels()}
+  assert [x.get_text() for x in last.get_yticklabels()] == ["x", "x"]
+  lines = [*first.xaxis.get_gridlines(), *first.yaxis.get_gridlines()]
+  assert not any(line.get_visible() for line in lines)
+  ticks = [label.get_text() for label in bar.get_yticklabels()]
+  assert ticks == ["0", "0.056", "0.23", "0.51", "0.9"]
+  texts = [figure._suptitle, figure._supxlabel, figure._supylabel]
+  assert [x.get_text() for x in texts] == [
+    "recall: layer 1",
+    "source",
+    "target",
+  ]
+
+
+def _lines(count, seeds=2):
+  """Rows of three mechanisms in turn, which end at 0, 0.1, …"""
+  kinds = ("dense", "lsh", "path")
+  return [
+    Line(f"{kinds[n % 3]}, width={n // 3}", kinds[n % 3], [1, 2], [0.5, n / 10])
+    for n in range(count)
+    for _ in range(seeds)
+  ]
+
+
+def test_few_lines_have_their_names_at_their_ends():
+  dots = [Line("dense, width=0", "dense", [1], [0.25])]
+  figure = line_figure(
+    _lines(3), style.styles(()), "title", "x", "y", dots=dots
+  )
+  (axes,) = figure.axes
+  assert (axes.get_xlabel(), axes.get_ylabel()) == ("x", "y")
+  joined, (dot, *_) = axes.lines[:6], axes.lines[6:]
+  assert {(x.get_linewidth(), x.get_alpha()) for x in joined} == {(1.2, 1.0)}
+  assert [list(x.get_ydata()) for x in joined[::2]] == [
+    [0.5, n / 10] for n in range(3)
+  ]
+  assert [x.get_markevery() for x in joined] == [[1]] * 6
+  assert (dot.get_alpha(), dot.get_markersize()) == (0.5, 3)
+  assert (list(dot.get_ydata()), dot.get_linestyle()) == ([0.25], "None")
+  assert dot.get_color() == joined[0].get_color() != joined[2].get_color()
+  # The two upper ones are where their lines end, each a line of text apart.
+  low, high = axes.get_ylim()
+  heights = [text.get_position()[1] for text in axes.texts]
+  ends = [(n / 10 - low) / (high - low) for n in range(3)]
+  np.testing.assert_allclose(heights, ends, rtol=1e-6)
+
+
+def test_names_that_would_overlap_are_moved_apart():
+  series = [
+    Line(str(n), "dense", [1, 2], [0.0, 1 + n / 1000]) for n in range(4)
+  ]
+  figure = line_figure(series, style.styles(()), "title", "x", "y")
+  heights = [text.get_position()[1] for text in figure.axes[0].texts]
+  np.testing.assert_allclose(np.diff(heights), 0.075)
+  assert max(heights) <= 1
+
+
+def test_many_lines_have_a_panel_for_each_mechanism():
+  dots = [Line("lsh, width=1", "lsh", [1], [0.25])]
+  styles = style.styles(())
+  figure = line_figure(_lines(9, 1), styles, "title", "x", "y", dots=dots)
+  np.testing.assert_allclose(figure.get_size_inches(), [9.2, 0.7 + 1.6])
+  titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
+  assert titles == ["dense", "lsh", "path"]
+  assert [axes.get_xlabel() for axes in figure.axes] == ["x"] * 3 + [""]
+  assert figure._supylabel.get_text() == "y"
+  middle = figure.axes[1].lines
+  # All nine in grey, and above them the three widths with falling opacity.
+  grey, own, dot = middle[:9], middle[9:12], middle[12]
+  assert {line.get_color() for line in grey} == {"#dcdcdc"}
+  assert {line.get_color() for line in (*own, dot)} == {styles["lsh"].color}
+  strengths = [1.0, 1 - 0.7 / 3, 1 - 1.4 / 3]
+  assert [x.get_alpha() for x in own] == pytest.approx(strengths)
+  assert dot.get_alpha() == pytest.approx(strengths[1])
+  (legend,) = figure.legends
+  words = [text.get_text() for text in legend.get_texts()]
+  assert words == ["width=0", "width=1", "width=2"]
