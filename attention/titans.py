@@ -12,6 +12,7 @@ where D^g and D^m are the triangles of decays between two positions. So e solves
 triangular system, (I + c_t'l k_tᵀ w_l) e = v − …, for mini-batches of any size.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -21,15 +22,14 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
-from attention.recurrent import gates
+from attention.recurrent import gates, recurrence
 from attention.recurrent.minibatches import minibatches
-from attention.recurrent.recurrence import (
-  FORGOTTEN,
-  by_head,
-  repeat_heads,
-  unit_length,
+from attention.recurrent.scan import (
+  chunk_prefixes,
+  chunk_size,
+  chunks_per_step,
+  scan,
 )
-from attention.recurrent.scan import chunk_size, scan
 from attention.recurrent.triangular import inverse, pair_decays, shifted
 
 
@@ -106,8 +106,8 @@ def titans_attention(
   Paper: Titans: learning to memorize at test time, arXiv:2501.00663, sections 3.1 and
   3.2, with a linear memory.
   """
-  query, dtype = repeat_heads(query, key, value), query.dtype
-  (key, value, rate, momentum), decay, begins = by_head(
+  query, dtype = recurrence.repeat_heads(query, key, value), query.dtype
+  (key, value, rate, momentum), decay, begins = recurrence.by_head(
     query,
     (key, value, learning_rate[..., None], log_momentum[..., None]),
     log_decay=log_decay,
@@ -117,17 +117,19 @@ def titans_attention(
   )
   query = query.astype(jnp.float32)
   if normalize_keys:
-    query, key = unit_length(query), unit_length(key)
+    query, key = recurrence.unit_length(query), recurrence.unit_length(key)
   batch, length, num_heads, head_dim = query.shape
   shape = batch, num_heads, head_dim, value.shape[3]
   state = _empty_state(shape) if initial_state is None else initial_state
   _check_state(state, shape)
   parts = minibatches(query, mask, begins, state.count, minibatch_size)
   if begins is not None:
-    momentum = jnp.where(begins, FORGOTTEN, momentum)
+    momentum = jnp.where(begins, recurrence.FORGOTTEN, momentum)
   flags = parts.keep, parts.opens, parts.begins
+  size = chunk_size(length)
+  count = chunks_per_step(query, size, 4 * size + 4 * (head_dim + shape[3]))
   state, out = scan(
-    _step,
+    functools.partial(_step, count),
     (),
     tuple(state[:3]),
     (
@@ -139,7 +141,8 @@ def titans_attention(
       decay,
       jnp.stack(flags, axis=2)[:, :, None],
     ),
-    size=chunk_size(length),
+    size=size * count,
+    position=_position,
   )
   out = out.astype(dtype)
   return (out, TitansState(*state, parts.count)) if return_state else out
@@ -158,60 +161,85 @@ def _check_state(state, shape):
     )
 
 
-def _step(params, state, inputs):
-  """One chunk `[B, C, N, ·]`."""
+def _position(params, state, inputs):
+  """One position `[B, N, ·]`, as written in the paper."""
   del params
-  memory, moment, start = state
+  memory, momentum, start = state
+  query, key, value, written, log_momentum, log_decay, flags = inputs
+  keep, opens, begins = (flags[..., i, None, None] for i in range(3))
+  start = jnp.where(begins, 0.0, jnp.where(opens, memory, start))
+  error = value - jnp.einsum("bnhv,bnh->bnv", start, key)
+  momentum = jnp.exp(log_momentum)[..., None] * momentum
+  momentum += written[..., None] * error[..., None, :]
+  memory = jnp.exp(log_decay)[..., None] * memory
+  memory += jnp.where(keep, momentum, 0.0)
+  out = jnp.einsum("bnhv,bnh->bnv", memory, query)
+  return (memory, momentum, start), out
+
+
+def _step(count, params, state, inputs):
+  """`count` consecutive chunks, `[B, N, count, C, ·]`."""
+  del params
   query, key, value, written, log_momentum, log_decay, flags = (
-    jnp.swapaxes(x, 1, 2) for x in inputs
+    recurrence.chunks(inputs, count)
   )
-  keep, opens, begins = jnp.split(flags, 3, axis=3)
-  decays = jnp.tril(pair_decays(log_decay)) * jnp.swapaxes(keep, 2, 3)
+  keep, opens, begins = jnp.split(flags, 3, axis=-1)
+  decays = jnp.tril(pair_decays(log_decay)) * jnp.swapaxes(keep, -2, -1)
   momenta = jnp.tril(pair_decays(log_momentum))
-  since = jnp.exp(jnp.cumsum(log_momentum, axis=2))
-  # M_i = kept_i M + added_i S + Σ_l weights_il w_l e_lᵀ.
-  weights, added = decays @ momenta, decays @ since
-  kept = jnp.exp(jnp.cumsum(log_decay, axis=2))
+  since = jnp.exp(jnp.cumsum(log_momentum, axis=-2))
+  # M_i = f_i M + h_i S + Σ_l c_il w_l e_lᵀ, in one array [f, h, c].
+  kept = jnp.exp(jnp.cumsum(log_decay, axis=-2))
+  after = jnp.concatenate([kept, decays @ since, decays @ momenta], axis=-1)
 
   # The same of the memory before the mini-batch of each position; that of a
   # mini-batch which starts with its segment is 0.
-  number = jnp.cumsum(opens | begins, axis=2)
-  goes_on = number == 0
-  opened = jnp.swapaxes(opens, 2, 3) & (number == jnp.swapaxes(number, 2, 3))
-  opened = jnp.tril(opened).astype(key.dtype)
-  first = jnp.pad(kept[:, :, :-1], [(0, 0), (0, 0), (1, 0), (0, 0)])
-  first = first.at[:, :, 0].set(1.0)
-  before = opened @ jnp.concatenate(
-    [first, shifted(added, 1), shifted(weights, 1)], axis=3
+  number = jnp.cumsum(opens | begins, axis=-2, dtype=jnp.int32)
+  goes_on = (number == 0).astype(key.dtype)
+  opened = jnp.swapaxes(opens, -2, -1) & (
+    number == jnp.swapaxes(number, -2, -1)
   )
-  kept_before, added_before, weights_before = jnp.split(before, [1, 2], axis=3)
+  before = shifted(after, 1).at[..., 0, 0].set(1.0)
+  before = jnp.tril(opened).astype(key.dtype) @ before
 
-  def read(x, kept, added):
-    return kept * (x @ memory) + added * (x @ moment)
+  # Columns are M, S and the memory before the mini-batch of the state.
+  def columns(x, *factors):
+    return jnp.concatenate([factor * x for factor in factors], axis=-1)
 
-  overlaps = weights_before * (key @ jnp.swapaxes(written, 2, 3))
-  error = value - read(key, kept_before, added_before)
-  error -= jnp.where(goes_on, key @ start, 0.0)
-  error = inverse(overlaps[:, :, None])[:, :, 0] @ error
-  scores = weights * (query @ jnp.swapaxes(written, 2, 3))
-  out = read(query, kept, added) + scores @ error
-
-  def after(kept, added, weights):
-    """The memory of these coefficients, those of the last position."""
-    sums = jnp.swapaxes(written * jnp.swapaxes(weights, 2, 3), 2, 3) @ error
-    return kept * memory + added * moment + sums
-
-  last = slice(-1, None)
-  start = jnp.where(goes_on[:, :, last], start, 0.0) + after(
-    *(x[:, :, last] for x in (kept_before, added_before, weights_before))
+  f, h, weights = jnp.split(before, [1, 2], axis=-1)
+  known = columns(key, f, h, goes_on)
+  solution = inverse(weights * (key @ jnp.swapaxes(written, -2, -1)))
+  f, h, weights = jnp.split(after, [1, 2], axis=-1)
+  read = columns(query, f, h, 0.0)
+  scores = weights * (query @ jnp.swapaxes(written, -2, -1))
+  last = [x[..., -1:, :] for x in (after, momenta, before)]
+  ends = last[0][..., 2:], last[1], last[2][..., 2:]
+  ends = [jnp.swapaxes(x, -2, -1) for x in ends]
+  final = jnp.swapaxes(columns(written, *ends), -2, -1)
+  none = jnp.zeros_like(since[..., -1:, :])
+  rows = (
+    jnp.concatenate([last[0][..., :2], none], axis=-1),
+    jnp.concatenate([none, since[..., -1:, :], none], axis=-1),
+    jnp.concatenate([last[2][..., :2], goes_on[..., -1:, :] + none], axis=-1),
   )
-  sums = written * jnp.swapaxes(momenta[:, :, last], 2, 3)
-  state = (
-    after(*(x[:, :, last] for x in (kept, added, weights))),
-    since[:, :, last] * moment + jnp.swapaxes(sums, 2, 3) @ error,
-    start,
-  )
-  return state, jnp.swapaxes(out, 1, 2)
+  factors = jnp.concatenate(rows, axis=-2)
+
+  def decayed(state):
+    x = state.reshape(*state.shape[:-2], 3, -1, state.shape[-1])
+    x = jnp.einsum("...ij,...jhv->...ihv", factors, x)
+    return x.reshape(*x.shape[:-3], *state.shape[-2:])
+
+  state = jnp.concatenate(state, axis=-2)[:, :, None]
+  if count > 1:
+    unit = jnp.eye(state.shape[-2], dtype=key.dtype)
+    unit = jnp.broadcast_to(unit, (*known.shape[:3], *unit.shape))
+    transition = decayed(unit) - final @ (solution @ known)
+    own = transition, final @ (solution @ value)
+    first = jnp.zeros_like(transition[:, :, :1]), state
+    _, state = chunk_prefixes(recurrence.joined, first, own)
+  error = solution @ (value - known @ state)
+  out = read @ state + scores @ error
+  state = (decayed(state) + final @ error)[:, :, -1]
+  return tuple(jnp.split(state, 3, axis=-2)), recurrence.unchunked(out)
 
 
 @attention_factory
@@ -260,14 +288,14 @@ def titans(minibatch_size: int = 16, max_rate: float = 0.1) -> Attention:
 
     return read
 
-  def recurrence(params, *qkv, axis_name, **options):
+  def memory(params, *qkv, axis_name, **options):
     del params, axis_name  # The sequence is never sharded.
     options |= {"minibatch_size": minibatch_size, "normalize_keys": True}
     return titans_attention(*qkv, **options, return_state=True)
 
   return gates.recurrent_mechanism(
     "titans",
-    recurrence,
+    memory,
     init=init,
     gates={
       "learning_rate": gate("rate", lambda x: max_rate * jax.nn.sigmoid(x)),
