@@ -67,6 +67,7 @@ from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
 from attention.gsa import gsa, gsa_attention
 from attention.ttt_linear import TttState, ttt_linear, ttt_linear_attention
+from attention.titans import TitansState, titans, titans_attention
 from attention.log_linear import log_linear, log_linear_attention
 from attention.differential import differential, differential_attention
 from attention.latent import latent, latent_attention
@@ -122,6 +123,7 @@ __all__ = [
   "Logits",
   "MlstmState",
   "PrecondState",
+  "TitansState",
   "TttState",
   "Visible",
   "additive",
@@ -223,6 +225,8 @@ __all__ = [
   "t5_bias",
   "t5_buckets",
   "taylor_features",
+  "titans",
+  "titans_attention",
   "ttt_linear",
   "ttt_linear_attention",
   "window_2d",

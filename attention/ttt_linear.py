@@ -158,7 +158,7 @@ def _heads(x):
 
 def _position_rate(size, offset):
   """C numbers c = max(1/i + o, 0)."""
-  rate = 1.0 / jnp.arange(1.0, size + 1.0)
+  rate = 1.0 / jnp.arange(1, size + 1, dtype=jnp.float32)
   if offset is None:
     return rate
   if offset.shape != (size,):
@@ -219,8 +219,9 @@ def _window(epsilon, params, state, inputs):
   else:
     # Positions of the mini-batch of `state`, then, if C are complete, of the next one,
     # and then those of segments that start here.
-    number = jnp.cumsum(jnp.any(opens, axis=3, keepdims=True), axis=2)
-    begun = jnp.cumsum(opens[..., 1:], axis=2) > 0
+    number = jnp.any(opens, axis=3, keepdims=True)
+    number = jnp.cumsum(number, axis=2, dtype=jnp.int32)
+    begun = jnp.cumsum(opens[..., 1:], axis=2, dtype=jnp.int32) > 0
     goes_on = number == 0
     earlier = jnp.where(goes_on, error(key @ weights), 0.0)
     closed = weights - last * (gradient + writes @ earlier)

@@ -29,6 +29,7 @@ from attention import (
   precond_delta_attention,
   rg_lru_attention,
   rwkv6_attention,
+  titans_attention,
   ttt_linear_attention,
 )
 from training.commands import entry
@@ -205,24 +206,50 @@ def _ttt_plain(q, k, v, rate, weights, bias, gamma, beta):
 
   def step(state, now):
     model, gradient = state
-    q, k, v, rate, i = now
+    q, k, v, rate, place = now
+    place = place[:, None, None]
     out, pull = jax.vjp(norm, _read(model[0], k) + model[1])
     error = rate[..., None] * pull(out + k - v)[0]
-    total = gradient[0] + _outer(k, error), gradient[1] + error
-    one, other = (x - y / (i + 1.0) for x, y in zip(model, total, strict=True))
+    gradient = gradient[0] + _outer(k, error), gradient[1] + error
+    one = model[0] - gradient[0] / (place[..., None] + 1.0)
+    other = model[1] - gradient[1] / (place + 1.0)
     out = q + norm(_read(one, q) + other)
-    kept = jnp.where(i == 15, 0.0, 1.0)
-    model = jax.tree.map(
-      lambda x, y: x + (1 - kept) * (y - x), model, (one, other)
+    is_last = place == 15
+    model = (
+      jnp.where(is_last[..., None], one, model[0]),
+      jnp.where(is_last, other, model[1]),
     )
-    return (model, jax.tree.map(lambda x: kept * x, total)), out
+    gradient = (
+      jnp.where(is_last[..., None], 0.0, gradient[0]),
+      jnp.where(is_last, 0.0, gradient[1]),
+    )
+    return (model, gradient), out
 
   model = weights[None] + _empty(q), bias[None] + jnp.zeros_like(q[:, 0])
   state = model, jax.tree.map(jnp.zeros_like, model)
   places = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16, q.shape[:2])
-  in_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (q, k, v, rate))
-  places = places[0].astype(jnp.float32)
-  return jnp.moveaxis(jax.lax.scan(step, state, (*in_time, places))[1], 0, 1)
+  return _scanned(step, state, q, k, v, rate, places)
+
+
+def _titans_own(q, k, v, rate, momentum, decay):
+  gates = {"learning_rate": rate, "log_momentum": momentum}
+  gates |= {"log_decay": decay, "scale": 1.0}
+  return titans_attention(q, k, v, **gates)
+
+
+def _titans_plain(q, k, v, rate, momentum, decay):
+  def step(state, now):
+    memory, moment, start = state
+    q, k, v, rate, momentum, decay, is_last = now
+    error = 2.0 * rate[..., None] * (v - _read(start, k))
+    moment = jnp.exp(momentum)[..., None, None] * moment + _outer(k, error)
+    memory = jnp.exp(decay)[..., None, None] * memory + moment
+    start = jnp.where(is_last[:, None, None, None], memory, start)
+    return (memory, moment, start), _read(memory, q)
+
+  is_last = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16 == 15, q.shape[:2])
+  along = q, k, v, rate, momentum, decay, is_last
+  return _scanned(step, (_empty(q),) * 3, *along)
 
 
 FORMS: dict[str, dict[str, Callable[..., Any]]] = {
@@ -230,6 +257,7 @@ FORMS: dict[str, dict[str, Callable[..., Any]]] = {
   "rwkv6": {"plain scan": _rwkv6_plain, "ours": _rwkv6_own},
   "gsa": {"plain scan": _gsa_plain, "ours": _gsa_own},
   "precond_delta": {"plain scan": _precond_plain, "ours": _precond_own},
+  "titans": {"plain scan": _titans_plain, "ours": _titans_own},
   "ttt_linear": {"plain scan": _ttt_plain, "ours": _ttt_own},
   "mamba": {
     "plain scan": _mamba_plain,
@@ -264,6 +292,7 @@ def _arguments(name: str, length: int) -> tuple[jax.Array, ...]:
       "rwkv6": (q, k, v, decay, normal(HEADS, WIDTH)),
       "gsa": (q, k, v, decay, -jnp.expm1(decay)),
       "precond_delta": (q, k, v, beta, decay[..., 0], rate, normal(HEADS)),
+      "titans": (q, k, v, 0.1 * beta, jnp.log(rate), decay[..., 0]),
       "ttt_linear": (
         q,
         k,

@@ -45,6 +45,7 @@ from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
 from attention.definitions.stick_breaking import stick_breaking_attention
 from attention.definitions.strided_2d import strided_2d_attention
+from attention.definitions.titans import titans_attention
 from attention.definitions.ttt_linear import ttt_linear_attention
 from attention.definitions.window_2d import window_2d_attention
 from attention.definitions.window_linear import window_linear_attention
@@ -85,6 +86,7 @@ __all__ = [
   "sliding_window_attention",
   "stick_breaking_attention",
   "strided_2d_attention",
+  "titans_attention",
   "ttt_linear_attention",
   "window_2d_attention",
   "window_linear_attention",

@@ -47,6 +47,7 @@ from attention import (
   sliding_window,
   stick_breaking,
   strided_2d,
+  titans,
   ttt_linear,
   window_2d,
   window_linear,
@@ -63,6 +64,7 @@ from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
 from attention.definitions import rwkv6 as rwkv6_definition
 from attention.definitions import rwkv7 as rwkv7_definition
+from attention.definitions import titans as titans_definition
 from attention.definitions import ttt_linear as ttt_linear_definition
 from attention.definitions.linear import (
   elu_plus_one,
@@ -576,6 +578,8 @@ MECHANISMS = (
   _recurrent(mesa, mesa_definition),
   _recurrent(gsa, gsa_definition, num_slots=5),
   _recurrent(ttt_linear, ttt_linear_definition, minibatch_size=4),
+  _recurrent(titans, titans_definition, minibatch_size=4),
+  _recurrent(titans, titans_definition, minibatch_size=1, max_rate=0.5),
   _recurrent(log_linear, log_linear_definition, num_levels=10),
   _differential(start=0.6),
   _latent(),

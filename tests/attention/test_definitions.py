@@ -52,6 +52,7 @@ by_name = pytest.mark.parametrize(
     "rg_lru",
     "gsa",
     "precond_delta",
+    "titans",
     "ttt_linear",
     "rwkv6",
     "rwkv7",

@@ -76,6 +76,9 @@ OWN = {
   },
   "rwkv6": {"g": DECAY, "u": ones(N, H)},
   "rwkv7": {"g": DECAY, "a": -X / 4, "b": X / 4},
+  "titans": {
+    **{"theta": ones(1, T, N) / 8, "m": DECAY[..., 0], "g": DECAY[..., 1]},
+  },
   "ttt_linear": {
     **{"eta": ones(1, T, N), "w": KERNEL, "b": ones(N, H)},
     **{"gamma": ones(N, H), "beta": ones(N, H)},
