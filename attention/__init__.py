@@ -65,6 +65,7 @@ from attention.precond_delta import (
 from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
+from attention.gka import gka, gka_attention
 from attention.gsa import gsa, gsa_attention
 from attention.log_linear import log_linear, log_linear_attention
 from attention.differential import differential, differential_attention
@@ -156,6 +157,8 @@ __all__ = [
   "gated_linear",
   "gated_linear_attention",
   "gates_from_keys",
+  "gka",
+  "gka_attention",
   "gsa",
   "gsa_attention",
   "hedgehog_features",

@@ -18,6 +18,7 @@ from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
 from attention.definitions.dsa import dsa_attention, dsa_indexer_loss
 from attention.definitions.flash import flash_attention
+from attention.definitions.gka import gka_attention
 from attention.definitions.gsa import gsa_attention
 from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
@@ -61,6 +62,7 @@ __all__ = [
   "dsa_indexer_loss",
   "flash_attention",
   "gated_linear_attention",
+  "gka_attention",
   "gsa_attention",
   "latent_attention",
   "linear_attention",

@@ -19,6 +19,7 @@ from attention import (
   gated_delta,
   gated_delta_2,
   gated_linear,
+  gka,
   gsa,
   hgrn2,
   kimi_delta,
@@ -51,6 +52,7 @@ from attention import (
   window_linear,
 )
 from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import gka as gka_definition
 from attention.definitions import gsa as gsa_definition
 from attention.definitions import log_linear as log_linear_definition
 from attention.definitions import mamba as mamba_definition
@@ -268,7 +270,10 @@ def _strided_2d(**options):
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
   # The variables have them.
-  unread = ("rank", "num_levels", "num_slots", "projection_bias")
+  unread = (
+    *("rank", "num_levels", "num_slots", "projection_bias"),
+    "num_iterations",
+  )
   rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
@@ -572,6 +577,8 @@ MECHANISMS = (
   _recurrent(rwkv6, rwkv6_definition, rank=3),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
   _recurrent(mesa, mesa_definition),
+  # A condition number of 6, for float32, and iterations to the exact solution.
+  _recurrent(gka, gka_definition, ridge_ratio=0.2, num_iterations=25),
   _recurrent(gsa, gsa_definition, num_slots=5),
   _recurrent(log_linear, log_linear_definition, num_levels=10),
   _differential(start=0.6),

@@ -50,6 +50,7 @@ by_name = pytest.mark.parametrize(
     "mamba",
     "mlstm",
     "rg_lru",
+    "gka",
     "gsa",
     "precond_delta",
     "rwkv6",
@@ -88,7 +89,7 @@ def _hands_on_to(name):
     return visible_pairs
   if name == "gated_linear":
     return definitions.delta_rule_attention
-  if name in ("mesa", "log_linear"):
+  if name in ("mesa", "gka", "log_linear"):
     return recurrent.starts
   if name in ("delta_product", "mamba", "rwkv7"):
     return recurrent.recurrence

@@ -51,6 +51,7 @@ OWN = {
     "delta": X**2,
     "log_rate": ones(N, H, H),
   },
+  "gka": {"g": DECAY[..., 0], "b": ones(1, T, N), "a": ones(1, T, N)},
   "mesa": {
     "g": DECAY[..., 0],
     "b": ones(1, T, N),
