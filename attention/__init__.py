@@ -62,6 +62,7 @@ from attention.precond_delta import (
   precond_delta,
   precond_delta_attention,
 )
+from attention.momentum_delta import momentum_delta, momentum_delta_attention
 from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
@@ -190,6 +191,8 @@ __all__ = [
   "mlstm_attention",
   "moba",
   "moba_attention",
+  "momentum_delta",
+  "momentum_delta_attention",
   "multiplicative",
   "multiplicative_attention",
   "nsa",

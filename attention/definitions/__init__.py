@@ -29,6 +29,7 @@ from attention.definitions.mamba import mamba_attention
 from attention.definitions.mesa import mesa_attention
 from attention.definitions.mlstm import mlstm_attention
 from attention.definitions.moba import moba_attention
+from attention.definitions.momentum_delta import momentum_delta_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nsa import nsa_attention
 from attention.definitions.nystrom import nystrom_attention
@@ -73,6 +74,7 @@ __all__ = [
   "mesa_attention",
   "mlstm_attention",
   "moba_attention",
+  "momentum_delta_attention",
   "multiplicative_attention",
   "nsa_attention",
   "nystrom_attention",

@@ -35,6 +35,7 @@ from attention import (
   mesa,
   mlstm,
   moba,
+  momentum_delta,
   multiplicative,
   nsa,
   nystrom,
@@ -59,6 +60,7 @@ from attention.definitions import mamba as mamba_definition
 from attention.definitions import mamba3 as mamba3_definition
 from attention.definitions import mesa as mesa_definition
 from attention.definitions import mlstm as mlstm_definition
+from attention.definitions import momentum_delta as momentum_delta_definition
 from attention.definitions import precond_delta as precond_delta_definition
 from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
@@ -574,6 +576,7 @@ MECHANISMS = (
   _recurrent(gated_delta_2, rank=3),
   _recurrent(delta_product, delta_product_definition),
   _recurrent(precond_delta, precond_delta_definition),
+  _recurrent(momentum_delta, momentum_delta_definition),
   _recurrent(rwkv6, rwkv6_definition, rank=3),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
   _recurrent(mesa, mesa_definition),

@@ -18,6 +18,7 @@ from tests.attention import (
   test_gsa,
   test_log_linear,
   test_mesa,
+  test_momentum_delta,
   test_recurrences,
 )
 from tests.attention.state_cases import BATCH, DIM, HEADS, VALUE
@@ -25,7 +26,7 @@ from tests.attention.state_cases import BATCH, DIM, HEADS, VALUE
 LENGTH, SEGMENTS = 150, 6
 RULES = [
   *map("-".join, test_recurrences.RULES),
-  *("mesa", "gka", "gsa", "log_linear"),
+  *("mesa", "gka", "gsa", "momentum_delta", "log_linear"),
 ]
 
 
@@ -39,8 +40,13 @@ def chosen(rule):
     is_there = (count[..., None] >> np.arange(9)) % 2 == 1
     sums = np.where(is_there[:, :, None, :, None, None], sums, 0.0)
     state = LevelState(np.float32(sums), count)
-  elif rule in ("mesa", "gka", "gsa"):
-    module = {"mesa": test_mesa, "gka": test_gka, "gsa": test_gsa}[rule]
+  elif rule in ("mesa", "gka", "gsa", "momentum_delta"):
+    module = {
+      "mesa": test_mesa,
+      "gka": test_gka,
+      "gsa": test_gsa,
+      "momentum_delta": test_momentum_delta,
+    }[rule]
     name, given = f"{rule}_attention", module.given(LENGTH)
     parts = [given["initial_state"] * (i + 1) for i in range(SEGMENTS)]
     state = np.stack(parts, axis=1)

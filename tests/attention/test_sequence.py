@@ -470,6 +470,8 @@ def promised(mechanism, devices, length, is_causal):
       numbers = carried(devices, slots, slots * 2 * DIM)
     case "mesa" | "gka":
       numbers = carried(devices, 1, 2 * DIM * DIM)
+    case "momentum_delta":
+      numbers = carried(devices, 4 * DIM * DIM, 2 * DIM * DIM)
     case "log_linear":
       levels = options["num_levels"] - 1
       numbers = carried(devices, 1, levels * DIM * DIM)

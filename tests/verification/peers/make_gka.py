@@ -26,15 +26,14 @@ from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from fla_naive import PACKED, H, N, T, V, packed, peer  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-from torch.nn import functional  # noqa: E402
-import torch.torch_version  # noqa: E402
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-from vectors import Draw, Vectors, unit  # noqa: E402
+from fla_naive import PACKED, H, N, T, V, packed, peer
+import numpy as np
+import torch
+import torch._dynamo
+from torch.nn import functional
+import triton
+import triton.language as tl
+from vectors import Draw, Vectors, unit
 
 FEATURES = 6
 
@@ -264,7 +263,8 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
       outs.append(found.unflatten(-1, (N, V)))
     return {"out": without_gradients(torch.cat(outs, 1), query)}
 
-  with mock.patch("torch.cuda.device", lambda _: contextlib.nullcontext()):
+  context = contextlib.nullcontext()
+  with mock.patch("torch.cuda.device", return_value=context):
     file.add(
       "gka_kernel",
       call,
