@@ -223,10 +223,10 @@ def _step(count, params, state, inputs):
   first_reach += beta * momentum_start
   read = jnp.concatenate([from_start * query, first_reach * query], axis=-1)
   scores = jnp.einsum("...ch,...sh->...cs", query, eta * key) * reach
-  last = (
-    reach[..., -1:, :],
-    jnp.swapaxes(jnp.exp(decay_to_end(momentum_decay)), -2, -1),
-  )
+  # At the end, by sums of decays alone: their gradients keep small digits.
+  to_end = jnp.swapaxes(beta * jnp.exp(decay_to_end(log_decay)), -2, -1)
+  momentum_end = jnp.swapaxes(jnp.exp(decay_to_end(momentum_decay)), -2, -1)
+  last = to_end @ momentum, momentum_end
   columns = jnp.swapaxes(eta * key, -2, -1)
   write = jnp.concatenate([x * columns for x in last], axis=-2)
   known = solution @ jnp.concatenate(erased, axis=-1)
@@ -235,9 +235,8 @@ def _step(count, params, state, inputs):
   def carried(x):
     """The decays and the mixture of the chunk, applied to S above M."""
     memory, momentum = jnp.split(x, 2, axis=-2)
-    factors = from_start, first_reach, momentum_start
-    own, across, kept = (y[..., -1:, :] for y in factors)
-    top = own * memory + across * momentum
+    own, kept = (y[..., -1:, :] for y in (from_start, momentum_start))
+    top = own * memory + to_end @ momentum_start * momentum
     return jnp.concatenate([top, kept * momentum], axis=-2)
 
   before = state[:, :, None]
