@@ -62,9 +62,11 @@ from attention.precond_delta import (
   precond_delta,
   precond_delta_attention,
 )
+from attention.momentum_delta import momentum_delta, momentum_delta_attention
 from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
+from attention.gka import gka, gka_attention
 from attention.gsa import gsa, gsa_attention
 from attention.ttt_linear import TttState, ttt_linear, ttt_linear_attention
 from attention.titans import TitansState, titans, titans_attention
@@ -160,6 +162,8 @@ __all__ = [
   "gated_linear",
   "gated_linear_attention",
   "gates_from_keys",
+  "gka",
+  "gka_attention",
   "gsa",
   "gsa_attention",
   "hedgehog_features",
@@ -191,6 +195,8 @@ __all__ = [
   "mlstm_attention",
   "moba",
   "moba_attention",
+  "momentum_delta",
+  "momentum_delta_attention",
   "multiplicative",
   "multiplicative_attention",
   "nsa",

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import (
+  gka_attention,
   gsa_attention,
   hgrn2,
   mamba_attention,
@@ -250,12 +251,42 @@ def _titans_plain(q, k, v, rate, momentum, decay):
   is_last = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16 == 15, q.shape[:2])
   along = q, k, v, rate, momentum, decay, is_last
   return _scanned(step, (_empty(q),) * 3, *along)
+def _gka_own(q, k, v, decay, beta, alpha):
+  gates = {"log_decay": decay, "beta": beta, "alpha": alpha, "scale": 1.0}
+  return gka_attention(q, k, v, **gates)
+
+
+def _gka_plain(q, k, v, decay, beta, alpha):
+  """By as many iterations, whose weights are those of r = 0.02."""
+  ratio, weights = 1.0 / 1.04, [2.0]
+  for _ in range(30):
+    weights.append(4.0 / (4.0 - ratio**2 * weights[-1]))
+
+  def step(state, now):
+    q, k, v, decay, beta, alpha = now
+    decay, beta = jnp.exp(decay)[..., None, None], beta[..., None]
+    gram = decay * state[0] + _outer(beta * k, k)
+    memory = decay * state[1] + _outer(beta * k, v)
+    norm = jnp.sqrt(jnp.sum(jnp.square(gram), axis=(-2, -1)))[..., None]
+
+    def iteration(now, weight):
+      x, before = now
+      residual = _read(gram, x) + 0.02 * norm * x - q
+      step = 2.0 * ratio / norm * weight
+      return (x - step * residual + (weight - 1.0) * (x - before), x), None
+
+    first = 2.0 * ratio / norm * q, jnp.zeros_like(q)
+    (x, _), _ = jax.lax.scan(iteration, first, jnp.asarray(weights[1:]))
+    return (gram, memory), _read(memory, q + alpha[..., None] * (x - q))
+
+  return _scanned(step, (_empty(q), _empty(q)), q, k, v, decay, beta, alpha)
 
 
 FORMS: dict[str, dict[str, Callable[..., Any]]] = {
   "hgrn2": {"plain scan": _hgrn2_plain, "ours": _hgrn2_own},
   "rwkv6": {"plain scan": _rwkv6_plain, "ours": _rwkv6_own},
   "gsa": {"plain scan": _gsa_plain, "ours": _gsa_own},
+  "gka": {"plain scan": _gka_plain, "ours": _gka_own},
   "precond_delta": {"plain scan": _precond_plain, "ours": _precond_own},
   "titans": {"plain scan": _titans_plain, "ours": _titans_own},
   "ttt_linear": {"plain scan": _ttt_plain, "ours": _ttt_own},
@@ -291,6 +322,7 @@ def _arguments(name: str, length: int) -> tuple[jax.Array, ...]:
       "hgrn2": (q, k, v),
       "rwkv6": (q, k, v, decay, normal(HEADS, WIDTH)),
       "gsa": (q, k, v, decay, -jnp.expm1(decay)),
+      "gka": (q, k, v, decay[..., 0], beta, rate),
       "precond_delta": (q, k, v, beta, decay[..., 0], rate, normal(HEADS)),
       "titans": (q, k, v, 0.1 * beta, jnp.log(rate), decay[..., 0]),
       "ttt_linear": (

@@ -24,6 +24,7 @@ _MEASURED = slice(3, 6)
 _REPOSITORIES = {
   "fla": "https://github.com/fla-org/flash-linear-attention",
   "fla_recurrences": "https://github.com/fla-org/flash-linear-attention",
+  "fla_momentum": "https://github.com/fla-org/flash-linear-attention",
   "jla": "https://pypi.org/project/jax-linear-attention",
   "ejkernel": "https://pypi.org/project/ejkernel",
   "jla_recurrences": "https://pypi.org/project/jax-linear-attention",

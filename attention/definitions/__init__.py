@@ -18,6 +18,7 @@ from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
 from attention.definitions.dsa import dsa_attention, dsa_indexer_loss
 from attention.definitions.flash import flash_attention
+from attention.definitions.gka import gka_attention
 from attention.definitions.gsa import gsa_attention
 from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
@@ -28,6 +29,7 @@ from attention.definitions.mamba import mamba_attention
 from attention.definitions.mesa import mesa_attention
 from attention.definitions.mlstm import mlstm_attention
 from attention.definitions.moba import moba_attention
+from attention.definitions.momentum_delta import momentum_delta_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nsa import nsa_attention
 from attention.definitions.nystrom import nystrom_attention
@@ -63,6 +65,7 @@ __all__ = [
   "dsa_indexer_loss",
   "flash_attention",
   "gated_linear_attention",
+  "gka_attention",
   "gsa_attention",
   "latent_attention",
   "linear_attention",
@@ -73,6 +76,7 @@ __all__ = [
   "mesa_attention",
   "mlstm_attention",
   "moba_attention",
+  "momentum_delta_attention",
   "multiplicative_attention",
   "nsa_attention",
   "nystrom_attention",

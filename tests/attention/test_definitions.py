@@ -49,7 +49,9 @@ by_name = pytest.mark.parametrize(
     "delta_product",
     "mamba",
     "mlstm",
+    "momentum_delta",
     "rg_lru",
+    "gka",
     "gsa",
     "precond_delta",
     "titans",
@@ -90,7 +92,7 @@ def _hands_on_to(name):
     return visible_pairs
   if name == "gated_linear":
     return definitions.delta_rule_attention
-  if name in ("mesa", "log_linear"):
+  if name in ("mesa", "gka", "momentum_delta", "log_linear"):
     return recurrent.starts
   if name in ("delta_product", "mamba", "rwkv7"):
     return recurrent.recurrence
