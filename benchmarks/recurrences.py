@@ -7,8 +7,9 @@ B 1, float32; 256 channels, which are 4 heads of 64, 16 entries of state for eac
 of `mamba`, and 64 slots of `gsa`. The forms are compiled and called in turn in one
 process: the function, the formula as one `jax.lax.scan` over positions and, of
 elementwise recurrences, the formula by `jax.lax.associative_scan` over all of them, and
-the scan in whose step outer products are `jnp.einsum`. Prints the median of the ratios to the plain scan in the same round,
-forward and with gradients, and the temporaries of the gradients in MiB.
+the scan in whose step outer products are `jnp.einsum`. Prints the median of the ratios
+to the plain scan in the same round, forward and with gradients, and the temporaries of
+the gradients in MiB.
 """
 
 from collections.abc import Callable
@@ -251,6 +252,8 @@ def _titans_plain(q, k, v, rate, momentum, decay):
   is_last = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16 == 15, q.shape[:2])
   along = q, k, v, rate, momentum, decay, is_last
   return _scanned(step, (_empty(q),) * 3, *along)
+
+
 def _gka_own(q, k, v, decay, beta, alpha):
   gates = {"log_decay": decay, "beta": beta, "alpha": alpha, "scale": 1.0}
   return gka_attention(q, k, v, **gates)
