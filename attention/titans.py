@@ -100,8 +100,9 @@ def titans_attention(
 
   Results and errors: as `gated_linear_attention`; the state is a `TitansState`.
 
-  Cost, with C = `scan.CHUNK`: time T·N·(C·(3C+2H+3V) + 5·H·V); memory B·T·N·(H+V), with
-  gradients also three states for each chunk. The size of mini-batches does not matter.
+  Cost, with C = `scan.CHUNK`: time T·N·(C·(3C+2H+2V) + 9·H·V), on a CPU without
+  derivatives 5·T·N·H·V; memory B·T·N·(H+V), with gradients also three states for each
+  chunk. The size of mini-batches does not matter.
 
   Paper: Titans: learning to memorize at test time, arXiv:2501.00663, sections 3.1 and
   3.2, with a linear memory.
@@ -128,7 +129,7 @@ def titans_attention(
   flags = parts.keep, parts.opens, parts.begins
   size = chunk_size(length)
   count = chunks_per_step(query, size, 4 * size + 4 * (head_dim + shape[3]))
-  state, out = scan(
+  (memory, momentum, start), out = scan(
     functools.partial(_step, count),
     (),
     tuple(state[:3]),
@@ -145,7 +146,8 @@ def titans_attention(
     position=_position,
   )
   out = out.astype(dtype)
-  return (out, TitansState(*state, parts.count)) if return_state else out
+  state = TitansState(memory, momentum, start, parts.count)
+  return (out, state) if return_state else out
 
 
 def _empty_state(shape):
@@ -291,7 +293,8 @@ def titans(minibatch_size: int = 16, max_rate: float = 0.1) -> Attention:
   def memory(params, *qkv, axis_name, **options):
     del params, axis_name  # The sequence is never sharded.
     options |= {"minibatch_size": minibatch_size, "normalize_keys": True}
-    return titans_attention(*qkv, **options, return_state=True)
+    out, state = titans_attention(*qkv, **options, return_state=True)
+    return out, state
 
   return gates.recurrent_mechanism(
     "titans",

@@ -298,7 +298,8 @@ def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
     del axis_name  # The sequence is never sharded.
     own = {k: x for k, x in params.items() if not k.startswith("rate_")}
     options |= {"minibatch_size": minibatch_size, "return_state": True}
-    return ttt_linear_attention(*qkv, **own, **options)
+    out, state = ttt_linear_attention(*qkv, **own, **options)
+    return out, state
 
   mechanism = gates.recurrent_mechanism(
     "ttt_linear",
