@@ -62,10 +62,14 @@ from attention.precond_delta import (
   precond_delta,
   precond_delta_attention,
 )
+from attention.momentum_delta import momentum_delta, momentum_delta_attention
 from attention.rwkv6 import rwkv6, rwkv6_attention
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.mesa import mesa, mesa_attention
+from attention.gka import gka, gka_attention
 from attention.gsa import gsa, gsa_attention
+from attention.ttt_linear import TttState, ttt_linear, ttt_linear_attention
+from attention.titans import TitansState, titans, titans_attention
 from attention.log_linear import log_linear, log_linear_attention
 from attention.differential import differential, differential_attention
 from attention.latent import latent, latent_attention
@@ -121,6 +125,8 @@ __all__ = [
   "Logits",
   "MlstmState",
   "PrecondState",
+  "TitansState",
+  "TttState",
   "Visible",
   "additive",
   "additive_attention",
@@ -156,6 +162,8 @@ __all__ = [
   "gated_linear",
   "gated_linear_attention",
   "gates_from_keys",
+  "gka",
+  "gka_attention",
   "gsa",
   "gsa_attention",
   "hedgehog_features",
@@ -187,6 +195,8 @@ __all__ = [
   "mlstm_attention",
   "moba",
   "moba_attention",
+  "momentum_delta",
+  "momentum_delta_attention",
   "multiplicative",
   "multiplicative_attention",
   "nsa",
@@ -221,6 +231,10 @@ __all__ = [
   "t5_bias",
   "t5_buckets",
   "taylor_features",
+  "titans",
+  "titans_attention",
+  "ttt_linear",
+  "ttt_linear_attention",
   "window_2d",
   "window_2d_attention",
   "window_linear",

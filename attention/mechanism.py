@@ -160,6 +160,8 @@ class Attention(NamedTuple):
       which a model with `query_rank` R projects its queries.
     shares_gates: whether a layer takes the gates of the nearest layer before it that
       makes some, and makes none.
+    linear_in_values: whether the result is linear in the values. Otherwise values have
+      the width H, and `attention_weights` needs them.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -177,6 +179,7 @@ class Attention(NamedTuple):
   loss: Callable[..., Array] | None = None
   reads_query_inputs: bool = False
   shares_gates: bool = False
+  linear_in_values: bool = True
 
   def __call__(self, *args: Any, **options: Any) -> Array:
     """Raises TypeError: a mechanism is a record of functions."""

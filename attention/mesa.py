@@ -1,8 +1,4 @@
-"""MesaNet: each query solves a least-squares problem over the past.
-
-A state has two parts, S_kk and S_kv, in one array: it is the state of gated linear
-attention with values [k, v]. `gates` builds the mechanism and its gates.
-"""
+"""MesaNet: each query solves a least-squares problem over the past."""
 
 import functools
 from typing import Any
@@ -11,18 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
-from attention.recurrent import gates, packing, recurrence
-from attention.recurrent.scan import (
-  chunk_prefixes,
-  chunk_size,
-  chunks_per_step,
-  is_sequence_sharded,
-  scan,
-)
-from attention.recurrent.triangular import decay_to_end, pair_decays
+from attention.recurrent import gates
+from attention.recurrent.regression import regression_attention
 
 
 @attention_function
@@ -99,107 +87,28 @@ def mesa_attention(
 
 
 def _recurrence(
-  query,
-  key,
-  value,
-  *,
-  beta,
-  initial_state,
-  num_segments=None,
-  normalize_keys=False,
-  **options,
+  query, key, value, *, regularizer, num_iterations, scale, **options
 ) -> Any:
   """`mesa_attention`, also where each device has a shard of the sequence."""
-  query = recurrence.repeat_heads(query, key, value)
-  batch, length, num_heads, head_dim = query.shape
-  names = "num_iterations", "regularizer", "scale"
-  num_iterations, regularizer, scale = (options.pop(name) for name in names)
-  return_state = options.pop("return_state", True)
-  packed = None
-  if num_segments is not None:
-    packed = packing.packing_of(query, num_segments, options)
-  arrays, log_decay, _ = recurrence.by_head(
-    query, (key, value, beta[..., None]), **options
+  return regression_attention(
+    functools.partial(_solution, num_iterations),
+    regularizer.astype(jnp.float32),
+    query,
+    key,
+    value,
+    scale=1.0 if scale is None else scale,
+    **options,
   )
-  key, value, beta = arrays
-  dtype, query = query.dtype, query.astype(jnp.float32)
-  if normalize_keys:
-    query, key = map(recurrence.unit_length, (query, key))
-  value, written = jnp.concatenate([key, value], axis=3), beta * key
-  shape = num_heads, head_dim, value.shape[3]
-  state = packing.first_state(
-    initial_state, value, shape, "N, H, H+V", num_segments
-  )
-  axis_name = options.get("axis_name")
-  is_part = is_sequence_sharded(axis_name)
-  if is_sequence_sharded(axis_name):
-    state = recurrence.state_before(written, value, log_decay, axis_name)
-  query *= checks.softmax_scale(1.0 if scale is None else scale, head_dim)
-  size = chunk_size(length) if packed is None else packed.size
-  numbers = 2 * size + 6 * head_dim + value.shape[3]
-
-  def attend(inputs, state, resets=None):
-    count = chunks_per_step(inputs[0], size, numbers)
-    return scan(
-      functools.partial(_step, count, num_iterations),
-      regularizer.astype(jnp.float32),
-      state,
-      (*inputs, resets and packing.whole_steps(resets, count)),
-      size=size * count,
-      is_empty=initial_state is None and not is_part and resets is None,
-    )
-
-  inputs = query, written, value, log_decay
-  if packed is None:
-    state, out = attend(inputs, state)
-  else:
-    none = jnp.zeros_like(value, shape=(batch, *shape))
-    out, state = packed.run(
-      lambda inputs, resets: attend(inputs, none, resets)[1], inputs, state
-    )
-  out = out.astype(dtype)
-  return (out, state) if return_state else out
 
 
-def _step(count, num_iterations, regularizer, state, inputs):
-  """`count` chunks `[B, N, count, C, ·]`; each begins with the state of the one before."""
-  *arrays, resets = inputs
-  query, key, value, log_decay = recurrence.chunks(arrays, count)
-  from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
-  made = jnp.swapaxes(key * jnp.exp(decay_to_end(log_decay)), -2, -1) @ value
-  after, before = made, None
-  if state is not None:
-    own = from_start[..., -1:, :], made
-    first = jnp.zeros_like(own[0][:, :, :1]), state[:, :, None]
-    resets = packing.head_resets(resets, own[0])
-    _, before = chunk_prefixes(recurrence.joined, first, own, resets)
-    after += own[0] * before
-  decays = jnp.tril(pair_decays(log_decay))
-  head_dim = query.shape[-1]
+def _solution(num_iterations, regularizer, gram, query):
+  """(S_kk + diag(λ))⁻¹ q."""
 
   def times(x):
-    """(S_kk + diag(λ)) x for each row of x."""
-    scores = decays * _product("...cj,...sj->...cs", x, value[..., :head_dim])
-    out = _product("...cs,...si->...ci", scores, key)
-    if before is not None:
-      old = before[..., :head_dim]
-      out += from_start * _product("...ij,...cj->...ci", old, x)
-    return out + regularizer[None, :, None, None, :] * x
+    return gram.times(x) + regularizer[None, :, None, None, :] * x
 
   solve = functools.partial(_conjugate_gradients, num_iterations)
-  x = jax.lax.custom_linear_solve(times, query, solve, symmetric=True)
-  scores = decays * (x @ jnp.swapaxes(key, -2, -1))
-  out = scores @ value[..., head_dim:]
-  if before is not None:
-    out += (from_start * x) @ before[..., head_dim:]
-  out = recurrence.unchunked(out)
-  if resets is not None:
-    out = packing.with_states(out, after)
-  return after[:, :, -1], out
-
-
-# The residual is only as exact as its products, which a GPU rounds below float32.
-_product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+  return jax.lax.custom_linear_solve(times, query, solve, symmetric=True)
 
 
 def _conjugate_gradients(num_iterations, times, target):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -13,19 +14,24 @@ def attention_weights(
   fn: Callable[..., Any],
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"] | None,
+  value: Float[Array, "B S K V"] | None = None,
   **options: Any,
 ) -> Float[Array, "B N T S"]:
   """The matrix A for which `fn(query, key, value) = A · value` for every value.
 
-  Every attention function is linear in `value`, so applying it to the identity
+  Nearly every attention function is linear in `value`, so applying it to the identity
   returns the matrix: column s is the weight of the value of key s. Rows of a
-  mechanism that normalises sum to 1, or to 0 for a query that sees no key.
+  mechanism that normalises sum to 1, or to 0 for a query that sees no key. Of other
+  functions it is the derivative at the given values: A_ts = mean of ∂out_tc/∂v_sc over
+  the channels c.
 
   Args:
     fn: an attention function, `fn(query, key, value, **options)`.
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`; None for an `Attention.apply` whose query is also its key
       ('shared_qk') or that makes its own keys ('own_keys').
+    value: the values at which a function that is not linear in them is differentiated,
+      such as `ttt_linear_attention`; None for all others.
     **options: passed to `fn`; the values of `global_qkv` are replaced by the identity
       as well, so the matrix assumes the same values for both.
 
@@ -36,13 +42,15 @@ def attention_weights(
     ValueError: `fn` is not a function.
 
   Cost: one call of `fn` with values of width S, so at least B·N·T·S memory for any
-  `fn`. It is meant for plots and tests.
+  `fn`; with `value` S·V derivatives. It is meant for plots and tests.
   """
   if isinstance(fn, Attention) or not callable(fn):
     raise ValueError(
       f"fn: expected an attention function, got {type(fn).__name__}; for a mechanism "
       "give functools.partial(mechanism.apply, variables)"
     )
+  if value is not None:
+    return _derivative(lambda x: fn(query, key, x, **options), value)
   batch, source_length, num_kv_heads, _ = (query if key is None else key).shape
   identity = jnp.broadcast_to(
     jnp.eye(source_length, dtype=query.dtype)[None, :, None, :],
@@ -51,3 +59,18 @@ def attention_weights(
   if options.get("global_qkv") is not None:
     options["global_qkv"] = (*options["global_qkv"][:2], identity)
   return jnp.moveaxis(fn(query, key, identity, **options), 2, 1)
+
+
+def _derivative(fn, value):
+  """The mean over c of ∂out_tc/∂v_sc `[B, N, T, S]`, for one key s after another."""
+
+  def of_channel(s, c):
+    along = jnp.zeros_like(value).at[:, s, :, c].set(1.0)
+    return jax.jvp(fn, [value], [along])[1][..., c]
+
+  def of_key(s):
+    channels = jnp.arange(value.shape[3])
+    return jax.vmap(of_channel, (None, 0))(s, channels).mean(axis=0)
+
+  weights = jax.lax.map(of_key, jnp.arange(value.shape[1]))
+  return weights.transpose(1, 3, 2, 0)

@@ -7,8 +7,9 @@ B 1, float32; 256 channels, which are 4 heads of 64, 16 entries of state for eac
 of `mamba`, and 64 slots of `gsa`. The forms are compiled and called in turn in one
 process: the function, the formula as one `jax.lax.scan` over positions and, of
 elementwise recurrences, the formula by `jax.lax.associative_scan` over all of them, and
-the scan in whose step outer products are `jnp.einsum`. Prints the median of the ratios to the plain scan in the same round,
-forward and with gradients, and the temporaries of the gradients in MiB.
+the scan in whose step outer products are `jnp.einsum`. Prints the median of the ratios
+to the plain scan in the same round, forward and with gradients, and the temporaries of
+the gradients in MiB.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import (
+  gka_attention,
   gsa_attention,
   hgrn2,
   mamba_attention,
   precond_delta_attention,
   rg_lru_attention,
   rwkv6_attention,
+  titans_attention,
+  ttt_linear_attention,
 )
 from training.commands import entry
 from training.devices import process
@@ -190,11 +194,105 @@ def _precond_plain(q, k, v, beta, decay, rate, center):
   return _scanned(step, first, q, k, v, beta, decay, rate)
 
 
+def _ttt_own(q, k, v, rate, weights, bias, gamma, beta):
+  given = {"initial_weights": weights, "initial_bias": bias}
+  given |= {"norm_scale": gamma, "norm_bias": beta, "learning_rate": rate}
+  return ttt_linear_attention(q, k, v, **given)
+
+
+def _ttt_plain(q, k, v, rate, weights, bias, gamma, beta):
+  def norm(z):
+    z -= jnp.mean(z, axis=-1, keepdims=True)
+    spread = jax.lax.rsqrt(jnp.mean(z * z, axis=-1, keepdims=True) + 1e-6)
+    return gamma[None] * z * spread + beta[None]
+
+  def step(state, now):
+    model, gradient = state
+    q, k, v, rate, place = now
+    place = place[:, None, None]
+    out, pull = jax.vjp(norm, _read(model[0], k) + model[1])
+    error = rate[..., None] * pull(out + k - v)[0]
+    gradient = gradient[0] + _outer(k, error), gradient[1] + error
+    one = model[0] - gradient[0] / (place[..., None] + 1.0)
+    other = model[1] - gradient[1] / (place + 1.0)
+    out = q + norm(_read(one, q) + other)
+    is_last = place == 15
+    model = (
+      jnp.where(is_last[..., None], one, model[0]),
+      jnp.where(is_last, other, model[1]),
+    )
+    gradient = (
+      jnp.where(is_last[..., None], 0.0, gradient[0]),
+      jnp.where(is_last, 0.0, gradient[1]),
+    )
+    return (model, gradient), out
+
+  model = weights[None] + _empty(q), bias[None] + jnp.zeros_like(q[:, 0])
+  state = model, jax.tree.map(jnp.zeros_like, model)
+  places = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16, q.shape[:2])
+  return _scanned(step, state, q, k, v, rate, places)
+
+
+def _titans_own(q, k, v, rate, momentum, decay):
+  gates = {"learning_rate": rate, "log_momentum": momentum}
+  gates |= {"log_decay": decay, "scale": 1.0}
+  return titans_attention(q, k, v, **gates)
+
+
+def _titans_plain(q, k, v, rate, momentum, decay):
+  def step(state, now):
+    memory, moment, start = state
+    q, k, v, rate, momentum, decay, is_last = now
+    error = 2.0 * rate[..., None] * (v - _read(start, k))
+    moment = jnp.exp(momentum)[..., None, None] * moment + _outer(k, error)
+    memory = jnp.exp(decay)[..., None, None] * memory + moment
+    start = jnp.where(is_last[:, None, None, None], memory, start)
+    return (memory, moment, start), _read(memory, q)
+
+  is_last = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16 == 15, q.shape[:2])
+  along = q, k, v, rate, momentum, decay, is_last
+  return _scanned(step, (_empty(q),) * 3, *along)
+
+
+def _gka_own(q, k, v, decay, beta, alpha):
+  gates = {"log_decay": decay, "beta": beta, "alpha": alpha, "scale": 1.0}
+  return gka_attention(q, k, v, **gates)
+
+
+def _gka_plain(q, k, v, decay, beta, alpha):
+  """By as many iterations, whose weights are those of r = 0.02."""
+  ratio, weights = 1.0 / 1.04, [2.0]
+  for _ in range(30):
+    weights.append(4.0 / (4.0 - ratio**2 * weights[-1]))
+
+  def step(state, now):
+    q, k, v, decay, beta, alpha = now
+    decay, beta = jnp.exp(decay)[..., None, None], beta[..., None]
+    gram = decay * state[0] + _outer(beta * k, k)
+    memory = decay * state[1] + _outer(beta * k, v)
+    norm = jnp.sqrt(jnp.sum(jnp.square(gram), axis=(-2, -1)))[..., None]
+
+    def iteration(now, weight):
+      x, before = now
+      residual = _read(gram, x) + 0.02 * norm * x - q
+      step = 2.0 * ratio / norm * weight
+      return (x - step * residual + (weight - 1.0) * (x - before), x), None
+
+    first = 2.0 * ratio / norm * q, jnp.zeros_like(q)
+    (x, _), _ = jax.lax.scan(iteration, first, jnp.asarray(weights[1:]))
+    return (gram, memory), _read(memory, q + alpha[..., None] * (x - q))
+
+  return _scanned(step, (_empty(q), _empty(q)), q, k, v, decay, beta, alpha)
+
+
 FORMS: dict[str, dict[str, Callable[..., Any]]] = {
   "hgrn2": {"plain scan": _hgrn2_plain, "ours": _hgrn2_own},
   "rwkv6": {"plain scan": _rwkv6_plain, "ours": _rwkv6_own},
   "gsa": {"plain scan": _gsa_plain, "ours": _gsa_own},
+  "gka": {"plain scan": _gka_plain, "ours": _gka_own},
   "precond_delta": {"plain scan": _precond_plain, "ours": _precond_own},
+  "titans": {"plain scan": _titans_plain, "ours": _titans_own},
+  "ttt_linear": {"plain scan": _ttt_plain, "ours": _ttt_own},
   "mamba": {
     "plain scan": _mamba_plain,
     "ours": _mamba_own,
@@ -221,11 +319,24 @@ def _arguments(name: str, length: int) -> tuple[jax.Array, ...]:
     q, k = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
     decay = -jax.nn.softplus(normal(*shape) - 3.0)
     beta, rate = jax.nn.sigmoid(normal(2, *shape[:3]))
+    heads = normal(HEADS, WIDTH)
+    model = 0.02 * normal(HEADS, WIDTH, WIDTH), 0.1 * heads
     return {
       "hgrn2": (q, k, v),
       "rwkv6": (q, k, v, decay, normal(HEADS, WIDTH)),
       "gsa": (q, k, v, decay, -jnp.expm1(decay)),
+      "gka": (q, k, v, decay[..., 0], beta, rate),
       "precond_delta": (q, k, v, beta, decay[..., 0], rate, normal(HEADS)),
+      "titans": (q, k, v, 0.1 * beta, jnp.log(rate), decay[..., 0]),
+      "ttt_linear": (
+        q,
+        k,
+        v,
+        beta / 64,
+        *model,
+        1.0 + 0.1 * heads,
+        0.1 * heads,
+      ),
     }[name]
   x = normal(1, length, CHANNELS)
   if name == "rg_lru":

@@ -13,7 +13,8 @@ CAUSAL = (
   "retention,gated_linear,mamba2,delta,gated_delta,kimi_delta,"
   "lsh,additive,multiplicative,differential,latent,"
   "lightning,mamba3,comba,gated_delta_2,delta_product,rwkv7,mesa,log_linear,"
-  "stick_breaking,path"
+  "stick_breaking,path,mamba,rg_lru,mlstm,hgrn2,rwkv6,gsa,precond_delta,"
+  "gka,momentum_delta,ttt_linear,titans"
 )
 """Mechanisms for a decoder, except those that need long sequences."""
 

@@ -24,13 +24,18 @@ _MEASURED = slice(3, 6)
 _REPOSITORIES = {
   "fla": "https://github.com/fla-org/flash-linear-attention",
   "fla_recurrences": "https://github.com/fla-org/flash-linear-attention",
+  "fla_momentum": "https://github.com/fla-org/flash-linear-attention",
   "jla": "https://pypi.org/project/jax-linear-attention",
   "ejkernel": "https://pypi.org/project/ejkernel",
   "jla_recurrences": "https://pypi.org/project/jax-linear-attention",
+  "jla_ttt": "https://pypi.org/project/jax-linear-attention",
   "jla_states": "https://pypi.org/project/jax-linear-attention",
   "recurrentgemma": "https://github.com/google-deepmind/recurrentgemma",
   "mlstm_kernels": "https://github.com/NX-AI/mlstm_kernels",
   "mamba3_jax": "https://pypi.org/project/mamba3-jax",
+  "fla_titans": "https://github.com/fla-org/flash-linear-attention",
+  "titans": "https://pypi.org/project/titans-pytorch",
+  "ttt": "https://github.com/test-time-training/ttt-lm-jax",
   "torch": "https://github.com/pytorch/pytorch",
   "zoology": "https://github.com/HazyResearch/zoology",
   "transformers": "https://github.com/huggingface/transformers",
@@ -61,6 +66,9 @@ Some peers disagree with each other or with the paper. The test vectors follow t
 | `path` | fla and jla multiply the cumulative log forget gates by the scale; the paper adds them unscaled | as the paper |
 | `kimi_delta` | ejkernel has a decay for each head; the paper, fla, jla and transformers have a decay for each channel | as the paper |
 | `mlstm` | the authors' code starts with m = 0, jla with m = −∞, which matters with ε > 0 only; a segment of packed rows starts with m = 0 here | m = 0 |
+| `ttt_linear` | fla adds z = q W + b instead of q to LN(z) | q, as the paper and its code |
+| `ttt_linear` | jla does not restart mini-batches where a segment starts | restarted |
+| `titans` | the references of fla add a layer norm and a residual, and their gradient of the norm does not multiply sums over channels by D | one matrix without a norm, as equation 12 |
 | `rg_lru` | equation 4 multiplies the input of the first position by √(1 − a²) as well; the authors' code and transformers do not | as the code |
 | `mamba` | equation 4 of the paper multiplies B by (e^(ΔA) − 1) / A, its code by Δ | as the code |
 | `mamba3` | in the authors' code, jla and mamba3-jax, the decay rate is 1 + x for x ≥ 0 and 1 / (1 − x) for x < 0; mamba3-ssm uses softplus | softplus |

@@ -250,6 +250,13 @@ def _mesa() -> Panels:
   return {f"no decay, λ = {ridge:g}": drawn(ridge) for ridge in (1.0, 8.0)}
 
 
+def _ttt_linear() -> Panels:
+  """Derivatives at values equal to the keys."""
+  x = tokens()
+  fn = _plugged("ttt_linear")
+  return {"causal": attention_weights(fn, x, x, x, is_causal=True)[0, 0]}
+
+
 def _log_linear() -> Panels:
   """64 times the same token: only levels differ."""
   same = jnp.broadcast_to(unit_length(tokens()[:, :1]), tokens().shape)
@@ -313,6 +320,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "mamba": partial(_of_queries, "mamba"),
   "rg_lru": partial(_of_queries, "rg_lru"),
   "mesa": _mesa,
+  "ttt_linear": _ttt_linear,
   "log_linear": _log_linear,
   "latent": _latent,
   "moba": partial(_short, "moba"),

@@ -252,7 +252,10 @@ class MultiHeadAttention(nn.Module):
     """Sows the attention matrix and the mechanism's own loss if they are asked for."""
     if self.is_mutable_collection("intermediates"):
       apply = functools.partial(self.attention.apply, self.mechanism)
-      weights = attention_weights(apply, *every_head(query, key, value), **call)
+      arrays = *every_head(query, key, value), value
+      if self.attention.linear_in_values:
+        arrays = arrays[:2]
+      weights = attention_weights(apply, *arrays, **call)
       self.sow("intermediates", "attention_weights", weights)
     loss = self.attention.loss
     is_asked = self.is_mutable_collection("losses")

@@ -295,13 +295,12 @@ def test_every_config_of_the_core_is_in_the_table():
   assert files - of_projects <= {*named} <= files | of_projects
 
 
-# The tutorials, which the docs build executes, but for the one of commands.
+# The tutorials, which the docs build executes.
 
 _TUTORIALS = [
   path
   for path in _PAGES
-  if (path.parent.name == "tutorials" and path.stem != "9_question")
-  or path == _DOCS / "start.md"
+  if path.parent.name == "tutorials" or path == _DOCS / "start.md"
 ]
 _HEADER = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n# "
 _CELL = re.compile(
@@ -317,7 +316,7 @@ _DRAWS = re.compile(
 
 
 def test_a_tutorial_is_a_notebook_with_a_picture():
-  assert len(_TUTORIALS) == 12
+  assert len(_TUTORIALS) == 14
   for path in _TUTORIALS:
     text = _PAGES[path]
     assert text.startswith(_HEADER), path

@@ -18,6 +18,7 @@ from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
 from attention.definitions.dsa import dsa_attention, dsa_indexer_loss
 from attention.definitions.flash import flash_attention
+from attention.definitions.gka import gka_attention
 from attention.definitions.gsa import gsa_attention
 from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
@@ -28,6 +29,7 @@ from attention.definitions.mamba import mamba_attention
 from attention.definitions.mesa import mesa_attention
 from attention.definitions.mlstm import mlstm_attention
 from attention.definitions.moba import moba_attention
+from attention.definitions.momentum_delta import momentum_delta_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nsa import nsa_attention
 from attention.definitions.nystrom import nystrom_attention
@@ -45,6 +47,8 @@ from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
 from attention.definitions.stick_breaking import stick_breaking_attention
 from attention.definitions.strided_2d import strided_2d_attention
+from attention.definitions.titans import titans_attention
+from attention.definitions.ttt_linear import ttt_linear_attention
 from attention.definitions.window_2d import window_2d_attention
 from attention.definitions.window_linear import window_linear_attention
 
@@ -61,6 +65,7 @@ __all__ = [
   "dsa_indexer_loss",
   "flash_attention",
   "gated_linear_attention",
+  "gka_attention",
   "gsa_attention",
   "latent_attention",
   "linear_attention",
@@ -71,6 +76,7 @@ __all__ = [
   "mesa_attention",
   "mlstm_attention",
   "moba_attention",
+  "momentum_delta_attention",
   "multiplicative_attention",
   "nsa_attention",
   "nystrom_attention",
@@ -84,6 +90,8 @@ __all__ = [
   "sliding_window_attention",
   "stick_breaking_attention",
   "strided_2d_attention",
+  "titans_attention",
+  "ttt_linear_attention",
   "window_2d_attention",
   "window_linear_attention",
 ]

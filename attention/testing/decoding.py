@@ -23,7 +23,8 @@ def _start(
   mechanism: Mechanism, case: Case = _CASE, dtype: Any = np.float32
 ) -> tuple[Any, Any, list, dict[str, Any]]:
   """Variables, an empty cache, query, key and value, options of the call."""
-  qkv, call = mechanism.draw(case.limited(mechanism.supports))
+  case = mechanism.limited(case)
+  qkv, call = mechanism.draw(case)
   if "own_keys" in mechanism.supports:
     del qkv[2:]  # The cache does not store separate values.
   dims = case.dims._replace(value_dim=case.value_dim)

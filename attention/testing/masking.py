@@ -32,7 +32,7 @@ def future_changes_nothing(mechanism: Mechanism) -> None:
   This holds for values, maxima and normalisers. If a mechanism may add the same terms in
   another order, for example because it sorts, past_error=1e-6 allows for rounding.
   """
-  long = mechanism.draw(LONG_CAUSAL.limited(mechanism.supports))
+  long = mechanism.draw(mechanism.limited(LONG_CAUSAL))
   if "mask" in long[1]:
     long[1]["mask"] = np.ones_like(long[1]["mask"])
   for (qkv, call), dims, positions in (

@@ -87,6 +87,12 @@ class Mechanism:
     """
     return _variables(self, dims)
 
+  def limited(self, case: Case) -> Case:
+    """The case without what the mechanism does not support."""
+    if not self.record.linear_in_values:
+      case = case._replace(value_dim=case.head_dim)
+    return case.limited(self.supports)
+
   def draw(self, case: Case, seed: int = 0) -> tuple[list, dict[str, Any]]:
     """`case.draw`, without the key if the query is the key."""
     arrays, call = case.draw(seed)
@@ -109,7 +115,7 @@ class Mechanism:
     The mask excludes some keys, or with `hides` False none; the batch is 8.
     """
     case = Case(("mask", "segments"), length=length, batch=8)
-    arrays, call = self.draw(case.limited(self.supports), seed)
+    arrays, call = self.draw(self.limited(case), seed)
     for ids in {"query_segment_ids", "key_segment_ids"} & call.keys():
       call[ids] = np.zeros((8, length), np.int32)
     if "mask" in call and not hides:

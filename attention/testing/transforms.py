@@ -208,25 +208,27 @@ def sharded_batch(mechanism: Mechanism) -> None:
 def attention_matrix(mechanism: Mechanism) -> None:
   """The result must be linear in `value`, with weights only for visible keys.
 
-  It must be one matrix times the values unless one_matrix=False. Rows must sum to 1
+  Otherwise the record has `linear_in_values=False`, and the matrix is a derivative. It must be one matrix times the values unless one_matrix=False. Rows must sum to 1
   unless normalised=False, and may be zero only without visible keys unless sparse=True.
   """
   is_causal = mechanism.directions[-1]
   qkv, call = mechanism.draw_masked()
   query, key, value = mechanism.three(qkv)
   variables = mechanism.variables(Case().dims)
+  point = None if mechanism.record.linear_in_values else value
 
   @jax.jit
-  def matrix(variables, query, key, call):
+  def matrix(variables, query, key, point, call):
     apply = partial(mechanism.record.apply, variables)
-    return attention_weights(apply, query, key, is_causal=is_causal, **call)
+    call = {"is_causal": is_causal, **call}
+    return attention_weights(apply, query, key, point, **call)
 
-  weights = np.asarray(matrix(variables, query, key, call))
+  weights = np.asarray(matrix(variables, query, key, point, call))
   out, _ = backward(mechanism, is_causal, qkv, call)
   B, T, N = query.shape[:3]
   told = f"attention_weights has shape {weights.shape}, expected {(B, N, T, T)}"
   require(weights.shape == (B, N, T, T), told)
-  if mechanism.one_matrix:
+  if mechanism.one_matrix and point is None:
     values = np.repeat(value, N // value.shape[2], axis=2)
     product = np.einsum("BNTS,BSNV->BTNV", weights, values)
     assert_close(product, out, 1e-5, "the product of weights and values")

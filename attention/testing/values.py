@@ -78,7 +78,7 @@ def value_and_gradient(mechanism: Mechanism, case: Case) -> None:
   attention.testing, with fewer options. Remove unsupported options from `supports`;
   every mechanism must support `scale`.
   """
-  case = case.limited(mechanism.supports)
+  case = mechanism.limited(case)
   try:
     _equals_the_definition(mechanism, case)
   except AssertionError as error:
@@ -177,7 +177,7 @@ def bfloat16(mechanism: Mechanism) -> None:
   options = (
     ("causal", "mask", "segments") if is_causal else ("mask", "segments")
   )
-  case = Case(options).limited(mechanism.supports)
+  case = mechanism.limited(Case(options))
   qkv, call = mechanism.draw(case)
   qkv[0] *= 4.0  # Logits near 10, which bfloat16 would round by 0.03.
   rounded = [jnp.asarray(x, jnp.bfloat16) for x in qkv]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
 from pathlib import Path
 import re
 from typing import Any
@@ -108,14 +109,20 @@ def read(
     if "/attention/" not in path or model == published:
       raise ValueError(f"{folder}: no tensor fills {path}")
   if missing:
-    drawn = _flat(initialize(model, key, model.example()))
-    arrays |= {
-      path: jnp.asarray(drawn[path], wanted[path].dtype) for path in missing
-    }
+    arrays |= _initial(model, key, tuple(missing))
   tree = traverse_util.unflatten_dict(
     {path: arrays[path] for path in wanted}, sep="/"
   )
   return {"params": {}, "constants": {}, **tree}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _initial(
+  model: Any, key: Array, paths: tuple[str, ...]
+) -> dict[str, Array]:
+  """Initializes some variables of a model; the compiler removes all others."""
+  variables = _flat(initialize(model, key, model.example()))
+  return {path: variables[path] for path in paths}
 
 
 def own(family: Family, tensors: files.Tensors) -> set[str]:

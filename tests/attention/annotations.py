@@ -22,7 +22,7 @@ def main() -> int:
         continue
       if not {"segments", "full_mask"} & {*case.options}:  # Of few options.
         continue
-      case = case.limited(mechanism.supports)
+      case = mechanism.limited(case)
       qkv, call = mechanism.draw(case)
       others = {k: x for k, x in call.items() if isinstance(x, bool | float)}
       arrays = {k: x for k, x in call.items() if k not in others}

@@ -19,6 +19,7 @@ from attention import (
   gated_delta,
   gated_delta_2,
   gated_linear,
+  gka,
   gsa,
   hgrn2,
   kimi_delta,
@@ -34,6 +35,7 @@ from attention import (
   mesa,
   mlstm,
   moba,
+  momentum_delta,
   multiplicative,
   nsa,
   nystrom,
@@ -47,21 +49,27 @@ from attention import (
   sliding_window,
   stick_breaking,
   strided_2d,
+  titans,
+  ttt_linear,
   window_2d,
   window_linear,
 )
 from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import gka as gka_definition
 from attention.definitions import gsa as gsa_definition
 from attention.definitions import log_linear as log_linear_definition
 from attention.definitions import mamba as mamba_definition
 from attention.definitions import mamba3 as mamba3_definition
 from attention.definitions import mesa as mesa_definition
 from attention.definitions import mlstm as mlstm_definition
+from attention.definitions import momentum_delta as momentum_delta_definition
 from attention.definitions import precond_delta as precond_delta_definition
 from attention.definitions import recurrent
 from attention.definitions import rg_lru as rg_lru_definition
 from attention.definitions import rwkv6 as rwkv6_definition
 from attention.definitions import rwkv7 as rwkv7_definition
+from attention.definitions import titans as titans_definition
+from attention.definitions import ttt_linear as ttt_linear_definition
 from attention.definitions.linear import (
   elu_plus_one,
   hedgehog_features,
@@ -268,7 +276,10 @@ def _strided_2d(**options):
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
   # The variables have them.
-  unread = ("rank", "num_levels", "num_slots", "projection_bias")
+  unread = (
+    *("rank", "num_levels", "num_slots", "projection_bias"),
+    "num_iterations",
+  )
   rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
@@ -569,10 +580,16 @@ MECHANISMS = (
   _recurrent(gated_delta_2, rank=3),
   _recurrent(delta_product, delta_product_definition),
   _recurrent(precond_delta, precond_delta_definition),
+  _recurrent(momentum_delta, momentum_delta_definition),
   _recurrent(rwkv6, rwkv6_definition, rank=3),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
   _recurrent(mesa, mesa_definition),
+  # A condition number of 6, for float32, and iterations to the exact solution.
+  _recurrent(gka, gka_definition, ridge_ratio=0.2, num_iterations=25),
   _recurrent(gsa, gsa_definition, num_slots=5),
+  _recurrent(ttt_linear, ttt_linear_definition, minibatch_size=4),
+  _recurrent(titans, titans_definition, minibatch_size=4),
+  _recurrent(titans, titans_definition, minibatch_size=1, max_rate=0.5),
   _recurrent(log_linear, log_linear_definition, num_levels=10),
   _differential(start=0.6),
   _latent(),

@@ -49,9 +49,13 @@ by_name = pytest.mark.parametrize(
     "delta_product",
     "mamba",
     "mlstm",
+    "momentum_delta",
     "rg_lru",
+    "gka",
     "gsa",
     "precond_delta",
+    "titans",
+    "ttt_linear",
     "rwkv6",
     "rwkv7",
     "mesa",
@@ -88,7 +92,7 @@ def _hands_on_to(name):
     return visible_pairs
   if name == "gated_linear":
     return definitions.delta_rule_attention
-  if name in ("mesa", "log_linear"):
+  if name in ("mesa", "gka", "momentum_delta", "log_linear"):
     return recurrent.starts
   if name in ("delta_product", "mamba", "rwkv7"):
     return recurrent.recurrence
@@ -151,12 +155,12 @@ def test_what_a_definition_keeps_to(mechanism):
 
 def is_float64(mechanism):
   """And zero where nothing is seen."""
-  case = Case(("mask",), value_dim=5)
+  case = mechanism.limited(Case(("mask",), value_dim=5))
   define, arrays, call = call_of(mechanism, case)
   out = define(*arrays, **call)
   assert isinstance(out, np.ndarray)
   assert out.dtype == np.float64
-  assert out.shape == (case.batch, case.length, case.num_heads, 5)
+  assert out.shape == (case.batch, case.length, case.num_heads, case.value_dim)
   # Nested lists do as well.
   np.testing.assert_array_equal(
     define(arrays[0], *(x.tolist() for x in arrays[1:]), **call), out

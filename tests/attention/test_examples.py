@@ -51,6 +51,7 @@ OWN = {
     "delta": X**2,
     "log_rate": ones(N, H, H),
   },
+  "gka": {"g": DECAY[..., 0], "b": ones(1, T, N), "a": ones(1, T, N)},
   "mesa": {
     "g": DECAY[..., 0],
     "b": ones(1, T, N),
@@ -70,12 +71,23 @@ OWN = {
   "performer": {"w": jnp.eye(H)},
   "selected": {"indices": jnp.arange(T).reshape(1, T, 1, 1) // 64},
   "rg_lru": {"x": X, "log_decay": DECAY, "i": ones(*X.shape)},
+  "momentum_delta": {
+    **{"b": ones(1, T, N), "n": ones(1, T, N)},
+    **{"g": DECAY[..., 0], "h": DECAY[..., 0]},
+  },
   "precond_delta": {
     **{"b": ones(1, T, N), "g": DECAY, "r": ones(1, T, N)},
     **{"a": DECAY[..., 0], "c": jnp.zeros(N)},
   },
   "rwkv6": {"g": DECAY, "u": ones(N, H)},
   "rwkv7": {"g": DECAY, "a": -X / 4, "b": X / 4},
+  "titans": {
+    **{"theta": ones(1, T, N) / 8, "m": DECAY[..., 0], "g": DECAY[..., 1]},
+  },
+  "ttt_linear": {
+    **{"eta": ones(1, T, N), "w": KERNEL, "b": ones(N, H)},
+    **{"gamma": ones(N, H), "beta": ones(N, H)},
+  },
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
 }
 

@@ -73,7 +73,9 @@ def options(name):
   }
   if name in (
     *("mesa_attention", "gsa_attention", "log_linear_attention"),
+    *("gka_attention", "momentum_delta_attention"),
     *("rg_lru_attention", "mlstm_attention", "precond_delta_attention"),
+    *("titans_attention", "ttt_linear_attention"),
   ):
     made.pop("initial_state")  # Theirs have other forms.
   return {n: x for n, x in made.items() if n in parameters}

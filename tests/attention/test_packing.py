@@ -14,9 +14,11 @@ from attention.log_linear import LevelState
 from attention.platform import backend
 from tests.attention import state_cases as cases
 from tests.attention import (
+  test_gka,
   test_gsa,
   test_log_linear,
   test_mesa,
+  test_momentum_delta,
   test_recurrences,
 )
 from tests.attention.state_cases import BATCH, DIM, HEADS, VALUE
@@ -24,7 +26,7 @@ from tests.attention.state_cases import BATCH, DIM, HEADS, VALUE
 LENGTH, SEGMENTS = 150, 6
 RULES = [
   *map("-".join, test_recurrences.RULES),
-  *("mesa", "gsa", "log_linear"),
+  *("mesa", "gka", "gsa", "momentum_delta", "log_linear"),
 ]
 
 
@@ -38,8 +40,13 @@ def chosen(rule):
     is_there = (count[..., None] >> np.arange(9)) % 2 == 1
     sums = np.where(is_there[:, :, None, :, None, None], sums, 0.0)
     state = LevelState(np.float32(sums), count)
-  elif rule in ("mesa", "gsa"):
-    module = {"mesa": test_mesa, "gsa": test_gsa}[rule]
+  elif rule in ("mesa", "gka", "gsa", "momentum_delta"):
+    module = {
+      "mesa": test_mesa,
+      "gka": test_gka,
+      "gsa": test_gsa,
+      "momentum_delta": test_momentum_delta,
+    }[rule]
     name, given = f"{rule}_attention", module.given(LENGTH)
     parts = [given["initial_state"] * (i + 1) for i in range(SEGMENTS)]
     state = np.stack(parts, axis=1)
@@ -51,7 +58,10 @@ def chosen(rule):
     shape = BATCH, SEGMENTS, HEADS, DIM, VALUE
     state = np.float32(rng.normal(size=shape))
   given |= {"initial_state": state}
-  return getattr(attention, name), getattr(definitions, name), given
+  function = getattr(attention, name)
+  if rule == "gka":  # The definition solves exactly.
+    function = functools.partial(function, num_iterations=80)
+  return function, getattr(definitions, name), given
 
 
 def ids_and_mask():

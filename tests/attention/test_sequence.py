@@ -468,8 +468,10 @@ def promised(mechanism, devices, length, is_causal):
     case "gsa":
       slots = options["num_slots"]
       numbers = carried(devices, slots, slots * 2 * DIM)
-    case "mesa":
+    case "mesa" | "gka":
       numbers = carried(devices, 1, 2 * DIM * DIM)
+    case "momentum_delta":
+      numbers = carried(devices, 4 * DIM * DIM, 2 * DIM * DIM)
     case "log_linear":
       levels = options["num_levels"] - 1
       numbers = carried(devices, 1, levels * DIM * DIM)

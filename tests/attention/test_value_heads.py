@@ -53,6 +53,7 @@ def test_names_of_functions():
     "gated_linear_attention",
     "log_linear_attention",
     "mamba_attention",
+    "gka_attention",
     "mesa_attention",
     "mlstm_attention",
     "rwkv7_attention",

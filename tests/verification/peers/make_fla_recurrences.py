@@ -44,6 +44,7 @@ def layer(name: str, **stubs: Any) -> Any:
     *("fla.modules.activations", "fla.modules.layernorm"),
     *("fla.modules.token_shift", "fla.modules.feature_map"),
     *(f"fla.ops.{x}" for x in ("gla", "gsa", "precond_gated_delta_rule")),
+    "fla.ops.momentum_delta_rule",
   )
   with mock.patch.dict(sys.modules, {x: mock.MagicMock() for x in imported}):
     spec.loader.exec_module(module)

@@ -45,9 +45,10 @@ def test_definitions_have_the_results_of_peers(case):
 )
 def test_a_call_goes_on_from_a_state(case):
   """13 positions, and the others from the state that these leave."""
+  static = {"return_state", "num_segments", "ridge_ratio", "num_iterations"}
   function = jax.jit(
     getattr(attention, case.function),
-    static_argnames=[*{"return_state", "num_segments"} & case.options.keys()],
+    static_argnames=[*static & case.options.keys()],
   )
   state, outs = case.given["initial_state"], []
   for begin, end in ((0, 13), (13, case.given["query"].shape[1])):

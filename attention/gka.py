@@ -1,0 +1,221 @@
+"""Gated KalmaNet: ridge regression over the past, regularised by the size of its state."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import checks
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention
+from attention.recurrent import gates
+from attention.recurrent.regression import regression_attention
+
+
+@attention_function
+def gka_attention(
+  query: Float[Array, "B T Q H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T U V"],
+  *,
+  log_decay: Float[Array, "B T N"],
+  beta: Float[Array, "B T N"],
+  alpha: Float[Array, "B T N"],
+  ridge_ratio: float = 0.02,
+  num_iterations: int = 30,
+  normalize_keys: bool = False,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  initial_state: Float[Array, "B *G N H X"] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  num_segments: int | None = None,
+  return_state: bool = False,
+) -> (
+  Float[Array, "B T N V"]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H X"]]
+):
+  """Each query, mixed with its solution of a regression, reads a sum of keys and values.
+
+    out = gka_attention(q, k, v, log_decay=g, beta=b, alpha=a)
+
+    S_kk ← e^g_t S_kk + β_t k_t k_tᵀ        S_kv ← e^g_t S_kv + β_t k_t v_tᵀ
+    x_t = (S_kk + λ_t I)⁻¹ q_t              λ_t = r ‖S_kk‖_F
+    out_t = scale · S_kvᵀ (q_t + α_t (x_t − q_t))
+
+  for each head. With α = 1 it is the prediction for q_t by ridge regression from k_s to
+  v_s, s ≤ t, as in `mesa_attention`, and with α = 0 gated linear attention. λ bounds the
+  condition number of the system by (1 + r) / r. Everything is float32 for inputs of any
+  dtype.
+
+  Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, V]`.
+    log_decay: g, at most 0.
+    beta: β, at least 0.
+    alpha: α, from 0 to 1.
+    ridge_ratio: r, above 0.
+    num_iterations: I, the number of iterations. Each multiplies the error by
+      (√c − 1)/(√c + 1) or less, where c = (1 + r) / r: 30 leave 4·10⁻⁴ of x or less.
+    normalize_keys: as in `delta_rule_attention`.
+    scale: factor of the queries; None is 1/√H.
+    initial_state: [S_kk, S_kv] before the first position, X = H+V, with symmetric
+      S_kk; None is 0.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change, and α
+      is 0.
+    is_causal: must be True, because a state holds only the past.
+    segment_ids: `[B, T]`; where they change, the state restarts at 0.
+    num_segments: G, to give and get one state per segment.
+    return_state: whether to return the last state as well.
+
+  Results and errors: as `gated_linear_attention`; the state is
+  `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
+
+  Chebyshev iteration solves the system, as in algorithm 1 of the paper. As in its code,
+  gradients are those of the exact solution: the iterations are not differentiated.
+  Instead, they solve the system again with another right-hand side.
+
+  Cost: time T·N·(H+C)·(I·H + C + V), where C = `scan.CHUNK`, with gradients about four
+  times that; memory B·T·N·(H+V), with gradients also one state for each chunk.
+
+  Paper: Gated KalmaNet: a fading memory layer through test-time ridge regression,
+  arXiv:2511.21016, section 4.
+  """
+  return _recurrence(**locals())
+
+
+def _recurrence(
+  query, key, value, *, alpha, ridge_ratio, num_iterations, scale, **options
+) -> Any:
+  """`gka_attention`, also where each device has a shard of the sequence."""
+  _check_ridge(ridge_ratio)
+  return regression_attention(
+    functools.partial(_mixed, ridge_ratio, num_iterations),
+    (),
+    query,
+    key,
+    value,
+    rows=(alpha,),
+    by_position=True,
+    scale=checks.softmax_scale(scale, query.shape[3]),
+    **options,
+  )
+
+
+def _check_ridge(ridge_ratio):
+  if not ridge_ratio > 0.0:
+    raise ValueError(f"ridge_ratio: expected above 0, got {ridge_ratio!r}")
+
+
+def _mixed(ridge_ratio, num_iterations, params, gram, query, alpha):
+  """The query mixed with x = (S_kk + λ I)⁻¹ q."""
+  del params
+  square = gram.square_norm()
+  # Of an empty state, which holds no values, any solution will do.
+  has_keys = square > jnp.finfo(square.dtype).tiny
+  norm = jnp.sqrt(jnp.where(has_keys, square, 1.0))
+
+  def times(x):
+    return gram.times(x) + ridge_ratio * norm * x
+
+  def solve(times, target):
+    return _chebyshev(num_iterations, ridge_ratio, norm, times, target)
+
+  x = jax.lax.custom_linear_solve(times, query, solve, symmetric=True)
+  return query + alpha * (x - query)
+
+
+def _chebyshev(num_iterations, ridge_ratio, norm, times, target):
+  """Solves times(x) = target, where the eigenvalues are from λ to λ + `norm`."""
+  ratio = 1.0 / (1.0 + 2.0 * ridge_ratio)
+  weights = [2.0]
+  for _ in range(num_iterations):
+    weights.append(4.0 / (4.0 - ratio**2 * weights[-1]))
+  step = 2.0 * ratio / norm
+
+  def iteration(now, weight):
+    x, before = now
+    residual = times(x) - target
+    moved = x - step * weight * residual + (weight - 1.0) * (x - before)
+    return (moved, x), None
+
+  start = step * target, jnp.zeros_like(target)
+  weights = jnp.asarray(weights[1:], target.dtype)
+  return jax.lax.scan(iteration, start, weights)[0][0]
+
+
+@attention_factory
+def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
+  """Gated KalmaNet's mixer: `gka_attention` with gates computed from the inputs.
+
+    k_t, q_t ← k_t / |k_t|, q_t / |q_t|        g_t = −e^A softplus(x_t · W_a + b)
+    α_t = sigmoid(x_t · W_α + b_α)             β_t = sigmoid(x_t · W_β + b_β)²
+
+  The gate of writing multiplies keys and values, so β is its square.
+
+  Args:
+    ridge_ratio: r.
+    num_iterations: I.
+
+  Returns:
+    An `Attention` with `gates`, causal only, whose cache is N·H·2H numbers for each
+    example. Its parameters are `rate_kernel [F, N]`, `rate_bias [N]`, `alpha_kernel
+    [F, N]`, `alpha_bias [N]`, and those of the decays of `mamba2`: `step_kernel [F, N]`,
+    `step_bias [N]` and `log_rate [N]`.
+
+  Raises:
+    ValueError: `ridge_ratio` is not above 0, or `num_iterations` is below 1.
+
+  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
+  β is the authors' code's; their paper's experiments have β = 1. Paper:
+  arXiv:2511.21016, section 4.
+  """
+  _check_ridge(ridge_ratio)
+
+  def init(key, dims):
+    rate, alpha, *steps = jax.random.split(key, 5)
+    heads = dims.num_heads
+    return {
+      "rate_kernel": gates.kernel(rate, dims.features, heads),
+      "rate_bias": jnp.zeros(heads),
+      "alpha_kernel": gates.kernel(alpha, dims.features, heads),
+      "alpha_bias": jnp.zeros(heads),
+      **gates.step_params(steps, dims),
+    }
+
+  def sigmoid(name):
+    def read(params, inputs):
+      x = gates.project(inputs, params[f"{name}_kernel"])
+      return jax.nn.sigmoid(x + params[f"{name}_bias"][None, None])
+
+    return read
+
+  def write(params, inputs):
+    # The authors' ε keeps the system solvable where the gate is 0.
+    return jnp.square(sigmoid("rate")(params, inputs) + 1e-6)
+
+  def mixed(params, query, key, value, **options):
+    del params
+    options |= {"num_iterations": num_iterations, "ridge_ratio": ridge_ratio}
+    return _recurrence(query, key, value, normalize_keys=True, **options)
+
+  def init_state(batch, dims):
+    width = dims.head_dim + dims.values
+    shape = batch, dims.num_heads, dims.head_dim, width
+    return jnp.zeros(shape, jnp.float32)
+
+  return gates.recurrent_mechanism(
+    "gka",
+    mixed,
+    init=init,
+    gates={
+      "log_decay": gates.step_decay,
+      "beta": write,
+      "alpha": sigmoid("alpha"),
+    },
+    arrays={"alpha": Float[Array, "B T N"]},
+    init_state=init_state,
+  )

@@ -1,0 +1,317 @@
+"""TTT-Linear: a linear model that learns to map keys to values, at test time.
+
+The model's weights and bias are one matrix of H+1 rows, because queries and keys get a
+last channel of 1. Positions of a mini-batch take their gradients at the weights from
+which it starts, so products of matrices compute a mini-batch (the paper's dual form).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import checks
+from attention.decorators import attention_factory, attention_function
+from attention.mechanism import Attention
+from attention.recurrent import gates
+from attention.recurrent.minibatches import minibatches
+from attention.recurrent.recurrence import by_head, repeat_heads
+from attention.recurrent.scan import CHUNK, scan
+
+
+class TttState(NamedTuple):
+  """The state from which a call continues; also the decode cache.
+
+  Attributes:
+    change: weights and bias from which the mini-batch starts, less the initial ones.
+    gradient: Σ η ∇ over the positions of the mini-batch.
+    count: the number of positions of the mini-batch.
+  """
+
+  change: Float[Array, "B N X H"]
+  gradient: Float[Array, "B N X H"]
+  count: Int[Array, "B"]
+
+
+@attention_function
+def ttt_linear_attention(
+  query: Float[Array, "B T Q H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T U H"],
+  *,
+  learning_rate: Float[Array, "B T N"],
+  initial_weights: Float[Array, "N H H"],
+  initial_bias: Float[Array, "N H"],
+  norm_scale: Float[Array, "N H"],
+  norm_bias: Float[Array, "N H"],
+  position_offset: Float[Array, "C"] | None = None,
+  minibatch_size: int = 16,
+  epsilon: float = 1e-6,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  initial_state: TttState | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = False,
+) -> Float[Array, "B T N H"] | tuple[Float[Array, "B T N H"], TttState]:
+  """Each query is read by a linear model that gradient descent fits to keys and values.
+
+    out = ttt_linear_attention(q, k, v, learning_rate=eta, initial_weights=w,
+        initial_bias=b, norm_scale=gamma, norm_bias=beta)
+
+    ℓ_s(W, b) = ½ |LN(k_s W + b) + k_s − v_s|²
+    (W_t, b_t) = (W, b) − c_i Σ_s η_s ∇ℓ_s(W, b)        c_i = max(1/i + o_i, 0)
+    out_t = q_t + LN(q_t W_t + b_t)
+
+  for each head, where t is position i = 1, …, C of its mini-batch, s are the positions
+  up to t of the mini-batch, and (W, b) is that of the last position before it. LN is a
+  layer norm with a scale and a bias for each head. Results are not linear in values.
+  Everything is float32 for inputs of any dtype.
+
+  Args:
+    query: `[B, T, Q, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, U, H]`, as wide as keys.
+    learning_rate: η, at least 0.
+    initial_weights: W before the first position.
+    initial_bias: b before the first position.
+    norm_scale: the scale of LN.
+    norm_bias: the bias of LN.
+    position_offset: o; None is 0.
+    minibatch_size: C. With 1, each gradient is taken at the weights of the position before it.
+    epsilon: ε of LN.
+    mask: key mask `[B, 1, 1, T]`; masked positions are in no mini-batch, and their
+      results are 0.
+    is_causal: must be True, because a state holds only the past.
+    scale: factor of the queries; None is 1.
+    initial_state: the `TttState` before the first position; None is that of
+      `initial_weights` and `initial_bias`.
+    segment_ids: `[B, T]`; where they change, a mini-batch starts from
+      `initial_weights` and `initial_bias`.
+    return_state: whether to return the last state as well.
+
+  Results and errors: as `gated_linear_attention`; the state is a `TttState`.
+
+  Cost: time T·N·H·(3H + 2C); memory B·T·N·H, with gradients also two states for each
+  chunk of `scan.CHUNK` positions. With a mask, segments or an initial state, mini-batches may start
+  anywhere, and a step computes two: time T·N·H·(9H + 2C).
+
+  Paper: Learning to (learn at test time): RNNs with expressive hidden states,
+  arXiv:2407.04620, sections 2.3 to 2.5 and 2.7; the bias, the ½ and o are those of its
+  code.
+  """
+  query, dtype = repeat_heads(query, key, value), query.dtype
+  batch, length, num_heads, head_dim = query.shape
+  arrays = query, key, value, learning_rate[..., None]
+  arrays, _, begins = by_head(
+    query,
+    arrays,
+    log_decay=None,
+    mask=mask,
+    is_causal=is_causal,
+    segment_ids=segment_ids,
+  )
+  query, key, value, rate = arrays
+  query *= 1.0 if scale is None else checks.softmax_scale(scale, head_dim)
+  position_rate = _position_rate(minibatch_size, position_offset)
+  initial = jnp.concatenate([initial_weights, initial_bias[:, None]], axis=1)
+  initial = initial.astype(jnp.float32)[None]
+  state = initial_state
+  if state is None:
+    state = _empty_state(batch, num_heads, head_dim)
+  _check_state(state, batch, num_heads, head_dim)
+  parts = minibatches(query, mask, begins, state.count, minibatch_size)
+  opens = parts.opens[:, :, None, None]
+  if not (mask is None and begins is None and initial_state is None):
+    # Mini-batches may start anywhere.
+    opens = jnp.stack([parts.opens, parts.begins], axis=2)[:, :, None]
+  at = position_rate[parts.place][..., None, None]
+  # The last channel of 1 reads and writes the bias.
+  query, key = (
+    jnp.concatenate([x, jnp.ones_like(rate)], axis=3) for x in (query, key)
+  )
+  window = min(minibatch_size, length)
+  count_windows = min(-(-CHUNK // window), -(-length // window))
+  last = position_rate[-1]
+  params = initial, last, _heads(norm_scale), _heads(norm_bias)
+  state, out = scan(
+    functools.partial(_step, epsilon, count_windows),
+    params,
+    (initial + state.change, state.gradient),
+    (query, key, value, rate, at, opens),
+    size=window * count_windows,
+  )
+  out += query[..., :-1]
+  if mask is not None:
+    out = jnp.where(parts.keep[..., None, None], out, 0.0)
+  out = out.astype(dtype)
+  state = TttState(state[0] - initial, state[1], parts.count)
+  return (out, state) if return_state else out
+
+
+def _heads(x):
+  """`[N, H]` as `[1, N, 1, H]` in float32."""
+  return x.astype(jnp.float32)[None, :, None]
+
+
+def _position_rate(size, offset):
+  """C numbers c = max(1/i + o, 0)."""
+  rate = 1.0 / jnp.arange(1, size + 1, dtype=jnp.float32)
+  if offset is None:
+    return rate
+  if offset.shape != (size,):
+    raise ValueError(
+      f"position_offset: expected [C] = {(size,)}, got {offset.shape}"
+    )
+  return jnp.maximum(rate + offset.astype(jnp.float32), 0.0)
+
+
+def _empty_state(batch, num_heads, head_dim):
+  zeros = jnp.zeros((batch, num_heads, head_dim + 1, head_dim), jnp.float32)
+  return TttState(zeros, zeros, jnp.zeros(batch, jnp.int32))
+
+
+def _check_state(state, batch, num_heads, head_dim):
+  shape = batch, num_heads, head_dim + 1, head_dim
+  expected, got = (shape, shape, (batch,)), tuple(x.shape for x in state)
+  if got != expected:
+    raise ValueError(
+      f"initial_state: expected a TttState of {expected}, got {got}"
+    )
+
+
+def _step(epsilon, count, params, state, inputs):
+  """`count` windows of positions, `[B, count·W, N, ·]`."""
+
+  def windows(x):
+    x = x.reshape(x.shape[0], count, -1, *x.shape[2:])
+    return x.transpose(1, 0, 3, 2, 4)
+
+  inputs = jax.tree.map(windows, inputs)
+  window = functools.partial(_window, epsilon, params)
+  state, out = jax.lax.scan(window, state, inputs)
+  out = out.transpose(1, 0, 3, 2, 4)
+  return state, out.reshape(out.shape[0], -1, *out.shape[3:])
+
+
+def _window(epsilon, params, state, inputs):
+  """A mini-batch `[B, N, W, ·]`, or W ≤ C positions in which some start."""
+  initial, last, norm_scale, norm_bias = params
+  weights, gradient = state
+  query, key, value, rate, at, opens = inputs
+  norm = functools.partial(_layer_norm, epsilon, norm_scale, norm_bias)
+
+  def error(predicted):
+    """∇ of ½ |LN(z) + k − v|² with respect to z = k W + b."""
+    out, pull = jax.vjp(norm, predicted)
+    return pull(out + key[..., :-1] - value)[0]
+
+  writes = jnp.swapaxes(key * rate, 2, 3)
+  causal = jnp.tri(key.shape[2], dtype=bool)[None, None]
+  if opens.shape[3] == 1:
+    # A window is a mini-batch; those of padding leave the state as it is.
+    opens, same = opens[:, :, :1], causal
+    weights = jnp.where(opens, weights - last * gradient, weights)
+    errors, own = error(key @ weights), query @ weights
+    gradient = jnp.where(opens, 0.0, gradient) + writes @ errors
+  else:
+    # Positions of the mini-batch of `state`, then, if C are complete, of the next one,
+    # and then those of segments that start here.
+    number = jnp.any(opens, axis=3, keepdims=True)
+    number = jnp.cumsum(number, axis=2, dtype=jnp.int32)
+    begun = jnp.cumsum(opens[..., 1:], axis=2, dtype=jnp.int32) > 0
+    goes_on = number == 0
+    earlier = jnp.where(goes_on, error(key @ weights), 0.0)
+    closed = weights - last * (gradient + writes @ earlier)
+
+    def read(x):
+      later = jnp.where(begun, x @ initial, x @ closed)
+      return jnp.where(goes_on, x @ weights, later)
+
+    errors, own = error(read(key)), read(query)
+    own -= jnp.where(goes_on, at * (query @ gradient), 0.0)
+    same = causal & (number == jnp.swapaxes(number, 2, 3))
+    is_last = jnp.swapaxes(number == number[:, :, -1:], 2, 3)
+    at_end = goes_on[:, :, -1:]
+    later = jnp.where(begun[:, :, -1:], initial, closed)
+    weights = jnp.where(at_end, weights, later)
+    gradient = jnp.where(at_end, gradient, 0.0)
+    gradient += jnp.where(is_last, writes, 0.0) @ errors
+  scores = query @ jnp.swapaxes(key * rate, 2, 3)
+  scores = jnp.where(same, at * scores, 0.0)
+  return (weights, gradient), norm(own - scores @ errors)
+
+
+def _layer_norm(epsilon, scale, bias, x):
+  x -= jnp.mean(x, axis=-1, keepdims=True)
+  return scale * gates.rms_norm(x, epsilon) + bias
+
+
+@attention_factory
+def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
+  """TTT-Linear, whose learning rates are computed from the inputs of its layer.
+
+    η_t = η₀ · sigmoid(x_t · W_η + b_η) / H
+
+  Args:
+    minibatch_size: C.
+    base_rate: η₀.
+
+  Returns:
+    An `Attention` with `gates`, causal only, whose values have the width H and whose
+    cache is a `TttState`. Its parameters are `rate_kernel [F, N]`, `rate_bias [N]`,
+    `initial_weights [N, H, H]`, `initial_bias [N, H]`, `norm_scale [N, H]`,
+    `norm_bias [N, H]` and `position_offset [C]`.
+
+  Raises:
+    ValueError: `minibatch_size` is not a positive int, or `base_rate` is not above 0.
+
+  Its model also has `short_convolution`, `output_norm='rms_joint'` and
+  `output_gate='gelu_tanh'`. Departs from the paper's layer, in which queries and keys are
+  two convolutions of one projection and rotate with the place in the mini-batch, and
+  whose last norm is a layer norm. Paper: arXiv:2407.04620, sections 2.3 to 2.7.
+  """
+  if not base_rate > 0.0:
+    raise ValueError(f"base_rate: expected a number above 0, got {base_rate!r}")
+
+  def init(key, dims):
+    rate, weights = jax.random.split(key)
+    heads = dims.num_heads, dims.head_dim
+    return {
+      "rate_kernel": gates.kernel(rate, dims.features, heads[0]),
+      "rate_bias": jnp.zeros(heads[0]),
+      "initial_weights": 0.02 * jax.random.normal(weights, (*heads, heads[1])),
+      "initial_bias": jnp.zeros(heads),
+      "norm_scale": jnp.ones(heads),
+      "norm_bias": jnp.zeros(heads),
+      "position_offset": jnp.zeros(minibatch_size),
+    }
+
+  def learning_rate(params, inputs):
+    x = gates.project(inputs, params["rate_kernel"])
+    x = jax.nn.sigmoid(x + params["rate_bias"][None, None])
+    return base_rate * x / params["norm_scale"].shape[1]
+
+  def recurrence(params, *qkv, axis_name, **options):
+    del axis_name  # The sequence is never sharded.
+    own = {k: x for k, x in params.items() if not k.startswith("rate_")}
+    options |= {"minibatch_size": minibatch_size, "return_state": True}
+    return ttt_linear_attention(*qkv, **own, **options)
+
+  mechanism = gates.recurrent_mechanism(
+    "ttt_linear",
+    recurrence,
+    init=init,
+    gates={"learning_rate": learning_rate},
+    arrays={
+      "learning_rate": Float[Array, "B T N"],
+      "value": Float[Array, "B T U H"],
+    },
+    init_state=lambda batch, dims: _empty_state(
+      batch, dims.num_heads, dims.head_dim
+    ),
+    is_sharded=False,
+  )
+  return mechanism._replace(linear_in_values=False)

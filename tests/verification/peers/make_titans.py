@@ -1,0 +1,111 @@
+"""Makes titans.npz: Titans' neural memory of titans-pytorch, with a linear memory.
+
+python3.11 -m venv VENV
+VENV/bin/pip install torch==2.13.0 titans-pytorch==0.5.5
+OMP_NUM_THREADS=1 VENV/bin/python tests/verification/peers/make_titans.py
+
+A memory takes its gradients at the weights that it is given: one call of
+`store_memories` is a mini-batch.
+"""
+
+import itertools
+
+from modules import Given
+from titans_pytorch import NeuralMemory
+import torch
+from torch import nn
+from vectors import Draw, Vectors
+
+T, N, H = 29, 2, 4
+
+
+class Matrix(nn.Module):
+  """A memory of one matrix."""
+
+  def __init__(self):
+    super().__init__()
+    self.weight = nn.Parameter(torch.zeros(H, H))
+
+  def forward(self, x: torch.Tensor) -> torch.Tensor:
+    """The value of a key."""
+    return x @ self.weight
+
+
+def memory_of(**given: torch.Tensor) -> NeuralMemory:
+  """A memory whose projections return what is given."""
+  memory = NeuralMemory(
+    dim=N * H,
+    dim_head=H,
+    heads=N,
+    chunk_size=1,
+    model=Matrix(),
+    mem_model_norm_add_residual=False,
+    pre_rmsnorm=False,
+    store_memory_loss_fn=lambda found, value: ((found - value) ** 2).sum(-1),
+    adaptive_step_transform=lambda x: x,
+  )
+  for name, tensor in given.items():
+    setattr(memory, name, Given(tensor))
+  return memory
+
+
+def call(size: int):
+  """The function for mini-batches of `size`."""
+
+  def run(query, key, value, learning_rate, log_momentum, log_decay):
+    # `[B·N, T]` of one example.
+    rate = learning_rate[0].T
+    momentum, decay = (
+      torch.logit(x)[0].T[..., None]
+      for x in (torch.exp(log_momentum), -torch.expm1(log_decay))
+    )
+    state, weights, outs = None, None, []
+    for begin, end in itertools.pairwise((*range(0, T, size), T)):
+      along = slice(begin, end)
+      memory = memory_of(
+        to_keys=key[:, along].flatten(2),
+        to_values=value[:, along].flatten(2),
+        to_adaptive_step=rate[:, along],
+        to_momentum=momentum[None, :, along],
+        to_decay_factor=decay[:, along],
+      )
+      found, following = memory.store_memories(
+        query[:, along].flatten(2), weights, state, return_surprises=False
+      )
+      state = following.states
+      weights = state[0]
+      # The first is the memory before the mini-batch.
+      memories = found["weight"][:, 1:]
+      read = torch.einsum(
+        "ntd,ntdv->tnv", query[0, along].transpose(0, 1), memories
+      )
+      outs.append(read / H**0.5)
+    return {"out": torch.cat(outs)[None]}
+
+  return run
+
+
+def main() -> None:
+  """Writes the file."""
+  file = Vectors("titans", "titans-pytorch 0.5.5")
+  for size in (1, 6):
+    draw = Draw(f"titans {size}")
+    file.add(
+      f"titans_{size}",
+      call(size),
+      witness="NeuralMemory.store_memories with a linear memory",
+      mechanism="titans",
+      function="titans_attention",
+      given=draw.qkv(T, value=H)
+      | {
+        "learning_rate": draw.uniform(0.0, 0.15, 1, T, N),
+        "log_momentum": draw.uniform(-2.0, -0.1, 1, T, N),
+        "log_decay": draw.uniform(-1.0, -0.1, 1, T, N),
+      },
+      options={"minibatch_size": size},
+    )
+  file.write()
+
+
+if __name__ == "__main__":
+  main()
