@@ -472,7 +472,7 @@ def test_figures_show_the_numbers_of_their_rows():
     "forward, GFLOP",
     "step, ms",
   ]
-  assert left.get_ylim() == right.get_ylim()  # One axis for both.
+  assert left.get_shared_y_axes().joined(left, right)
   assert (left.get_ylabel(), right.get_ylabel()) == ("exact_match", "")
   assert (left.get_xlim()[0], right.get_xlim()[0]) == (0, 0)
 
@@ -591,3 +591,22 @@ def test_many_lines_have_a_panel_for_each_mechanism():
   (legend,) = figure.legends
   words = [text.get_text() for text in legend.get_texts()]
   assert words == ["width=0", "width=1", "width=2"]
+
+
+def test_rows_of_a_mechanism_have_its_colour_lighter_or_darker():
+  base = {
+    "dark": style.Style("#000000", "-", "o"),
+    "light": style.Style("#ffffff", "-", "o"),
+  }
+  rows = [(f"{kind} {n}", kind) for kind in base for n in range(4)]
+  found = style.of_rows(base, [*rows, ("dark 0", "dark")])
+  colors = [found[name].color for name, _ in rows]
+  assert colors == [
+    *("#000000", "#737373", "#404040", "#737373"),
+    *("#ffffff", "#8c8c8c", "#bfbfbf", "#8c8c8c"),
+  ]
+  for kind, own in base.items():
+    styles = [found[f"{kind} {n}"] for n in range(4)]
+    assert styles[0] == own
+    assert len({x.linestyle for x in styles}) == 4
+    assert len({x.marker for x in styles}) == 4

@@ -1,6 +1,7 @@
 """Gato is trained on text, captions and control, and drawn."""
 
 import shutil
+import types
 
 import numpy as np
 import PIL.Image
@@ -160,3 +161,77 @@ def test_a_table_of_shares_has_each_number_in_its_cell(tmp_path, monkeypatch):
     (0, 1): "0.35\n(0.45)",
     (1, 1): "0.65\n(0.55)",
   }
+
+
+def test_one_example_of_each_kind_is_drawn(monkeypatch, tmp_path):
+  """Those of one modality only where there is no other."""
+  kinds = {1: "text", 2: "text", 3: "image", 4: "control"}
+  task = types.SimpleNamespace(
+    pad_id=0, modalities=lambda ids: [kinds[int(i)] for i in ids]
+  )
+  drawn = []
+  monkeypatch.setattr(
+    modality_maps,
+    "shares",
+    lambda model, variables, task, example: example["inputs"].tolist(),
+  )
+  monkeypatch.setattr(
+    modality_maps, "draw_shares", lambda path, *found: drawn.append(found)
+  )
+  layers = [types.SimpleNamespace(name=name) for name in ("dense", "lsh")]
+  model = types.SimpleNamespace(
+    config=types.SimpleNamespace(layers=lambda field: layers)
+  )
+  text, several, again = [1, 2, 0], [3, 1, 0], [1, 3, 3]
+  other, unweighted = [4, 2, 2], [4, 3, 0]
+  rows = np.array([unweighted, text, several, again, other])
+  weights = np.ones((5, 3)) * (np.arange(5) > 0)[:, None]
+
+  def draw(kept):
+    batches = [{"inputs": rows[[i]], "weights": weights[[i]]} for i in kept]
+    modality_maps.DrawnShares.draw_attention(
+      model, tmp_path / "a.png", {}, task, batches
+    )
+    return drawn.pop()
+
+  assert draw(range(5)) == ([[several], [other]], ["dense", "lsh"])
+  assert draw([1]) == ([[text]], ["dense", "lsh"])
+
+
+@pytest.mark.parametrize(
+  ("written", "words", "text"),
+  [([7, 8, 2, 9], [7, 8], "7 8"), ([7, 8, 9, 6], [7, 8, 9, 6], "7 8 9 6")],
+)
+def test_a_caption_is_drawn_up_to_its_end(
+  written, words, text, monkeypatch, tmp_path
+):
+  asked, seen = {}, []
+
+  def generate(variables, prompt, **options):
+    asked.update(options)
+    return types.SimpleNamespace(tokens=np.array([written]))
+
+  task = types.SimpleNamespace(
+    read=lambda file: {"prompt": np.array([[3, 4]]), "patches": file},
+    max_target_length=5,
+    eos_id=2,
+    decode=lambda ids: " ".join(map(str, ids)),
+  )
+  run = types.SimpleNamespace(task=task, generate=generate)
+  monkeypatch.setattr(
+    modality_maps,
+    "shares",
+    lambda model, variables, task, example: seen.append(example),
+  )
+  monkeypatch.setattr(modality_maps, "draw_shares", lambda *unused: None)
+  model = types.SimpleNamespace(
+    config=types.SimpleNamespace(layers=lambda field: [])
+  )
+  found = modality_maps.DrawnShares.draw_input(
+    model, tmp_path / "a.png", run, {}, "file", None
+  )
+  assert found == text
+  # The last word that is written is never read.
+  assert asked == {"max_length": 4}
+  assert seen[0]["inputs"].tolist() == [[3, 4, *words][:5]]
+  assert seen[0]["patches"] == "file"

@@ -109,6 +109,19 @@ def test_lengths_gaps_and_levels_vary():
   assert 0.8 < np.ptp(levels) < 1.4  # ± 10 dB, and ± 3 of the loudest digit.
 
 
+def test_levels_are_up_to_those_of_a_string_and_of_a_digit():
+  """One digit is up to 13 dB above or below 1, which the power of two sines is."""
+  dialled = dial(range(4000), snr=200.0, max_digits=1)
+  found = []
+  for samples in dialled.samples:
+    places = np.flatnonzero(np.abs(samples) > 1e-3 * np.abs(samples).max())
+    tone = samples[places[0] : places[-1] + 1]
+    found.append(10 * np.log10(np.square(np.float64(tone)).mean()))
+  assert 12 < max(found) < 13.2
+  assert -13.2 < min(found) < -12
+  np.testing.assert_allclose(np.var(found), (10**2 + 3**2) / 3, rtol=0.06)
+
+
 def test_batches_are_padded_at_the_end():
   task = make(eval_size=11)
   batch, last = task.eval_batches("validation")

@@ -60,7 +60,7 @@ class SwapArguments(Operator):
 
 
 class DropKeyword(Operator):
-  """f(x, y=1) becomes f(x)."""
+  """f(x, y=1) becomes f(x), except where `strict` only asserts."""
 
   def mutation_positions(self, node):
     return [
@@ -84,6 +84,7 @@ class DropKeyword(Operator):
       i
       for i, x in enumerate(node.children)
       if x.type == "argument" and x.children[1].get_code() == "="
+      if x.children[0].get_code(include_prefix=False) != "strict"
     ]
 
   @classmethod
