@@ -1,4 +1,4 @@
-"""Additive attention (Bahdanau et al., 2015).
+"""Additive attention (Bahdanau et al., 2014).
 
 This module projects queries and keys and scores the pairs of a tile. The loop over
 tiles is that of all softmax attention, `attention.softmax.tiles`.

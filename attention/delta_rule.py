@@ -193,9 +193,9 @@ def kimi_delta(
     ValueError: as `delta`, or `rank` is neither None nor a positive int, or
       `lower_bound` is not below 0.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and
-  `output_gate='sigmoid'`, and three such layers for each layer of exact attention.
-  Paper: Kimi Linear, arXiv:2510.26692, sections 3 and 4.
+  Its model also has `short_convolution`, `output_norm='rms'`, `output_gate='sigmoid'`
+  with an `output_gate_rank` of H (equation 10), and three such layers for each layer of
+  exact attention. Paper: Kimi Linear, arXiv:2510.26692, sections 3 and 4.
   """
 
   def init(key, dims):
@@ -288,9 +288,9 @@ def gated_delta_2(
   Raises:
     ValueError: as `kimi_delta`.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and
-  `output_gate='sigmoid'`. Paper: Gated DeltaNet-2: decoupling erase and write in
-  linear attention, arXiv:2605.22791.
+  Its model also has `short_convolution`, `output_norm='rms'`, and `output_gate='sigmoid'`
+  with an `output_gate_rank` of V, as in flash-linear-attention 0.6.0. Paper: Gated
+  DeltaNet-2: decoupling erase and write in linear attention, arXiv:2605.22791.
   """
   gates.check_rate(max_rate)
 

@@ -45,8 +45,8 @@ def mamba3(
 
   where R rotates neighbouring pairs of the first 2P channels. The two writes discretise
   an integral by the trapezoidal rule, which with λ = 1 is Mamba-2. The rotations are
-  the imaginary part of a complex decay. The paper calls k B, q C and v x. The scale is
-  1 unless a call sets it.
+  the imaginary part of a complex decay. Rᵀ in place of R would give the results of −W_φ.
+  The paper calls k B, q C and v x. The scale is 1 unless a call sets it.
 
   Args:
     rotary_fraction: 2P / H, above 0 and at most 1.

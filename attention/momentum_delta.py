@@ -175,14 +175,16 @@ def _attend(inputs, state, resets=None, size=None):
   size = size or chunk_size(query.shape[1])
   numbers = 4 * size + 5 * query.shape[3] + 2 * value.shape[3]
   count = chunks_per_step(query, size, numbers)
-  return scan(
+  # Two arrays, because a CPU copies the halves of one at each position.
+  state, out = scan(
     functools.partial(_step, count),
     (),
-    state,
+    tuple(jnp.split(state, 2, axis=-2)),
     (*inputs, resets and packing.whole_steps(resets, count)),
     size=size * count,
     position=_position if resets is None else None,
   )
+  return jnp.concatenate(state, axis=-2), out
 
 
 def _position(params, state, inputs):
@@ -190,14 +192,14 @@ def _position(params, state, inputs):
   del params
   query, key, value, beta, eta, *decays, _ = inputs
   decay, momentum_decay = (jnp.exp(x)[..., None] for x in decays)
-  memory, momentum = jnp.split(state, 2, axis=-2)
-  memory *= decay
+  memory, momentum = state
+  memory = decay * memory
   error = value - jnp.einsum("bnh,bnhv->bnv", key, memory)
   momentum = momentum_decay * momentum
   momentum += jnp.einsum("bnh,bnv->bnhv", eta * key, error)
   memory += beta[..., None] * momentum
   out = jnp.einsum("bnh,bnhv->bnv", query, memory)
-  return jnp.concatenate([memory, momentum], axis=-2), out
+  return (memory, momentum), out
 
 
 def _step(count, params, state, inputs):
@@ -239,7 +241,7 @@ def _step(count, params, state, inputs):
     top = own * memory + to_end @ momentum_start * momentum
     return jnp.concatenate([top, kept * momentum], axis=-2)
 
-  before = state[:, :, None]
+  before = jnp.concatenate(state, axis=-2)[:, :, None]
   if count > 1 or resets is not None:
     unit = jnp.eye(2 * head_dim, dtype=key.dtype)[None, None, None]
     transition = carried(unit) - write @ known
@@ -252,7 +254,7 @@ def _step(count, params, state, inputs):
   after = carried(before) + write @ error
   if resets is not None:
     out = packing.with_states(out, after)
-  return after[:, :, -1], out
+  return tuple(jnp.split(after[:, :, -1], 2, axis=-2)), out
 
 
 @attention_factory

@@ -115,11 +115,12 @@ def rwkv7(
   Raises:
     ValueError: `rank` is not a positive int.
 
-  The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Four
-  points differ from the paper: `short_convolution` replaces the token shift, values are
-  not mixed with those of the first layer, the bonus ρ is added before the group norm,
-  and w₀ starts from −5.5 to 0.5 over the channels of each head. In the authors' code, it
-  rises over the channels of all heads, and varies by 2.5 up and down within each head.
+  The paper's model also has `output_norm='group'`, and `output_gate='sigmoid_first'` with
+  an `output_gate_rank` (equation 14). Four points differ from the paper:
+  `short_convolution` replaces the token shift, values are not mixed with those of the
+  first layer, the bonus ρ is added before the group norm, and w₀ starts from −5.5 to 0.5
+  over the channels of each head. In the authors' code, it rises over the channels of all
+  heads, and varies by 2.5 up and down within each head.
   Paper: arXiv:2503.14456, section 4.
   """
 

@@ -28,6 +28,7 @@ from attention import (
   gsa_attention,
   hgrn2,
   mamba_attention,
+  momentum_delta_attention,
   precond_delta_attention,
   rg_lru_attention,
   rwkv6_attention,
@@ -285,6 +286,25 @@ def _gka_plain(q, k, v, decay, beta, alpha):
   return _scanned(step, (_empty(q), _empty(q)), q, k, v, decay, beta, alpha)
 
 
+def _momentum_own(q, k, v, decay, momentum_decay, beta, eta):
+  gates = {"log_decay": decay, "momentum_decay": momentum_decay, "beta": beta}
+  return momentum_delta_attention(q, k, v, eta=eta, scale=1.0, **gates)
+
+
+def _momentum_plain(q, k, v, decay, momentum_decay, beta, eta):
+  def step(state, now):
+    q, k, v, *decays, beta, eta = now
+    decay, momentum_decay = (jnp.exp(x)[..., None, None] for x in decays)
+    memory = decay * state[0]
+    write = _outer(eta[..., None] * k, v - _read(memory, k))
+    momentum = momentum_decay * state[1] + write
+    memory += beta[..., None, None] * momentum
+    return (memory, momentum), _read(memory, q)
+
+  arrays = q, k, v, decay, momentum_decay, beta, eta
+  return _scanned(step, (_empty(q), _empty(q)), *arrays)
+
+
 FORMS: dict[str, dict[str, Callable[..., Any]]] = {
   "hgrn2": {"plain scan": _hgrn2_plain, "ours": _hgrn2_own},
   "rwkv6": {"plain scan": _rwkv6_plain, "ours": _rwkv6_own},
@@ -293,6 +313,7 @@ FORMS: dict[str, dict[str, Callable[..., Any]]] = {
   "precond_delta": {"plain scan": _precond_plain, "ours": _precond_own},
   "titans": {"plain scan": _titans_plain, "ours": _titans_own},
   "ttt_linear": {"plain scan": _ttt_plain, "ours": _ttt_own},
+  "momentum_delta": {"plain scan": _momentum_plain, "ours": _momentum_own},
   "mamba": {
     "plain scan": _mamba_plain,
     "ours": _mamba_own,
@@ -326,6 +347,7 @@ def _arguments(name: str, length: int) -> tuple[jax.Array, ...]:
       "rwkv6": (q, k, v, decay, normal(HEADS, WIDTH)),
       "gsa": (q, k, v, decay, -jnp.expm1(decay)),
       "gka": (q, k, v, decay[..., 0], beta, rate),
+      "momentum_delta": (q, k, v, decay[..., 0], decay[..., 1], beta, rate),
       "precond_delta": (q, k, v, beta, decay[..., 0], rate, normal(HEADS)),
       "titans": (q, k, v, 0.1 * beta, jnp.log(rate), decay[..., 0]),
       "ttt_linear": (

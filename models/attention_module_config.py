@@ -37,7 +37,9 @@ ProjectionActivation = Literal[
 ]
 Factors = tuple[float, float]
 ProjectionFactors = tuple[float, float, float, float]
-OutputGate = Literal["none", "silu", "gelu_tanh", "sigmoid", "sigmoid_head"]
+OutputGate = Literal[
+  "none", "silu", "gelu_tanh", "sigmoid", "sigmoid_head", "sigmoid_first"
+]
 ConvolutionActivation = Literal["silu", "none"]
 Theta = Annotated[float, Gt(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
@@ -176,7 +178,9 @@ class AroundConfig:
     # Nor do the model's experts to a layer without any.
     has_none = 0 in (self.num_experts, self.mlp_features)
     no_experts = {"num_experts": 0, **WITHOUT_EXPERTS} if has_none else {}
-    return changes | none | no_experts
+    # A gate that a layer does not have has no rank.
+    no_rank = {"output_gate_rank": None} if self.output_gate == "none" else {}
+    return changes | none | no_experts | no_rank
 
 
 @checked
@@ -244,8 +248,10 @@ class SlotConfig:
     output_gate: 'silu' (RetNet, GLA), 'gelu_tanh' (Griffin) or 'sigmoid' (Kimi
       Linear) of another projection of the inputs, which multiplies that result;
       'sigmoid_head', with one number for each head (gated attention,
-      arXiv:2505.06708); or 'none'.
-    output_gate_rank: rank of that projection (Kimi Linear); None is full rank.
+      arXiv:2505.06708); 'sigmoid_first', sigmoid(x W₁) W₂, whose sigmoid is between the
+      two projections of a low rank (RWKV-7, equation 14); or 'none'.
+    output_gate_rank: rank of that projection x W₁ W₂ (Kimi Linear, equation 10; Gated
+      DeltaNet-2); None is full rank.
     exclusive: whether the component along the position's own value is removed from
       the result of each head of self-attention (exclusive self-attention,
       arXiv:2603.09078): y − (y·v)v / |v|².
@@ -348,6 +354,14 @@ class SlotConfig:
         "out_rank: expected it with out_groups, and only then, got "
         f"{self.out_rank} with out_groups {self.out_groups}"
       )
+    if self.output_gate_rank is not None and self.output_gate == "none":
+      raise ValueError(
+        "output_gate_rank: expected an output_gate with it, got 'none'"
+      )
+    if self.output_gate_rank is None and self.output_gate == "sigmoid_first":
+      raise ValueError(
+        "output_gate_rank: expected it with output_gate 'sigmoid_first', got None"
+      )
     if self.streams == 1:
       fields = "stream_steps", "stream_epsilon"
       check_unread(self, fields, "streams is 1")
@@ -383,6 +397,7 @@ class SlotConfig:
       self.encoder,
       output_norm="none",
       output_gate="none",
+      output_gate_rank=None,
       exclusive=False,
       query_rank=None,
       latent_rank=None,

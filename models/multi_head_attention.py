@@ -601,6 +601,8 @@ class MultiHeadAttention(nn.Module):
     if gate != "none":
       if self.config.output_gate_rank is not None:
         inputs = self.gate_down(inputs)
+      if gate == "sigmoid_first":
+        inputs, gate = jax.nn.sigmoid(inputs), "identity"
       # JAX approximates its GELU by tanh.
       function = getattr(
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")

@@ -1,4 +1,4 @@
-"""Additive attention (Bahdanau et al., 2015), as the paper defines it."""
+"""Additive attention (Bahdanau et al., 2014), as the paper defines it."""
 
 from typing import Any
 

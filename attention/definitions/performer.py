@@ -1,4 +1,4 @@
-"""Performer (Choromanski et al., 2021), as the paper defines it."""
+"""Performer (Choromanski et al., 2020), as the paper defines it."""
 
 from typing import Any, Literal
 

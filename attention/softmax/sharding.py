@@ -6,8 +6,8 @@ tokens, `merged_over` merges the results of the devices. A window needs the posi
 that it reaches beyond a shard (`with_halo`).
 
 Papers: Ring attention with blockwise transformers, arXiv:2310.01889; zigzag order:
-Llama 3, section 3.3.2, arXiv:2407.21783; all_to_all: DeepSpeed-Ulysses,
-arXiv:2309.14509.
+Llama 3, section 3.3.2, arXiv:2407.21783, whose devices gather all keys and values where
+these send them around the ring; all_to_all: DeepSpeed-Ulysses, arXiv:2309.14509.
 """
 
 from collections.abc import Callable, Iterator

@@ -264,6 +264,61 @@ def test_norms_and_gates_are_their_formulas(norm, gate, exclusive):
   np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("gate", ["sigmoid", "sigmoid_first"])
+def test_gates_of_low_rank_are_their_formulas(gate):
+  """σ(x W₁ W₂) of Kimi Linear, and σ(x W₁) W₂ of RWKV-7, which may be negative."""
+  dims = Dims(num_heads=2, num_kv_heads=2, head_dim=4, max_length=6)
+  config = models.SlotConfig(output_gate=gate, output_gate_rank=3)
+  options = {"features": 8, "dtype": "float32"}
+  module = MultiHeadAttention(dense(), dims, config=config, **options)
+  x = np.random.default_rng(0).normal(size=(1, 6, 8)).astype(np.float32)
+  params = module.init(jax.random.key(0), x)["params"]
+  kernels = jax.tree.map(np.asarray, params)
+  down, up = (kernels.pop(name)["kernel"] for name in ("gate_down", "gate"))
+  assert (down.shape, up.shape) == ((8, 3), (3, 8))
+  open_module = MultiHeadAttention(
+    dense(), dims, config=models.SlotConfig(), **options
+  )
+  open_out = kernels.pop("out")["kernel"]
+  kernels["out"] = {"kernel": np.eye(8, dtype=np.float32)}
+  ungated = open_module.apply({"params": kernels}, x)
+
+  def sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+  first = gate == "sigmoid_first"
+  gates = sigmoid(x @ down) @ up if first else sigmoid(x @ down @ up)
+  assert (gates.min() < 0.0) == first
+  found = module.apply({"params": params}, x)
+  expected = (ungated * gates) @ open_out
+  np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_a_layer_without_a_gate_has_no_rank():
+  around = {"output_gate": "sigmoid", "output_gate_rank": 3}
+  _, variables, _ = create(
+    ("gated_delta", "flash"),
+    decoder_around=(
+      models.AroundConfig(),
+      models.AroundConfig(output_gate="none"),
+    ),
+    **around,
+  )
+  has_gate = [
+    "gate_down" in variables["params"][f"decoder_{i}"]["self_attention"]
+    for i in range(2)
+  ]
+  assert has_gate == [True, False]
+
+
+def test_a_rank_without_its_gate_is_refused():
+  assert_refused(
+    models.SlotConfig,
+    {"output_gate_rank": 3},
+    ("output_gate_rank", {"output_gate": "sigmoid_first"}),
+  )
+
+
 def test_layers_take_overrides_in_turn():
   """Other mechanisms keep the overrides of layers."""
   overrides = WIDE, models.AroundConfig()
