@@ -11,7 +11,13 @@ import attention
 
 SIZES = {"B": 2, "T": 21, "R": 3, "N": 6, "Q": 2, "K": 3, "U": 6, "H": 4}
 SIZES |= {"V": 5, "L": 6, "M": 7}
-POSITIVE = ("beta", "regularizer", "level_scales", "slot_weights")
+POSITIVE = (
+  "beta",
+  "learning_rate",
+  "level_scales",
+  "regularizer",
+  "slot_weights",
+)
 
 
 def has_value_heads(name):
@@ -36,7 +42,7 @@ def drawn(function):
     if letters == ["..."]:  # The decays of channels.
       letters = ["B", "T", "N", "H"]
     array = rng.standard_normal([SIZES[x] for x in letters], np.float32)
-    if name.startswith("log_decay"):
+    if name.startswith("log_"):
       array = -np.abs(array)
     if name in POSITIVE:
       array = 1.0 / (1.0 + np.exp(-array))
@@ -56,7 +62,10 @@ def test_names_of_functions():
     "gka_attention",
     "mesa_attention",
     "mlstm_attention",
+    "momentum_delta_attention",
     "rwkv7_attention",
+    "titans_attention",
+    "ttt_linear_attention",
   } <= set(FUNCTIONS)
 
 
@@ -75,7 +84,7 @@ def test_results_are_those_of_repeated_queries_and_keys(name):
 
   grads, out = jax.grad(loss, has_aux=True)(arrays)
   expected, wanted = jax.grad(loss, has_aux=True)(repeated)
-  assert out.shape == (2, 21, 6, 5)
+  assert out.shape == (2, 21, 6, arrays["value"].shape[-1])
   np.testing.assert_allclose(out, wanted, rtol=0, atol=2e-6)
   for array, got in grads.items():
     grad = expected[array]
