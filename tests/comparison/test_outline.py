@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import pytest
+
 from comparison import outline, plan, records
 from comparison.config import parse
 from comparison.plan import Run
 from configs.compare import recall
+from settings.errors import RunError
 from tests.comparison.plans import comparison
 
 RUN = Run("copy", "dense", "dense", 0, {"num_steps": 60}, {}, steps=60)
@@ -72,6 +75,18 @@ def test_the_time_is_that_of_a_step_of_the_first_row(tmp_path):
   assert outline.duration(budget, two, tmp_path) == "about 4 minutes"
   long = [dataclasses.replace(x, budget_seconds=3590.0) for x in runs]
   assert outline.duration(long, two, tmp_path) == "about 4 hours"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_time_is_told_where_no_step_can_be_timed(
+  fails, tmp_path, monkeypatch
+):
+  def time_step(folder, run):
+    if fails:
+      raise RunError("out of memory")
+
+  monkeypatch.setattr(outline.worker, "time_step", time_step)
+  assert outline.duration(rows("dense"), comparison(), tmp_path) == ""
 
 
 def test_help_has_the_fields_of_the_comparison_and_of_its_runs():

@@ -526,6 +526,8 @@ def test_maps_are_means_of_heads_on_one_scale():
     "source",
     "target",
   ]
+  alone = maps.draw("recall", {"m": found["m0"]})
+  np.testing.assert_allclose(alone.get_size_inches(), [3.1, 3.0])
 
 
 def _lines(count, seeds=2):

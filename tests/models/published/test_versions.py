@@ -1,9 +1,12 @@
 """Files of transformers 4 and 5 are the same models; no key is lost in silence."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
 
+import flax.traverse_util
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -326,6 +329,31 @@ def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
   for key, default in defaults.get("per_layer", {}).items():
     without = {**plain, "num_hidden_layers": len(default)}
     assert _same_without(key, without, default, names), key
+
+
+_OF_EACH_KIND = ("bert", "t5", "vit", "swin", "cvt", "perceiver")
+_OF_EACH_KIND += ("wav2vec2_conformer_relative",)
+
+
+@pytest.mark.parametrize("case", [x for x in _OF_EACH_KIND if x in FOLDERS])
+def test_parameters_of_every_layer_have_their_dtype(case):
+  """Those of a mechanism are float32 whatever it is."""
+  config, folder = _ALL[case]
+  family = FAMILIES[config["model_type"]]
+  names = weights.own(family, load._tidied(family, files.read_tensors(folder)))
+  made, _ = read(config, names)
+  changed = dataclasses.replace(made.config, param_dtype="bfloat16")
+  model = load.make_model(made._replace(config=changed))
+  params = jax.eval_shape(
+    lambda: models.initialize(model, jax.random.key(0), model.example())
+  )["params"]
+  found = {
+    path: x.dtype
+    for path, x in flax.traverse_util.flatten_dict(params, sep="/").items()
+    if "_attention/attention/" not in path
+  }
+  assert len(found) > 10
+  assert {path for path, dtype in found.items() if dtype != "bfloat16"} == set()
 
 
 @pytest.mark.parametrize(
