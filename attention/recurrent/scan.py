@@ -325,7 +325,8 @@ def chunk_prefixes(
 
   def chunks(start, x):
     x = jnp.moveaxis(jnp.concatenate([start, x]), 0, -3)
-    return x.reshape(*x.shape[:-4], -1, *x.shape[-2:])[..., :count, :, :]
+    x = x.reshape(*x.shape[:-4], runs * width, *x.shape[-2:])
+    return x[..., :count, :, :]
 
   first, own = match_varying((first, own))
   first = jax.tree.map(lambda x: x[..., 0, :, :], first)

@@ -238,12 +238,13 @@ def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
 
     [[A, 0], [X, D]]⁻¹ = [[A⁻¹, 0], [−D⁻¹ X A⁻¹, D⁻¹]]
 
-  This is blocked forward substitution, and as stable. For accelerators, one loop over
+  This is blocked forward substitution, and as stable. For a TPU, one loop over
   the sizes of halves takes the products of all blocks of a size as one product of whole
-  matrices, where other blocks are 0.
+  matrices, where other blocks are 0: it compiles in a tenth of the time. For an H100,
+  it reads and writes seven times as much.
   """
   size = lower.shape[-1]
-  if size > 2 and backend.name() == "cpu":
+  if size > 2 and backend.name() != "tpu":
     half = size // 2
     own = [lower[..., :half, :half], lower[..., half:, half:]]
     own = jnp.stack(own, axis=3).reshape(*lower.shape[:2], -1, half, half)

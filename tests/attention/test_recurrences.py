@@ -413,7 +413,7 @@ def test_decays_of_channels_keep_their_digits(scale, where):
 def test_inverses_of_unit_triangles(size):
   lower = np.tril(np.random.default_rng(7).random((2, 1, 3, size, size)), -1)
   expected = np.linalg.inv(np.eye(size) + lower)
-  for where in ("cpu", "gpu"):
+  for where in ("cpu", "tpu"):
     with backend.tracing_for(where):
       found = inverse(jnp.asarray(lower, jnp.float32))
     error = abs(found - expected).max() / abs(expected).max()
