@@ -7,6 +7,7 @@ Every mechanism at the sizes of `benchmarks.scaling`, forward and with gradients
 causal form where it has one. XLA compiles for a description of the device
 (`training.devices.target`), so nothing is timed; what makes a program slow is visible all the same:
 
+  s             seconds of all cores, of ptxas too, so that other work hardly matters
   trips         of the longest loop
   conditionals  branches that are taken while the program runs
   scatters      how many, and of them additions in bfloat16 to indices that may repeat
@@ -17,8 +18,8 @@ causal form where it has one. XLA compiles for a description of the device
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import resource
 import sys
-import time
 from typing import Any
 
 from absl import flags
@@ -94,7 +95,7 @@ def report(
     where: from `training.devices.target`.
 
   Returns:
-    seconds of compiling, bytes of temporaries, `hlo.counts`, and 'bytes' and
+    core seconds of compiling, bytes of temporaries, `hlo.counts`, and 'bytes' and
     'operations' of XLA's cost analysis or None.
   """
   import jax
@@ -112,12 +113,12 @@ def report(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one),
     list(arguments),
   )
-  start = time.perf_counter()
+  start = _core_seconds()
   # Pallas wants to know the mesh.
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     jitted = jax.jit(lambda *arrays: function(*arrays))
     program = target.compiled(jitted, where, *shapes)
-  seconds = time.perf_counter() - start
+  seconds = _core_seconds() - start
   costs = program.cost_analysis() or {}
   return {
     "seconds": seconds,
@@ -126,6 +127,12 @@ def report(
     "bytes": costs.get("bytes accessed"),
     "operations": costs.get("flops"),
   }
+
+
+def _core_seconds() -> float:
+  """The time of all cores for this process and its ended children."""
+  whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+  return sum(resource.getrusage(x).ru_utime for x in whose)
 
 
 if __name__ == "__main__":

@@ -62,11 +62,13 @@ from attention.recurrent.scan import (
   scan,
 )
 from attention.recurrent.triangular import (
+  FORGOTTEN,
   decay_to_end,
   inverse,
   pair_decays,
   pairs,
   products,
+  running_sum,
   shifted,
 )
 from attention.softmax import sharding
@@ -74,9 +76,6 @@ from attention.softmax import sharding
 _SMALL_STATE = 2**15
 """Largest size of a state that fits into a CPU's cache: with such a state, computing
 position by position is faster even with one decay per head."""
-
-FORGOTTEN = -1e30
-"""The log decay that clears a state; finite, so that sums of it are finite."""
 
 
 def recurrent_attention(
@@ -376,7 +375,7 @@ def _step(count, reads, params, state, inputs):
   del params
   *arrays, resets = inputs
   x = _Inputs(*chunks(arrays, count))
-  decays = jnp.cumsum(x.log_decay, axis=3)
+  decays = running_sum(x.log_decay)
   from_start = jnp.exp(decays)
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
   _, decayed_query = _reader(x.query, decays, reads.query)

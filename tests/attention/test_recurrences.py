@@ -22,7 +22,8 @@ from attention import (
 )
 from attention.definitions import recurrent
 from attention.platform import backend
-from attention.recurrent.triangular import pair_decays, pairs
+from attention.recurrent.scan import chunk_prefixes
+from attention.recurrent.triangular import inverse, pair_decays, pairs
 from attention.testing import assert_close
 from tests.attention import calls
 from tests.attention.forms import SIZES
@@ -355,14 +356,16 @@ def test_lightning_has_slopes_for_any_number_of_heads(slopes):
   )
 
 
+@pytest.mark.parametrize("where", ["cpu", "tpu"])
 @pytest.mark.parametrize("scale", [0.01, 0.5, 5.0, 100.0])
-def test_decays_of_pairs_keep_their_digits(scale):
+def test_decays_of_pairs_keep_their_digits(scale, where):
   rng = np.random.default_rng(5)
   decay = -scale * rng.random((4, 64)).astype(np.float32)
   for row, strong in enumerate((-30.0, -1000.0, -1e30)):
     decay[row, rng.random(64) < 0.1] = strong
   cotangent = rng.normal(size=(4, 64, 64)).astype(np.float32)
-  found, pullback = jax.vjp(pair_decays, jnp.asarray(decay)[..., None])
+  with backend.tracing_for(where):
+    found, pullback = jax.vjp(pair_decays, jnp.asarray(decay)[..., None])
   expected, grads = np.ones((4, 64, 64)), np.zeros((4, 64))
   for i in range(64):
     for j in range(i):
@@ -374,7 +377,7 @@ def test_decays_of_pairs_keep_their_digits(scale):
   np.testing.assert_allclose(found, grads, rtol=0, atol=1e-6 * abs(grads).max())
 
 
-@pytest.mark.parametrize("where", ["cpu", "gpu"])
+@pytest.mark.parametrize("where", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize("scale", [0.01, 5.0])
 def test_decays_of_channels_keep_their_digits(scale, where):
   rng = np.random.default_rng(6)
@@ -404,6 +407,29 @@ def test_decays_of_channels_keep_their_digits(scale, where):
       grads[2][:, :, j + 1 : i + 1] += (grad * product)[:, :, None]
   for x, y in zip((found, *found_grads), (expected, *grads), strict=True):
     np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 * abs(y).max())
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 64])
+def test_inverses_of_unit_triangles(size):
+  lower = np.tril(np.random.default_rng(7).random((2, 1, 3, size, size)), -1)
+  expected = np.linalg.inv(np.eye(size) + lower)
+  for where in ("cpu", "tpu"):
+    with backend.tracing_for(where):
+      found = inverse(jnp.asarray(lower, jnp.float32))
+    error = abs(found - expected).max() / abs(expected).max()
+    assert error < 1e-5, where
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9, 16])
+def test_prefixes_of_chunks(count):
+  """Products of matrices, which tell the order of chunks."""
+  own = np.random.default_rng(8).normal(size=(2, count, 2, 2))
+  first = np.array([[[[1.0, 2.0], [-1.0, 3.0]]]] * 2)
+  found = chunk_prefixes(lambda x, y: x @ y, *map(jnp.float32, (first, own)))
+  state = first[:, 0]
+  for i in range(count):
+    np.testing.assert_allclose(found[:, i], state, rtol=1e-4)
+    state = state @ own[:, i]
 
 
 @pytest.mark.parametrize(
