@@ -74,7 +74,7 @@ def test_results_are_those_of_repeated_queries_and_keys(name):
 
   grads, out = jax.grad(loss, has_aux=True)(arrays)
   expected, wanted = jax.grad(loss, has_aux=True)(repeated)
-  assert out.shape == (2, 21, 6, 5)
+  assert out.shape == (2, 21, 6, arrays["value"].shape[-1])
   np.testing.assert_allclose(out, wanted, rtol=0, atol=2e-6)
   for array, got in grads.items():
     grad = expected[array]
