@@ -328,7 +328,7 @@ RECURRENCES = [n for n, p in PARAMETERS.items() if "segment_ids" in p]
 
 
 def test_segments_of_recurrences_have_one_name_for_functions_and_one_for_records():
-  assert len(RECURRENCES) == 12
+  assert len(RECURRENCES) == 14
   ids = jnp.zeros((1, 4), int)
   for name in RECURRENCES:
     for option in ("query_segment_ids", "key_segment_ids"):
