@@ -32,6 +32,8 @@ _GIVEN = {
   "differential": {"weight": 0.3},
   "dsa": {"top_k": 3, "index_key": (2, 13, 4)},
   "gated_linear": {"log_decay": (2, 13, 4, 8)},
+  # With a large λ the system of drawn weights below 0 is definite, too.
+  "gka": {"ridge_ratio": 100.0},
   "latent": {"key_kernel": (2, 4, 4), "shared_key": (2, 13, 4)},
   "linformer": {"key_projection": (13, 5)},
   "lsh": {"rotations": (1, 8, 2), "chunk_size": 4},
