@@ -324,20 +324,20 @@ def chunk_prefixes(
     return join(before, x), before
 
   def chunks(start, x):
-    x = jnp.moveaxis(jnp.concatenate([start, x]), 0, -3)
+    x = jnp.moveaxis(jnp.concatenate([start[None], x]), 0, -3)
     x = x.reshape(*x.shape[:-4], runs * width, *x.shape[-2:])
     return x[..., :count, :, :]
 
   first, own = match_varying((first, own))
-  first = jax.tree.map(lambda x: x[..., 0, :, :], first)
   own = jax.tree.map(by_place, own)
   heads = jax.tree.map(lambda x: x[0], own)
   others = jax.tree.map(lambda x: x[1:], own)
   own, within = jax.lax.scan(one, heads, others)
-  own = jax.tree.map(lambda x: jnp.moveaxis(x, -3, 0), own)
+  own = jax.tree.map(lambda x: jnp.moveaxis(x, -3, 0)[..., None, :, :], own)
   _, starts = jax.lax.scan(one, first, own)
-  starts = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -3)[None], starts)
-  return jax.tree.map(chunks, starts, join(starts, within))
+  starts = jax.tree.map(lambda x: jnp.moveaxis(x[..., 0, :, :], 0, -3), starts)
+  within = jax.vmap(functools.partial(join, starts))(within)
+  return jax.tree.map(chunks, starts, within)
 
 
 def is_sequence_sharded(axis_name: str | None) -> TypeGuard[str]:
