@@ -126,7 +126,8 @@ def titans_attention(
   parts = minibatches(query, mask, begins, state.count, minibatch_size)
   if begins is not None:
     momentum = jnp.where(begins, recurrence.FORGOTTEN, momentum)
-  flags = parts.keep, parts.opens | parts.begins, parts.begins
+  flags = [parts.keep, parts.opens | parts.begins]
+  flags += [] if begins is None else [parts.begins]
   size = chunk_size(length)
   count = chunks_per_step(query, size, 4 * size + 4 * (head_dim + shape[3]))
   (memory, momentum, start), out = scan(
@@ -168,10 +169,12 @@ def _position(params, state, inputs):
   del params
   memory, momentum, start = state
   query, key, value, written, log_momentum, log_decay, flags = inputs
-  # One select, of flags for each head: XLA:CPU is three times as slow with two.
-  flags = jnp.broadcast_to(flags, (*query.shape[:2], 3)).astype(query.dtype)
-  keep, opens, begins = (flags[..., i, None, None] for i in range(3))
-  start = jnp.where(opens > 0.0, (1.0 - begins) * memory, start)
+  shape = *query.shape[:2], flags.shape[-1]
+  flags = jnp.broadcast_to(flags, shape).astype(query.dtype)
+  keep, opens, *begins = jnp.split(flags[..., None], shape[2], axis=2)
+  start = jnp.where(opens > 0.0, memory, start)
+  if begins:  # Otherwise without it, because XLA:CPU would take twice the time.
+    start *= 1.0 - begins[0]
   error = value - jnp.einsum("bnhv,bnh->bnv", start, key)
   momentum = jnp.exp(log_momentum)[..., None] * momentum
   momentum += written[..., None] * error[..., None, :]
@@ -187,7 +190,7 @@ def _step(count, params, state, inputs):
   query, key, value, written, log_momentum, log_decay, flags = (
     recurrence.chunks(inputs, count)
   )
-  keep, opens, begins = jnp.split(flags, 3, axis=-1)
+  keep, opens, *begins = jnp.split(flags, flags.shape[-1], axis=-1)
   decays = jnp.tril(pair_decays(log_decay)) * jnp.swapaxes(keep, -2, -1)
   momenta = jnp.tril(pair_decays(log_momentum))
   since = jnp.exp(jnp.cumsum(log_momentum, axis=-2))
@@ -199,7 +202,8 @@ def _step(count, params, state, inputs):
   # mini-batch which starts with its segment is 0.
   number = jnp.cumsum(opens, axis=-2, dtype=jnp.int32)
   goes_on = (number == 0).astype(key.dtype)
-  opened = jnp.swapaxes(opens & ~begins, -2, -1)
+  opened = opens & ~begins[0] if begins else opens
+  opened = jnp.swapaxes(opened, -2, -1)
   opened &= number == jnp.swapaxes(number, -2, -1)
   before = shifted(after, 1).at[..., 0, 0].set(1.0)
   before = jnp.tril(opened).astype(key.dtype) @ before
