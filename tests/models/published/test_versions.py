@@ -208,6 +208,8 @@ _SHOWN_ELSEWHERE_IN = {
   # One line reads it for two families.
   **{"mamba": {"use_conv_bias"}, "falcon_mamba": {"use_bias"}},
   "glm_moe_dsa": {"hidden_act", "norm_topk_prob"},
+  # `bert.encoder` reads them, in cases of BERT.
+  "nystromformer": {"hidden_act", "layer_norm_eps"},
   # `test_deepseek` and `test_states` compare another value.
   **{"deepseek_v4": {"hidden_act"}, "nemotron_h": {"mlp_hidden_act"}},
 }
