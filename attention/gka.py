@@ -186,16 +186,9 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
       **gates.step_params(steps, dims),
     }
 
-  def sigmoid(name):
-    def read(params, inputs):
-      x = gates.project(inputs, params[f"{name}_kernel"])
-      return jax.nn.sigmoid(x + params[f"{name}_bias"][None, None])
-
-    return read
-
-  def write(params, inputs):
+  def write(x):
     # The authors' ε keeps the system solvable where the gate is 0.
-    return jnp.square(sigmoid("rate")(params, inputs) + 1e-6)
+    return jnp.square(jax.nn.sigmoid(x) + 1e-6)
 
   def mixed(params, query, key, value, **options):
     del params
@@ -213,8 +206,8 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
     init=init,
     gates={
       "log_decay": gates.step_decay,
-      "beta": write,
-      "alpha": sigmoid("alpha"),
+      "beta": gates.affine_gate("rate", write),
+      "alpha": gates.affine_gate("alpha", jax.nn.sigmoid),
     },
     arrays={"alpha": Float[Array, "B T N"]},
     init_state=init_state,

@@ -137,13 +137,7 @@ def _recurrence(
     return jnp.concatenate(state, axis=-1), out
 
   inputs = query, slots, value, log_decay
-  if packed is None:
-    state, out = attend(inputs, state)
-  else:
-    none = jnp.zeros_like(value, shape=(value.shape[0], *shape))
-    out, state = packed.run(
-      lambda inputs, resets: attend(inputs, none, resets)[1], inputs, state
-    )
+  out, state = packing.results(attend, packed, inputs, state)
   out = out.astype(dtype)
   return (out, state) if return_state else out
 

@@ -157,7 +157,7 @@ def _recurrence(
     out, last = _in_segments(packed, keep, inputs, sums, count, segments)
     last = last._replace(sums=_with_levels(last.sums, missing))
     return (out.astype(dtype), last) if return_state else out.astype(dtype)
-  placed = visible_positions(keep, begins, count, axis_name)
+  placed = packing.visible_positions(keep, begins, count, axis_name)
   attend = functools.partial(_attend, *placed, inputs)
   sums, last = sums.astype(jnp.float32), placed[1][:, -1]
   if is_sequence_sharded(axis_name):
@@ -169,36 +169,6 @@ def _recurrence(
   sums, out = attend(sums, is_empty=is_empty)
   out, sums = out[:, :length].astype(dtype), _with_levels(sums, missing)
   return (out, LevelState(sums, last)) if return_state else out
-
-
-def visible_positions(
-  keep: Bool[Array, "B T"],
-  begins: Bool[Array, "B T 1 1"] | None,
-  count: Int[Array, "B"],
-  axis_name: str | None = None,
-) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-  """Counts the unmasked positions of its segment before each position, and up to it.
-
-  The first segment continues from `count` positions; `begins` is that of `by_head`.
-  """
-  began = jnp.zeros_like(keep) if begins is None else begins[:, :, 0, 0]
-
-  def counted(count):
-    ends = jnp.cumsum(keep, axis=1, dtype=jnp.int32)
-    before = ends - keep
-    start = jnp.where(began, before, -count[:, None])
-    start = jax.lax.cummax(start, axis=1)
-    return before - start, ends - start
-
-  def both(earlier, later):
-    count = later[0] + jnp.where(later[1], 0, earlier[0])
-    return count, earlier[1] | later[1]
-
-  if is_sequence_sharded(axis_name):
-    own = counted(count)[1][:, -1], jnp.any(began, axis=1)
-    first = jax.tree.map(jnp.zeros_like, own)
-    count, _ = device_prefix(both, first, own, axis_name)
-  return counted(count)
 
 
 def _with_levels(sums, missing):

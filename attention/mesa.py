@@ -179,13 +179,6 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
       "regularizer": jnp.full((heads, dims.head_dim), start),
     }
 
-  def gate(name, activation):
-    def read(params, inputs):
-      x = gates.project(inputs, params[f"{name}_kernel"])
-      return activation(x + params[f"{name}_bias"][None, None])
-
-    return read
-
   def mixed(params, query, key, value, **options):
     ridge = min_regularizer + jax.nn.softplus(params["regularizer"])
     options |= {"num_iterations": num_iterations, "regularizer": ridge}
@@ -197,8 +190,8 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
     return jnp.zeros(shape, jnp.float32)
 
   read = {
-    "log_decay": gate("decay", jax.nn.log_sigmoid),
-    "beta": gate("rate", jax.nn.sigmoid),
+    "log_decay": gates.affine_gate("decay", jax.nn.log_sigmoid),
+    "beta": gates.affine_gate("rate", jax.nn.sigmoid),
   }
   return gates.recurrent_mechanism(
     "mesa", mixed, init=init, gates=read, init_state=init_state

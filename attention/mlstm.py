@@ -12,6 +12,7 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.platform import backend
 from attention.recurrent import gates
+from attention.recurrent.packing import first_states
 from attention.recurrent.recurrence import FORGOTTEN, by_head, repeat_heads
 from attention.recurrent.scan import CHUNK, chunk_size, scan
 from attention.recurrent.triangular import decay_to_end, pair_sums
@@ -102,10 +103,8 @@ def mlstm_attention(
     keep = jnp.ones((batch, length), bool)
   if begins is None:
     begins = jnp.zeros((batch, length, 1, 1), bool)
-  state = initial_state
-  if state is None:
-    state = _empty_state(batch, num_heads, head_dim, value.shape[3])
-  _check_state(state, (batch, num_heads, head_dim, value.shape[3]))
+  empty = _empty_state(batch, num_heads, head_dim, value.shape[3])
+  state = first_states(initial_state, empty, "an MlstmState")
   scaled = query.astype(jnp.float32) * checks.softmax_scale(scale, head_dim)
   keep = keep[..., None, None]
   xs = scaled, key, value, log_decay, log_input, begins, keep
@@ -121,15 +120,6 @@ def _empty_state(batch, num_heads, head_dim, value_dim):
   heads = batch, num_heads
   shapes = (*heads, head_dim, value_dim), (*heads, head_dim), heads
   return MlstmState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
-
-
-def _check_state(state, shape):
-  expected = shape, shape[:3], shape[:2]
-  got = tuple(x.shape for x in state)
-  if got != expected:
-    raise ValueError(
-      f"initial_state: expected an MlstmState of {expected}, got {got}"
-    )
 
 
 def _step(epsilon, params, state, xs):
@@ -226,12 +216,10 @@ def mlstm(
       "input_bias": 0.1 * jax.random.normal(key, (heads,)),
     }
 
-  def gate(name, params, inputs):
-    x = gates.project(inputs, params[f"{name}_kernel"])
-    x += params[f"{name}_bias"][None, None]
-    if gate_soft_cap is not None:
-      x = gate_soft_cap * jnp.tanh(x / gate_soft_cap)
-    return x
+  def capped(x):
+    if gate_soft_cap is None:
+      return x
+    return gate_soft_cap * jnp.tanh(x / gate_soft_cap)
 
   def recurrence(params, *qkv, axis_name, **options) -> Any:
     del params, axis_name  # The sequence is never sharded.
@@ -242,8 +230,10 @@ def mlstm(
     recurrence,
     init=init,
     gates={
-      "log_decay": lambda *x: jax.nn.log_sigmoid(gate("forget", *x)),
-      "log_input": lambda *x: gate("input", *x),
+      "log_decay": gates.affine_gate(
+        "forget", lambda x: jax.nn.log_sigmoid(capped(x))
+      ),
+      "log_input": gates.affine_gate("input", capped),
     },
     arrays={"log_input": Float[Array, "B T N"]},
     init_state=lambda batch, dims: _empty_state(

@@ -140,14 +140,8 @@ def _recurrence(
   if is_sequence_sharded(axis_name):
     state = _state_before(key, value, rates, axis_name)
   inputs = query, key, value, *rates
-  if packed is None:
-    state, out = _attend(inputs, state)
-  else:
-    none = jnp.zeros_like(value, shape=(value.shape[0], *shape))
-    attend = functools.partial(_attend, size=packed.size)
-    out, state = packed.run(
-      lambda inputs, resets: attend(inputs, none, resets)[1], inputs, state
-    )
+  attend = functools.partial(_attend, size=packed and packed.size)
+  out, state = packing.results(attend, packed, inputs, state)
   out = out.astype(dtype)
   return (out, state) if return_state else out
 

@@ -15,6 +15,7 @@ from attention.recurrent.elementwise import (
   given_coefficients,
   whole_state,
 )
+from attention.recurrent.packing import first_states
 from attention.recurrent.recurrence import (
   by_head,
   joined,
@@ -128,13 +129,8 @@ def _recurrence(
   if normalize_keys:
     query, key = unit_length(query), unit_length(key)
   batch, _, num_heads, head_dim = query.shape
-  expected = _empty_state(batch, num_heads, head_dim, value.shape[3])
-  state = expected if initial_state is None else initial_state
-  shapes = [[x.shape for x in y] for y in (expected, state)]
-  if shapes[0] != shapes[1]:
-    raise ValueError(
-      "initial_state: expected a PrecondState of {}, got {}".format(*shapes)
-    )
+  empty = _empty_state(batch, num_heads, head_dim, value.shape[3])
+  state = first_states(initial_state, empty, "a PrecondState")
 
   def squares_from(first):
     inputs = decay, rate * jnp.square(key)

@@ -24,6 +24,7 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, recurrence
 from attention.recurrent.minibatches import minibatches
+from attention.recurrent.packing import first_states
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
@@ -121,8 +122,7 @@ def titans_attention(
     query, key = recurrence.unit_length(query), recurrence.unit_length(key)
   batch, length, num_heads, head_dim = query.shape
   shape = batch, num_heads, head_dim, value.shape[3]
-  state = _empty_state(shape) if initial_state is None else initial_state
-  _check_state(state, shape)
+  state = first_states(initial_state, _empty_state(shape), "a TitansState")
   parts = minibatches(query, mask, begins, state.count, minibatch_size)
   if begins is not None:
     momentum = jnp.where(begins, recurrence.FORGOTTEN, momentum)
@@ -154,14 +154,6 @@ def titans_attention(
 def _empty_state(shape):
   zeros = jnp.zeros(shape, jnp.float32)
   return TitansState(zeros, zeros, zeros, jnp.zeros(shape[0], jnp.int32))
-
-
-def _check_state(state, shape):
-  expected, got = (*[shape] * 3, shape[:1]), tuple(x.shape for x in state)
-  if got != expected:
-    raise ValueError(
-      f"initial_state: expected a TitansState of {expected}, got {got}"
-    )
 
 
 def _position(params, state, inputs):
@@ -288,13 +280,6 @@ def titans(minibatch_size: int = 16, max_rate: float = 0.1) -> Attention:
       params[f"{name}_bias"] = jnp.full(dims.num_heads, first)
     return params
 
-  def gate(name, activation):
-    def read(params, inputs):
-      x = gates.project(inputs, params[f"{name}_kernel"])
-      return activation(x + params[f"{name}_bias"][None, None])
-
-    return read
-
   def memory(params, *qkv, axis_name, **options):
     del params, axis_name  # The sequence is never sharded.
     options |= {"minibatch_size": minibatch_size, "normalize_keys": True}
@@ -306,9 +291,11 @@ def titans(minibatch_size: int = 16, max_rate: float = 0.1) -> Attention:
     memory,
     init=init,
     gates={
-      "learning_rate": gate("rate", lambda x: max_rate * jax.nn.sigmoid(x)),
-      "log_momentum": gate("momentum", jax.nn.log_sigmoid),
-      "log_decay": gate("decay", jax.nn.log_sigmoid),
+      "learning_rate": gates.affine_gate(
+        "rate", lambda x: max_rate * jax.nn.sigmoid(x)
+      ),
+      "log_momentum": gates.affine_gate("momentum", jax.nn.log_sigmoid),
+      "log_decay": gates.affine_gate("decay", jax.nn.log_sigmoid),
     },
     arrays=dict.fromkeys(
       ("learning_rate", "log_momentum"), Float[Array, "B T N"]

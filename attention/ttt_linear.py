@@ -17,6 +17,7 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
 from attention.recurrent.minibatches import minibatches
+from attention.recurrent.packing import first_states
 from attention.recurrent.recurrence import by_head, repeat_heads
 from attention.recurrent.scan import CHUNK, scan
 
@@ -118,10 +119,8 @@ def ttt_linear_attention(
   position_rate = _position_rate(minibatch_size, position_offset)
   initial = jnp.concatenate([initial_weights, initial_bias[:, None]], axis=1)
   initial = initial.astype(jnp.float32)[None]
-  state = initial_state
-  if state is None:
-    state = _empty_state(batch, num_heads, head_dim)
-  _check_state(state, batch, num_heads, head_dim)
+  empty = _empty_state(batch, num_heads, head_dim)
+  state = first_states(initial_state, empty, "a TttState")
   parts = minibatches(query, mask, begins, state.count, minibatch_size)
   opens = parts.opens[:, :, None, None]
   if not (mask is None and begins is None and initial_state is None):
@@ -171,15 +170,6 @@ def _position_rate(size, offset):
 def _empty_state(batch, num_heads, head_dim):
   zeros = jnp.zeros((batch, num_heads, head_dim + 1, head_dim), jnp.float32)
   return TttState(zeros, zeros, jnp.zeros(batch, jnp.int32))
-
-
-def _check_state(state, batch, num_heads, head_dim):
-  shape = batch, num_heads, head_dim + 1, head_dim
-  expected, got = (shape, shape, (batch,)), tuple(x.shape for x in state)
-  if got != expected:
-    raise ValueError(
-      f"initial_state: expected a TttState of {expected}, got {got}"
-    )
 
 
 def _step(epsilon, count, params, state, inputs):
@@ -290,8 +280,7 @@ def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
     }
 
   def learning_rate(params, inputs):
-    x = gates.project(inputs, params["rate_kernel"])
-    x = jax.nn.sigmoid(x + params["rate_bias"][None, None])
+    x = gates.affine_gate("rate", jax.nn.sigmoid)(params, inputs)
     return base_rate * x / params["norm_scale"].shape[1]
 
   def recurrence(params, *qkv, axis_name, **options):

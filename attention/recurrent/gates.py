@@ -195,6 +195,16 @@ def rate(max_rate: float) -> Gate:
   return beta
 
 
+def affine_gate(name: str, activation: Callable[[Array], Array]) -> Gate:
+  """The gate activation(x · W + b), with parameters `{name}_kernel` and `{name}_bias`."""
+
+  def gate(params, inputs):
+    x = project(inputs, params[f"{name}_kernel"])
+    return activation(x + params[f"{name}_bias"][None, None])
+
+  return gate
+
+
 _ARRAYS = {
   **checks.ARRAYS,
   "query": Float[Array, "B T Q H"],

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.recurrent.packing import visible_positions
 
 
 class Minibatches(NamedTuple):
@@ -47,10 +47,8 @@ def minibatches(
   keep = checks.key_mask(mask, query, query)
   keep = jnp.ones(shape, bool) if keep is None else keep
   starts = jnp.zeros(shape, bool) if begins is None else begins[..., 0, 0]
-  earlier = jnp.cumsum(keep, axis=1, dtype=jnp.int32) - keep
-  first = jnp.where(starts, earlier, -count[:, None])
-  number = earlier - jax.lax.cummax(first, axis=1)
-  total = number[:, -1] + keep[:, -1]
+  number, total = visible_positions(keep, begins, count)
+  total = total[:, -1]
   count = jnp.where(total > 0, (total - 1) % size + 1, 0)
   place = number % size
   opens = keep & (place == 0) & (number > 0)

@@ -17,7 +17,13 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import checks
 from attention.platform import layout
 from attention.platform.blocks import padded
-from attention.recurrent.scan import CHUNK, Resets, chunk_size
+from attention.recurrent.scan import (
+  CHUNK,
+  Resets,
+  chunk_size,
+  device_prefix,
+  is_sequence_sharded,
+)
 
 _SHORTEST = 16
 """The smallest C, for rows of many short segments."""
@@ -162,6 +168,44 @@ def first_state(
   return state.astype(jnp.float32)
 
 
+def first_states(state: Any, empty: Any, what: str) -> Any:
+  """The initial state, a named tuple of arrays; None is the empty one.
+
+  Raises:
+    ValueError: its arrays have other shapes; the message says `what` was expected.
+  """
+  if state is None:
+    return empty
+  expected, got = (tuple(x.shape for x in y) for y in (empty, state))
+  if got != expected:
+    raise ValueError(f"initial_state: expected {what} of {expected}, got {got}")
+  return state
+
+
+def results(
+  attend: Callable[..., tuple[Any, Any]],
+  packing: Packing | None,
+  inputs: Any,
+  state: Float[Array, "B *G N H X"],
+) -> tuple[Array, Array]:
+  """The results and the last state, or with a packing that of each segment.
+
+  Args:
+    attend: `(inputs, state) -> last state, results`; with `resets` the results are a
+      pair of these and the states after each chunk.
+    packing: of segments with separate states; None is one sequence.
+    inputs: a pytree of `[B, T, …]`.
+    state: from `first_state`.
+  """
+  if packing is None:
+    last, out = attend(inputs, state)
+    return out, last
+  none = jnp.zeros_like(state, shape=(state.shape[0], *state.shape[2:]))
+  return packing.run(
+    lambda inputs, resets: attend(inputs, none, resets)[1], inputs, state
+  )
+
+
 def whole_steps(resets: Resets, count: int) -> Resets:
   """Pads resets with zeros, for steps of `count` of the X chunks."""
   return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), resets)
@@ -182,3 +226,33 @@ def with_states(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B G N H X"]]:
   """The results, and the states after each chunk."""
   return out, jnp.moveaxis(after, 2, 1)
+
+
+def visible_positions(
+  keep: Bool[Array, "B T"],
+  begins: Bool[Array, "B T 1 1"] | None,
+  count: Int[Array, "B"],
+  axis_name: str | None = None,
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+  """Counts the unmasked positions of its segment before each position, and up to it.
+
+  The first segment continues from `count` positions; `begins` is that of `by_head`.
+  """
+  began = jnp.zeros_like(keep) if begins is None else begins[:, :, 0, 0]
+
+  def counted(count):
+    ends = jnp.cumsum(keep, axis=1, dtype=jnp.int32)
+    before = ends - keep
+    start = jnp.where(began, before, -count[:, None])
+    start = jax.lax.cummax(start, axis=1)
+    return before - start, ends - start
+
+  def both(earlier, later):
+    count = later[0] + jnp.where(later[1], 0, earlier[0])
+    return count, earlier[1] | later[1]
+
+  if is_sequence_sharded(axis_name):
+    own = counted(count)[1][:, -1], jnp.any(began, axis=1)
+    first = jax.tree.map(jnp.zeros_like, own)
+    count, _ = device_prefix(both, first, own, axis_name)
+  return counted(count)

@@ -131,7 +131,7 @@ def regression_attention(
     **options: log decays, mask, segments and `axis_name`, as in `by_head`.
   """
   query = recurrence.repeat_heads(query, key, value)
-  batch, length, num_heads, head_dim = query.shape
+  length, num_heads, head_dim = query.shape[1:]
   packed = None
   if num_segments is not None:
     packed = packing.packing_of(query, num_segments, options)
@@ -169,13 +169,7 @@ def regression_attention(
     )
 
   inputs = query, written, value, log_decay, *rows
-  if packed is None:
-    state, out = attend(inputs, state)
-  else:
-    none = jnp.zeros_like(value, shape=(batch, *shape))
-    out, state = packed.run(
-      lambda inputs, resets: attend(inputs, none, resets)[1], inputs, state
-    )
+  out, state = packing.results(attend, packed, inputs, state)
   out = out.astype(dtype)
   return (out, state) if return_state else out
 

@@ -35,10 +35,10 @@ def pairs(
   halves a matrix product. Halves that are too short for a matrix product are computed
   one distance at a time.
   """
-  size = log_decay.shape[-2]
-  if size <= (1 if backend.name() == "cpu" else _SHORT):
+  size, platform = log_decay.shape[-2], backend.name()
+  if size <= (1 if platform == "cpu" else _SHORT):
     return _by_distance(readers, keys, log_decay)
-  if backend.name() == "tpu":
+  if platform == "tpu":
     return _by_halves(readers, keys, log_decay)
   # Twice as many chunks instead of another axis: XLA:CPU aborts on products of arrays
   # with eight axes.
@@ -169,9 +169,8 @@ def running_sum(
 ) -> Float[Array, "*A C D"]:
   """The inclusive cumulative sum over positions; with a direction of −1 from the end.
 
-  For a TPU, windowed sums compile slowly, eleven seconds for eight positions, so a
-  product with a triangle of ones replaces them. It adds 0 times other positions, for
-  which log decays of −∞ become finite.
+  For a TPU, windowed sums compile slowly, so a product with a triangle of ones replaces
+  them. It adds 0 times other positions, for which log decays of −∞ become finite.
   """
   if backend.name() != "tpu":
     return jax.lax.cumsum(x, axis=x.ndim - 2, reverse=direction < 0)
@@ -238,19 +237,27 @@ def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
 
     [[A, 0], [X, D]]⁻¹ = [[A⁻¹, 0], [−D⁻¹ X A⁻¹, D⁻¹]]
 
-  This is blocked forward substitution, and as stable. For a TPU, one loop over
-  the sizes of halves takes the products of all blocks of a size as one product of whole
-  matrices, where other blocks are 0: it compiles in a tenth of the time. For an H100,
-  it reads and writes seven times as much.
+  This is blocked forward substitution, and as stable. A TPU's compiler is slow with the
+  recursion, so there a loop over the sizes of halves multiplies whole matrices in which
+  other blocks are 0. A GPU would read and write much more that way.
   """
+  return _by_loop(lower) if backend.name() == "tpu" else _by_recursion(lower)
+
+
+def _by_recursion(lower):
   size = lower.shape[-1]
-  if size > 2 and backend.name() != "tpu":
-    half = size // 2
-    own = [lower[..., :half, :half], lower[..., half:, half:]]
-    own = jnp.stack(own, axis=3).reshape(*lower.shape[:2], -1, half, half)
-    own = inverse(own)
-    across = own[:, :, 1::2] @ lower[..., half:, :half] @ own[:, :, ::2]
-    return triangle(own, -across)
+  if size <= 2:
+    return jnp.eye(size, dtype=lower.dtype)[None, None, None] - lower
+  half = size // 2
+  own = [lower[..., :half, :half], lower[..., half:, half:]]
+  own = jnp.stack(own, axis=3).reshape(*lower.shape[:2], -1, half, half)
+  own = _by_recursion(own)
+  across = own[:, :, 1::2] @ lower[..., half:, :half] @ own[:, :, ::2]
+  return triangle(own, -across)
+
+
+def _by_loop(lower):
+  size = lower.shape[-1]
   place = np.arange(size)[None, None, None]
   # In [2ᵏ, 2ᵏ⁺¹) across halves of size 2ᵏ.
   apart = jnp.asarray(place[..., None] ^ place[..., None, :])
@@ -260,8 +267,6 @@ def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
     return inverted - inverted @ across @ inverted
 
   first = jnp.where(apart == 1, -lower, (apart == 0).astype(lower.dtype))
-  if size <= 2:
-    return first
   return jax.lax.fori_loop(1, (size - 1).bit_length(), merged, first)
 
 

@@ -35,6 +35,33 @@ def arrays(length, **more):
   return jax.tree.map(as_float32, found)
 
 
+def by_position(step, given, gates, mask, segment_ids):
+  """Scans `step` over positions of a call, to be differentiated in float64.
+
+  Its inputs are query, key and value of each query head, the gates, whether the position
+  is visible and whether a segment starts. Returns the results and the last state.
+  """
+  key, value = (
+    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
+    for name in ("key", "value")
+  )
+  begins = np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+  along = given["query"], key, value, *gates
+  along = *along, jnp.asarray(mask[:, 0, 0]), jnp.asarray(begins)
+  along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
+  state, out = jax.lax.scan(step, given["initial_state"], along)
+  return jnp.moveaxis(out, 0, 1), state
+
+
+def where(condition, x, y):
+  """`jnp.where` of two trees, by a condition `[B]`."""
+
+  def one(x, y):
+    return jnp.where(condition.reshape(-1, *[1] * (jnp.ndim(y) - 1)), x, y)
+
+  return jax.tree.map(one, x, y)
+
+
 def as_jax(tree):
   """NumPy's arrays as JAX's, all else as it is."""
   return jax.tree.map(

@@ -33,15 +33,10 @@ def given(length):
 
 def naive(given, mask, segment_ids):
   """Position by position, to be differentiated in float64."""
-  key, value = (
-    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
-    for name in ("key", "value")
-  )
-  seen = jnp.asarray(mask[:, 0, 0])
-  begins = np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
 
   def step(state, now):
-    query, kv, decay, slots, seen, first = now
+    query, key, value, decay, slots, seen, first = now
+    kv = jnp.concatenate([key, value], axis=-1)
     state = jnp.where(first[:, None, None, None], 0.0, state)
     after = jnp.exp(decay)[..., None] * state
     after += slots[..., None] * kv[:, :, None]
@@ -50,12 +45,8 @@ def naive(given, mask, segment_ids):
     weights = jax.nn.softmax(logits)
     return state, jnp.einsum("bnm,bnmv->bnv", weights, state[..., DIM:])
 
-  both = jnp.concatenate([key, value], axis=3)
   gates = given["log_decay"], given["slot_weights"]
-  along = given["query"], both, *gates, seen, jnp.asarray(begins)
-  along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
-  state, out = jax.lax.scan(step, given["initial_state"], along)
-  return jnp.moveaxis(out, 0, 1), state
+  return cases.by_position(step, given, gates, mask, segment_ids)
 
 
 @pytest.mark.parametrize("length", [1, 7, 64, 65])

@@ -17,7 +17,7 @@ from attention.mechanism import Dims
 from attention.testing import assert_close
 from tests.attention import state_cases as cases
 from tests.attention.calls import assert_refused
-from tests.attention.state_cases import BATCH, DIM, HEADS, KV_HEADS, VALUE
+from tests.attention.state_cases import BATCH, DIM, HEADS, VALUE
 
 BOTH = momentum_delta_attention, definitions.momentum_delta_attention
 SCALED = [partial(function, scale=0.7) for function in BOTH]
@@ -41,11 +41,6 @@ def given(length):
 
 def naive(given, mask, segment_ids):
   """Position by position, to be differentiated in float64."""
-  key, value = (
-    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
-    for name in ("key", "value")
-  )
-  begins = np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
 
   def step(state, now):
     q, k, v, g, h, beta, eta, seen, first = now
@@ -62,11 +57,8 @@ def naive(given, mask, segment_ids):
     return state, 0.7 * jnp.einsum("bnhv,bnh->bnv", state[:, :, :DIM], q)
 
   names = "log_decay", "momentum_decay", "beta", "eta"
-  along = given["query"], key, value, *(given[x] for x in names)
-  along = (*along, jnp.asarray(mask[:, 0, 0]), jnp.asarray(begins))
-  along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
-  state, out = jax.lax.scan(step, given["initial_state"], along)
-  return jnp.moveaxis(out, 0, 1), state
+  gates = [given[name] for name in names]
+  return cases.by_position(step, given, gates, mask, segment_ids)
 
 
 @pytest.mark.parametrize("length", [1, 7, 64, 65])

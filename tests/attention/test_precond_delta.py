@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from attention import (
 from attention.testing import assert_close
 from tests.attention import state_cases as cases
 from tests.attention.calls import assert_refused
-from tests.attention.state_cases import BATCH, DIM, HEADS, KV_HEADS, VALUE
+from tests.attention.state_cases import BATCH, DIM, HEADS, VALUE
 
 BOTH = precond_delta_attention, definitions.precond_delta_attention
 SQUASHED = [partial(function, squash=1.75, epsilon=0.01) for function in BOTH]
@@ -45,12 +44,7 @@ def given(length, channels=()):
 
 def naive(given, mask, segment_ids):
   """Position by position, to be differentiated in float64."""
-  key, value = (
-    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
-    for name in ("key", "value")
-  )
   decay = given["log_decay"].reshape(*given["beta"].shape, -1)
-  begins = np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
 
   def step(state, now):
     q, k, v, g, beta, a, r, seen, first = now
@@ -69,11 +63,8 @@ def naive(given, mask, segment_ids):
     return PrecondState(memory, squares), out
 
   names = "beta", "square_decay", "square_rate"
-  along = given["query"], key, value, decay, *(given[x] for x in names)
-  along = (*along, jnp.asarray(mask[:, 0, 0]), jnp.asarray(begins))
-  along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
-  state, out = jax.lax.scan(step, given["initial_state"], along)
-  return jnp.moveaxis(out, 0, 1), state
+  gates = decay, *(given[name] for name in names)
+  return cases.by_position(step, given, gates, mask, segment_ids)
 
 
 @pytest.mark.parametrize("length", [1, 7, 64, 65])

@@ -46,27 +46,13 @@ def given(length):
 
 def naive(given, mask, segment_ids):
   """Position by position, to be differentiated in float64."""
-  key, value = (
-    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
-    for name in ("key", "value")
-  )
-  begins = np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-
-  def where(condition, x, y):
-    return jax.tree.map(
-      lambda x, y: jnp.where(
-        condition.reshape(-1, *[1] * (jnp.ndim(y) - 1)), x, y
-      ),
-      x,
-      y,
-    )
 
   def step(state, now):
     q, k, v, theta, m, g, seen, begin = now
-    state = where(begin, jax.tree.map(jnp.zeros_like, state), state)
+    state = cases.where(begin, jax.tree.map(jnp.zeros_like, state), state)
     memory, momentum, start, count = state
     is_full = count == SIZE
-    start = where(is_full, memory, start)
+    start = cases.where(is_full, memory, start)
     count = jnp.where(is_full, 0, count)
 
     def loss(memory):
@@ -75,15 +61,13 @@ def naive(given, mask, segment_ids):
 
     momentum = jnp.exp(m)[..., None, None] * momentum - jax.grad(loss)(start)
     memory = jnp.exp(g)[..., None, None] * memory + momentum
-    state = where(seen, (memory, momentum, start, count + 1), state)
+    after = TitansState(memory, momentum, start, count + 1)
+    state = cases.where(seen, after, state)
     return state, jnp.einsum("bnhv,bnh->bnv", state[0], q) / DIM**0.5
 
   names = "learning_rate", "log_momentum", "log_decay"
   gates = [given[name] for name in names]
-  along = given["query"], key, value, *gates, mask[:, 0, 0], begins
-  along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
-  state, out = jax.lax.scan(step, tuple(given["initial_state"]), along)
-  return jnp.moveaxis(out, 0, 1), TitansState(*state)
+  return cases.by_position(step, given, gates, mask, segment_ids)
 
 
 @pytest.mark.parametrize("length", [1, 5, 6, 7, 65])

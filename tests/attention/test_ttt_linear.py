@@ -51,11 +51,6 @@ def given(length):
 
 def naive(given, mask, segment_ids):
   """Position by position, to be differentiated in float64."""
-  key, value = (
-    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
-    for name in ("key", "value")
-  )
-  begins = np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
   rates = 1.0 / np.arange(1.0, SIZE + 1.0)
   rates = jnp.maximum(rates + given["position_offset"], 0.0)
   bias = given["initial_bias"][:, None]
@@ -72,20 +67,11 @@ def naive(given, mask, segment_ids):
     q, k, v, rate, seen, begin = now
     q = 0.8 * q
 
-    def where(condition, x, y):
-      return jax.tree.map(
-        lambda x, y: jnp.where(
-          condition.reshape(-1, *[1] * (jnp.ndim(y) - 1)), x, y
-        ),
-        x,
-        y,
-      )
-
-    state = where(begin, jax.tree.map(jnp.zeros_like, state), state)
+    state = cases.where(begin, jax.tree.map(jnp.zeros_like, state), state)
     change, gradient, count = state
     is_full = count == SIZE
-    change = where(is_full, change - rates[-1] * gradient, change)
-    gradient = where(is_full, jnp.zeros_like(gradient), gradient)
+    change = cases.where(is_full, change - rates[-1] * gradient, change)
+    gradient = cases.where(is_full, jnp.zeros_like(gradient), gradient)
     count = jnp.where(is_full, 0, count)
 
     def loss(model):
@@ -93,13 +79,12 @@ def naive(given, mask, segment_ids):
 
     gradient = gradient + jax.grad(loss)(change)
     now = change - rates[count][:, None, None, None] * gradient
-    out = where(seen, q + read(now, q), jnp.zeros_like(q))
-    return where(seen, (change, gradient, count + 1), state), out
+    out = cases.where(seen, q + read(now, q), jnp.zeros_like(q))
+    after = TttState(change, gradient, count + 1)
+    return cases.where(seen, after, state), out
 
-  along = given["query"], key, value, given["learning_rate"], mask[:, 0, 0]
-  along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (*along, begins))
-  state, out = jax.lax.scan(step, tuple(given["initial_state"]), along)
-  return jnp.moveaxis(out, 0, 1), TttState(*state)
+  gates = [given["learning_rate"]]
+  return cases.by_position(step, given, gates, mask, segment_ids)
 
 
 @pytest.mark.parametrize("length", [1, 5, 6, 7, 65])
