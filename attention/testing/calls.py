@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from attention.mechanism import Dims
@@ -49,7 +50,10 @@ class Case(NamedTuple):
     return "-".join([shape, *self.options])
 
   def draw(self, seed: int = 0) -> tuple[list, dict[str, Any]]:
-    """Returns `[query, key, value]` and the options of the call."""
+    """Returns `[query, key, value]` and the options of the call.
+
+    The arrays are read-only: a program that still runs may read them in place.
+    """
     rng = np.random.default_rng(seed)
     B, T, S = self.batch, self.length, self.keys
     N, K, H = self.num_heads, self.num_kv_heads, self.head_dim
@@ -100,6 +104,9 @@ class Case(NamedTuple):
     arrays, call = qkv(), {}
     for option in self.options:
       call |= made[option]()
+    for x in jax.tree.leaves((arrays, call)):
+      if isinstance(x, np.ndarray):
+        x.setflags(write=False)
     return arrays, call
 
 

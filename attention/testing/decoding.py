@@ -116,9 +116,8 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
     jax.tree.structure(after) == jax.tree.structure(cache),
     "decode returns a cache of another structure than it got",
   )
-  for x in qkv:
-    x[1] = 1e4
-  moved, _ = decode(variables, cache, qkv)
+  changed = [np.stack([x[0], np.full_like(x[1], 1e4)]) for x in qkv]
+  moved, _ = decode(variables, cache, changed)
   assert_same_bits(
     moved[0], out[0], "example 0 changes when example 1 of the batch does"
   )

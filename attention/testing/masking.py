@@ -89,10 +89,9 @@ def padding_changes_nothing(mechanism: Mechanism, is_causal: bool) -> None:
 
   pads=False declares that the pattern depends on the length, including padding.
   """
-  padded, call = mechanism.draw_masked()
-  short = [x[:, :7].copy() for x in padded]
-  for x in padded:
-    x[:, 7:] = np.nan
+  qkv, call = mechanism.draw_masked()
+  short = [x[:, :7] for x in qkv]
+  padded = [_filled(x, np.s_[:, 7:], np.nan) for x in qkv]
   call["mask"] = np.broadcast_to(np.arange(13) < 7, call["mask"].shape)
   out, _ = backward(mechanism, is_causal, padded, call)
   causal = {"is_causal": True} if is_causal else {}
@@ -286,11 +285,10 @@ def examples_are_apart(mechanism: Mechanism, is_causal: bool) -> None:
   """
   qkv, call = mechanism.draw_masked()
   before, _ = backward(mechanism, is_causal, qkv, call)
-  for x in qkv:
-    x[1:] *= 1e3
+  changed = [np.concatenate([x[:1], 1e3 * x[1:]]) for x in qkv]
   if "mask" in call:
-    call["mask"][2] = False
-  after, _ = backward(mechanism, is_causal, qkv, call)
+    call["mask"] = _filled(call["mask"], 2, False)
+  after, _ = backward(mechanism, is_causal, changed, call)
   told = "example 0 changes when others of its batch do"
   assert_same_bits(after[0], before[0], told)
 

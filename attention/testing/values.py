@@ -179,7 +179,7 @@ def bfloat16(mechanism: Mechanism) -> None:
   )
   case = mechanism.limited(Case(options))
   qkv, call = mechanism.draw(case)
-  qkv[0] *= 4.0  # Logits near 10, which bfloat16 would round by 0.03.
+  qkv[0] = 4 * qkv[0]  # Logits near 10, which bfloat16 would round by 0.03.
   rounded = [jnp.asarray(x, jnp.bfloat16) for x in qkv]
   variables = mechanism.variables(case.dims)
   expected = mechanism.define(variables, rounded, **call)
