@@ -284,6 +284,10 @@ def scan_leftward(
   )
 
 
+_LONGEST = 16
+"""The most steps of a loop of `chunk_prefixes`."""
+
+
 def chunk_prefixes(
   join: Callable[[T, T], T],
   first: T,
@@ -295,7 +299,8 @@ def chunk_prefixes(
   The axis −3 of arrays is G in `own`, and 1 in `first`. A chunk in `resets` starts from
   its given state instead. Two loops of about √G steps each: within runs of √G chunks,
   all runs at once, and over the runs. They compile much faster than the log₂ G levels
-  of an associative scan, and read and write less.
+  of an associative scan, and read and write less. Where a loop would be longer than
+  `_LONGEST`, the runs are divided in the same way.
   """
   if resets is not None:
     opens, states = resets
@@ -311,7 +316,7 @@ def chunk_prefixes(
   count = jax.tree.leaves(own)[0].shape[-3]
   if count == 1:
     return first
-  width = 1 << ((count - 1).bit_length() + 1) // 2
+  width = min(_LONGEST, 1 << ((count - 1).bit_length() + 1) // 2)
   runs = -(-count // width)
 
   def by_place(x):
@@ -333,9 +338,14 @@ def chunk_prefixes(
   heads = jax.tree.map(lambda x: x[0], own)
   others = jax.tree.map(lambda x: x[1:], own)
   own, within = jax.lax.scan(one, heads, others)
-  own = jax.tree.map(lambda x: jnp.moveaxis(x, -3, 0)[..., None, :, :], own)
-  _, starts = jax.lax.scan(one, first, own)
-  starts = jax.tree.map(lambda x: jnp.moveaxis(x[..., 0, :, :], 0, -3), starts)
+  if runs > _LONGEST:
+    starts = chunk_prefixes(join, first, own)
+  else:
+    own = jax.tree.map(lambda x: jnp.moveaxis(x, -3, 0)[..., None, :, :], own)
+    _, starts = jax.lax.scan(one, first, own)
+    starts = jax.tree.map(
+      lambda x: jnp.moveaxis(x[..., 0, :, :], 0, -3), starts
+    )
   within = jax.vmap(functools.partial(join, starts))(within)
   return jax.tree.map(chunks, starts, within)
 

@@ -150,7 +150,9 @@ def traced(name, is_causal, where, length=16_384):
     "sliding_window": {"window": 256},
     "linformer": {"rank": 256},
     "additive": {"width": 16},
-    "mesa": {"num_iterations": 10},  # Of a solver: the steps are fewer.
+    # Iterations of a solver, at any length; the loops over chunks have fewer steps.
+    "mesa": {"num_iterations": 10},
+    "gka": {"num_iterations": 10},
   }.get(name, {})
   dims = Dims(8, 8, 64, length, 512)
   run, init, shares = program(name, is_causal, options, dims)
