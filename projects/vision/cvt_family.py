@@ -45,7 +45,11 @@ def describe(
   [kernel] = _one(theirs, "kernel_qkv", list[int], [3] * stages)
   [stride] = _one(theirs, "stride_kv", list[int], [2] * stages)
   for name in ("padding_q", "padding_kv"):
-    family.only(theirs, **{name: [kernel // 2] * stages})
+    [padding] = _one(theirs, name, list[int], [1] * stages)
+    if padding != kernel // 2:
+      raise ValueError(
+        f"{name}: expected {kernel // 2}, half of kernel_qkv, got {padding}"
+      )
   features = family.sizes(theirs, "embed_dim", [64, 192, 384])
   ratios = family.value(theirs, "mlp_ratio", list[float], [4.0] * stages)
   if len(ratios) != len(features):

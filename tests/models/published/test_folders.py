@@ -93,6 +93,13 @@ def test_configs_that_cannot_be(tmp_path, values, message):
   assert_not_read("bert_masked", tmp_path, f"{where}{message}", **values)
 
 
+@pytest.mark.parametrize("name", ["padding_q", "padding_kv"])
+def test_a_missing_padding_is_that_of_transformers(tmp_path, name):
+  """1, and kernels of 5 need 2."""
+  message = f"{name}: expected 2, half of kernel_qkv, got 1"
+  assert_not_read("cvt", tmp_path, message, **{name: ...})
+
+
 def test_a_model_of_another_size_is_refused_at_once(tmp_path):
   changed("bert_masked", tmp_path, vocab_size=2**28)
   with pytest.raises(ValueError, match=r"expected .* numbers, got shape"):
