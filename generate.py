@@ -30,7 +30,7 @@ from absl import flags
 import lab
 import models
 from models.published import files
-from settings.errors import ConfigError, escaped, one_line
+from settings.errors import ConfigError, escape, one_line
 import tasks
 from training.commands import entry
 from training.devices import process
@@ -115,7 +115,7 @@ def main() -> int | None:
   for number, reason in reasons.items():
     print(f"line {number}: {reason}", file=sys.stderr, flush=True)
     lines[number - 1] = ""
-  shown = escaped if sys.stdout.isatty() else str
+  shown = escape if sys.stdout.isatty() else str
   for output in generation.generate_lines(
     experiment, variables, lines, **options
   ):
@@ -139,7 +139,7 @@ def _converse(conversation: Conversation) -> None:
     if not line.strip():
       continue
     try:
-      print(escaped(conversation.answer(line)), flush=True)
+      print(escape(conversation.answer(line)), flush=True)
     except ConfigError as error:
       print(one_line(error), file=sys.stderr, flush=True)
 

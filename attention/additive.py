@@ -14,7 +14,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.dense import dense
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend, layout
@@ -103,7 +107,7 @@ def additive_attention(
     # Masked keys are also set to zero, so that a NaN in them does not spread.
     seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  queries, keys = _projected(query, query_kernel), _projected(key, key_kernel)
+  queries, keys = _project(query, query_kernel), _project(key, key_kernel)
   run: Any = attend
   if axis_name is not None:
     run = partial(attend_to_shards, axis_name=axis_name)
@@ -162,7 +166,7 @@ class _Scores(Scores):
 
   def added(self, tile, start, first):
     """See `Scores`."""
-    totals: Any = super().added(tile, start, first)
+    totals: Any = super().accumulate(tile, start, first)
     kernel = self.score_kernel + tile.score_kernel
     return dataclasses.replace(totals, score_kernel=kernel)
 
@@ -187,7 +191,7 @@ class _Scores(Scores):
     )
 
 
-def _projected(
+def _project(
   x: Float[Array, "B S K H"], kernel: Float[Array, "N H A"]
 ) -> Float[Array, "B S N A"]:
   """Projects the key head of every query head, in float32."""
@@ -260,7 +264,7 @@ def additive(width: int = 64) -> Attention:
 
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del query, scale
-    keys = _projected(key, variables["params"]["key_kernel"])
+    keys = _project(key, variables["params"]["key_kernel"])
     return AdditiveCache(
       layout.put(cache.key, keys, 0), layout.put(cache.value, value, 0), lengths
     )
@@ -269,10 +273,10 @@ def additive(width: int = 64) -> Attention:
     params = variables["params"]
     slots = jnp.arange(cache.key.shape[1])[None, :]
     here = slots == cache.index[:, None]
-    key = _projected(key, params["key_kernel"])
-    keys = layout.written(cache.key, key, here)
-    values = layout.written(cache.value, value, here)
-    queries = _projected(query, params["query_kernel"])
+    key = _project(key, params["key_kernel"])
+    keys = layout.write(cache.key, key, here)
+    values = layout.write(cache.value, value, here)
+    queries = _project(query, params["query_kernel"])
     out, _ = attend(
       queries,
       keys,
@@ -286,7 +290,7 @@ def additive(width: int = 64) -> Attention:
 
   return Attention(
     init=init,
-    apply=applied(
+    apply=make_apply(
       "additive", additive_attention, lambda variables: variables["params"]
     ),
     init_cache=init_cache,

@@ -111,7 +111,7 @@ def bigbird_attention(
       query,
       query_segment_ids,
       keys,
-      _blocks_seen(random_blocks, count),
+      _visible_blocks(random_blocks, count),
       axis_name=axis_name,
       block_size=block_size,
       scale=scale,
@@ -148,7 +148,7 @@ def bigbird_attention(
     middle,
     ids,
     (key, value, keep, key_segment_ids),
-    _blocks_seen(random_blocks, count),
+    _visible_blocks(random_blocks, count),
     block_size=block_size,
     scale=scale,
     dropout_rate=dropout_rate,
@@ -161,7 +161,7 @@ def bigbird_attention(
   return (out, lse) if return_lse else out
 
 
-def _blocks_seen(
+def _visible_blocks(
   random_blocks: Int[Array, "N M R"], count: int
 ) -> Int[Array, "N M W"]:
   """The W = 5 + R key blocks of each query block that is not global, in order.
@@ -202,7 +202,7 @@ def _attend_to_blocks(
     keys = key, value, mask, key_ids
     if axis_name is not None:
       keys = jax.tree.map(
-        lambda x: _collected(x, blocks, block_size, axis_name), keys
+        lambda x: _gather_blocks(x, blocks, block_size, axis_name), keys
       )
       is_none = blocks == count * jax.lax.axis_size(axis_name)
       own = jnp.arange(blocks.size).reshape(blocks.shape)
@@ -308,7 +308,7 @@ def _attend_to_shards(
   return out, lse
 
 
-def _collected(
+def _gather_blocks(
   x: Shaped[Array, "B T *F"],
   blocks: Int[Array, "M W"],
   block_size: int,

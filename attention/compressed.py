@@ -158,7 +158,7 @@ def _far(query, entries, closed, index, scale, block_size):
     if top_k is not None:
       keys = indexer.Keys(index_key, None, None)
       scores = indexer.index_scores(rows, keys, is_causal=False)
-      seen = indexer.chosen(jnp.where(seen, scores, -jnp.inf), top_k)
+      seen = indexer.select(jnp.where(seen, scores, -jnp.inf), top_k)
     return flash_attention(
       rows.query, *entries, mask=seen[:, None], scale=scale, return_lse=True
     )
@@ -244,12 +244,12 @@ def compressed(
     pooled += "index_rows", "index_gates"
     index = "index_query", "index_weight"
 
-  def rotated(head_dim):
+  def rotary_width(head_dim):
     return rotary_dim or 2 * max(1, head_dim // 16)
 
   def init(key, dims):
     checks.check_features("compressed", dims.features)
-    width, head_dim = rotated(dims.head_dim), dims.head_dim
+    width, head_dim = rotary_width(dims.head_dim), dims.head_dim
     for name, most in (("head", head_dim - 1), ("index", index_dim)):
       if width > most and (name == "head" or top_k is not None):
         raise ValueError(
@@ -274,7 +274,7 @@ def compressed(
   def gates(variables, inputs, query_inputs=None):
     p, dtype = variables["params"], inputs.dtype
     kv = norm(project(inputs, p["kv_kernel"]), p["kv_scale"]).astype(dtype)
-    width = rotated(kv.shape[2])
+    width = rotary_width(kv.shape[2])
     own, shared = jnp.split(kv, [kv.shape[2] - width], axis=2)
     # The model rotates these vectors (1, 0) to (cos, sin) of each position.
     unit = jnp.repeat(jnp.array([1.0, 0.0]), width // 2)[None, None, None]
@@ -295,13 +295,13 @@ def compressed(
       arrays["index_weight"] = weight / math.sqrt(num_index_heads * index_dim)
     return arrays
 
-  def made(params, arrays, keep=None):
+  def make_entries(params, arrays, keep=None):
     """Entries `[B, M, H]`, and index keys of them; None without an indexer."""
-    pool = partial(pooling.pooled, params, arrays, keep=keep)
+    pool = partial(pooling.pool, params, arrays, keep=keep)
     entries = pool("entry").astype(arrays["entry_rows"].dtype)
     return entries, None if top_k is None else pool("index")
 
-  def taken(call):
+  def split_call(call):
     """The gates of a call, its keys, and the options that are left of it."""
     names = "latent", "shared_key", "rotation", *pooled, *index
     check_given("compressed", call, *names)
@@ -318,7 +318,7 @@ def compressed(
   def apply(variables, query, key, value, **call) -> Any:
     p = variables["params"]
     _check_no_keys(key)
-    arrays, kv, call = taken(call)
+    arrays, kv, call = split_call(call)
     call = {"is_causal": False, **call}
     call = accepted_options("compressed", compressed_attention, call, own=_OWN)
     if kv.shape[1] != query.shape[1]:
@@ -333,7 +333,7 @@ def compressed(
     heads = values.shape[2]
     own: dict[str, Any] = {"entries": kv[:, :0], "entry_values": values[:, :0]}
     if stride:
-      entries, index_key = made(p, arrays, keep)
+      entries, index_key = make_entries(p, arrays, keep)
       entries = entries[:, :, None]
       own = {"entries": entries, "entry_values": entries}
       if value is not None:
@@ -361,11 +361,11 @@ def compressed(
 
   def loss(variables, query, key, *, mask=None, scale=None, **call):
     _check_no_keys(key)
-    arrays, kv, call = taken(call)
+    arrays, kv, call = split_call(call)
     accepted_options("compressed", compressed_attention, call)
     keep = checks.key_mask(mask, query, kv, _INSTEAD)
     arrays = indexer.without_masked(arrays, keep)
-    entries, index_key = made(variables["params"], arrays, keep)
+    entries, index_key = make_entries(variables["params"], arrays, keep)
     seen = positions_seen(keep, query.shape[:2])
     if not entries.shape[1]:
       return jnp.zeros(())
@@ -409,11 +409,13 @@ def compressed(
 
   def decode(variables, cache, query, key, value, *, scale=None, **call):
     _check_no_keys(key, value)
-    p, (arrays, kv, call) = variables["params"], taken(call)
+    p, (arrays, kv, call) = variables["params"], split_call(call)
     accepted_options("compressed", compressed_attention, call, own=_OWN)
     near = jnp.arange(cache.window.shape[1])[None] <= cache.index[:, None]
     rows = {name: arrays[name] for name in pooled}
-    cache = pooling.with_next(cache, kv[:, :, 0], rows, partial(made, p))
+    cache = pooling.with_next(
+      cache, kv[:, :, 0], rows, partial(make_entries, p)
+    )
     keys, seen = cache.window, near
     if stride:
       places = jnp.arange(cache.entries.shape[1])[None]
@@ -422,7 +424,7 @@ def compressed(
         of_query = indexer.Rows(*map(arrays.get, index), ids=None)
         of_entries = indexer.Keys(cache.index_key, far, None)
         scores = indexer.index_scores(of_query, of_entries, is_causal=False)
-        far = indexer.chosen(scores, top_k)[:, 0]
+        far = indexer.select(scores, top_k)[:, 0]
       seen = jnp.concatenate([near, far], axis=1)
       keys = jnp.concatenate([keys, cache.entries], axis=1)
     out: Any = dense_attention(
@@ -440,9 +442,9 @@ def compressed(
   ):
     del query, scale
     _check_no_keys(key, value)
-    arrays, kv, _ = taken(call)
+    arrays, kv, _ = split_call(call)
     rows = {name: arrays[name] for name in pooled}
-    make = partial(made, variables["params"])
+    make = partial(make_entries, variables["params"])
     return pooling.with_prompt(cache, kv[:, :, 0], rows, lengths, make)
 
   return Attention(

@@ -58,7 +58,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
     dtype = qkv[0].dtype
     is_mixed = any(x.dtype != dtype for x in qkv)
     if is_mixed:
-      qkv = programs.promoted(*qkv)
+      qkv = programs.promote(*qkv)
     if seen:
       pairs = {n: given.pop(n) for n in seen if n in given}
       given["visible"] = visible_from_options(qkv[0], qkv[1], **pairs)
@@ -197,17 +197,17 @@ def attention_factory(
   def made(*args: Any, **options: Any) -> Attention:
     record: Attention = cast(Any, factory)(*args, **options)
     if any(map(callable, [*args, *options.values()])):
-      return _bounded(record)
+      return _with_bounds(record)
     fields = "apply", "decode", "prefill", "loss"
     functions = {x: getattr(record, x) for x in fields if getattr(record, x)}
     compiled = {x: programs.compiled_once(f) for x, f in functions.items()}
-    return _bounded(cast(Any, record)._replace(**compiled))
+    return _with_bounds(cast(Any, record)._replace(**compiled))
 
   FACTORIES[name] = checked
   return checked
 
 
-def _bounded(record: Attention) -> Attention:
+def _with_bounds(record: Attention) -> Attention:
   """The record, of which `decode` and `prefill` end where a cache that grows is full.
 
   They raise ValueError. Where the index is traced, `decode` gives NaN instead.
@@ -251,7 +251,7 @@ def _bounded(record: Attention) -> Attention:
   )
 
 
-def applied(
+def make_apply(
   name: str,
   function: Callable[..., Any],
   own: Callable[[Variables], Mapping[str, Any]] = lambda variables: {},

@@ -171,7 +171,7 @@ def delta_product(
       made["other_value_kernel"] = gates.kernel(values, *shape, dims.values)
     return made
 
-  def projected(name):
+  def projection(name):
     return lambda params, inputs: jax.nn.silu(
       gates.project(inputs, params[name])
     )
@@ -193,8 +193,8 @@ def delta_product(
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
   arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}
   if others:
-    read["other_keys"] = projected("other_key_kernel")
-    read["other_values"] = projected("other_value_kernel")
+    read["other_keys"] = projection("other_key_kernel")
+    read["other_values"] = projection("other_value_kernel")
     arrays["other_keys"] = Float[Array, "B T X N H"]
     arrays["other_values"] = Float[Array, "B T X N W"]
   return gates.recurrent_mechanism(

@@ -23,7 +23,7 @@ from attention.softmax import dropout, own_logits
 from attention.softmax import mods as mods_lib
 from attention.softmax.cache import (
   DenseCache,
-  appended,
+  append,
   forgotten_after,
   init_cache,
   prefill,
@@ -154,7 +154,7 @@ def dense_attention(
     rows = query.shape[1]
     pairs = batch, num_heads, rows, num_keys
     places = visible.places(start, 0)
-    shown = visible.traced(pairs).block(start, rows, 0, num_keys)
+    shown = visible.trace(pairs).block(start, rows, 0, num_keys)
     part = dataclasses.replace(
       scores.cut(start, rows, 0, num_keys), bias=bias, dtype=dtype
     )
@@ -230,7 +230,7 @@ def _by_rows(
     starts = jnp.arange(start, end, size)
     return jax.lax.map(block, (starts, blocks(query, 1), cut))
 
-  def joined(*parts):
+  def join(*parts):
     parts = (jnp.moveaxis(x, 0, 1) for x in parts)
     return jnp.concatenate(
       [x.reshape(batch, -1, *x.shape[3:]) for x in parts], axis=1
@@ -240,7 +240,7 @@ def _by_rows(
   whole = length // rows
   half = whole // 2 if is_causal else 0
   edges = sorted({0, half * rows, whole * rows, length})
-  return jax.tree.map(joined, *(part(*ends) for ends in pairwise(edges)))
+  return jax.tree.map(join, *(part(*ends) for ends in pairwise(edges)))
 
 
 def decode(
@@ -259,7 +259,7 @@ def decode(
   index = cache.index[:, None]
   slots = jnp.arange(cache.key.shape[1])[None]
   here = slots == index
-  after = appended(cache, key, value)
+  after = append(cache, key, value)
   forgotten = forgotten_after(cache.forgotten, log_forget, here)
   out = attend_to_slots(
     query,
@@ -366,7 +366,7 @@ def dense(
 
   return Attention(
     init=own.init,
-    apply=own.applied("dense", dense_attention),
+    apply=own.make_apply("dense", dense_attention),
     init_cache=init_own_cache,
     decode=decode_own,
     supports=own.supports(

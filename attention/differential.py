@@ -10,7 +10,11 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.mechanism import Attention
@@ -195,7 +199,7 @@ def differential(start: float = 0.8) -> Attention:
 
   return Attention(
     init=init,
-    apply=applied(
+    apply=make_apply(
       "differential",
       differential_attention,
       lambda variables: {"weight": weight_of(variables)},

@@ -7,7 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend
@@ -150,7 +154,7 @@ def dsa_attention(
         rows.query,
         kv[0].astype(key.dtype),
         kv[1].astype(value.dtype),
-        mask=indexer.chosen(scores, top_k)[:, None],
+        mask=indexer.select(scores, top_k)[:, None],
         scale=scale,
         return_lse=return_lse,
       )
@@ -178,7 +182,7 @@ def _by_block(qkv, index, keep, size, top_k, options):
     is_whole = jnp.arange(count)[None, None] < seen // size
     keys = indexer.Keys(index[2], None, None)
     scores = indexer.index_scores(rows, keys, is_causal=False)
-    blocks = indexer.chosen(jnp.where(is_whole, scores, -jnp.inf), top_k)
+    blocks = indexer.select(jnp.where(is_whole, scores, -jnp.inf), top_k)
     # The last keys may be no whole block.
     blocks = jnp.pad(
       jnp.repeat(blocks, size, axis=2), ((0, 0), (0, 0), (0, size))
@@ -242,7 +246,7 @@ def dsa(
   Unlike in the paper, the indexer uses no 8-bit numbers, and so no Hadamard transform,
   which changes no score.
   """
-  attend = applied("dsa", partial(dsa_attention, top_k=top_k))
+  attend = make_apply("dsa", partial(dsa_attention, top_k=top_k))
   indexer.check_rotation(index_dim, index_rotary_dim)
 
   options = indexer.Options(
@@ -265,14 +269,14 @@ def dsa(
     names = indexer.gate_names(index_rotary_dim)
     check_given("dsa", call, *names, "index_weight")
     keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
-    call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
+    call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
     call = indexer.without_masked(call, keep)
     call = {"is_causal": False, "mask": mask, **call}
     return attend(variables, query, key, value, **call)
 
   def loss(variables, query, key, **call):
     del variables
-    call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
+    call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
     call = {"is_causal": False, "top_k": top_k, **call}
     call = accepted_options("dsa", dsa_indexer_loss, call)
     losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
@@ -287,7 +291,7 @@ def dsa(
     return caches.init_indexed(batch, max_length, dims, dtype, index_dim)
 
   def decode(variables, cache, query, key, value, **call):
-    call = indexer.rotated(call, cache.index[:, None])
+    call = indexer.rotate(call, cache.index[:, None])
     cache = caches.with_next(cache, key, value, call["index_key"])
     seen = jnp.arange(cache.key.shape[1])[None] < cache.index[:, None]
     call["index_key"] = cache.index_key

@@ -180,4 +180,4 @@ def flash(
     in_parts=in_parts,
   )
   exact = dense(sinks, logits_soft_cap, forget)
-  return exact._replace(apply=own.applied("flash", function))
+  return exact._replace(apply=own.make_apply("flash", function))

@@ -26,7 +26,7 @@ from attention.dense import dense_attention
 from attention.mechanism import Attention, Dims
 
 
-def _named(call: Callable[..., Array]) -> Callable[..., Array]:
+def _with_names(call: Callable[..., Array]) -> Callable[..., Array]:
   """Names every parameter of an `attention_fn`: Linen passes no others."""
   own = inspect.signature(as_attention_fn(dense_attention)).parameters.values()
   this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -48,7 +48,7 @@ class LinenAttention(linen.Module):
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @linen.compact
-  @_named
+  @_with_names
   def __call__(
     self, query: Array, key: Array, value: Array, **call: Any
   ) -> Array:

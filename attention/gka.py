@@ -93,7 +93,7 @@ def _recurrence(
   """`gka_attention`, also where each device has a shard of the sequence."""
   _check_ridge(ridge_ratio)
   return regression_attention(
-    functools.partial(_mixed, ridge_ratio, num_iterations),
+    functools.partial(_mix_query, ridge_ratio, num_iterations),
     (),
     query,
     key,
@@ -110,7 +110,7 @@ def _check_ridge(ridge_ratio):
     raise ValueError(f"ridge_ratio: expected above 0, got {ridge_ratio!r}")
 
 
-def _mixed(ridge_ratio, num_iterations, params, gram, query, alpha):
+def _mix_query(ridge_ratio, num_iterations, params, gram, query, alpha):
   """The query mixed with x = (S_kk + λ I)⁻¹ q."""
   del params
   square = gram.square_norm()
@@ -190,7 +190,7 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
     # The authors' ε keeps the system solvable where the gate is 0.
     return jnp.square(jax.nn.sigmoid(x) + 1e-6)
 
-  def mixed(params, query, key, value, **options):
+  def recurrence(params, query, key, value, **options):
     del params
     options |= {"num_iterations": num_iterations, "ridge_ratio": ridge_ratio}
     return _recurrence(query, key, value, normalize_keys=True, **options)
@@ -202,7 +202,7 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
 
   return gates.recurrent_mechanism(
     "gka",
-    mixed,
+    recurrence,
     init=init,
     gates={
       "log_decay": gates.step_decay,

@@ -172,7 +172,7 @@ def _step(count, params, state, inputs):
     first = jnp.zeros_like(factor[:, :, :1]), state
     resets = packing.head_resets(resets, factor)
     own = factor, after
-    _, before = chunk_prefixes(recurrence.joined, first, own, resets)
+    _, before = chunk_prefixes(recurrence.join_states, first, own, resets)
     after += factor * before
   scores = jnp.einsum("...qh,...sh->...qs", query, key)
   logits = decayed_sums(scores, slots, log_decay)
@@ -184,7 +184,7 @@ def _step(count, params, state, inputs):
   out = jnp.tril(scores) @ value
   if before is not None:
     out += (weights * from_start) @ before[..., head_dim:]
-  out = recurrence.unchunked(out)
+  out = recurrence.unchunk(out)
   if resets is not None:
     out = packing.with_states(out, after)
   return tuple(jnp.split(after[:, :, -1], [head_dim], axis=-1)), out

@@ -114,7 +114,7 @@ def latent_attention(
     key = jnp.broadcast_to(key, (*key.shape[:2], read.shape[2], key.shape[3]))
   else:
     kernels = key_kernel, value_kernel
-    key, read = _expanded(latent, shared, *kernels, value, dtype)
+    key, read = _expand(latent, shared, *kernels, value, dtype)
   result: Any = flash_attention(
     query,
     key,
@@ -149,7 +149,7 @@ def _zero_masked(
   return tuple(visible.readable(x)[:, :, 0] for x in arrays)
 
 
-def _expanded(
+def _expand(
   latent: Array,
   shared_key: Array,
   key_kernel: Array,
@@ -287,8 +287,8 @@ def latent(
       raise ValueError("value: expected None, which the cache has no place for")
     slots = jnp.arange(cache.latent.shape[1])[None, :]
     here = slots == cache.index[:, None]
-    read = layout.written(cache.latent, latent, here)
-    shared = layout.written(cache.shared_key, shared_key, here)
+    read = layout.write(cache.latent, latent, here)
+    shared = layout.write(cache.shared_key, shared_key, here)
     out: Any = latent_attention(
       query,
       read,

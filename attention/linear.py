@@ -13,7 +13,11 @@ from jaxtyping import Array, Bool, Float
 import numpy as np
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.mechanism import Attention, Dims, Hyperparameters, Variables
 from attention.recurrent.features import (
   FeatureMap,
@@ -227,11 +231,11 @@ def feature_mechanism(
     own: `variables -> options`, the options of `function` that the mechanism sets.
     init: the mechanism's `init`.
     projected: `(variables, query, key, *, keep) -> (query, key)`, applied before the
-      features; `keep [B, S]` has the unmasked keys, None is all. A `projected` of None
+      features; `keep [B, S]` has the unmasked keys, None is all. `None`
       changes neither.
     sizes: the mechanism's `sizes`.
   """
-  whole = applied(name, function, own)
+  whole = make_apply(name, function, own)
   project: Any = projected or (lambda variables, *qk, keep: qk)
 
   def apply(variables, query, key, value, **call):
@@ -242,7 +246,7 @@ def feature_mechanism(
     qk = project(variables, query, key, keep=keep)
     return whole(variables, *qk, value, **call).astype(query.dtype)
 
-  def mapped(variables, x, scale):
+  def map_features(variables, x, scale):
     return feature_map(scale, x.shape[-1], **own(variables))
 
   def init_cache(variables, batch, max_length, dims, dtype):
@@ -253,14 +257,14 @@ def feature_mechanism(
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
     _, key = project(variables, query, key, keep=keep)
-    phi = mapped(variables, key, scale)
+    phi = map_features(variables, key, scale)
     return state_after(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
     lengths = jnp.ones(key.shape[0], jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
     queries, _ = project(variables, query, key, keep=None)
-    out = read_all(mapped(variables, query, scale), state, queries)
+    out = read_all(map_features(variables, query, scale), state, queries)
     return out.astype(query.dtype), state
 
   return Attention(

@@ -5,7 +5,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.mechanism import Attention, Hyperparameters
 from attention.softmax.logits import Logits
 from attention.softmax.tiles import attend
@@ -88,7 +92,7 @@ def linformer_attention(
     )
   keep = checks.key_mask(mask, query, key, _NO_POSITIONS)
 
-  def mixed(projection, x):
+  def mix(projection, x):
     if axis_name is None:
       return _mixtures(projection, x, keep)
     # Each device mixes its own positions by their rows of the projection, with zeros
@@ -98,7 +102,7 @@ def linformer_attention(
     return jax.lax.psum(_mixtures(own, x, keep), axis_name)
 
   keys, values = (
-    mixed(projection, x).astype(dtype)
+    mix(projection, x).astype(dtype)
     for projection, x, dtype in (
       (key_projection, key, query.dtype),
       (value_projection, value, value.dtype),
@@ -136,7 +140,7 @@ def _mixtures(
   if keep is not None:
     x = jnp.where(keep[..., None, None], x, 0)
 
-  def mixed(rows, x):
+  def mix(rows, x):
     # With one E per example, both gradients are plain products as well.
     rows = jnp.broadcast_to(rows, (x.shape[0], *rows.shape))
     return jnp.einsum(
@@ -145,8 +149,8 @@ def _mixtures(
 
   rows = projection[..., : x.shape[1], :].astype(x.dtype)
   if rows.ndim == 3:
-    return jax.vmap(mixed, (0, 2), 2)(rows, x)
-  flat = mixed(rows, x.reshape(*x.shape[:2], -1))
+    return jax.vmap(mix, (0, 2), 2)(rows, x)
+  flat = mix(rows, x.reshape(*x.shape[:2], -1))
   return flat.reshape(*flat.shape[:2], *x.shape[2:])
 
 
@@ -210,7 +214,7 @@ def linformer(
 
   return Attention(
     init=init,
-    apply=applied(
+    apply=make_apply(
       "linformer", linformer_attention, lambda variables: variables["params"]
     ),
     init_cache=None,

@@ -165,7 +165,7 @@ def _recurrence(
     after, _ = attend(sums)
     own = factor, after[:, :, :, None], last.reshape(-1, *[1] * 5)
     first = jax.tree.map(jnp.zeros_like, own)
-    sums = device_prefix(_joined, first, own, axis_name)[1][:, :, :, 0]
+    sums = device_prefix(_join, first, own, axis_name)[1][:, :, :, 0]
   sums, out = attend(sums, is_empty=is_empty)
   out, sums = out[:, :length].astype(dtype), _with_levels(sums, missing)
   return (out, LevelState(sums, last)) if return_state else out
@@ -261,18 +261,18 @@ def _step(count, params, sums, inputs):
       opens, states = resets
       begun = positions[:, :, None, :, :1, None]
       states = jnp.zeros_like(own[0]), jnp.moveaxis(states, 1, 3), begun
-      before = chunk_prefixes(_joined, first, own, Resets(opens, states))
-      last = _joined(before, own)
+      before = chunk_prefixes(_join, first, own, Resets(opens, states))
+      last = _join(before, own)
     else:
-      before = chunk_prefixes(_joined, first, own)
-      last = _joined(jax.tree.map(lambda x: x[:, :, :, -1:], before), last)
+      before = chunk_prefixes(_join, first, own)
+      last = _join(jax.tree.map(lambda x: x[:, :, :, -1:], before), last)
     since = level(positions, positions[..., :1])
     levels = jnp.arange(1, most + 1).reshape(1, 1, 1, 1, -1)
     merged = weights("bngcl,bgcl->bngc", since)[..., None]
     read = jnp.where(levels > since[..., None], scales[..., 1:], merged)
     readers = (query * from_start)[..., None, :] * read[..., None]
     out += jnp.einsum("bngclh,bnlghv->bngcv", readers, before[1])
-  out = recurrence.unchunked(out)
+  out = recurrence.unchunk(out)
   if resets is not None:
     out = out, jnp.moveaxis(last[1], 3, 1)
   return last[1][:, :, :, -1], out
@@ -283,7 +283,7 @@ def _level(most, one, other):
   return jnp.minimum(32 - jax.lax.clz(one ^ other), most)
 
 
-def _joined(earlier, later):
+def _join(earlier, later):
   """(decay, sums `[B, N, L-1, G, H, V]`, count after) of two stretches."""
   most = later[1].shape[2]
   levels = jnp.arange(1, most + 1).reshape(1, 1, -1, 1, 1, 1)

@@ -118,7 +118,7 @@ def lsh_attention(
     value = jnp.where(keep[:, :, None, None], value, 0)
   factor = _key_factors(query, checks.softmax_scale(scale, head_dim))
   bucket = _buckets(jax.lax.stop_gradient(query), rotations)
-  order, rank = _sorted(bucket, key_segment_ids, keep)
+  order, rank = _sort_by_bucket(bucket, key_segment_ids, keep)
   place = jnp.broadcast_to(jnp.arange(length), order.shape)
   chunk_size = min(chunk_size, length)
   width = chunk_size if is_causal else 2
@@ -232,17 +232,17 @@ def _attend_round(
   first.append(jnp.maximum(code, 0))
   _, results = jax.lax.scan(step, first, (numbers, chunks))
 
-  def unsorted(x, place):
+  def unsort(x, place):
     at = x.at[place // rows, place % rows]
     return at.get(mode="promise_in_bounds", unique_indices=True)
 
   out, lse = (
-    jax.vmap(jax.vmap(unsorted, (1, 0)), (1, 0))(x, place) for x in results
+    jax.vmap(jax.vmap(unsort, (1, 0)), (1, 0))(x, place) for x in results
   )
   return out, lse
 
 
-def _sorted(
+def _sort_by_bucket(
   bucket: Int[Array, "rounds B N T"],
   segment_ids: Int[Array, "B T"] | None = None,
   keep: Bool[Array, "B T"] | None = None,
@@ -419,7 +419,7 @@ def lsh(
     _check_key(key)
     query, value = (prompt_rows(x, lengths) for x in (query, value))
     bucket = _buckets(query, rotations_of(variables, query))
-    order, rank = _sorted(bucket)
+    order, rank = _sort_by_bucket(bucket)
     rank = _by_position(rank, order)
     now = (query, value, *(x.transpose(1, 3, 2, 0) for x in (bucket, rank)))
     return LshCache(
@@ -444,7 +444,7 @@ def lsh(
     now = (query, value, bucket, rank)
     cache = LshCache(
       *(
-        layout.written(past, x, here)
+        layout.write(past, x, here)
         for past, x in zip(cache[:4], now, strict=True)
       ),
       index=cache.index + 1,

@@ -248,7 +248,7 @@ A column of several names has ✓ where all of them are supported.
 """
 
 
-def required(factory: Callable[..., Attention]) -> list[str]:
+def required_names(factory: Callable[..., Attention]) -> list[str]:
   """Names of the hyperparameters that have no default."""
   return [
     name
@@ -355,7 +355,7 @@ def no_imports() -> Iterator[None]:
     _NO_IMPORTS.reset(token)
 
 
-def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
+def resolve(name: str, known: Mapping[str, Any], kind: str) -> Any:
   """What a name stands for: an entry of `known`, or an import path.
 
   Args:
@@ -410,7 +410,7 @@ def find(name: str) -> Callable[..., Attention]:
     ValueError: there is none, or it is not annotated `-> Attention`; says on one
       line why, and what to do.
   """
-  factory = named(name, ATTENTIONS, "factory")
+  factory = resolve(name, ATTENTIONS, "factory")
   if name in ATTENTIONS:
     return factory
   expected = "expected a function that returns an attention.Attention"
@@ -461,7 +461,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
       names = " or ".join(kind.__name__ for kind in allowed)
       names = names.replace("NoneType", "None")
       raise ValueError(f"{option}: expected {names}, got {options[option]!r}")
-  for option in required(factory):
+  for option in required_names(factory):
     if option not in options:
       raise ValueError(f"{option}: {name} needs it, got nothing")
   try:
@@ -530,8 +530,10 @@ def example(mechanism: Callable[..., Attention] | str) -> Attention:
     ValueError: of a name, as `build`.
   """
   if isinstance(mechanism, str):
-    return build(mechanism, dict.fromkeys(required(_factory(mechanism)), 1))
-  return mechanism(**dict.fromkeys(required(mechanism), 1))
+    return build(
+      mechanism, dict.fromkeys(required_names(_factory(mechanism)), 1)
+    )
+  return mechanism(**dict.fromkeys(required_names(mechanism), 1))
 
 
 def where_it_failed(error: Exception, *names: str) -> str:

@@ -179,7 +179,7 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
       "regularizer": jnp.full((heads, dims.head_dim), start),
     }
 
-  def mixed(params, query, key, value, **options):
+  def recurrence(params, query, key, value, **options):
     ridge = min_regularizer + jax.nn.softplus(params["regularizer"])
     options |= {"num_iterations": num_iterations, "regularizer": ridge}
     return _recurrence(query, key, value, normalize_keys=True, **options)
@@ -194,5 +194,5 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
     "beta": gates.affine_gate("rate", jax.nn.sigmoid),
   }
   return gates.recurrent_mechanism(
-    "mesa", mixed, init=init, gates=read, init_state=init_state
+    "mesa", recurrence, init=init, gates=read, init_state=init_state
   )

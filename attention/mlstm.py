@@ -154,7 +154,7 @@ def _step(epsilon, params, state, xs):
   sums = scores @ value
   sums += (query * jnp.exp(from_start + earlier - largest)) @ before
   floor = jnp.exp(jnp.clip(-largest, -_HIGHEST, _HIGHEST))
-  out = _divided(sums, floor, epsilon)
+  out = _normalize(sums, floor, epsilon)
 
   # The state after the chunk.
   last = to_end + log_input
@@ -167,7 +167,7 @@ def _step(epsilon, params, state, xs):
   return state, jnp.swapaxes(out, 1, 2)
 
 
-def _divided(sums, floor, epsilon):
+def _normalize(sums, floor, epsilon):
   """The sums of values over the larger of |the sum of ones| and a floor."""
   total = jnp.maximum(jnp.abs(sums[..., -1:]), floor) + epsilon
   # First scale the normaliser to 1: the derivative of a quotient squares its
@@ -216,7 +216,7 @@ def mlstm(
       "input_bias": 0.1 * jax.random.normal(key, (heads,)),
     }
 
-  def capped(x):
+  def cap(x):
     if gate_soft_cap is None:
       return x
     return gate_soft_cap * jnp.tanh(x / gate_soft_cap)
@@ -231,9 +231,9 @@ def mlstm(
     init=init,
     gates={
       "log_decay": gates.affine_gate(
-        "forget", lambda x: jax.nn.log_sigmoid(capped(x))
+        "forget", lambda x: jax.nn.log_sigmoid(cap(x))
       ),
-      "log_input": gates.affine_gate("input", capped),
+      "log_input": gates.affine_gate("input", cap),
     },
     arrays={"log_input": Float[Array, "B T N"]},
     init_state=lambda batch, dims: _empty_state(

@@ -10,7 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.dense import dense
 from attention.mechanism import Attention, Hyperparameters, no_variables
 from attention.recurrent.features import visible_keys
@@ -22,7 +26,7 @@ from attention.softmax.block_selection import (
   indexed_blocks,
   kept_first,
 )
-from attention.softmax.cache import appended
+from attention.softmax.cache import append
 from attention.softmax.selected_blocks import selected_attention
 from attention.softmax.tiles import Output
 
@@ -179,7 +183,7 @@ def moba(
       rotary_dim=index_rotary_dim,
       has_weights=False,
     )
-    return _indexed(sizes, options, local_blocks)
+    return _with_indexer(sizes, options, local_blocks)
   for name, value, default in (
     ("local_blocks", local_blocks, 1),
     ("index_norm_epsilon", index_norm_epsilon, None),
@@ -193,7 +197,7 @@ def moba(
 
   def decode(variables, cache, query, key, value, *, scale=None):
     del variables
-    index, cache = cache.index[:, None], appended(cache, key, value)
+    index, cache = cache.index[:, None], append(cache, key, value)
     seen = jnp.arange(cache.key.shape[1])[None] <= index
     blocks = best_blocks(query, cache.key, seen, index, block_size, top_k)
     out: Any = selected_attention(
@@ -210,7 +214,7 @@ def moba(
 
   return Attention(
     init=no_variables,
-    apply=applied("moba", moba_attention, lambda variables: sizes),
+    apply=make_apply("moba", moba_attention, lambda variables: sizes),
     init_cache=exact.init_cache,
     decode=decode,
     prefill=exact.prefill,
@@ -224,15 +228,15 @@ def moba(
   )
 
 
-def _indexed(
+def _with_indexer(
   sizes: dict[str, int], options: indexer.Options, local_blocks: int
 ) -> Attention:
   """The mechanism whose blocks an indexer selects; its cache also has index keys."""
-  attend = applied("moba", partial(moba_attention, **sizes))
+  attend = make_apply("moba", partial(moba_attention, **sizes))
 
   def apply(variables, query, key, value, **call):
     check_given("moba", call, *indexer.gate_names(options.rotary_dim))
-    call = indexer.rotated(call, jnp.arange(query.shape[1])[None])
+    call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
     keep = checks.key_mask(call.get("mask"), query, key, indexer.INSTEAD)
     call = indexer.without_masked(call, keep)
     call = {"is_causal": False, "local_blocks": local_blocks, **call}
@@ -241,7 +245,7 @@ def _indexed(
   def decode(variables, cache, query, key, value, *, scale=None, **call):
     del variables
     places = cache.index[:, None]
-    call = indexer.rotated(call, places)
+    call = indexer.rotate(call, places)
     cache = caches.with_next(cache, key, value, call["index_key"])
     seen = jnp.arange(cache.key.shape[1])[None] <= places
     blocks = indexed_blocks(

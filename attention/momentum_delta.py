@@ -160,7 +160,7 @@ def _state_before(key, value, rates, axis_name):
   after, _ = _attend((key, key, both, *rates), unit)
   own = after[..., :size], after[..., size:]
   first = jax.tree.map(jnp.zeros_like, own)
-  return device_prefix(recurrence.joined, first, own, axis_name)[1]
+  return device_prefix(recurrence.join_states, first, own, axis_name)[1]
 
 
 def _attend(inputs, state, resets=None, size=None):
@@ -228,7 +228,7 @@ def _step(count, params, state, inputs):
   known = solution @ jnp.concatenate(erased, axis=-1)
   head_dim = key.shape[-1]
 
-  def carried(x):
+  def carry_over(x):
     """The decays and the mixture of the chunk, applied to S above M."""
     memory, momentum = jnp.split(x, 2, axis=-2)
     own, kept = (y[..., -1:, :] for y in (from_start, momentum_start))
@@ -238,14 +238,14 @@ def _step(count, params, state, inputs):
   before = jnp.concatenate(state, axis=-2)[:, :, None]
   if count > 1 or resets is not None:
     unit = jnp.eye(2 * head_dim, dtype=key.dtype)[None, None, None]
-    transition = carried(unit) - write @ known
+    transition = carry_over(unit) - write @ known
     first = jnp.zeros_like(transition[:, :, :1]), before
     own = transition, write @ (solution @ value)
     resets = packing.head_resets(resets, transition)
-    _, before = chunk_prefixes(recurrence.joined, first, own, resets)
+    _, before = chunk_prefixes(recurrence.join_states, first, own, resets)
   error = solution @ value - known @ before
-  out = recurrence.unchunked(scores @ error + read @ before)
-  after = carried(before) + write @ error
+  out = recurrence.unchunk(scores @ error + read @ before)
+  after = carry_over(before) + write @ error
   if resets is not None:
     out = packing.with_states(out, after)
   return tuple(jnp.split(after[:, :, -1], 2, axis=-2)), out

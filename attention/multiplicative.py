@@ -86,7 +86,7 @@ def multiplicative_attention(
   section 3.1, arXiv:1508.04025.
   """
   out: Any = flash_attention(
-    _transformed(kernel, query),
+    _transform(kernel, query),
     key,
     value,
     scale=1.0 if scale is None else scale,
@@ -106,7 +106,7 @@ def multiplicative_attention(
   return out.astype(query.dtype)
 
 
-def _transformed(
+def _transform(
   kernel: Float[Array, "N H H"] | None, query: Float[Array, "B T N H"]
 ) -> Float[Array, "B T N H"]:
   """Q W in float32; rounded to bfloat16, it would change scores by 1 %."""
@@ -148,7 +148,7 @@ def multiplicative(general: bool = True) -> Attention:
     return multiplicative_attention(query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, scale=None, **tables):
-    transformed = _transformed(kernel_of(variables), query)
+    transformed = _transform(kernel_of(variables), query)
     scale = 1.0 if scale is None else scale
     out, cache = decode_dense(
       cache, transformed, key, value, scale=scale, **tables

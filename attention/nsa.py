@@ -8,17 +8,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.dense import dense
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
-from attention.platform.blocks import padded
+from attention.platform.blocks import pad
 from attention.recurrent import gates
 from attention.recurrent.features import visible_keys
 from attention.sliding_window import sliding_window_attention
 from attention.softmax.block_selection import selected_blocks
-from attention.softmax.cache import appended
+from attention.softmax.cache import append
 from attention.softmax.cache import prefill as kept_prompt
 from attention.softmax.selected_blocks import selected_attention
 from attention.softmax.visible import key_mask, mask_mod
@@ -144,7 +148,7 @@ def _attend(
   """
   query, key, value = qkv
   scale, block_size = options["scale"], sizes[2]
-  small, read, shown = _compressed(key, value, keep, weights, sizes[1])
+  small, read, shown = _compress(key, value, keep, weights, sizes[1])
   total = -(-key.shape[1] // block_size)
   blocks = selected_blocks(query, small, shown, places, sizes, total, scale)
   parts: list[Any] = [
@@ -170,7 +174,7 @@ def _num_compressed(length, size, stride):
   return max((length - size) // stride + 1, 1)
 
 
-def _compressed(key, value, keep, weights, stride):
+def _compress(key, value, keep, weights, stride):
   """Compressed keys `[B, M, K, H]`, values, and whether each has a key `[B, M]`.
 
   M ≥ 1: fewer than C positions give one block, padded with zeros, which no query sees.
@@ -180,9 +184,9 @@ def _compressed(key, value, keep, weights, stride):
   count = _num_compressed(key.shape[1], size, stride)
   length = (count - 1) * stride + size
 
-  def mixed(x, weights):
+  def mix(x, weights):
     """Σ_j w_j x_{i·d+j}, some strides of a block at a time."""
-    x = padded(x[:, :length], max(length - x.shape[1], 0)).astype(jnp.float32)
+    x = pad(x[:, :length], max(length - x.shape[1], 0)).astype(jnp.float32)
     units = x.reshape(x.shape[0], -1, stride, *x.shape[2:])
     parts = weights.reshape(weights.shape[0], -1, stride)
     mixed = [
@@ -193,9 +197,9 @@ def _compressed(key, value, keep, weights, stride):
 
   key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
   ones = jnp.ones_like(key_weights[:1])
-  shown = mixed(keep[..., None, None], ones)[..., 0, 0] > 0
-  small = mixed(key, key_weights).astype(key.dtype)
-  return small, mixed(value, value_weights).astype(value.dtype), shown
+  shown = mix(keep[..., None, None], ones)[..., 0, 0] > 0
+  small = mix(key, key_weights).astype(key.dtype)
+  return small, mix(value, value_weights).astype(value.dtype), shown
 
 
 @attention_factory
@@ -237,7 +241,7 @@ def nsa(
     "num_blocks": num_blocks,
     "window": window,
   }
-  attend = applied("nsa", nsa_attention, lambda x: weights(x) | own)
+  attend = make_apply("nsa", nsa_attention, lambda x: weights(x) | own)
 
   def init(key, dims):
     checks.check_features("nsa", dims.features)
@@ -263,7 +267,7 @@ def nsa(
     return attend(variables, query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, branch_gates, scale=None):
-    index, cache = cache.index[:, None], appended(cache, key, value)
+    index, cache = cache.index[:, None], append(cache, key, value)
     slots = jnp.arange(cache.key.shape[1])[None]
     count = _num_compressed(slots.size, compress_size, stride)
     ends = jnp.arange(count)[None] * stride + compress_size - 1

@@ -7,10 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend
-from attention.platform.blocks import padded, split_blocks
+from attention.platform.blocks import pad, split_blocks
 from attention.softmax import sharding
 from attention.softmax.logits import Logits
 from attention.softmax.rows import masked_softmax
@@ -132,7 +136,7 @@ def nystrom_attention(
   members = jax.nn.one_hot(
     jnp.where(tokens, runs, -1), count, dtype=jnp.float32
   )
-  sizes = _summed(jnp.sum(members, axis=1), axis_name)
+  sizes = _psum(jnp.sum(members, axis=1), axis_name)
   exists = both = None
   if keep is not None:
     exists = sizes > 0
@@ -146,7 +150,7 @@ def nystrom_attention(
     x = jnp.where(tokens[..., None, None], x, 0).astype(jnp.float32)
     flat = x.reshape(*x.shape[:2], -1)
     sums = jnp.einsum("BTL,BTF->BLF", members, flat, precision=_EXACT)
-    sums = _summed(sums, axis_name) / jnp.maximum(sizes, 1)[..., None]
+    sums = _psum(sums, axis_name) / jnp.maximum(sizes, 1)[..., None]
     return sums.reshape(x.shape[0], count, *x.shape[2:])
 
   queries, keys = scale * means(query), means(key)
@@ -184,7 +188,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 """Inverting small singular values would magnify rounding errors."""
 
 
-def _summed(x: Array, axis_name: str | None) -> Array:
+def _psum(x: Array, axis_name: str | None) -> Array:
   """The sum over the devices of `axis_name`; None is one device."""
   return x if axis_name is None else jax.lax.psum(x, axis_name)
 
@@ -222,7 +226,7 @@ def _pseudo_inverse(
   return jax.lax.scan(step, first, length=iterations)[0]
 
 
-def _convolved(
+def _convolve(
   value: Float[Array, "B T K V"],
   kernel: Float[Array, "R N"],
   mask: Bool[Array, "B 1 1 T"] | None,
@@ -240,7 +244,7 @@ def _convolved(
   size = max(backend.DIAGONAL_ROWS, taps - 1)
   count = -(-length // size)
   value = sharding.with_halo(value, side, side, axis_name)
-  value = padded(value, (count + 1) * size - value.shape[1])
+  value = pad(value, (count + 1) * size - value.shape[1])
   blocks = split_blocks(value.astype(jnp.float32), size)
   around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]
   around = jnp.concatenate(around, axis=2)
@@ -297,7 +301,7 @@ def nystrom(
     "shared_start": shared_start,
   }
 
-  attend_by_landmarks = applied("nystrom", nystrom_attention, lambda _: own)
+  attend_by_landmarks = make_apply("nystrom", nystrom_attention, lambda _: own)
 
   def apply(variables, query, key, value, **call):
     out = attend_by_landmarks(variables, query, key, value, **call)
@@ -305,7 +309,7 @@ def nystrom(
       return out
     kernel = variables["params"]["conv_kernel"]
     options = call.get("mask"), call.get("axis_name")
-    return out + _convolved(value, kernel, *options).astype(out.dtype)
+    return out + _convolve(value, kernel, *options).astype(out.dtype)
 
   return Attention(
     init=init,

@@ -18,7 +18,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.dense import dense
 from attention.mechanism import Attention
 from attention.platform import backend
@@ -99,7 +103,9 @@ def path_attention(
   length = query.shape[1]
   size = chunk_size(length, block_size or _block(query))
   scale = checks.softmax_scale(scale, query.shape[3])
-  arrays = _masked((key, value, householder, beta[..., None], log_forget), keep)
+  arrays = _zero_masked(
+    (key, value, householder, beta[..., None], log_forget), keep
+  )
   sums = None if log_forget is None else forget_sums(arrays[-1])
   ids = keep, query_segment_ids, key_segment_ids
   arrays = query.astype(jnp.float32) * scale, *arrays[:-1], sums, ids
@@ -120,15 +126,15 @@ def _block(query: Array) -> int:
   return backend.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
 
-def _masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
+def _zero_masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
   """All arrays in float32, 0 at masked positions."""
 
-  def masked(x):
+  def zero(x):
     x = x.astype(jnp.float32)
     shape = *x.shape[:2], *[1] * (x.ndim - 2)
     return x if keep is None else jnp.where(keep.reshape(shape), x, 0.0)
 
-  return jax.tree.map(masked, arrays)
+  return jax.tree.map(zero, arrays)
 
 
 def _block_transition(key, householder, beta):
@@ -265,14 +271,16 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
   def prefill(variables, cache, *arrays, householder, beta, **options):
     query, key, value, lengths = arrays
     is_read = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    keys = _final_keys(*_masked((key, householder, beta[..., None]), is_read))
+    keys = _final_keys(
+      *_zero_masked((key, householder, beta[..., None]), is_read)
+    )
     arrays = query, keys, value, lengths
     return exact.prefill(variables, cache, *arrays, **options)
 
   supports = {"causal", "mask", "segments", "log_forget", "decode"}
   return Attention(
     init=init,
-    apply=applied("path", attend),
+    apply=make_apply("path", attend),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -18,7 +18,7 @@ from attention.recurrent.elementwise import (
 from attention.recurrent.packing import first_states
 from attention.recurrent.recurrence import (
   by_head,
-  joined,
+  join_states,
   recurrent_attention,
   repeat_heads,
   unit_length,
@@ -143,7 +143,7 @@ def _recurrence(
   if is_sequence_sharded(axis_name):
     own = jnp.exp(jnp.sum(decay, axis=1)), squares_from(first)[1]
     none = jax.tree.map(jnp.zeros_like, own)
-    _, first = device_prefix(joined, none, own, axis_name)
+    _, first = device_prefix(join_states, none, own, axis_name)
   squares, last = squares_from(first)
   offset = jnp.log(squares + epsilon) - center[None, None, :, None]
   exponent = math.log(squash) * offset / (1.0 + jnp.abs(offset))

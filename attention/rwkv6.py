@@ -84,13 +84,13 @@ def _recurrence(
   )
   keep = checks.key_mask(mask, query, query)
 
-  def seen(x):
+  def zero_masked(x):
     x = jnp.repeat(x.astype(jnp.float32), num_heads // x.shape[2], axis=2)
     return x if keep is None else jnp.where(keep[..., None, None], x, 0.0)
 
   scale = checks.softmax_scale(scale, query.shape[3])
-  weight = seen(query) * bonus[None, None] * seen(key)
-  own = scale * jnp.sum(weight, axis=-1, keepdims=True) * seen(value)
+  weight = zero_masked(query) * bonus[None, None] * zero_masked(key)
+  own = scale * jnp.sum(weight, axis=-1, keepdims=True) * zero_masked(value)
   out = (out + own).astype(dtype)
   return (out, state) if return_state else out
 

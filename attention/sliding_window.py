@@ -313,8 +313,8 @@ def sliding_window(
     slots = jnp.arange(cache.key.shape[1])
     # The new position is in the slot of age 0; larger ages than `index` are empty slots.
     age = (cache.index[:, None] - slots[None]) % slots.size
-    keys = layout.written(cache.key, key, age == 0)
-    values = layout.written(cache.value, value, age == 0)
+    keys = layout.write(cache.key, key, age == 0)
+    values = layout.write(cache.value, value, age == 0)
     forgotten = forgotten_after(cache.forgotten, log_forget, age == 0)
     dilations = _integers("dilation", dilation, 1, query.shape[2])
     # The ring holds as many positions as the window reaches, or all positions.
@@ -362,7 +362,7 @@ def sliding_window(
     supports -= {"log_forget", "mods"}
   return Attention(
     init=init,
-    apply=own.applied("sliding_window", function),
+    apply=own.make_apply("sliding_window", function),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -11,14 +11,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.dense import dense
 from attention.mechanism import Attention, no_variables
 from attention.platform import backend
 from attention.platform.blocks import join_blocks, split_blocks
 from attention.platform.layout import query_dot
 from attention.recurrent.scan import scan_leftward
-from attention.softmax.cache import appended
+from attention.softmax.cache import append
 from attention.softmax.visible import visible_in_tile
 
 _MASKED = -1e30
@@ -95,11 +99,11 @@ def stick_breaking_attention(
   size = min(block_size or _block(query), length)
   scale = checks.softmax_scale(scale, query.shape[3])
 
-  def masked(x):
+  def zero_masked(x):
     return x if keep is None else jnp.where(keep[..., None, None], x, 0)
 
   def heads(x):
-    return jnp.moveaxis(split_blocks(masked(x), size), 3, 2)
+    return jnp.moveaxis(split_blocks(zero_masked(x), size), 3, 2)
 
   by_key = keep, key_segment_ids
   keys = heads(key), heads(value), *split_blocks(by_key, size)
@@ -184,7 +188,7 @@ def stick_breaking(attend_current: bool = False) -> Attention:
 
   def decode(variables, cache, query, key, value, *, scale=None):
     del variables
-    index, cache = cache.index[:, None], appended(cache, key, value)
+    index, cache = cache.index[:, None], append(cache, key, value)
     slots = jnp.arange(cache.key.shape[1])[None]
     seen = slots <= index if attend_current else slots < index
     rows = jnp.swapaxes(query, 1, 2)
@@ -200,7 +204,7 @@ def stick_breaking(attend_current: bool = False) -> Attention:
 
   return Attention(
     init=no_variables,
-    apply=applied(
+    apply=make_apply(
       "stick_breaking",
       stick_breaking_attention,
       lambda variables: {"attend_current": attend_current},

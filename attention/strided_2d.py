@@ -7,7 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters
 from attention.softmax.tiles import Output
@@ -143,7 +147,7 @@ def strided_2d(
 
   return Attention(
     init=lambda key, dims: {},
-    apply=applied("strided_2d", strided_2d_attention, lambda variables: own),
+    apply=make_apply("strided_2d", strided_2d_attention, lambda variables: own),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "full_mask", "segments", "dropout"}),

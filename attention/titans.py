@@ -31,7 +31,7 @@ from attention.recurrent.scan import (
   chunks_per_step,
   scan,
 )
-from attention.recurrent.triangular import inverse, pair_decays, shifted
+from attention.recurrent.triangular import inverse, pair_decays, shift
 
 
 class TitansState(NamedTuple):
@@ -197,7 +197,7 @@ def _step(count, params, state, inputs):
   opened = opens & ~begins[0] if begins else opens
   opened = jnp.swapaxes(opened, -2, -1)
   opened &= number == jnp.swapaxes(number, -2, -1)
-  before = shifted(after, 1).at[..., 0, 0].set(1.0)
+  before = shift(after, 1).at[..., 0, 0].set(1.0)
   before = jnp.tril(opened).astype(key.dtype) @ before
 
   # Columns are M, S and the memory before the mini-batch of the state.
@@ -234,11 +234,11 @@ def _step(count, params, state, inputs):
     transition = decayed(unit) - final @ (solution @ known)
     own = transition, final @ (solution @ value)
     first = jnp.zeros_like(transition[:, :, :1]), state
-    _, state = chunk_prefixes(recurrence.joined, first, own)
+    _, state = chunk_prefixes(recurrence.join_states, first, own)
   error = solution @ (value - known @ state)
   out = read @ state + scores @ error
   state = (decayed(state) + final @ error)[:, :, -1]
-  return tuple(jnp.split(state, 3, axis=-2)), recurrence.unchunked(out)
+  return tuple(jnp.split(state, 3, axis=-2)), recurrence.unchunk(out)
 
 
 @attention_factory

@@ -8,10 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend
-from attention.platform.blocks import block_map, padded
+from attention.platform.blocks import block_map, pad
 from attention.softmax import dropout
 from attention.softmax.rows import block_attention
 
@@ -194,9 +198,9 @@ class Grid(NamedTuple):
   def to_windows(self, x: Shaped[Array, "B T *F"]) -> Shaped[Array, "B G C *F"]:
     """`x` in G windows of C = w² places; places without a position get zeros."""
     w, (down, across) = self.window, self.windows
-    x = padded(x, self.rows * self.columns - self.length)
+    x = pad(x, self.rows * self.columns - self.length)
     x = x.reshape(x.shape[0], self.rows, self.columns, *x.shape[2:])
-    x = padded(x, down * w - self.rows, across * w - self.columns)
+    x = pad(x, down * w - self.rows, across * w - self.columns)
     x = jnp.roll(x, (-self.shift, -self.shift), (1, 2))
     x = x.reshape(x.shape[0], down, w, across, w, *x.shape[3:]).swapaxes(2, 3)
     return x.reshape(x.shape[0], down * across, w * w, *x.shape[5:])
@@ -316,7 +320,7 @@ def window_2d(
 
   return Attention(
     init=init,
-    apply=applied("window_2d", window_2d_attention, options),
+    apply=make_apply("window_2d", window_2d_attention, options),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "segments", "dropout"}),

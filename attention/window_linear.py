@@ -15,7 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.decorators import applied, attention_factory, attention_function
+from attention.decorators import (
+  attention_factory,
+  attention_function,
+  make_apply,
+)
 from attention.linear import hedgehog_features, identity_kernels, project_heads
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
@@ -23,9 +27,9 @@ from attention.recurrent.features import (
   FeatureMap,
   Scaled,
   chunk_sums,
-  divided,
   empty,
   key_rows,
+  normalize,
   rows,
   state_after,
   state_before,
@@ -206,7 +210,7 @@ def _step(count, window, params, state, xs):
   largest = jnp.max(logits, axis=-1, keepdims=True)
   exponentials = jnp.exp(jnp.where(is_near, logits - largest, -jnp.inf))
   near = jnp.einsum("...cs,...sx->...cx", exponentials, value)
-  out = divided(share.reshape(1, kv_heads, -1, 1, 1, 1) * near + sums.sums)
+  out = normalize(share.reshape(1, kv_heads, -1, 1, 1, 1) * near + sums.sums)
   near = tuple(x[:, length:] for x in keys)
   return (near, far), unrows(out).astype(query.dtype)
 
@@ -301,7 +305,7 @@ def window_linear(window: int = 64) -> Attention:
 
   return Attention(
     init=init,
-    apply=applied("window_linear", window_linear_attention, options),
+    apply=make_apply("window_linear", window_linear_attention, options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

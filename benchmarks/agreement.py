@@ -48,7 +48,7 @@ def main() -> None:
   )
   print("| mechanism | causal | of | float32, exact | float32 | bfloat16 |")
   print("| --- | :-: | --- | --: | --: | --: |")
-  for name in programs.chosen(_ATTENTION.value):
+  for name in programs.select(_ATTENTION.value):
     candidates, references = (
       programs.programs([x], size, _LENGTH) for x in (name, name.split("/")[0])
     )

@@ -79,10 +79,10 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
       cells = [f"`{name}`", "✓" if causal else "", part]
       ours, theirs = row.get("seconds"), base.get("seconds")
       ratio = ours / theirs if ours and theirs else None
-      cells += _judged(ratio, bound.ratio[i], 3)
+      cells += _judge(ratio, bound.ratio[i], 3)
       memory = row.get("temp_bytes")
       limit = None if bound.mebibytes is None else bound.mebibytes[i]
-      cells += _judged(None if memory is None else memory / _MIB, limit, 1)
+      cells += _judge(None if memory is None else memory / _MIB, limit, 1)
       lines.append([*cells, "" if i else bound.peer])
   return scaling_tables.table(lines)
 
@@ -115,12 +115,12 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
       ("temp_bytes", GROWTH),
     ):
       short, long = row[quantity], longer[quantity]
-      cells += _judged(long / short if short and long else None, bound, 1)
+      cells += _judge(long / short if short and long else None, bound, 1)
     lines.append(cells)
   return scaling_tables.table(lines)
 
 
-def _judged(
+def _judge(
   value: float | None, bound: float | None, decimals: int
 ) -> list[str]:
   """The measured value, the bound, and the verdict."""

@@ -51,7 +51,7 @@ def main() -> None:
   heads += "scatters (repeated)", "sorts", "window", "GB", "Gop"
   rules = "---", "---", *["--:"] * (len(heads) - 2)
   print(scaling_tables.table([heads, rules]), flush=True)
-  for name in programs.chosen(_ATTENTION.value):
+  for name in programs.select(_ATTENTION.value):
     parts = [
       x
       for x in programs.programs([name], size, _LENGTH.value)
@@ -117,7 +117,7 @@ def report(
   # Pallas wants to know the mesh.
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     jitted = jax.jit(lambda *arrays: function(*arrays))
-    program = target.compiled(jitted, where, *shapes)
+    program = target.compile_for(jitted, where, *shapes)
   seconds = _core_seconds() - start
   costs = program.cost_analysis() or {}
   return {

@@ -30,7 +30,7 @@ def main() -> None:
   from attention.testing.transforms import compilations
   from benchmarks import programs
 
-  names = programs.chosen(_ATTENTION.value)
+  names = programs.select(_ATTENTION.value)
   size = programs.Size(batch=2, heads=8, head_dim=16)
   shape = (size.batch, _LENGTH.value, size.heads, size.head_dim)
   x = jax.random.normal(jax.random.key(0), shape)

@@ -241,7 +241,7 @@ PEERS = {
 }
 
 
-def compared(row: Row, arrays: Arrays, rounds: int) -> list[str]:
+def compare(row: Row, arrays: Arrays, rounds: int) -> list[str]:
   """The cells of a row: seconds and temporaries for each part; the difference."""
   # Arguments, not constants: XLA would compute with these while it compiles.
   given = *(arrays[name] for name in ("query", "key", "value")), arrays
@@ -314,7 +314,7 @@ def main() -> None:
   print("| --- | --- | --: | --: | --: | --: | --: |", flush=True)
   arrays = arrays_of(batch, length, heads, width)
   for row in rows:
-    cells = compared(row, arrays, rounds)
+    cells = compare(row, arrays, rounds)
     line = [f"`{row.mechanism}`", f"`{row.peer}`", *cells]
     print("| " + " | ".join(line) + " |", flush=True)
 

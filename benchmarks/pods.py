@@ -100,7 +100,7 @@ def _cells(
     "remat": "block",
   }
   try:
-    step = compiled_step.compiled(experiment_config.parse(config), target)
+    step = compiled_step.compile_step(experiment_config.parse(config), target)
   except Exception as error:  # A row of the table, not its end.
     return [first_line(error), *[""] * 5]
   state = (step.kept + step.padding) / 1e9

@@ -89,7 +89,7 @@ class Program:
     return (time.perf_counter() - start) / self.repeats
 
 
-def chosen(names: Sequence[str]) -> Sequence[str]:
+def select(names: Sequence[str]) -> Sequence[str]:
   """The mechanisms that --attention names, for `make`; 'all' is each of this library.
 
   Raises:

@@ -45,7 +45,7 @@ CHANNELS, STATE = 256, 16
 HEADS, WIDTH = 4, 64
 
 
-def _scanned(step, state, *arrays):
+def _scan(step, state, *arrays):
   in_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arrays)
   return jnp.moveaxis(jax.lax.scan(step, state, in_time)[1], 0, 1)
 
@@ -72,7 +72,7 @@ def _mamba_plain(c, b, x, delta, rate):
     return state, jnp.einsum("bds,bs->bd", state, c)
 
   state = jnp.zeros((x.shape[0], *rate.shape))
-  return _scanned(step, state, c, b, x, delta)
+  return _scan(step, state, c, b, x, delta)
 
 
 def _mamba_products(c, b, x, delta, rate):
@@ -83,7 +83,7 @@ def _mamba_products(c, b, x, delta, rate):
     return state, jnp.einsum("bds,bs->bd", state, c)
 
   state = jnp.zeros((x.shape[0], *rate.shape))
-  return _scanned(step, state, c, b, x, delta)
+  return _scan(step, state, c, b, x, delta)
 
 
 def _mamba_pairs(c, b, x, delta, rate):
@@ -98,7 +98,7 @@ def _rg_lru_own(x, log_decay, gate):
   return out[:, :, 0]
 
 
-def _weighted(x, log_decay, gate):
+def _weight(x, log_decay, gate):
   weight = jnp.sqrt(jnp.maximum(-jnp.expm1(2.0 * log_decay), 1e-12))
   return weight.at[:, 0].set(1.0) * gate * x
 
@@ -109,12 +109,12 @@ def _rg_lru_plain(x, log_decay, gate):
     state = jnp.exp(decay) * state + write
     return state, state
 
-  write = _weighted(x, log_decay, gate)
-  return _scanned(step, jnp.zeros_like(x[:, 0]), log_decay, write)
+  write = _weight(x, log_decay, gate)
+  return _scan(step, jnp.zeros_like(x[:, 0]), log_decay, write)
 
 
 def _rg_lru_pairs(x, log_decay, gate):
-  return _by_pairs(jnp.exp(log_decay), _weighted(x, log_decay, gate))
+  return _by_pairs(jnp.exp(log_decay), _weight(x, log_decay, gate))
 
 
 def _outer(key, value):
@@ -140,7 +140,7 @@ def _hgrn2_plain(q, k, v):
     state = forget[..., None] * state + _outer(1.0 - forget, v)
     return state, _read(state, jax.nn.silu(q))
 
-  return _scanned(step, _empty(q), q, k, v)
+  return _scan(step, _empty(q), q, k, v)
 
 
 def _rwkv6_own(q, k, v, decay, bonus):
@@ -154,7 +154,7 @@ def _rwkv6_plain(q, k, v, decay, bonus):
     out = _read(state + bonus[None, ..., None] * write, q)
     return jnp.exp(decay)[..., None] * state + write, out
 
-  return _scanned(step, _empty(q), q, k, v, decay)
+  return _scan(step, _empty(q), q, k, v, decay)
 
 
 def _gsa_own(q, k, v, decay, slots):
@@ -171,7 +171,7 @@ def _gsa_plain(q, k, v, decay, slots):
     weights = jax.nn.softmax(jnp.einsum("bnmh,bnh->bnm", keys, q))
     return (keys, values), _read(values, weights)
 
-  return _scanned(step, (_empty(q), _empty(q)), q, k, v, decay, slots)
+  return _scan(step, (_empty(q), _empty(q)), q, k, v, decay, slots)
 
 
 def _precond_own(q, k, v, beta, decay, rate, center):
@@ -192,7 +192,7 @@ def _precond_plain(q, k, v, beta, decay, rate, center):
     return (memory, squares), _read(memory, q)
 
   first = _empty(q), jnp.zeros_like(q[:, 0])
-  return _scanned(step, first, q, k, v, beta, decay, rate)
+  return _scan(step, first, q, k, v, beta, decay, rate)
 
 
 def _ttt_own(q, k, v, rate, weights, bias, gamma, beta):
@@ -231,7 +231,7 @@ def _ttt_plain(q, k, v, rate, weights, bias, gamma, beta):
   model = weights[None] + _empty(q), bias[None] + jnp.zeros_like(q[:, 0])
   state = model, jax.tree.map(jnp.zeros_like, model)
   places = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16, q.shape[:2])
-  return _scanned(step, state, q, k, v, rate, places)
+  return _scan(step, state, q, k, v, rate, places)
 
 
 def _titans_own(q, k, v, rate, momentum, decay):
@@ -252,7 +252,7 @@ def _titans_plain(q, k, v, rate, momentum, decay):
 
   is_last = jnp.broadcast_to(jnp.arange(q.shape[1]) % 16 == 15, q.shape[:2])
   along = q, k, v, rate, momentum, decay, is_last
-  return _scanned(step, (_empty(q),) * 3, *along)
+  return _scan(step, (_empty(q),) * 3, *along)
 
 
 def _gka_own(q, k, v, decay, beta, alpha):
@@ -283,7 +283,7 @@ def _gka_plain(q, k, v, decay, beta, alpha):
     (x, _), _ = jax.lax.scan(iteration, first, jnp.asarray(weights[1:]))
     return (gram, memory), _read(memory, q + alpha[..., None] * (x - q))
 
-  return _scanned(step, (_empty(q), _empty(q)), q, k, v, decay, beta, alpha)
+  return _scan(step, (_empty(q), _empty(q)), q, k, v, decay, beta, alpha)
 
 
 def _momentum_own(q, k, v, decay, momentum_decay, beta, eta):
@@ -302,7 +302,7 @@ def _momentum_plain(q, k, v, decay, momentum_decay, beta, eta):
     return (memory, momentum), _read(memory, q)
 
   arrays = q, k, v, decay, momentum_decay, beta, eta
-  return _scanned(step, (_empty(q), _empty(q)), *arrays)
+  return _scan(step, (_empty(q), _empty(q)), *arrays)
 
 
 FORMS: dict[str, dict[str, Callable[..., Any]]] = {

@@ -66,7 +66,7 @@ def main() -> None:
   if _KEEP_FREED.value:
     process.keep_freed()
   # Dense among them, for others are compared to it.
-  names = dict.fromkeys([programs.DENSE, *programs.chosen(_ATTENTION.value)])
+  names = dict.fromkeys([programs.DENSE, *programs.select(_ATTENTION.value)])
   size = programs.Size(
     _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value
   )

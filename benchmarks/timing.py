@@ -111,7 +111,7 @@ def time_length(
   share = budget.share()
   _leave_out([row for _, row in ready], share, before)
   deadline = time.perf_counter() + share
-  warm = _warmed(x for x in ready if "reason" not in x[1])
+  warm = _warm_up(x for x in ready if "reason" not in x[1])
   certain = max(share / max(len(warm), 1) / _FEWEST, _VERY_SHORT)
   timings = _in_turn(warm, deadline, certain)
   for (_, row, _), times in zip(warm, timings, strict=True):
@@ -143,7 +143,7 @@ def _compiled(
     return list(pool.map(compiled, programs))
 
 
-def _warmed(
+def _warm_up(
   ready: Iterable[tuple[Program, Row]],
 ) -> list[tuple[Program, Row, float]]:
   """Each program after one call, with its seconds; omits programs that fail."""
@@ -198,7 +198,7 @@ def _leave_out(
   """Omits the slowest programs until one call of each other one fits."""
   total = 0.0
   for seconds, i in sorted(
-    (_expected(row, before), i) for i, row in enumerate(rows)
+    (_extrapolate(row, before), i) for i, row in enumerate(rows)
   ):
     total += seconds
     if seconds > _SHORT and total > share:
@@ -208,7 +208,7 @@ def _leave_out(
       )
 
 
-def _expected(row: Row, before: Sequence[Row]) -> float:
+def _extrapolate(row: Row, before: Sequence[Row]) -> float:
   """Seconds of a call, extrapolated quadratically from the longest measured length."""
   measurements = [
     (other["length"], other["seconds"])

@@ -340,7 +340,7 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
 
 def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
   """Raises ValueError if a mechanism refuses options; a config may add others."""
-  needed = dict.fromkeys(mechanisms.required(mechanisms.find(name)), 1)
+  needed = dict.fromkeys(mechanisms.required_names(mechanisms.find(name)), 1)
   try:
     models.AttentionConfig(name, needed | options)
   except ValueError as error:

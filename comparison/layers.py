@@ -12,7 +12,7 @@ from comparison.config import LAYERS
 import models
 from settings.errors import ConfigError, one_line
 from settings.leaves import Leaves
-from settings.typed import mechanism, spelled, spelled_options, split
+from settings.typed import format_mechanism, mechanism, spelled_options, split
 
 BASELINE = "dense"
 """The mechanism whose number of parameters the others get."""
@@ -75,7 +75,9 @@ def _modules_with(
 def _spelled_layers(layers: Sequence[Mapping[str, Any]]) -> str:
   """Spells layers as on the command line: '[sliding_window:window=8,delta]'."""
   words = [
-    spelled(layer["name"], {k: x for k, x in layer.items() if k != "name"})
+    format_mechanism(
+      layer["name"], {k: x for k, x in layer.items() if k != "name"}
+    )
     for layer in layers
   ]
   return f"[{','.join(words)}]"
@@ -115,7 +117,7 @@ def options_of(
     return layers | dict.fromkeys(others, BASELINE)
   return {
     f"{leaf}.{option}": value
-    for leaf in _modules_with(task, spelled(name, options), leaves)
+    for leaf in _modules_with(task, format_mechanism(name, options), leaves)
     for option, value in options.items()
   }
 
@@ -128,7 +130,9 @@ def chosen_options(config: models.Config, mechanism: str) -> str:
   """
   for chosen in config.attentions.values():
     if len({layer.name for layer in chosen}) > 1:
-      words = [spelled(layer.name, layer.all_options) for layer in chosen]
+      words = [
+        format_mechanism(layer.name, layer.all_options) for layer in chosen
+      ]
       return ",".join(dict.fromkeys(words))
     for layer in chosen:
       if layer.name == mechanism:

@@ -111,7 +111,7 @@ class Row(NamedTuple):
     words = ["results" if "out" in found else ""]
     words += [x for x in found if x != "out"]
     words.append("gradients")
-    if any(_grouped(case) for case in self.cases):
+    if any(_has_groups(case) for case in self.cases):
       words.append("grouped heads")
     fixed = {name for case in self.cases for name in case.fixed}
     if any("segment_ids" in name for name in fixed):
@@ -129,7 +129,7 @@ class Row(NamedTuple):
     return max(case.date for case in self.cases)
 
 
-def _grouped(case: Case) -> bool:
+def _has_groups(case: Case) -> bool:
   heads = [case.given[x].shape[-2] for x in ("query", "key") if x in case.given]
   return len(set(heads)) > 1
 
@@ -157,7 +157,7 @@ def facts(row: Row) -> list[str]:
   ]
 
 
-def measured(row: Row) -> list[str]:
+def measure(row: Row) -> list[str]:
   """The largest differences of results, gradients and definitions of a row."""
   worst: dict[str, float] = dict.fromkeys(("out", "grad", "def"), 0.0)
 
@@ -190,7 +190,7 @@ def main() -> None:
   lines = [list(_HEADINGS), ["---"] * len(_HEADINGS)]
   for row in rows():
     cells = facts(row)
-    cells[_MEASURED] = measured(row)
+    cells[_MEASURED] = measure(row)
     lines.append(cells)
   table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
   PAGE.write_text(_TEXT + table + _DISAGREEMENTS, encoding="utf-8")

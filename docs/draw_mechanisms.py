@@ -60,7 +60,7 @@ def tokens(num_heads: int = 1) -> Float[Array, "1 T N H"]:
   return jnp.repeat(x[None, :, None], num_heads, axis=2)
 
 
-def _plugged(
+def _plug(
   name: str, num_heads: int = 1, **hyperparameters
 ) -> Callable[..., Array]:
   """The mechanism with the variables that its `init` draws."""
@@ -70,56 +70,56 @@ def _plugged(
   return partial(mechanism.apply, mechanism.init(jax.random.key(1), dims))
 
 
-def _drawn(fn: Callable[..., Any], **options) -> Float[Array, "T S"]:
+def _matrix(fn: Callable[..., Any], **options) -> Float[Array, "T S"]:
   """The matrix of one head on the common input."""
   return attention_weights(fn, tokens(), tokens(), **options)[0, 0]
 
 
 def _flash() -> Panels:
-  fn = _plugged("flash", block_size=16)
+  fn = _plug("flash", block_size=16)
   segments = (jnp.arange(_LENGTH) >= 32).astype(jnp.int32)[None]
-  packed = _drawn(
+  packed = _matrix(
     fn, query_segment_ids=segments, key_segment_ids=segments, is_causal=True
   )
-  return {"bidirectional": _drawn(fn), "causal, two packed examples": packed}
+  return {"bidirectional": _matrix(fn), "causal, two packed examples": packed}
 
 
 def _sliding_window() -> Panels:
-  near = _plugged("sliding_window", window=6)
-  dilated = _plugged("sliding_window", window=6, dilation=2)
+  near = _plug("sliding_window", window=6)
+  dilated = _plug("sliding_window", window=6, dilation=2)
   return {
-    "window 6, global 0 and 40": _drawn(
+    "window 6, global 0 and 40": _matrix(
       near, global_indices=jnp.array([[0, 40]])
     ),
-    "causal, window 6, dilation 2": _drawn(dilated, is_causal=True),
+    "causal, window 6, dilation 2": _matrix(dilated, is_causal=True),
   }
 
 
 def _bigbird() -> Panels:
-  fn = _plugged("bigbird", num_heads=2, block_size=4, num_random=1)
+  fn = _plug("bigbird", num_heads=2, block_size=4, num_random=1)
   first, second = attention_weights(fn, tokens(2), tokens(2))[0]
   return {"head 1, blocks of 4": first, "head 2": second}
 
 
 def _performer() -> Panels:
   return {
-    f"causal, {n} features": _drawn(
-      _plugged("performer", num_features=n), is_causal=True
+    f"causal, {n} features": _matrix(
+      _plug("performer", num_features=n), is_causal=True
     )
     for n in (16, 256)
   }
 
 
 def _window_linear() -> Panels:
-  fn = _plugged("window_linear", window=6)
-  return {"causal, window 6": _drawn(fn, is_causal=True)}
+  fn = _plug("window_linear", window=6)
+  return {"causal, window 6": _matrix(fn, is_causal=True)}
 
 
 def _linformer() -> Panels:
   means = jnp.repeat(jnp.eye(8), 8, axis=0) / 8
   return {
-    "rank 8, E and F as drawn": _drawn(_plugged("linformer", rank=8)),
-    "rank 8, E = F = means of 8": _drawn(
+    "rank 8, E and F as drawn": _matrix(_plug("linformer", rank=8)),
+    "rank 8, E = F = means of 8": _matrix(
       partial(linformer_attention, key_projection=means)
     ),
   }
@@ -127,7 +127,7 @@ def _linformer() -> Panels:
 
 def _lsh() -> Panels:
   def drawn(rounds, **options):
-    fn = _plugged("lsh", num_rounds=rounds, num_buckets=8, chunk_size=16)
+    fn = _plug("lsh", num_rounds=rounds, num_buckets=8, chunk_size=16)
     return attention_weights(fn, tokens(), None, **options)[0, 0]
 
   return {
@@ -138,22 +138,22 @@ def _lsh() -> Panels:
 
 def _nystrom() -> Panels:
   return {
-    f"{n} landmarks": _drawn(_plugged("nystrom", num_landmarks=n))
+    f"{n} landmarks": _matrix(_plug("nystrom", num_landmarks=n))
     for n in (4, 16)
   }
 
 
 def _multiplicative() -> Panels:
   return {
-    "dot": _drawn(_plugged("multiplicative", general=False)),
-    "general, W as drawn": _drawn(_plugged("multiplicative")),
+    "dot": _matrix(_plug("multiplicative", general=False)),
+    "general, W as drawn": _matrix(_plug("multiplicative")),
   }
 
 
 def _window_2d() -> Panels:
   return {
-    f"grid 8 × 8, window 4, shift {shift}": _drawn(
-      _plugged("window_2d", grid=(8, 8), window=4, shift=shift)
+    f"grid 8 × 8, window 4, shift {shift}": _matrix(
+      _plug("window_2d", grid=(8, 8), window=4, shift=shift)
     )
     for shift in (0, 2)
   }
@@ -161,15 +161,15 @@ def _window_2d() -> Panels:
 
 def _strided_2d() -> Panels:
   return {
-    f"grid 8 × 8, stride {stride}": _drawn(
-      _plugged("strided_2d", grid=(8, 8), stride=stride)
+    f"grid 8 × 8, stride {stride}": _matrix(
+      _plug("strided_2d", grid=(8, 8), stride=stride)
     )
     for stride in (2, 4)
   }
 
 
 def _retention() -> Panels:
-  fn = _plugged("retention", num_heads=4)
+  fn = _plug("retention", num_heads=4)
   heads = attention_weights(fn, tokens(4), tokens(4), is_causal=True)[0]
   return {"head 1": heads[0], "head 4": heads[3]}
 
@@ -177,7 +177,7 @@ def _retention() -> Panels:
 def _lightning() -> Panels:
   drawn = {}
   for title, depth in {"first layer": 0.0, "in the middle": 0.5}.items():
-    fn = _plugged("lightning", num_heads=4, depth=depth)
+    fn = _plug("lightning", num_heads=4, depth=depth)
     heads = attention_weights(fn, tokens(4), tokens(4), is_causal=True)[0]
     drawn[f"head 2, {title}"] = heads[1]
   return drawn
@@ -185,43 +185,41 @@ def _lightning() -> Panels:
 
 def _latent() -> Panels:
   return {
-    f"causal, R = {n}": _drawn(_plugged("latent", rank=n), is_causal=True)
+    f"causal, R = {n}": _matrix(_plug("latent", rank=n), is_causal=True)
     for n in (2, 40)
   }
 
 
 def _of_queries(name: str) -> Panels:
   """A mechanism that makes everything of its queries."""
-  weights = attention_weights(_plugged(name), tokens(), None, is_causal=True)
+  weights = attention_weights(_plug(name), tokens(), None, is_causal=True)
   return {"causal, mean of 16 channels": weights[0, 0]}
 
 
 def _short(name: str) -> Panels:
   """A mechanism with the hyperparameters of short sequences."""
   sizes = mechanisms.example(ATTENTIONS[name]).sizes.short
-  return {"causal": _drawn(_plugged(name, **sizes), is_causal=True)}
+  return {"causal": _matrix(_plug(name, **sizes), is_causal=True)}
 
 
 def _stick_breaking() -> Panels:
-  fn = _plugged("stick_breaking")
+  fn = _plug("stick_breaking")
   return {
-    f"causal, scale 1/{n}": _drawn(fn, scale=1 / n, is_causal=True)
+    f"causal, scale 1/{n}": _matrix(fn, scale=1 / n, is_causal=True)
     for n in (4, 64)
   }
 
 
 def _path() -> Panels:
   return {
-    title: _drawn(_plugged("path", forget=forget), is_causal=True)
+    title: _matrix(_plug("path", forget=forget), is_causal=True)
     for title, forget in (("causal", False), ("causal, forget gates", True))
   }
 
 
 def _dsa() -> Panels:
   return {
-    f"causal, {n} keys a query": _drawn(
-      _plugged("dsa", top_k=n), is_causal=True
-    )
+    f"causal, {n} keys a query": _matrix(_plug("dsa", top_k=n), is_causal=True)
     for n in (8, 24)
   }
 
@@ -229,9 +227,9 @@ def _dsa() -> Panels:
 def _compressed() -> Panels:
   sizes = {"window": 8, "stride": 4}
   return {
-    "every entry": _drawn(_plugged("compressed", **sizes), is_causal=True),
-    "two entries": _drawn(
-      _plugged("compressed", top_k=2, **sizes), is_causal=True
+    "every entry": _matrix(_plug("compressed", **sizes), is_causal=True),
+    "two entries": _matrix(
+      _plug("compressed", top_k=2, **sizes), is_causal=True
     ),
   }
 
@@ -253,7 +251,7 @@ def _mesa() -> Panels:
 def _ttt_linear() -> Panels:
   """Derivatives at values equal to the keys."""
   x = tokens()
-  fn = _plugged("ttt_linear")
+  fn = _plug("ttt_linear")
   return {"causal": attention_weights(fn, x, x, x, is_causal=True)[0, 0]}
 
 
@@ -293,10 +291,10 @@ def _positions() -> Panels:
 
 def _plain(name: str) -> Panels:
   """A mechanism with its default hyperparameters."""
-  attend = _plugged(name)
+  attend = _plug(name)
   directions = mechanisms.directions(mechanisms.example(ATTENTIONS[name]))
   return {
-    "causal" if is_causal else "bidirectional": _drawn(
+    "causal" if is_causal else "bidirectional": _matrix(
       attend, is_causal=is_causal
     )
     for is_causal in directions

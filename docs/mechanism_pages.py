@@ -187,7 +187,7 @@ def _options(name: str) -> str:
   texts = []
   taken = inspect.signature(factory).parameters.values()
   if taken:
-    rows = _described(taken, factory)
+    rows = _describe(taken, factory)
     texts.append(f"Of the factory `{name}`, and of a config:\n\n{rows}")
   else:
     texts.append(f"The factory `{name}` takes none.")
@@ -197,7 +197,7 @@ def _options(name: str) -> str:
       for x in inspect.signature(called).parameters.values()
       if x.kind is x.KEYWORD_ONLY and x.name not in _COMMON
     ]
-    rows = _described(options, called)
+    rows = _describe(options, called)
     texts.append(
       f"Of the function `{called.__name__}`, beside `mask`, `is_causal` and "
       f"`scale`:\n\n{rows}"
@@ -208,7 +208,7 @@ def _options(name: str) -> str:
   )
 
 
-def _described(options: Iterable[inspect.Parameter], item: Any) -> str:
+def _describe(options: Iterable[inspect.Parameter], item: Any) -> str:
   """Options, their defaults, and what the docstring says of them."""
   said: dict[str, str] = {}
   for source in (*_SHARED, item):
@@ -266,7 +266,7 @@ def _witnesses(name: str) -> str:
 
 
 @functools.cache
-def _solved() -> Mapping[str, Mapping[str, str]]:
+def _solved_seeds() -> Mapping[str, Mapping[str, str]]:
   """Mechanism -> column -> seeds that solved the task."""
   from docs import results
 
@@ -286,7 +286,7 @@ def _solved() -> Mapping[str, Mapping[str, str]]:
 
 
 def _results_of(name: str) -> str:
-  solved = {x: y for x, y in _solved()[name].items() if y != "–"}
+  solved = {x: y for x, y in _solved_seeds()[name].items() if y != "–"}
   lines = [
     f"- {_RESULTS[column][1]}: "
     + re.sub(r"(\d+ of \d+)\*", r"with `max_rate=2` \1", seeds)

@@ -104,15 +104,15 @@ def expand(app: Any, docname: str, content: list[str]) -> None:
   def generated(match: re.Match[str]) -> str:
     name = match[1]
     if name.endswith(".md"):
-      return _linked((ROOT / name).read_text("utf-8"), Path(name), docname)
-    return _linked(importlib.import_module(name).page(), page, docname)
+      return _link((ROOT / name).read_text("utf-8"), Path(name), docname)
+    return _link(importlib.import_module(name).page(), page, docname)
 
   text = content[0]
   if docname == "mechanisms":
     text = mechanism_pages.overview(text)
   if docname.startswith("mechanisms/"):
     text, page = mechanism_pages.page(page.stem), DOCS.relative_to(ROOT) / "_"
-  text = _GENERATED.sub(generated, _linked(text, page, docname))
+  text = _GENERATED.sub(generated, _link(text, page, docname))
   content[0] = _REFERENCE.sub(_reference, text)
 
 
@@ -132,14 +132,14 @@ def _reference(match: re.Match[str]) -> str:
   return "\n".join([*lines, "```"])
 
 
-def _linked(text: str, file: Path, docname: str) -> str:
+def _link(text: str, file: Path, docname: str) -> str:
   """Text of a file with its links as the site has them."""
 
   def turned(match: re.Match[str]) -> str:
     path, anchor = match["path"], match["anchor"] or ""
     info = match["info"] or ""
     if info.startswith("{") and "code-cell" not in info:
-      body = _linked(match["body"], file, docname)
+      body = _link(match["body"], file, docname)
       return f"{match['fence']}{info}\n{body}{match['fence']}"
     if not path or ":" in path or path.startswith("/"):
       return match[0]

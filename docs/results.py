@@ -53,10 +53,10 @@ _COLORS = 64
 """Colours of a picture: its file is a fifth of one with all colours."""
 
 
-def solved(task: Task) -> pd.DataFrame:
+def solved_seeds(task: Task) -> pd.DataFrame:
   """Seeds that solved a task, with columns for each point of `across`."""
   rows = task.ended
-  varied = _varied(rows)
+  varied = _differences(rows)
   content: dict[str, dict[str, str]] = {
     _name(row): {} for _, row in rows.iterrows()
   }
@@ -72,7 +72,7 @@ def solved(task: Task) -> pd.DataFrame:
 
 def memory(task: Task) -> pd.DataFrame:
   """Seeds that solved a task, and KiB of cache and state of a sequence at its end."""
-  content, varied = {}, _varied(task.ended)
+  content, varied = {}, _differences(task.ended)
   for place, row in task.ended.iterrows():
     kib = {"KiB": number(row["cache_bytes"] / 1024)}
     content[_name(row, varied[place])] = kib | _seeds(task, row)
@@ -84,7 +84,7 @@ def lengths(task: Task) -> pd.DataFrame:
   means_by_length = (
     task.at_lengths.groupby(["row", "length"])["value"].mean().unstack()
   )
-  varied = _varied(task.ended)
+  varied = _differences(task.ended)
   content = {}
   for place, row in task.ended.iterrows():
     values = means_by_length.loc[row["row"]].iloc[[0, -1]]
@@ -95,13 +95,13 @@ def lengths(task: Task) -> pd.DataFrame:
   return pd.DataFrame.from_dict(content, orient="index")
 
 
-def carried(task: Task) -> pd.DataFrame:
+def length_means(task: Task) -> pd.DataFrame:
   """Mean at the trained length → at the longest, with single seeds there.
 
   A column for each point of `across`.
   """
   rows, points = task.ended, task.at_lengths
-  varied = _varied(rows)
+  varied = _differences(rows)
   trained = points[points["ratio"] == 1].groupby("row")["value"].mean()
   content: dict[str, dict[str, str]] = {}
   for place, row in rows.iterrows():
@@ -116,7 +116,7 @@ def carried(task: Task) -> pd.DataFrame:
 def pairs(task: Task) -> pd.DataFrame:
   """Mean accuracy at each number of pairs to recall, and seeds that solved it."""
   limit = task.runs["solved_at"].astype(float).max()
-  varied = _varied(task.ended)
+  varied = _differences(task.ended)
   content: dict[str, dict[str, str]] = {}
   for place, row in task.ended.iterrows():
     points = task.at_pairs[task.at_pairs["row"] == row["row"]]
@@ -130,7 +130,7 @@ def pairs(task: Task) -> pd.DataFrame:
 
 def means(task: Task) -> pd.DataFrame:
   """The mean over seeds of the metric that decides."""
-  content, varied = {}, _varied(task.ended)
+  content, varied = {}, _differences(task.ended)
   for place, row in task.ended.iterrows():
     tied = f" {TIED}" if row["is_tied"] else ""
     content[_name(row, varied[place])] = {
@@ -141,10 +141,10 @@ def means(task: Task) -> pd.DataFrame:
 
 
 KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {
-  "solved": solved,
+  "solved": solved_seeds,
   "memory": memory,
   "lengths": lengths,
-  "carried": carried,
+  "carried": length_means,
   "pairs": pairs,
   "means": means,
 }
@@ -190,7 +190,7 @@ def board(sources: Sequence[str], folder: Path) -> pd.DataFrame:
   for place, source in enumerate(sources):
     column, _, files = source.partition("=")
     first, *_ = rows = _best_rows(files, folder)
-    lengths = sorted(set(_counted(first[0])["length"]))
+    lengths = sorted(set(_points(first[0])["length"]))
     names = [f"{column} at {n}" for n in (lengths[:1] + lengths[1:][-1:])]
     names = names if len(lengths) > 1 else [column]
     columns += (["KiB"] if not place else []) + names
@@ -218,7 +218,7 @@ def _best_rows(files: str, folder: Path) -> list[tuple[Task, Any, str]]:
   return list(rows.values())
 
 
-def _counted(task: Task) -> pd.DataFrame:
+def _points(task: Task) -> pd.DataFrame:
   """Points at the lengths of a task, of whole sequences if it answers every prefix."""
   is_mean = bool(remarks.older_metric(task.summary))
   return task.metric_at_lengths(_WHOLE if is_mean else task.metric)
@@ -228,7 +228,7 @@ def _cells(task: Task, row: Any) -> list[str]:
   """The mean of a row; or its solved seeds, at the first and last length if several."""
   if math.isnan(row["solved_at"]):
     return [number(row["mean"])]
-  points = _counted(task)
+  points = _points(task)
   lengths = sorted(set(points["length"]))
   if len(lengths) < 2:
     return [_seeds(task, row)["solved"]]
@@ -306,7 +306,7 @@ def _name(row: Any, across: str = "") -> str:
   return ", ".join(filter(None, (f"`{row['attention']}`", across, twin)))
 
 
-def _varied(rows: pd.DataFrame) -> dict[Any, str]:
+def _differences(rows: pd.DataFrame) -> dict[Any, str]:
   """Index of a row -> of its `across`, what not all rows have: 'features 16'."""
   points = [set(filter(None, text.split(", "))) for text in rows["across"]]
   shared = set.intersection(*points)

@@ -9,7 +9,7 @@ weights.
 from collections.abc import Mapping
 import dataclasses
 
-from attention.mechanism import named
+from attention.mechanism import resolve
 from models.api import (
   attention_maps,
   create,
@@ -94,7 +94,7 @@ def find(kind: str) -> type:
   Raises:
     ValueError: no such kind exists, or it is not a dataclass.
   """
-  config = named(kind, CONFIGS, "Config")
+  config = resolve(kind, CONFIGS, "Config")
   expected = "expected a dataclass that follows models.kind.Config"
   if not (isinstance(config, type) and dataclasses.is_dataclass(config)):
     raise ValueError(

@@ -247,11 +247,11 @@ def replace_attention(
     )
   ids, options = model.arguments(batch)
 
-  def replaced(module: MultiHeadAttention, query, key, value, **call):
+  def replace(module: MultiHeadAttention, query, key, value, **call):
     place = "/".join(module.path)
     own = functools.partial(apply_mechanism, module)
     query, key = every_head(query, key, value)  # For mechanisms of any kind.
     return replacement(place, module.attention, own, query, key, value, **call)
 
-  model = model.clone(attend=replaced)
+  model = model.clone(attend=replace)
   return cast(Array, model.apply(variables, *ids, **options))

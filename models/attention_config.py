@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from attention import ATTENTIONS, Attention
 from attention import mechanism as mechanisms
 from settings.fields import rest
-from settings.typed import mechanism, spelled, split
+from settings.typed import format_mechanism, mechanism, split
 
 NEEDS = {
   "encoder_attention": {
@@ -74,7 +74,7 @@ class AttentionConfig:
   @property
   def spelled(self) -> str:
     """The mechanism as typed on the command line: 'sliding_window:window=8'."""
-    return spelled(self.name, self.options)
+    return format_mechanism(self.name, self.options)
 
   @property
   def all_options(self) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from models.mlp import Mlp
 from models.multi_head_attention import (
   MultiHeadAttention,
   apply_mechanism,
-  scaled,
+  scale_by,
 )
 
 Gates = Mapping[str, Array]
@@ -288,7 +288,7 @@ class Block(nn.Module):
 
     def attend_scaled(name, x):
       module = getattr(self, name)
-      return attend(module, scaled(x, module.config.input_factor))
+      return attend(module, scale_by(x, module.config.input_factor))
 
     functions = {
       **{x: partial(attend_scaled, x) for x in self._causal},
@@ -296,7 +296,7 @@ class Block(nn.Module):
       "mlp": lambda x: self.mlp(x, **counted),
     }
 
-    def added(name, x):
+    def residual(name, x):
       # A sub-layer without a norm has the identity.
       has_first = name == "second_attention" or module_config.shared_norm
       first = "self_attention" if has_first else name
@@ -309,7 +309,7 @@ class Block(nn.Module):
       return self.dropout(out, deterministic=deterministic)
 
     if self.config.parallel:
-      return sum((added(name, x) for name in self.sublayers), start=x)
+      return sum((residual(name, x) for name in self.sublayers), start=x)
     factors = {
       "self_attention": module_config.residual_factors,
       "mlp": self.config.mlp.mlp_residual_factors,
@@ -321,15 +321,15 @@ class Block(nn.Module):
     for name in self.sublayers:
       if module_config.streams > 1:
         own, merged = getattr(self, f"{name}_streams")(x)
-        x = merged(added(name, own))
+        x = merged(residual(name, own))
         continue
       if kind == "residual":
         x = getattr(self, f"{name}_norm")(x)
       own, new = factors.get(name, (1.0, 1.0))
       # A second attention has the inputs of the first.
       inputs = x if name != "second_attention" else inputs
-      out = added(name, inputs)
-      x = scaled(x, own) + scaled(out, new)
+      out = residual(name, inputs)
+      x = scale_by(x, own) + scale_by(out, new)
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from attention import Dims
 from attention.checks import one_of
-from attention.mechanism import named, where_it_failed
+from attention.mechanism import resolve, where_it_failed
 from models import nested
 from models.attention_config import (
   NEEDS,
@@ -231,18 +231,18 @@ class ModelConfig:
   @functools.cached_property
   def added_position(self) -> Callable[..., Any] | None:
     """`(positions, features) -> encodings` to add to embeddings, or None."""
-    return named(self.position, POSITIONS, "function")
+    return resolve(self.position, POSITIONS, "function")
 
   @functools.cached_property
   def activation_function(self) -> Callable[..., Any]:
     """The function named by `activation`."""
-    return named(self.activation, ACTIVATIONS, "function")
+    return resolve(self.activation, ACTIVATIONS, "function")
 
   @functools.cached_property
   def make_norm(self) -> Callable[..., nn.Module]:
     """The norm named by `norm_kind`, with the model's ε and dtypes."""
     return functools.partial(
-      named(self.norm_kind, NORM_KINDS, "Norm"),
+      resolve(self.norm_kind, NORM_KINDS, "Norm"),
       epsilon=self.norm_epsilon,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
@@ -347,7 +347,7 @@ class ModelConfig:
     if name is None or name in known:
       return
     try:
-      found = named(name, known, kind)
+      found = resolve(name, known, kind)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from None
     try:

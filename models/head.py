@@ -6,7 +6,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.mechanism import named
+from attention.mechanism import resolve
 from models import tables
 from models.config import ACTIVATIONS, ModelConfig
 
@@ -82,12 +82,12 @@ class Head(nn.Module):
       if own.pooler:
         first = self._pool(self.pooler(first))
       if own.head_transform:
-        first = self._transformed(first)
+        first = self._transform(first)
       logits = self.classes(first)
       return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     assert table is not None  # Head 'tokens' has one.
     if own.head_transform:
-      x = self._transformed(x)
+      x = self._transform(x)
     elif config.embedding_dim != config.features:
       x = self.projection(x)
     if own.logit_scale != 1.0:
@@ -102,8 +102,8 @@ class Head(nn.Module):
     name = self.config.output.pooler_activation
     return jnp.tanh(x) if name == "tanh" else ACTIVATIONS[name](x)
 
-  def _transformed(self, x):
+  def _transform(self, x):
     config = self.config
     name = config.output.transform_activation or config.activation
-    activation = named(name, ACTIVATIONS, "function")
+    activation = resolve(name, ACTIVATIONS, "function")
     return self.norm(activation(self.transform(x)))

@@ -43,21 +43,21 @@ class HyperConnection(nn.Module):
     mixed = weights[2].reshape(*weights[2].shape[:2], count, count)
     mixed = jax.nn.softmax(mixed, axis=-1) + epsilon
 
-    def divided(x, axis):
+    def normalize(x, axis):
       return x / (jnp.sum(x, axis=axis, keepdims=True) + epsilon)
 
     def step(_, x):
-      return divided(divided(x, -1), -2)
+      return normalize(normalize(x, -1), -2)
 
-    mixed = divided(mixed, -2)
+    mixed = normalize(mixed, -2)
     mixed = jax.lax.fori_loop(0, slot.stream_steps - 1, step, mixed)
     own = jnp.einsum("btn,btnf->btf", read, streams).astype(dtype)
 
-    def merged(out):
+    def merge(out):
       kept = jnp.einsum("btij,btif->btjf", mixed.astype(dtype), streams)
       return written.astype(dtype)[..., None] * out[:, :, None] + kept
 
-    return own, merged
+    return own, merge
 
 
 class StreamHead(nn.Module):

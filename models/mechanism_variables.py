@@ -45,15 +45,17 @@ def mechanism_variables(
   initializing = module.is_initializing()
   key = module.make_rng("params") if initializing else jax.random.key(0)
 
-  def made(collection):
+  def init_collection(collection):
     return attention.init(key, dims)[collection]
 
   variables = {}
   for collection in variable_shapes(attention, dims):
     if collection == "params":
-      variables["params"] = module.param("attention", lambda _: made("params"))
+      variables["params"] = module.param(
+        "attention", lambda _: init_collection("params")
+      )
     else:
       variables[collection] = module.variable(
-        collection, "attention", made, collection
+        collection, "attention", init_collection, collection
       ).value
   return variables

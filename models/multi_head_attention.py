@@ -315,7 +315,7 @@ class MultiHeadAttention(nn.Module):
     )
     cache = self.get_variable("cache", "attention")
     if self.attention.prefill is None:
-      cache = self._decoded(cache, arrays, gates, lengths, call)
+      cache = self._decode_steps(cache, arrays, gates, lengths, call)
     else:
       cache = self.attention.prefill(
         self.mechanism, cache, *arrays, lengths, **self._scale, **gates
@@ -323,7 +323,7 @@ class MultiHeadAttention(nn.Module):
     self.put_variable("cache", "attention", cache)
     return self.output(out, inputs, arrays[2])
 
-  def _decoded(self, cache, arrays, gates, lengths, call):
+  def _decode_steps(self, cache, arrays, gates, lengths, call):
     """The cache after `decode` of one position after another."""
     decode = cast(Callable[..., Any], self.attention.decode)
     sequence = jax.tree.map(
@@ -424,7 +424,7 @@ class MultiHeadAttention(nn.Module):
     def heads(name):
       if name not in sources or name not in self.projections:
         return None
-      x = scaled(getattr(self, name)(sources[name]), factors[name])
+      x = scale_by(getattr(self, name)(sources[name]), factors[name])
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
       if self.config.projection_activation != "none":
@@ -597,7 +597,7 @@ class MultiHeadAttention(nn.Module):
     if kind in ("rms", "group", "group_scale"):
       out = self.out_norm(out)
     if kind in ("rms_joint_first", "rms_grouped_first"):
-      out = self._normalized(out)
+      out = self._normalize_output(out)
     if gate != "none":
       if self.config.output_gate_rank is not None:
         inputs = self.gate_down(inputs)
@@ -608,10 +608,10 @@ class MultiHeadAttention(nn.Module):
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
       )
       factor = self.config.projection_factors[3]
-      gates = function(scaled(self.gate(inputs), factor))
+      gates = function(scale_by(self.gate(inputs), factor))
       out = out * gates.reshape(*out.shape[:3], -1)
     if kind in ("rms_joint", "rms_grouped"):
-      out = self._normalized(out)
+      out = self._normalize_output(out)
     out = out.reshape(*out.shape[:2], -1)
     if self.config.out_groups is not None:
       groups = out.reshape(*out.shape[:2], self.config.out_groups, -1)
@@ -620,7 +620,7 @@ class MultiHeadAttention(nn.Module):
       out = out.reshape(*out.shape[:2], -1)
     return self.out(out)
 
-  def _normalized(self, out: Float[Array, "B T N V"]) -> Array:
+  def _normalize_output(self, out: Float[Array, "B T N V"]) -> Array:
     """Normalizes the results of all heads together, or of groups of them."""
     groups = ()
     if self.config.output_norm.startswith("rms_grouped"):
@@ -655,7 +655,7 @@ def every_head(
   return repeat_heads(query, value), key
 
 
-def scaled(x: Array, factor: float) -> Array:
+def scale_by(x: Array, factor: float) -> Array:
   """Multiplies x by a factor other than 1."""
   return x if factor == 1.0 else factor * x
 

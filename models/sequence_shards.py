@@ -62,7 +62,7 @@ def _attend(
       f"{length}; padding would change its result"
     )
 
-  def padded(array, side, axis):
+  def pad(array, side, axis):
     if array is None:
       return None
     widths = [(0, 0)] * array.ndim
@@ -78,11 +78,11 @@ def _attend(
     if name in axes and option is not None:
       axis = axes[name]
       side = "query" if name.startswith("query") else "key"
-      parts[name] = padded(option, side, axis)
+      parts[name] = pad(option, side, axis)
       specs[name] = jax.P(*[None] * axis, axis_name)
     elif name == "global_qkv" and option is not None:
       sides = zip(option, ("query", "key", "key"), strict=True)
-      parts[name] = tuple(padded(x, side, 1) for x, side in sides)
+      parts[name] = tuple(pad(x, side, 1) for x, side in sides)
       specs[name] = (jax.P(None, axis_name),) * 3
     elif isinstance(option, Array):
       parts[name], specs[name] = option, jax.P()
@@ -104,9 +104,9 @@ def _attend(
     check_vma=False,
   )(
     variables,
-    padded(query, "query", 1),
-    padded(key, "key", 1),
-    padded(value, "key", 1),
+    pad(query, "query", 1),
+    pad(key, "key", 1),
+    pad(value, "key", 1),
     parts,
   )
   return out[:, :length]

@@ -265,14 +265,14 @@ class Transformer(nn.Module):
     x = self._cached(inputs, positions, lengths, **embedded)
     self.put_variable("cache", "index", lengths.astype(jnp.int32))
     last = jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
-    return self._logits(self._normed("decoder", last))[:, 0]
+    return self._logits(self._norm_output("decoder", last))[:, 0]
 
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
     """Computes the logits after one more id of each sequence; updates 'cache'."""
     index = self.get_variable("cache", "index")
     x = self._cached(inputs[:, None], index[:, None])
     self.put_variable("cache", "index", index + 1)
-    return self._logits(self._normed("decoder", x))[:, 0]
+    return self._logits(self._norm_output("decoder", x))[:, 0]
 
   def _cached(self, inputs, positions, lengths=None, **embedded):
     """Features of the inputs; every layer updates 'cache'."""
@@ -284,7 +284,7 @@ class Transformer(nn.Module):
       x = block.decode(x, positions, mask, lengths, inputs, carried, **tables)
       if carried is not None:
         x, carried = x
-    return self._joined("decoder", x)
+    return self._join_streams("decoder", x)
 
   @nn.nowrap
   def _side(self, stack: str) -> tuple[str, int]:
@@ -332,7 +332,7 @@ class Transformer(nn.Module):
     call = {} if global_indices is None else {"global_indices": global_indices}
     x = self._apply_stack(
       "encoder",
-      self._finished("source", x, deterministic),
+      self._finish_embedding("source", x, deterministic),
       positions=np.arange(x.shape[1])[None, :],
       mask=mask,
       deterministic=deterministic,
@@ -346,19 +346,19 @@ class Transformer(nn.Module):
     blocks, remat = getattr(self, stack), self.config.remat
     x = self._streams(x)
     x = apply_layers(blocks, x, *memory, remat=remat, **call)
-    return self._normed(stack, self._joined(stack, x))
+    return self._norm_output(stack, self._join_streams(stack, x))
 
   def _streams(self, x):
     """Copies features to each of several residual streams."""
     count = self.config.slot.streams
     return x if count == 1 else jnp.repeat(x[:, :, None], count, axis=2)
 
-  def _joined(self, stack, x):
+  def _join_streams(self, stack, x):
     """Joins the residual streams at the end of a stack."""
     is_one = self.config.slot.streams == 1
     return x if is_one else getattr(self, f"{stack}_streams")(x)
 
-  def _normed(self, stack, x):
+  def _norm_output(self, stack, x):
     """Applies the norm at the end of a stack, which norm 'post' does not have."""
     return (
       x if self.config.norm == "post" else getattr(self, f"{stack}_norm")(x)
@@ -397,13 +397,13 @@ class Transformer(nn.Module):
 
   def _read(self, inputs, positions, deterministic=True, **embedded):
     x = self.embed_inputs(inputs, positions, deterministic, **embedded)
-    return self._finished("target", x, deterministic)
+    return self._finish_embedding("target", x, deterministic)
 
-  def _finished(self, side, x, deterministic):
+  def _finish_embedding(self, side, x, deterministic):
     """Normalizes the sum of embeddings, if the config says so, with dropout."""
     if self.config.embedding.embedding_norm:
       x = getattr(self, f"{side}_embedding_norm")(x)
-    x = self._projected("sum", side, x)
+    x = self._project_embedding("sum", side, x)
     return self.dropout(x, deterministic=deterministic)
 
   def _embed(self, table, side, ids, positions):
@@ -412,14 +412,14 @@ class Transformer(nn.Module):
     scale = config.embedding.embedding_scale
     scale = math.sqrt(config.features) if scale is None else scale
     x = table(ids) * scale
-    x = self._projected("tokens", side, x)
+    x = self._project_embedding("tokens", side, x)
     if config.position == "learned":
       x = x + getattr(self, f"{side}_positions")(positions) * scale
     if added := config.added_position:
       x = x + added(positions, x.shape[-1]).astype(x.dtype)
     return x
 
-  def _projected(self, kind, side, x):
+  def _project_embedding(self, kind, side, x):
     """Maps embeddings of width E to F, if the config does it here."""
     embedding = self.config.embedding
     if embedding.embedding_dim is None or embedding.projected != kind:

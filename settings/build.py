@@ -71,7 +71,7 @@ def build(
     first = first_fault(error)
     typed = leaves if typed is None else _plain(typed, path)
     if first["type"] == "unexpected_keyword_argument":
-      known = _known(dataclass_type, first["loc"])
+      known = _known_fields(dataclass_type, first["loc"])
       leaf = place(path, first, typed)
       raise UnknownLeafError(leaf, first["input"], known) from None
     raise ConfigError(fault(error, path, typed)) from error
@@ -114,7 +114,7 @@ def _is_unicode(text: str) -> bool:
   return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
-def _known(section: Any, place: Sequence[Any]) -> list[str]:
+def _known_fields(section: Any, place: Sequence[Any]) -> list[str]:
   """The fields of the section in which pydantic found an unknown field."""
   for name in place[:-1]:
     hint = _hints(section).get(name)

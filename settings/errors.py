@@ -10,7 +10,7 @@ _CONTROL = {
 """C0, DEL and C1, but a line end and a tab, with which a text may steer a terminal."""
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
   """Escapes the control characters of a text, so that a terminal shows them."""
   return text.translate(_CONTROL)
 
@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
   def __init__(self, message: str):
     # What the user typed is in it, and may have lines of its own.
-    super().__init__(_shortened(message))
+    super().__init__(_shorten(message))
 
 
 class DataError(ValueError):
@@ -35,12 +35,12 @@ def one_line(error: BaseException) -> str:
   """The message of any exception, on one line, never empty."""
   # str() of a KeyError is the repr of its key.
   text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-  return _shortened(text) or type(error).__name__
+  return _shorten(text) or type(error).__name__
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
   """Text on one line; a long text loses its middle."""
-  line = escaped(" ".join(text.split()))
+  line = escape(" ".join(text.split()))
   if len(line) <= _MOST_CHARACTERS:
     return line
   half = _MOST_CHARACTERS // 2

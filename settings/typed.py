@@ -68,7 +68,7 @@ def mechanism(text: str) -> tuple[str, dict[str, Any]]:
   return ":".join(names).strip(), found
 
 
-def spelled(name: str, options: Mapping[str, Any]) -> str:
+def format_mechanism(name: str, options: Mapping[str, Any]) -> str:
   """Formats a mechanism so that `mechanism` can parse it."""
   return ":".join(filter(None, [name, spelled_options(options)]))
 

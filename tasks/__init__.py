@@ -7,7 +7,7 @@ when it is looked up. TensorFlow is never imported.
 
 from collections.abc import Mapping
 
-from attention.mechanism import named
+from attention.mechanism import resolve
 from settings.import_paths import ImportPaths, registered
 from tasks.base import (
   BOS,
@@ -51,7 +51,7 @@ def find(name: str) -> TaskEntry:
   Raises:
     ValueError: there is no such task.
   """
-  entry = named(name, TASKS, "entry")
+  entry = resolve(name, TASKS, "entry")
   if not isinstance(entry, TaskEntry):
     raise ValueError(
       f"expected a tasks.TaskEntry, but {name} is of type {type(entry).__name__}"

@@ -110,11 +110,11 @@ class ClassificationTask(LabelledTask):
     self.eos_id = self.pad_id if special.eos is None else special.eos
     self.source_vocab_size = vocabulary.size
     self.max_source_length = self.max_target_length = config.max_length
-    self._splits = {s: self._encoded(rows) for s, rows in splits.items()}
+    self._splits = {s: self._encode(rows) for s, rows in splits.items()}
 
   def encode(self, line: str) -> list[int]:
     """Ids of a text between its special tokens."""
-    ids = self._framed(self._vocabulary.encode(line))
+    ids = self._frame(self._vocabulary.encode(line))
     if len(ids) > self._config.max_length:
       raise ValueError(
         f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
@@ -135,18 +135,18 @@ class ClassificationTask(LabelledTask):
     vocabularies.save_vocabulary(self._vocabulary, directory)
     super().save(directory)
 
-  def _encoded(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:
+  def _encode(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:
     """Texts as ids, truncated to `max_length`, and label ids."""
     room = self._config.max_length - 1 - len(self._after)
     texts = [
-      self._framed(self._vocabulary.encode_text(text)[:room].tolist())
+      self._frame(self._vocabulary.encode_text(text)[:room].tolist())
       for _, text in rows
     ]
     place = {name: i for i, name in enumerate(self.names)}
     labels = np.array([place[label] for label, _ in rows], np.int32)
     return Ragged.stack(texts), labels
 
-  def _framed(self, ids: list[int]) -> list[int]:
+  def _frame(self, ids: list[int]) -> list[int]:
     return [self._cls_id, *ids, *self._after]
 
   def _batch(self, split: str, places: np.ndarray) -> Batch:
@@ -208,7 +208,7 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
       first row seems to be a header with other names, or there are too few rows.
   """
   file = existing_file(path)
-  rows = list(_csv(file) if suffix(file) == ".csv" else _tabbed(file))
+  rows = list(_csv(file) if suffix(file) == ".csv" else _read_tabbed(file))
   counts = collections.Counter(label for label, _ in rows)
   first, *others = counts.values() or [0]
   if first == 1 and len(others) > 1 and min(others) > 1:
@@ -251,7 +251,7 @@ def read_named(name: str, held_out: float) -> LabelledTexts:
   train = [*read("train")]
   if held_out_split is None:
     return _split(train, held_out, name)
-  return _checked(LabelledTexts(train, [*read(held_out_split)]), name)
+  return _check(LabelledTexts(train, [*read(held_out_split)]), name)
 
 
 def _split(rows: list[Row], held_out: float, where: str) -> LabelledTexts:
@@ -262,10 +262,10 @@ def _split(rows: list[Row], held_out: float, where: str) -> LabelledTexts:
   labelled = LabelledTexts(
     [rows[i] for i in train], [rows[i] for i in validation]
   )
-  return _checked(labelled, where)
+  return _check(labelled, where)
 
 
-def _checked(labelled: LabelledTexts, where: str) -> LabelledTexts:
+def _check(labelled: LabelledTexts, where: str) -> LabelledTexts:
   for split, rows in zip(labelled._fields, labelled, strict=True):
     if not rows:
       raise DataError(f"{where}: empty {split} split")
@@ -278,7 +278,7 @@ def _checked(labelled: LabelledTexts, where: str) -> LabelledTexts:
   return labelled
 
 
-def _tabbed(file: pathlib.Path) -> Iterator[Row]:
+def _read_tabbed(file: pathlib.Path) -> Iterator[Row]:
   for number, line in enumerate(read_lines(file), 1):
     label, tab, text = line.partition("\t")
     if not tab or not label or not text.strip():

@@ -51,7 +51,7 @@ _MOST_NAMES = 1000
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[Notes]:
+def record_digests() -> Iterator[Notes]:
   """Records the digests of all files that are read in this context."""
   notes: Notes = {}
   _notes.append(notes)
@@ -62,14 +62,14 @@ def noted() -> Iterator[Notes]:
 
 
 def note(name: pathlib.Path | str, content: bytes) -> None:
-  """Records data that a run read, for `noted`."""
+  """Records data that a run read, for `record_digests`."""
   if _notes:
     _keep_note(name, hashlib.sha256(content).hexdigest())
 
 
 def note_file(path: pathlib.Path) -> str:
   """Records the digest of an unpacked file that is read in parts."""
-  with opened(path) as file:
+  with open_bytes(path) as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
   _keep_note(path, digest)
   return digest
@@ -80,7 +80,7 @@ def _keep_note(name: pathlib.Path | str, digest: str) -> None:
     notes[name] = digest
 
 
-def named(notes: Notes) -> dict[str, str]:
+def name_digests(notes: Notes) -> dict[str, str]:
   """Maps names to digests; the names do not change if the folder moves.
 
   The name of a file is the last two parts of its path, 'folder/name', or more if
@@ -129,7 +129,7 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
   Raises:
     DataError: the run in `workdir` started with other data.
   """
-  digests, began = named(notes), kept_data(workdir)
+  digests, began = name_digests(notes), kept_data(workdir)
   # Earlier versions named every file by two parts.
   earlier = _few({_end(key): digest for key, digest in notes.items()})
   if began and began != earlier:
@@ -145,7 +145,7 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[Any]:
+def open_bytes(path: pathlib.Path) -> Iterator[Any]:
   """Opens a file as bytes and unpacks `.gz`; DataError if that fails."""
   try:
     is_packed = path.suffix.lower() == ".gz"
@@ -174,7 +174,7 @@ def long_cells() -> Iterator[None]:
 
 def read_bytes(path: pathlib.Path) -> bytes:
   """Reads a file and unpacks `.gz`; DataError if that fails."""
-  with opened(path) as file:
+  with open_bytes(path) as file:
     content = file.read()
   note(path, content)
   return content
@@ -187,7 +187,7 @@ def text_blocks(path: pathlib.Path) -> Iterator[str]:
     DataError: the file cannot be read; the message has the number of an invalid
       line.
   """
-  with opened(path) as file:
+  with open_bytes(path) as file:
     line, encoding = 1, "utf-8-sig"
     while lines := file.readlines(_BLOCK):
       data = b"".join(lines)

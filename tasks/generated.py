@@ -85,12 +85,12 @@ class GeneratedTask(base.Task):
     indices = base.indices(step, self._batch_size, rows)
     if self._train_size:
       indices = base.epoch_order(indices, self._train_size, self._seed)
-    return _typed(self._examples("train", indices))
+    return _cast(self._examples("train", indices))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Yields the held-out examples in order."""
     for indices in base.chunks(self._config.eval_size, self._batch_size):
-      batch = _typed(self._examples(split, indices))
+      batch = _cast(self._examples(split, indices))
       yield base.pad_rows(batch, self._batch_size)
 
   def metric_sums(
@@ -224,7 +224,7 @@ def answers_at(
   return {"targets": targets, "weights": weights}
 
 
-def answered(
+def with_answers(
   symbols: np.ndarray, columns: np.ndarray, answers: np.ndarray
 ) -> Batch:
   """A decoder's batch of symbols [B, T] with answers [B, A] at given columns."""
@@ -261,7 +261,7 @@ def check_eval_lengths(
   )
 
 
-def _typed(batch: Batch) -> Batch:
+def _cast(batch: Batch) -> Batch:
   """Ids as int32, weights as float32."""
   return {
     name: array.astype(np.float32 if name == "weights" else np.int32)

@@ -18,7 +18,12 @@ from pydantic.dataclasses import dataclass
 from settings.fields import STRICT, Count, Whole, check
 from tasks import base, draws
 from tasks.base import Batch
-from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
+from tasks.generated import (
+  GeneratedTask,
+  check_eval_lengths,
+  maker,
+  with_answers,
+)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -140,7 +145,9 @@ class NeedleTask(GeneratedTask):
     np.put_along_axis(symbols, columns + 1, values, axis=1)
     symbols[:, -2] = first_filler + config.num_fillers
     symbols[:, -1] = keys[:, 0]
-    return answered(symbols, np.full_like(needles, length - 1), values[:, :1])
+    return with_answers(
+      symbols, np.full_like(needles, length - 1), values[:, :1]
+    )
 
 
 def _places(length: int) -> int:

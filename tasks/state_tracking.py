@@ -21,7 +21,12 @@ from pydantic.dataclasses import dataclass
 from settings.fields import STRICT, Count
 from tasks import base, draws
 from tasks.base import Batch
-from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
+from tasks.generated import (
+  GeneratedTask,
+  check_eval_lengths,
+  maker,
+  with_answers,
+)
 
 _MOST = 5
 """Largest number of letters: 6 would need 720 symbols, one for each permutation."""
@@ -85,7 +90,7 @@ class StateTrackingTask(GeneratedTask):
     for t in range(drawn.shape[1]):
       product = self._products[product, drawn[:, t]]
       products[:, t] = product
-    return answered(drawn, np.arange(drawn.shape[1]), products)
+    return with_answers(drawn, np.arange(drawn.shape[1]), products)
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]

@@ -69,7 +69,9 @@ class Tokenizer:
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text, int32; the names of special tokens are plain text."""
-    return _joined([np.array(x.ids, np.int32) for x in self._encodings(text)])
+    return _concatenate(
+      [np.array(x.ids, np.int32) for x in self._encodings(text)]
+    )
 
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
     """`encode_text`, and the number of characters of each id.
@@ -88,7 +90,7 @@ class Tokenizer:
         ends[-1] = len(part)
       # All byte tokens of a character end where the character ends.
       lengths.append(np.diff(np.maximum.accumulate(ends), prepend=0))
-    return _joined(ids), _joined(lengths)
+    return _concatenate(ids), _concatenate(lengths)
 
   def encode(self, line: str) -> list[int]:
     """Ids of a user's line; recognises the names of special tokens.
@@ -203,7 +205,7 @@ def train_tokenizer(
   return Tokenizer(library.to_str().encode())
 
 
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
   return np.concatenate(arrays) if arrays else np.zeros(0, np.int32)
 
 

@@ -13,7 +13,7 @@ import types
 import pytest
 
 import generate as generate_py
-from settings.errors import ConfigError, escaped
+from settings.errors import ConfigError, escape
 from tests import commands
 
 LINES = "1 2\n\n3\n0 0 0\n"
@@ -138,7 +138,7 @@ def test_a_terminal_is_not_steered(workdir, tmp_path, monkeypatch, capsys):
   """Signs that set a title or clear the screen are shown, and piped as they are."""
   signs = "a\tb\\n\x1b]0;title\x07\x7f\x9b2J\r\u00e9\u2028"
   shown = "a\tb\\n\\x1b]0;title\\x07\\x7f\\x9b2J\\x0d\u00e9\u2028"
-  assert escaped(signs) == shown
+  assert escape(signs) == shown
   assert str(ConfigError("unknown '\x1b[2J\n'")) == "unknown '\\x1b[2J '"
   script = tmp_path / "steered.py"
   script.write_text(

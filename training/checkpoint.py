@@ -68,9 +68,9 @@ def _is_local(leaf: Any) -> bool:
 def _sum(leaf: Any) -> int:
   """The sum over the numbers of a leaf that this process holds."""
   if _is_local(leaf):
-    return _mixed(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
+    return _mix_part(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
   parts = [
-    _mixed(
+    _mix_part(
       np.asarray(shard.data),
       tuple(axis.start or 0 for axis in shard.index),
       leaf.shape,
@@ -81,7 +81,7 @@ def _sum(leaf: Any) -> int:
   return sum(parts) % 2**64
 
 
-def _mixed(
+def _mix_part(
   part: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]
 ) -> int:
   """Σ mix(mix(i + 1) + x_i) over a part of an array that begins at `corner`."""

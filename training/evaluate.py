@@ -54,7 +54,7 @@ def evaluate(
   # Fetched only after the last batch, so that devices never wait for the host.
   pending = [
     eval_step(variables, parallel.place_batch(mesh, batch))
-    for batch in _checked(task.eval_batches(split), split)
+    for batch in _check_items(task.eval_batches(split), split)
   ]
   totals: dict[str, np.ndarray] = {}
   for sums in jax.device_get(pending):
@@ -81,7 +81,7 @@ def generate(
   task = experiment.task
   method = experiment.config.train.decode_method
   samples = []
-  for batch in _checked(task.decode_batches(split), split):
+  for batch in _check_items(task.decode_batches(split), split):
     generated = experiment.generate(
       variables, batch.inputs, max_length=batch.max_length, method=method
     )
@@ -110,7 +110,7 @@ def generate(
   return samples, values
 
 
-def _checked(items: Iterable[T], split: str) -> Iterator[T]:
+def _check_items(items: Iterable[T], split: str) -> Iterator[T]:
   """Yields the items; an error in reading them becomes a RunError."""
   try:
     yield from items

@@ -84,7 +84,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
     RunError: another process uses the workdir.
   """
   parallel.check_mesh(config.train, config.model)
-  with files.noted() as notes:
+  with files.record_digests() as notes:
     run = create(config, workdir)
   if config.train.asks_best:
     best.check_metric(run)
@@ -190,13 +190,13 @@ def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
   Raises:
     ConfigError: data are missing or invalid.
   """
-  with files.noted() as notes:
+  with files.record_digests() as notes:
     for config in configs:
       _make_task(config, None, restore=False)
       if config.weights:
         for file in sorted(Path(config.weights).glob("*.safetensors")):
           files.note_file(file)
-  return files.named(notes)
+  return files.name_digests(notes)
 
 
 def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:

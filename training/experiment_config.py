@@ -129,7 +129,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   model: Any = build(model_type, nest, "config.model", typed=model_leaves)
   _check_x64(model)
   if weights and not restore:
-    model = _published(weights, model)
+    model = _published_model(weights, model)
     has_tokenizer = "tokenizer" in leaf_names(task_type)
     if has_tokenizer and tasks.find_vocabulary(pathlib.Path(weights)):
       # The ids of the weights are those of their own vocabulary.
@@ -162,7 +162,7 @@ def _check_x64(model: Any) -> None:
       )
 
 
-def _published(folder: str, config: Any) -> Any:
+def _published_model(folder: str, config: Any) -> Any:
   """The model of a folder of weights, with the fields that a config may choose.
 
   Raises:

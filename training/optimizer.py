@@ -13,7 +13,7 @@ import optax
 import optax.contrib
 
 from attention.checks import near
-from attention.mechanism import named
+from attention.mechanism import resolve
 from settings.errors import one_line
 from training.config import OptimizerConfig
 from training.state import float32
@@ -119,7 +119,7 @@ def make_optimizer(
   for name, masks in _WEIGHT_DECAYS.items():
     mask = next((argument for argument in masks if argument in known), None)
     if name in known and mask:
-      options.setdefault(mask, _decayed)
+      options.setdefault(mask, _decay_mask)
     elif options.get(name):
       raise ValueError(
         f"{name}: {config.name} has no mask for it, so biases and scales of norms "
@@ -213,7 +213,7 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
     and "learning_rate" in inspect.signature(factory).parameters
   }
   try:
-    factory = named(name, known, "factory")
+    factory = resolve(name, known, "factory")
   except ValueError as error:
     raise ValueError(f"name: {error}") from error
   # Some C functions have no signature, nor have objects that are not callable.
@@ -246,7 +246,7 @@ def _in_float32(
   return optax.GradientTransformation(init, update)
 
 
-def _decayed(params: optax.Params) -> optax.Params:
+def _decay_mask(params: optax.Params) -> optax.Params:
   """True where weight decay applies, by the last part of a name."""
   return jax.tree.map_with_path(
     lambda path, _: not str(path[-1].key).endswith(_NOT_DECAYED), params

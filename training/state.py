@@ -25,7 +25,7 @@ class TrainState(NamedTuple):
     collections: the model's other collections by name, which the optimiser does not
       update: 'constants', and those that a step replaces, such as 'batch_stats'.
     opt_state: state of the optimiser.
-    ema: running mean of `evaluated` parameters, in float32, or None.
+    ema: running mean of `evaluated_params`, in float32, or None.
   """
 
   step: Int[Array, ""]
@@ -55,10 +55,10 @@ class TrainState(NamedTuple):
   def variables(self) -> dict[str, Any]:
     """The variables for evaluation, generation and export.
 
-    Their parameters are the running mean if there is one, else `evaluated`.
+    Their parameters are the running mean if there is one, else `evaluated_params`.
     """
     if self.ema is None:
-      params = evaluated(self.params, self.opt_state)
+      params = evaluated_params(self.params, self.opt_state)
     else:
       params = jax.tree.map(_cast, self.ema, self.params)
     return {"params": params, **self.collections}
@@ -74,7 +74,7 @@ def seed_and_peak(config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
   return np.asarray(config.seed, "int32"), np.asarray(peak, "float32")
 
 
-def evaluated(params: Params, opt_state: optax.OptState) -> Params:
+def evaluated_params(params: Params, opt_state: optax.OptState) -> Params:
   """Returns the parameters at which an optimiser's model is evaluated.
 
   Schedule-free optimisers compute gradients at y, and evaluate at the averaged
@@ -86,7 +86,7 @@ def evaluated(params: Params, opt_state: optax.OptState) -> Params:
 
 
 def is_schedule_free(opt_state: optax.OptState) -> bool:
-  """Returns whether the parameters of `evaluated` are an average."""
+  """Returns whether `evaluated_params` are an average."""
   return bool(_schedule_free_states(opt_state))
 
 

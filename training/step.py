@@ -21,7 +21,7 @@ from training import optimizer as optimizer_lib
 from training.config import TrainConfig
 from training.devices import parallel
 from training.devices.parallel import AXIS
-from training.state import TrainState, evaluated, float32
+from training.state import TrainState, evaluated_params, float32
 
 Batch = Mapping[str, Array]
 Sums = dict[str, Array]
@@ -102,7 +102,7 @@ def make_step(
     ema = state.ema
     if ema is not None:
       rate = 1 - config.optimizer.ema_decay
-      mean_of = float32(evaluated(params, opt_state))
+      mean_of = float32(evaluated_params(params, opt_state))
       ema = cast(Any, optax.incremental_update(mean_of, ema, rate))
     updated = TrainState(
       state.step + 1, state.seed, params, collections, opt_state, ema

@@ -76,7 +76,7 @@ def delta_product(
     return x * recurrent.sigmoid(x)
 
   def with_last(others, x):
-    x = shared.repeat_heads(recurrent.seen(x, call), others.shape[3])
+    x = shared.repeat_heads(recurrent.zero_masked(x, call), others.shape[3])
     if others.shape[-1] != x.shape[-1]:
       others = np.zeros((*others.shape[:-1], x.shape[-1]))
     return np.concatenate([others, x[:, :, None]], axis=2)
@@ -85,7 +85,7 @@ def delta_product(
   rates = recurrent.linear(inputs, rate_kernel, np.zeros(()), call=call)
   assert rates.shape[2] == num_householder
   rate = np.exp(np.asarray(log_rate, np.float64))
-  return recurrent.packed(
+  return recurrent.call_packed(
     delta_product_attention,
     recurrent.unit(query),
     recurrent.unit(with_last(read(other_key_kernel), key)),

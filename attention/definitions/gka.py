@@ -109,5 +109,8 @@ def gka(
     "log_decay": -rate * np.logaddexp(0.0, step),
     "ridge_ratio": ridge_ratio,
   }
-  query, key = recurrent.unit(query), recurrent.unit(recurrent.seen(key, call))
-  return recurrent.packed(gka_attention, query, key, value, call, **gates)
+  query, key = (
+    recurrent.unit(query),
+    recurrent.unit(recurrent.zero_masked(key, call)),
+  )
+  return recurrent.call_packed(gka_attention, query, key, value, call, **gates)

@@ -81,4 +81,4 @@ def gsa(
   decay = -np.logaddexp(0.0, -gates) / temperature
   call["scale"] = 1.0 if scale is None else scale
   gates = {"log_decay": decay, "slot_weights": 1.0 - np.exp(decay)}
-  return recurrent.packed(gsa_attention, query, key, value, call, **gates)
+  return recurrent.call_packed(gsa_attention, query, key, value, call, **gates)

@@ -57,8 +57,8 @@ def mamba(
   w1, w2, bias, b, c, log_rate, skip = shared.as_float64(
     *(call.pop(name) for name in (*names, "log_rate", "skip"))
   )
-  x = recurrent.seen(query, call)
-  value = x if value is None else recurrent.seen(value, call)
+  x = recurrent.zero_masked(query, call)
+  value = x if value is None else recurrent.zero_masked(value, call)
   value = shared.repeat_heads(value, x.shape[2])
 
   def norm(x):
@@ -75,7 +75,7 @@ def mamba(
       )
       for x in (step, log_rate, skip)
     )
-  out = recurrent.packed(
+  out = recurrent.call_packed(
     mamba_attention,
     norm(np.tensordot(x, c, 2))[:, :, None],
     norm(np.tensordot(x, b, 2))[:, :, None],

@@ -43,7 +43,7 @@ def mamba3(
   rotation = np.pi * np.tanh(read(phi))[:, :, None] * step[..., None]
   query = np.asarray(query, np.float64) + query_bias
   key, value = (
-    shared.repeat_heads(recurrent.seen(x, call), num_heads)
+    shared.repeat_heads(recurrent.zero_masked(x, call), num_heads)
     for x in (key, value)
   )
   key = key + key_bias
@@ -61,17 +61,17 @@ def mamba3(
         angle = angle + rotation[i, t, n]
         previous, update = (
           update,
-          np.outer(_rotated(key[i, t, n], angle), value[i, t, n]),
+          np.outer(_rotate(key[i, t, n], angle), value[i, t, n]),
         )
         d = step[i, t, n]
         state = decay[i, t, n] * (state + (1 - mix[i, t, n]) * d * previous)
         state = state + mix[i, t, n] * d * update
-      read_out = state.T @ _rotated(query[i, t, n], angle)
+      read_out = state.T @ _rotate(query[i, t, n], angle)
       out[i, t, n] = scale * read_out + skip[n] * value[i, t, n]
   return out * same[:, :, None, None]
 
 
-def _rotated(x, angle):
+def _rotate(x, angle):
   """Rotates the first neighbouring pairs of `x`, as complex numbers, by `angle`."""
   size = 2 * len(angle)
   z = (x[:size:2] + 1j * x[1:size:2]) * np.exp(1j * angle)

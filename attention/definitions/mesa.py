@@ -78,8 +78,11 @@ def mesa(query: ArrayLike, key: ArrayLike, value: Any, **rest: Any) -> Result:
   ridge, least = rest.pop("regularizer"), rest.pop("min_regularizer", 0.25)
   decays = recurrent.linear(inputs, *weights[:2], call=rest)
   rates = recurrent.linear(inputs, *weights[2:], call=rest)
-  query, key = recurrent.unit(query), recurrent.unit(recurrent.seen(key, rest))
+  query, key = (
+    recurrent.unit(query),
+    recurrent.unit(recurrent.zero_masked(key, rest)),
+  )
   gates = {"log_decay": -np.logaddexp(0.0, -decays)}
   gates["beta"] = recurrent.sigmoid(rates)
   gates["regularizer"] = least + np.logaddexp(0.0, ridge)
-  return recurrent.packed(mesa_attention, query, key, value, rest, **gates)
+  return recurrent.call_packed(mesa_attention, query, key, value, rest, **gates)

@@ -95,11 +95,11 @@ def mlstm(
     return gate_soft_cap * np.tanh(x / gate_soft_cap)
 
   forget, write = gate("forget"), gate("input")
-  return recurrent.packed(
+  return recurrent.call_packed(
     mlstm_attention,
     query,
-    recurrent.seen(key, call),
-    recurrent.seen(value, call),
+    recurrent.zero_masked(key, call),
+    recurrent.zero_masked(value, call),
     call,
     log_decay=-np.logaddexp(0.0, -forget),
     log_input=write,

@@ -107,10 +107,10 @@ def momentum_delta(
   d = np.exp(np.asarray(log_correction, np.float64))
   query, key = (
     shared.repeat_heads(x, len(d))
-    for x in (np.asarray(query, np.float64), recurrent.seen(key, call))
+    for x in (np.asarray(query, np.float64), recurrent.zero_masked(key, call))
   )
   query = recurrent.unit(query - d[:, None] * key)
   key = recurrent.unit(key)
-  return recurrent.packed(
+  return recurrent.call_packed(
     momentum_delta_attention, query, key, value, call, **gates
   )

@@ -102,7 +102,10 @@ def precond_delta(
     gates[beta] = recurrent.sigmoid(x)
     steps = np.logaddexp(0.0, recurrent.linear(inputs, *step, call=call))
     gates[decay] = -np.exp(np.asarray(log_rate, np.float64)) * steps
-  query, key = recurrent.unit(query), recurrent.unit(recurrent.seen(key, call))
-  return recurrent.packed(
+  query, key = (
+    recurrent.unit(query),
+    recurrent.unit(recurrent.zero_masked(key, call)),
+  )
+  return recurrent.call_packed(
     precond_delta_attention, query, key, value, call, **gates
   )

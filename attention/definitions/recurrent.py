@@ -212,7 +212,9 @@ def retention(
   """
   decay = np.log(1.0 - 2.0 ** (-5.0 - np.arange(np.shape(query)[2])))
   decay = np.broadcast_to(decay, np.shape(query)[:3])
-  return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
+  return call_packed(
+    delta_rule_attention, query, key, value, call, log_decay=decay
+  )
 
 
 def lightning(
@@ -243,7 +245,9 @@ def lightning(
   ]
   decay = -np.array(rates) * (1.0 - depth + 1e-5)
   decay = np.broadcast_to(decay, np.shape(query)[:3])
-  return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
+  return call_packed(
+    delta_rule_attention, query, key, value, call, log_decay=decay
+  )
 
 
 def gated_linear(
@@ -265,7 +269,9 @@ def gated_linear(
   """
   gates = linear(inputs, gate_down, gate_up, gate_bias, call=call)
   decay = -np.logaddexp(0.0, -gates) / temperature
-  return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
+  return call_packed(
+    delta_rule_attention, query, key, value, call, log_decay=decay
+  )
 
 
 def hgrn2(
@@ -286,10 +292,10 @@ def hgrn2(
   """
   query = np.asarray(query, np.float64)
   query = query * sigmoid(query)
-  key = shared.repeat_heads(seen(key, call), query.shape[2])
+  key = shared.repeat_heads(zero_masked(key, call), query.shape[2])
   forget = lower_bound + (1.0 - lower_bound) * sigmoid(key)
   call["scale"] = 1.0 if scale is None else scale
-  return packed(
+  return call_packed(
     delta_rule_attention,
     query,
     1.0 - forget,
@@ -330,12 +336,12 @@ def mamba2(
   step = np.logaddexp(0.0, step_factor * logits + bias)
   step = np.clip(step, min_step, max_step)
   key, value = (
-    shared.repeat_heads(seen(x, call), len(rate)) for x in (key, value)
+    shared.repeat_heads(zero_masked(x, call), len(rate)) for x in (key, value)
   )
   call["scale"] = 1.0 if scale is None else scale
   scaled_value = value * step[..., None]
   decay = -np.exp(rate) * step
-  out = packed(rule, query, key, scaled_value, call, log_decay=decay)
+  out = call_packed(rule, query, key, scaled_value, call, log_decay=decay)
   return out + skip[:, None] * value
 
 
@@ -358,8 +364,8 @@ def delta(
   rates = linear(inputs, rate_kernel, np.zeros(()), call=call)
   beta = max_rate * sigmoid(rates)
   gates = {"beta": beta, "log_decay": log_decay}
-  query, key = unit(query), unit(seen(key, call))
-  return packed(delta_rule_attention, query, key, value, call, **gates)
+  query, key = unit(query), unit(zero_masked(key, call))
+  return call_packed(delta_rule_attention, query, key, value, call, **gates)
 
 
 def gated_delta(
@@ -435,9 +441,9 @@ def comba(
   step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
   rates = linear(inputs, rate_kernel, np.zeros(()), call=call)
   a, d, log_rate = shared.as_float64(feedback, correction, log_rate)
-  key = shared.repeat_heads(unit(seen(key, call)), len(a))
-  value = shared.repeat_heads(seen(value, call), len(a))
-  return packed(
+  key = shared.repeat_heads(unit(zero_masked(key, call)), len(a))
+  value = shared.repeat_heads(zero_masked(value, call), len(a))
+  return call_packed(
     delta_rule_attention,
     unit(query) - d[:, None] * key,
     key,
@@ -475,10 +481,10 @@ def gated_delta_2(
   write = sigmoid(linear(inputs, write_kernel, np.zeros(()), call=call))
   if write.shape[3] != np.shape(value)[3]:
     write = write.mean(axis=3, keepdims=True)
-  return packed(
+  return call_packed(
     delta_rule_attention,
     unit(query),
-    unit(seen(key, call)),
+    unit(zero_masked(key, call)),
     value,
     call,
     log_decay=-rate * np.logaddexp(0.0, step),
@@ -498,7 +504,7 @@ def seen_positions(
   return same & shared.visible_tokens(call.get("mask"), batch, length), same
 
 
-def packed(
+def call_packed(
   function: Callable[..., Any],
   query: ArrayLike,
   key: ArrayLike,
@@ -521,7 +527,7 @@ def sigmoid(x: ArrayLike) -> np.ndarray:
   return np.exp(-np.logaddexp(0.0, -np.asarray(x, np.float64)))
 
 
-def seen(x: ArrayLike, call: dict[str, Any]) -> np.ndarray:
+def zero_masked(x: ArrayLike, call: dict[str, Any]) -> np.ndarray:
   """`x` in float64, set to 0 at masked positions, even if it is NaN there."""
   x = np.asarray(x, np.float64)
   return shared.zero_hidden(x, seen_positions(call, *x.shape[:2])[0])
@@ -532,7 +538,7 @@ def linear(
 ) -> np.ndarray:
   """Computes x W₁ … + b, for the weights W₁, …, b."""
   *kernels, bias = shared.as_float64(*weights)
-  x = seen(inputs, call)
+  x = zero_masked(inputs, call)
   for kernel in kernels:
     x = np.tensordot(x, kernel, 1)
   return x + bias

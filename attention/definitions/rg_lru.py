@@ -59,8 +59,8 @@ def rg_lru(
   """
   names = "decay_kernel", "decay_bias", "input_kernel", "input_bias", "log_rate"
   wa, ba, wx, bx, rate = shared.as_float64(*(call.pop(name) for name in names))
-  x = recurrent.seen(query, call)
-  value = x if value is None else recurrent.seen(value, call)
+  x = recurrent.zero_masked(query, call)
+  value = x if value is None else recurrent.zero_masked(value, call)
   value = shared.repeat_heads(value, x.shape[2])
   r = recurrent.sigmoid(np.einsum("btnh,nhk->btnk", x, wa) + ba)
   i = recurrent.sigmoid(np.einsum("btnh,nhk->btnk", x, wx) + bx)

@@ -81,4 +81,6 @@ def rwkv6(
   up, bias = shared.as_float64(decay_up, decay_bias)
   call["scale"] = 1.0 if scale is None else scale
   gates = {"log_decay": -np.exp(np.tensordot(x, up, 1) + bias), "bonus": bonus}
-  return recurrent.packed(rwkv6_attention, query, key, value, call, **gates)
+  return recurrent.call_packed(
+    rwkv6_attention, query, key, value, call, **gates
+  )

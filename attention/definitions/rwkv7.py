@@ -67,12 +67,13 @@ def rwkv7(
   rates = p["rate_down"], p["rate_up"], p["rate_bias"]
   rate = recurrent.sigmoid(recurrent.linear(inputs, *rates, call=call))
   key, value = (
-    shared.repeat_heads(recurrent.seen(x, call), heads) for x in (key, value)
+    shared.repeat_heads(recurrent.zero_masked(x, call), heads)
+    for x in (key, value)
   )
   removed = recurrent.unit(p["removal_scale"] * key)
   key = key * (1.0 + (rate - 1.0) * p["rate_share"])
   call["scale"] = 1.0 if scale is None else scale
-  out = recurrent.packed(
+  out = recurrent.call_packed(
     rwkv7_attention,
     query,
     key,

@@ -39,7 +39,7 @@ def attended_pairs(
   return attended & shared.visible_pairs(query, key, **options)
 
 
-def _spread(table: np.ndarray, spacing: np.ndarray) -> np.ndarray:
+def _by_distance(table: np.ndarray, spacing: np.ndarray) -> np.ndarray:
   """Converts a table by i, `[N, 2L+1, …]`, to one by the distance i · spacing_n."""
   longest = table.shape[1] // 2
   distance = np.arange(-longest * spacing.max(), longest * spacing.max() + 1)
@@ -103,12 +103,12 @@ def sliding_window_attention(
   _, length, num_heads, _ = np.shape(query)
   spacing = np.broadcast_to(dilation, num_heads)
   if relative_bias is not None:
-    options["relative_bias"] = _spread(np.asarray(relative_bias), spacing)
+    options["relative_bias"] = _by_distance(np.asarray(relative_bias), spacing)
   for name, table in by_distance.items():
     if table is not None:
       tables = np.asarray(table)
       tables = np.broadcast_to(tables, (num_heads, *tables.shape[-2:]))
-      options[name] = _spread(tables, spacing)
+      options[name] = _by_distance(tables, spacing)
   attended = attended_pairs(
     query,
     key,

@@ -97,10 +97,10 @@ def titans(
     )
     for name in ("rate", "momentum", "decay")
   )
-  return recurrent.packed(
+  return recurrent.call_packed(
     titans_attention,
     recurrent.unit(query),
-    recurrent.unit(recurrent.seen(key, call)),
+    recurrent.unit(recurrent.zero_masked(key, call)),
     value,
     call,
     learning_rate=max_rate * recurrent.sigmoid(rate),

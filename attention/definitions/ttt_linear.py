@@ -66,7 +66,7 @@ def ttt_linear_attention(
   first = np.concatenate([weights, bias[:, None]], axis=1)
   out = np.zeros(value.shape)
 
-  def normalised(z):
+  def normalize(z):
     deviation = z - z.mean()
     spread = np.sqrt(np.mean(deviation**2) + epsilon)
     return deviation / spread, spread
@@ -82,13 +82,13 @@ def ttt_linear_attention(
     count[b] += 1
     for n in range(num_heads):
       k, model = np.append(key[b, t, n], 1.0), first[n] + change[b, n]
-      x, spread = normalised(k @ model)
+      x, spread = normalize(k @ model)
       error = gamma[n] * x + beta[n] + key[b, t, n] - value[b, t, n]
       d = gamma[n] * error
       d = (d - d.mean() - x * np.mean(d * x)) / spread
       gradient[b, n] += eta[b, t, n] * np.outer(k, d)
       now = model - rates[count[b] - 1] * gradient[b, n]
-      x, _ = normalised(np.append(query[b, t, n], 1.0) @ now)
+      x, _ = normalize(np.append(query[b, t, n], 1.0) @ now)
       out[b, t, n] = query[b, t, n] + gamma[n] * x + beta[n]
   return (out, (change, gradient, count)) if return_state else out
 
@@ -111,6 +111,6 @@ def ttt_linear(
   """
   rates = recurrent.linear(inputs, rate_kernel, rate_bias, call=call)
   rates = base_rate * recurrent.sigmoid(rates) / np.shape(query)[3]
-  return recurrent.packed(
+  return recurrent.call_packed(
     ttt_linear_attention, query, key, value, call, learning_rate=rates
   )

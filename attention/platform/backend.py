@@ -98,7 +98,7 @@ def portable(function: Callable[..., Any]) -> Callable[..., Any]:
     The same function. Tracing takes three times as long, compilation does not change.
   """
 
-  def planned(name):
+  def plan(name):
     def run(*arrays):
       with tracing_for(name):
         return function(*arrays)
@@ -108,7 +108,7 @@ def portable(function: Callable[..., Any]) -> Callable[..., Any]:
   @functools.wraps(function)
   def run(*arrays):
     return jax.lax.platform_dependent(
-      *arrays, cpu=planned("cpu"), tpu=planned("tpu"), default=planned("gpu")
+      *arrays, cpu=plan("cpu"), tpu=plan("tpu"), default=plan("gpu")
     )
 
   return run

@@ -30,7 +30,7 @@ def block_map(
   size = -(-count // steps)
 
   def by_step(x):
-    x = jnp.moveaxis(padded(x, steps * size - count), 1, 0)
+    x = jnp.moveaxis(pad(x, steps * size - count), 1, 0)
     return x if size == 1 else x.reshape(steps, size, *x.shape[1:])
 
   def whole(x):
@@ -50,7 +50,7 @@ def split_blocks(arrays: Any, size: int) -> Any:
   """
 
   def split(x):
-    x = padded(x, -x.shape[1] % size)
+    x = pad(x, -x.shape[1] % size)
     return x.reshape(x.shape[0], -1, size, *x.shape[2:])
 
   return jax.tree.map(split, arrays)
@@ -77,7 +77,7 @@ def join_blocks(
   return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
-def padded(x: Array, *more: int) -> Array:
+def pad(x: Array, *more: int) -> Array:
   """Pads the axes after the first at their end with given numbers of zeros."""
   rest = x.ndim - 1 - len(more)
   return jnp.pad(x, [(0, 0), *((0, n) for n in more), *[(0, 0)] * rest])

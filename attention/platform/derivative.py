@@ -70,7 +70,7 @@ def with_backward(
       x = jax.tree.leaves(kept_tree.unflatten(kept)[0])
 
       def outputs(*leaves):
-        leaves = _replaced(x, floats, leaves)
+        leaves = _replace(x, floats, leaves)
         y = jax.tree.leaves(forward(x_tree.unflatten(leaves))[0])
         return [y[i] for i in y_floats]
 
@@ -78,7 +78,7 @@ def with_backward(
 
     def vjp(kept, y_grad):
       x, saved = kept_tree.unflatten(kept)
-      y_grad = y_tree.unflatten(_replaced(still, y_floats, y_grad))
+      y_grad = y_tree.unflatten(_replace(still, y_floats, y_grad))
       x_grad = backward(x, saved, y_grad)
       x_grad = x_tree.flatten_up_to(x_grad)
       return [
@@ -93,7 +93,7 @@ def with_backward(
       vjp=vjp,
       avals=tuple(jax.typeof(y_leaves[i]) for i in y_floats),
     )
-    return y, y_tree.unflatten(_replaced(still, y_floats, y_tangent))
+    return y, y_tree.unflatten(_replace(still, y_floats, y_tangent))
 
   return differentiable
 
@@ -131,7 +131,7 @@ def _floats(leaves):
   return [i for i, t in enumerate(dtypes) if jnp.issubdtype(t, jnp.inexact)]
 
 
-def _replaced(leaves, places, others):
+def _replace(leaves, places, others):
   """`leaves` with the leaves at some indices replaced."""
   leaves = list(leaves)
   for place, other in zip(places, others, strict=True):
@@ -158,7 +158,7 @@ def _jvp(primals, tangents, *, num_kept, **params):
     return out, _linear_p.bind(*kept, *vectors, num_kept=num_kept, **params)
 
   def outputs(*arguments):
-    arguments = _replaced(primals, moving, arguments)
+    arguments = _replace(primals, moving, arguments)
     return list(_apply(*arguments, num_kept=num_kept, **params))
 
   moved, dots = ([x[i] for i in moving] for x in (primals, tangents))

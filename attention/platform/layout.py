@@ -71,7 +71,7 @@ def add_tiles(
   source_length, width = total.shape[1], tiles.shape[3]
   wanted = begin + rows * jnp.arange(tiles.shape[0])
   moved = jnp.clip(wanted, 0, source_length - width) - wanted
-  tiles = _moved(tiles, moved)
+  tiles = _shift(tiles, moved)
   # In blocks of `rows` positions, block o of tile i is added to block i + o.
   blocks = -(-width // rows)
   padding = [(0, 0)] * 3 + [(0, blocks * rows - width), (0, 0)]
@@ -85,7 +85,7 @@ def add_tiles(
   summed = summed.reshape(total.shape[0], -1, *total.shape[2:])
   size = min(summed.shape[1], source_length)
   start = jnp.clip(begin, 0, source_length - size)
-  return add(total, _taken(summed, start - begin + jnp.arange(size), 1), start)
+  return add(total, _take(summed, start - begin + jnp.arange(size), 1), start)
 
 
 def add_blocks(
@@ -103,7 +103,7 @@ def add_blocks(
   source_length, width = total.shape[1], tiles.shape[3]
   count = -(-source_length // width)
   if missing := count * width - source_length:
-    tiles = _moved(tiles, jnp.where(wanted == count - 1, -missing, 0))
+    tiles = _shift(tiles, jnp.where(wanted == count - 1, -missing, 0))
   ones = jax.nn.one_hot(wanted, count, dtype=tiles.dtype)
   # Factors with 16 bits are exact at any precision.
   precision = "default" if ones.dtype.itemsize < 4 else "highest"
@@ -128,21 +128,21 @@ def tiles(
   return jnp.concatenate(parts, axis=2)[:, :, :width]
 
 
-def _taken(x: Array, index: Int[Array, "n"], axis: int) -> Array:
+def _take(x: Array, index: Int[Array, "n"], axis: int) -> Array:
   """Takes indices along an axis; zeros for indices out of range."""
   index = jnp.where(index < 0, x.shape[axis], index)
   return jnp.take(x, index, axis=axis, mode="fill", fill_value=0)
 
 
-def _moved(
+def _shift(
   tiles: Float[Array, "n B K D H"], by: Int[Array, "n"]
 ) -> Float[Array, "n B K D H"]:
   """Shifts the rows of tiles by `by` positions, with zeros where none come in."""
   width = tiles.shape[3]
-  return jax.vmap(lambda x, by: _taken(x, jnp.arange(width) - by, 2))(tiles, by)
+  return jax.vmap(lambda x, by: _take(x, jnp.arange(width) - by, 2))(tiles, by)
 
 
-def written(
+def write(
   past: Shaped[Array, "B S *F"],
   now: Shaped[Array, "B 1 *F"],
   here: Bool[Array, "B S"],

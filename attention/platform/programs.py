@@ -77,7 +77,7 @@ def forget() -> None:
   _program.cache_clear()
 
 
-def promoted(*arrays: Array) -> list[Array]:
+def promote(*arrays: Array) -> list[Array]:
   """Casts arrays to their common dtype by JAX's type promotion."""
   return [x.astype(jnp.result_type(*arrays)) for x in arrays]
 
@@ -109,9 +109,9 @@ def call_with_auto_axes(
     results = function(*args, **options)
   batch, length, heads, _ = jax.typeof(query).sharding.spec
 
-  def placed(x):
+  def reshard(x):
     is_alike = x.shape[:3] == query.shape[:3]
     spec = (batch, length, heads) if is_alike else (batch,)
     return jax.sharding.reshard(x, PartitionSpec(*spec))
 
-  return jax.tree.map(placed, results)
+  return jax.tree.map(reshard, results)

@@ -111,10 +111,10 @@ def _step(coefficients, read, params, state, inputs):
     return one_by_one(position, (params, state, inputs))
   decay, write = _decay_and_write(coefficients, params, inputs, state)
   write = write.at[:, 0].add(decay[:, 0] * state)
-  _, states = jax.lax.associative_scan(_joined, (decay, write), axis=1)
+  _, states = jax.lax.associative_scan(_join, (decay, write), axis=1)
   return states[:, -1], read(inputs[0], states)
 
 
-def _joined(earlier, later):
+def _join(earlier, later):
   """(a, b) of two consecutive ranges of positions."""
   return earlier[0] * later[0], later[0] * earlier[1] + later[1]

@@ -141,7 +141,7 @@ def _read(state: Scaled, queries) -> Scaled:
   return Scaled(scale, jnp.einsum("...cm,...xm->...cx", queries, state.sums))
 
 
-def divided(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
+def normalize(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
   """Divides by the normaliser, the last column; 0 if that is near 0."""
   normaliser = jax.lax.stop_gradient(sums[..., -1:])
   nothing = (
@@ -288,7 +288,7 @@ def _causal_step(count, phi, state, xs):
   queries = phi(rows(query, keys[0].shape[2], count))
   keys = key_rows(phi, keys, count)
   state, sums = chunk_sums(phi.is_log, state, queries, keys)
-  return state, unrows(divided(sums.sums)).astype(query.dtype)
+  return state, unrows(normalize(sums.sums)).astype(query.dtype)
 
 
 def visible_keys(mask, query, key, *instead: str) -> Bool[Array, "B S"]:
@@ -338,7 +338,7 @@ def _read_step(params, _, query):
   phi, state = params
   state = jax.tree.map(lambda x: x[:, :, None, None], state)
   queries = phi(rows(query, state.sums.shape[1]))
-  return (), unrows(divided(_read(state, queries).sums)).astype(query.dtype)
+  return (), unrows(normalize(_read(state, queries).sums)).astype(query.dtype)
 
 
 def state_before(

@@ -18,7 +18,7 @@ from attention.mechanism import (
   Variables,
   accepted_options,
 )
-from attention.platform.programs import call_with_auto_axes, promoted
+from attention.platform.programs import call_with_auto_axes, promote
 from attention.recurrent.recurrence import recurrent_attention
 
 Params = Mapping[str, Array]
@@ -275,7 +275,7 @@ def recurrent_mechanism(
     needed = ("query", "key", "value")
     checks.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
     check_given(name, given, *gates)
-    params, qkv = _float32_params(variables), promoted(query, key, value)
+    params, qkv = _float32_params(variables), promote(query, key, value)
     out, state = call_with_auto_axes(
       functools.partial(_attend, recurrence),
       query,
@@ -405,10 +405,10 @@ def _attend(
   if keep is not None:
     mask = keep[:, None, None, :]
 
-    def seen(x):
+    def zero_masked(x):
       return jnp.where(keep.reshape(*keep.shape, *[1] * (x.ndim - 2)), x, 0)
 
-    key, value, given = jax.tree.map(seen, (key, value, given))
+    key, value, given = jax.tree.map(zero_masked, (key, value, given))
   out, state = recurrence(
     params,
     query,

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
 from attention.platform import layout
-from attention.platform.blocks import padded
+from attention.platform.blocks import pad
 from attention.recurrent.scan import (
   CHUNK,
   Resets,
@@ -77,12 +77,12 @@ class Packing(NamedTuple):
     def read(rows, place):
       return rows.at[place].get(mode="fill", fill_value=0)
 
-    def chosen(after, state):
+    def select(after, state):
       rows = layout.rows_at(after, jnp.maximum(self.last, 0))
       is_empty = self.last.reshape(*self.last.shape, *[1] * (rows.ndim - 2)) < 0
       return jnp.where(is_empty, state, rows)
 
-    last = jax.tree.map(chosen, after, states)
+    last = jax.tree.map(select, after, states)
     return jax.vmap(read)(out, self.place), last
 
 
@@ -208,7 +208,7 @@ def results(
 
 def whole_steps(resets: Resets, count: int) -> Resets:
   """Pads resets with zeros, for steps of `count` of the X chunks."""
-  return jax.tree.map(lambda x: padded(x, -x.shape[1] % count), resets)
+  return jax.tree.map(lambda x: pad(x, -x.shape[1] % count), resets)
 
 
 def head_resets(

@@ -69,7 +69,7 @@ from attention.recurrent.triangular import (
   pairs,
   products,
   running_sum,
-  shifted,
+  shift,
 )
 from attention.softmax import sharding
 
@@ -184,7 +184,7 @@ def recurrent_attention(
   if is_sequence_sharded(axis_name):
     own = _range_transition(reads, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
-    _, state = device_prefix(joined, first, own, axis_name)
+    _, state = device_prefix(join_states, first, own, axis_name)
   if packed is None:
     out, state = _attend(reads, inputs, state)
   else:
@@ -210,7 +210,7 @@ def state_before(
   _, state = recurrent_attention(key, key, value, log_decay=decays)
   own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], state
   first = jax.tree.map(jnp.zeros_like, own)
-  return device_prefix(joined, first, own, axis_name)[1]
+  return device_prefix(join_states, first, own, axis_name)[1]
 
 
 def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
@@ -264,7 +264,7 @@ def by_head(
     )
   keep = checks.key_mask(mask, query, query)
 
-  def seen(x):
+  def prepare(x):
     x = x.astype(jnp.float32)
     if keep is not None:
       x = jnp.where(keep[:, :, None, None], x, 0.0)
@@ -273,11 +273,11 @@ def by_head(
   # Prevents constant folding: for constant decays, XLA:GPU would compute the decays of
   # all pairs during compilation, which takes minutes.
   log_decay = jax.lax.optimization_barrier(log_decay)
-  log_decay, begins = seen(log_decay.reshape(*heads, -1)), None
+  log_decay, begins = prepare(log_decay.reshape(*heads, -1)), None
   if segment_ids is not None:
     begins = segment_begins(segment_ids, axis_name)[..., None, None]
     log_decay = jnp.where(begins, FORGOTTEN, log_decay)
-  return jax.tree.map(seen, arrays), log_decay, begins
+  return jax.tree.map(prepare, arrays), log_decay, begins
 
 
 def segment_begins(
@@ -380,11 +380,11 @@ def _step(count, reads, params, state, inputs):
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
   _, decayed_query = _reader(x.query, decays, reads.query)
   if x.erase is None:
-    update, correction = _gated(x, decays, reads)
+    update, correction = _gated_form(x, decays, reads)
   elif x.replacement is None:
     update, correction = _delta(x, decays, reads)
   else:
-    update, correction = _replaced(x, decays, reads)
+    update, correction = _replaced_form(x, decays, reads)
   before = None if state is None else state[:, :, None]
   if count > 1 or resets is not None:
     transition = factor
@@ -394,13 +394,13 @@ def _step(count, reads, params, state, inputs):
     first: Any = jnp.zeros_like(transition[:, :, :1]), before
     own = transition, update(None)[1]
     _, before = chunk_prefixes(
-      joined, first, own, packing.head_resets(resets, transition)
+      join_states, first, own, packing.head_resets(resets, transition)
     )
   out, after = update(before)
   if before is not None:
     out += decayed_query @ before
     after += factor * before
-  out = unchunked(out)
+  out = unchunk(out)
   if resets is not None:
     out = packing.with_states(out, after)
   return after[:, :, -1], out
@@ -412,11 +412,11 @@ def _step(count, reads, params, state, inputs):
 # S → M S + S', or None.
 
 
-def _gated(x, decays, reads):
+def _gated_form(x, decays, reads):
   """The gated form: u = v."""
   query, _ = _reader(x.query, decays, reads.query)
   [[scores]] = _scores([query], [x.key], x.log_decay)
-  scores = _seen(scores, reads.query)
+  scores = _visible_scores(scores, reads.query)
   last = _decayed_to_end(x.key, x.log_decay)
   return lambda _: (scores @ x.value, last @ x.value), None
 
@@ -426,7 +426,7 @@ def _delta(x, decays, reads):
   query, _ = _reader(x.query, decays, reads.query)
   erase, known = _reader(x.erase, decays, reads.erase)
   [[scores, overlaps]] = _scores([query, erase], [x.key], x.log_decay)
-  scores = _seen(scores, reads.query)
+  scores = _visible_scores(scores, reads.query)
   last = _decayed_to_end(x.key, x.log_decay)
   solution = inverse(_earlier(overlaps, reads.erase))
 
@@ -438,14 +438,14 @@ def _delta(x, decays, reads):
   return update, lambda: last @ (solution @ known)
 
 
-def _replaced(x, decays, reads):
+def _replaced_form(x, decays, reads):
   """The replaced form: values are added at k, and the value at p is erased at c."""
   query, _ = _reader(x.query, decays, reads.query)
   erase, known = _reader(x.erase, decays, reads.erase)
   readers, keys = [query, erase], [x.key, x.replacement]
   at_key, at_replacement = _scores(readers, keys, x.log_decay)
   scores, replaced = (
-    _seen(x, reads.query) for x in (at_key[0], at_replacement[0])
+    _visible_scores(x, reads.query) for x in (at_key[0], at_replacement[0])
   )
   overlaps = _earlier(at_key[1], reads.erase)
   solution = inverse(_earlier(at_replacement[1], reads.erase))
@@ -474,18 +474,18 @@ def _reader(x, decays, is_before):
   """Queries or erase keys as readers of scores, and decayed from the chunk's start."""
   if is_before:
     # Position i reads the state before its decay, as a reader at i − 1 does.
-    return shifted(x, -1), x * jnp.exp(shifted(decays, 1))
+    return shift(x, -1), x * jnp.exp(shift(decays, 1))
   return x, x * jnp.exp(decays)
 
 
-def _seen(scores, is_before):
+def _visible_scores(scores, is_before):
   """The scores of queries with the positions that the state they read has."""
   return _earlier(scores, True) if is_before else jnp.tril(scores)
 
 
 def _earlier(scores, is_before):
   """The scores of readers with earlier positions of their chunk."""
-  return jnp.tril(shifted(scores, 1) if is_before else scores, -1)
+  return jnp.tril(shift(scores, 1) if is_before else scores, -1)
 
 
 def chunks(arrays: Any, count: int) -> Any:
@@ -498,7 +498,7 @@ def chunks(arrays: Any, count: int) -> Any:
   return jax.tree.map(rows, arrays)
 
 
-def unchunked(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
+def unchunk(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
   """Inverts `chunks` for one array."""
   x = x.transpose(0, 2, 3, 1, 4)
   return x.reshape(x.shape[0], -1, *x.shape[3:])
@@ -520,7 +520,7 @@ def _range_transition(reads, query, key, value, log_decay, erase, replacement):
   return state[..., :size], state[..., size:]
 
 
-def joined(
+def join_states(
   earlier: tuple[Array, Array], later: tuple[Array, Array]
 ) -> tuple[Array, Array]:
   """(M, S') of two consecutive ranges of positions."""

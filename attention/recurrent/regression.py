@@ -200,7 +200,7 @@ def _step(count, solve, params, state, inputs):
     own = from_start[..., -1:, :], made
     first = jnp.zeros_like(own[0][:, :, :1]), state[:, :, None]
     resets = packing.head_resets(resets, own[0])
-    _, before = chunk_prefixes(recurrence.joined, first, own, resets)
+    _, before = chunk_prefixes(recurrence.join_states, first, own, resets)
     after += own[0] * before
   decays = jnp.tril(pair_decays(log_decay))
   head_dim = query.shape[-1]
@@ -211,7 +211,7 @@ def _step(count, solve, params, state, inputs):
   out = scores @ value[..., head_dim:]
   if before is not None:
     out += (from_start * x) @ before[..., head_dim:]
-  out = recurrence.unchunked(out)
+  out = recurrence.unchunk(out)
   if resets is not None:
     out = packing.with_states(out, after)
   return after[:, :, -1], out

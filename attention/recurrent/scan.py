@@ -126,7 +126,7 @@ def _forward(step, count, arrays):
   def one(carry, i):
     before, ys = carry
     state, y = step(params, before, _chunk(xs, i, count))
-    return (state, _written(ys, y, i)), (i, before)
+    return (state, _write_chunk(ys, y, i)), (i, before)
 
   return jax.lax.scan(one, (state, ys), jnp.arange(count))
 
@@ -141,7 +141,7 @@ def _backward(step, count, arrays, saved, cotangents):
     _, pullback = jax.vjp(step, params, state, _chunk(xs, i, count))
     more, d_state, d_x = pullback((d_state, _chunk(d_ys, i, count)))
     d_params = jax.tree.map(jnp.add, d_params, more)
-    return (d_params, d_state, _written(d_xs, d_x, i)), None
+    return (d_params, d_state, _write_chunk(d_xs, d_x, i)), None
 
   zeros = functools.partial(zeros_after, jax.tree.leaves(cotangents)[0])
   d_params, d_xs = jax.tree.map(zeros, (params, xs))
@@ -168,7 +168,7 @@ def _chunk(xs: Tree, i: jax.Array | int, count: int) -> Tree:
   )
 
 
-def _written(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
+def _write_chunk(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
   """Replaces chunk i of all arrays; arrays without gradient stay unchanged."""
   put, no_grad = jax.lax.dynamic_update_slice_in_dim, jax.dtypes.float0
   return jax.tree.map(
@@ -305,14 +305,14 @@ def chunk_prefixes(
   if resets is not None:
     opens, states = resets
 
-    def chosen(one, other):
+    def select(one, other):
       batch, count = opens.shape
       shape = batch, *[1] * (other.ndim - 4), count, 1, 1
       return jnp.where(opens.reshape(shape), one, other)
 
-    own = jax.tree.map(chosen, join(states, own), own)
+    own = jax.tree.map(select, join(states, own), own)
     before = chunk_prefixes(join, first, own)
-    return jax.tree.map(chosen, states, before)
+    return jax.tree.map(select, states, before)
   count = jax.tree.leaves(own)[0].shape[-3]
   if count == 1:
     return first
@@ -367,16 +367,16 @@ def device_prefix(
   """
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
-  def shifted(tree, distance):
+  def shift(tree, distance):
     pairs = [(i, i + distance) for i in range(size - distance)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, pairs), tree)
 
-  def chosen(condition, one, other):
+  def select(condition, one, other):
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
   total, distance = own, 1
   while distance < size:
-    joined = join(shifted(total, distance), total)
-    total = chosen(rank >= distance, joined, total)
+    joined = join(shift(total, distance), total)
+    total = select(rank >= distance, joined, total)
     distance *= 2
-  return chosen(rank == 0, first, shifted(total, 1))
+  return select(rank == 0, first, shift(total, 1))

@@ -75,12 +75,14 @@ def _by_halves(readers, keys, log_decay):
     decay = jnp.exp(_sums(between, log_decay))
     across = products([x * decay for x in readers], [x * decay for x in keys])
     is_own = (apart // half == 1) & (distance >= _SHORT)
-    scores = jax.tree.map(functools.partial(_replaced, is_own), scores, across)
+    scores = jax.tree.map(
+      functools.partial(_replace_where, is_own), scores, across
+    )
     half *= 2
   return scores
 
 
-def _replaced(where, x, y):
+def _replace_where(where, x, y):
   return jnp.where(jnp.broadcast_to(where, x.shape), y, x)
 
 
@@ -96,18 +98,18 @@ def _by_distance(readers, keys, log_decay):
   diagonals = jnp.stack(diagonals, axis=1)
   diagonals = diagonals.reshape(*[1] * (log_decay.ndim - 2), *diagonals.shape)
 
-  def placed(*scores):
+  def to_pairs(*scores):
     """Makes `[*Q, C, C]` of the scores `[*Q, C]` of every distance."""
     return jnp.sum(jnp.stack(scores, axis=-1)[..., None] * diagonals, axis=-2)
 
   total, by_distance = jnp.zeros_like(log_decay), []
   for d in distances:
-    decayed = [shifted(key, d) * jnp.exp(total) for key in keys]
+    decayed = [shift(key, d) * jnp.exp(total) for key in keys]
     by_distance.append(
       [[jnp.sum(x * key, axis=-1) for x in readers] for key in decayed]
     )
-    total += shifted(log_decay, d)
-  return jax.tree.map(placed, *by_distance)
+    total += shift(log_decay, d)
+  return jax.tree.map(to_pairs, *by_distance)
 
 
 def decayed_sums(
@@ -128,8 +130,8 @@ def decayed_sums(
       diagonal = jnp.pad(
         diagonal, [(0, 0)] * (values.ndim - 2) + [(d, 0), (0, 0)]
       )
-      sums += diagonal * shifted(values, d) * jnp.exp(total)
-      total += shifted(log_decay, d)
+      sums += diagonal * shift(values, d) * jnp.exp(total)
+      total += shift(log_decay, d)
     return sums
   half = size // 2
   early, late = slice(half), slice(half, None)
@@ -161,7 +163,7 @@ def products(
 
 def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
   """Σ g over the positions after each one."""
-  return running_sum(shifted(log_decay, -1), -1)
+  return running_sum(shift(log_decay, -1), -1)
 
 
 def running_sum(
@@ -186,7 +188,7 @@ def _sums(ones, log_decay):
   )
 
 
-def shifted(x: Float[Array, "*A C D"], distance: int) -> Float[Array, "*A C D"]:
+def shift(x: Float[Array, "*A C D"], distance: int) -> Float[Array, "*A C D"]:
   """Shifts rows to later positions, or to earlier ones if negative; fills with 0."""
   later, earlier = max(distance, 0), max(-distance, 0)
   kept = x[..., earlier : x.shape[-2] - later, :]
@@ -262,12 +264,12 @@ def _by_loop(lower):
   # In [2ᵏ, 2ᵏ⁺¹) across halves of size 2ᵏ.
   apart = jnp.asarray(place[..., None] ^ place[..., None, :])
 
-  def merged(k, inverted):
+  def merge(k, inverted):
     across = jnp.where(apart >> k == 1, lower, 0.0)
     return inverted - inverted @ across @ inverted
 
   first = jnp.where(apart == 1, -lower, (apart == 0).astype(lower.dtype))
-  return jax.lax.fori_loop(1, (size - 1).bit_length(), merged, first)
+  return jax.lax.fori_loop(1, (size - 1).bit_length(), merge, first)
 
 
 @inverse.defjvp

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks
 from attention.platform import backend, layout
-from attention.platform.blocks import chunk_map, padded, split_blocks
+from attention.platform.blocks import chunk_map, pad, split_blocks
 from attention.platform.layout import query_dot
 from attention.softmax.rows import masked_softmax
 
@@ -61,12 +61,12 @@ def kept_first(
   """Arrays with the kept positions first, in their order, and zeros after them."""
   order = jnp.argsort(~keep, axis=1, stable=True)
 
-  def moved(x):
+  def reorder(x):
     ones = [1] * (x.ndim - 2)
     x = jnp.where(keep.reshape(*keep.shape, *ones), x, jnp.zeros_like(x))
     return jnp.take_along_axis(x, order.reshape(*order.shape, *ones), axis=1)
 
-  return tuple(map(moved, arrays))
+  return tuple(map(reorder, arrays))
 
 
 def positions_seen(
@@ -109,7 +109,7 @@ def indexed_blocks(
     )
   query, key = jax.lax.stop_gradient((query, key))
   key = jnp.where(keep[..., None], key, 0)
-  key, keep = (padded(x, -x.shape[1] % block_size) for x in (key, keep))
+  key, keep = (pad(x, -x.shape[1] % block_size) for x in (key, keep))
   numbers = jnp.arange(key.shape[1] // block_size)[None, None, None]
 
   def choose(rows):

@@ -83,7 +83,7 @@ def prompt_rows(
   return jnp.where(is_read.reshape(*is_read.shape, *[1] * (x.ndim - 2)), x, 0)
 
 
-def appended(
+def append(
   cache: DenseCache,
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
@@ -91,8 +91,8 @@ def appended(
   """The cache with one more position; `forgotten` is not updated."""
   here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
   return cache._replace(
-    key=layout.written(cache.key, key, here),
-    value=layout.written(cache.value, value, here),
+    key=layout.write(cache.key, key, here),
+    value=layout.write(cache.value, value, here),
     index=cache.index + 1,
   )
 
@@ -167,9 +167,9 @@ def with_next(
   """The cache with one more position."""
   here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
   return IndexedCache(
-    layout.written(cache.key, key, here),
-    layout.written(cache.value, value, here),
-    layout.written(cache.index_key, index_key, here),
+    layout.write(cache.key, key, here),
+    layout.write(cache.value, value, here),
+    layout.write(cache.index_key, index_key, here),
     cache.index + 1,
   )
 

@@ -77,14 +77,14 @@ def _windows(x, size, fill):
   x = x[:, : count * size]
   x = x.reshape(x.shape[0], count, size, *x.shape[2:])
 
-  def shifted(a):
+  def shift(a):
     """Series a of window i + a + 1 − A."""
     late = min(series - 1 - a, count)
     before = (0, 0), (late, 0), *[(0, 0)] * (x.ndim - 3)
     own = jnp.take(x, a, axis=3)[:, : count - late]
     return jnp.pad(own, before[: own.ndim], constant_values=fill)
 
-  return jnp.concatenate([shifted(a) for a in range(series)], axis=2)
+  return jnp.concatenate([shift(a) for a in range(series)], axis=2)
 
 
 def mean_values(
@@ -116,7 +116,7 @@ def init(
   }
 
 
-def pooled(
+def pool(
   params: Mapping[str, Array],
   arrays: Mapping[str, Array],
   name: str,
@@ -180,12 +180,12 @@ def with_next(
   """The cache with one more position, and with an entry if it closes a window."""
   position, stride = cache.index[:, None], cache.grows
 
-  def added(ring, row):
+  def write_row(ring, row):
     slots = jnp.arange(ring.shape[1])[None]
-    return layout.written(ring, row, slots == position % ring.shape[1])
+    return layout.write(ring, row, slots == position % ring.shape[1])
 
-  window = added(cache.window, key)
-  kept = {name: added(x, rows[name]) for name, x in cache.rows.items()}
+  window = write_row(cache.window, key)
+  kept = {name: write_row(x, rows[name]) for name, x in cache.rows.items()}
   entries, index_key = cache.entries, cache.index_key
   if stride:
     size = kept["rotation"].shape[1]
@@ -198,9 +198,9 @@ def with_next(
     is_closed = (position + 1) % stride == 0
     here = jnp.arange(entries.shape[1])[None] == position // stride
     new, new_key = make(last)
-    entries = layout.written(entries, new[:, -1:], here & is_closed)
+    entries = layout.write(entries, new[:, -1:], here & is_closed)
     if index_key is not None and new_key is not None:
-      index_key = layout.written(index_key, new_key[:, -1:], here & is_closed)
+      index_key = layout.write(index_key, new_key[:, -1:], here & is_closed)
   return CompressedCache(entries, index_key, window, kept, cache.index + 1)
 
 

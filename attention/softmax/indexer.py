@@ -126,7 +126,7 @@ def read(
     source = jax.lax.stop_gradient(sources.get(name, inputs))
     arrays[name] = gates.project(source, params[f"{name}_kernel"])
 
-  def normalized(name, x):
+  def normalize(name, x):
     x = gates.rms_norm(x, options.epsilon)
     scale = params[f"{name}_scale"].reshape(*[1] * (x.ndim - 1), -1)
     if options.norm == "rms_from_one":
@@ -136,10 +136,10 @@ def read(
   if options.norm == "layer":
     key = arrays["index_key"]
     key -= jnp.mean(key, axis=2, keepdims=True)
-    arrays["index_key"] = normalized("index_key", key)
+    arrays["index_key"] = normalize("index_key", key)
   elif options.norm == "rms_from_one":
     for name in names[:2]:
-      arrays[name] = normalized(name, arrays[name])
+      arrays[name] = normalize(name, arrays[name])
   if options.has_weights:
     arrays["index_weight"] /= math.sqrt(options.num_heads * options.dim)
   if options.rotary_dim is None:
@@ -159,7 +159,7 @@ def gate_names(rotary_dim: int | None) -> list[str]:
   return names + [f"{name}_rotary" for name in names if rotary_dim]
 
 
-def rotated(
+def rotate(
   arrays: dict[str, Any], positions: Int[Array, "#B T"]
 ) -> dict[str, Any]:
   """Rotates half of each index query and key by its position.
@@ -193,7 +193,7 @@ def prefill(
   """Implements `Attention.prefill`: keeps keys, values and index keys of a prompt."""
   del variables, query
   places = jnp.arange(key.shape[1])[None]
-  now = rotated(call, places)["index_key"]
+  now = rotate(call, places)["index_key"]
   return caches.with_prompt(cache, key, value, now, lengths)
 
 
@@ -211,7 +211,7 @@ def without_masked(
   return {**arrays, **{x: jnp.where(shown[x], arrays[x], 0) for x in names}}
 
 
-def chosen(
+def select(
   scores: Float[Array, "B C S"], top_k: int | None
 ) -> Bool[Array, "B C S"]:
   """Selects the `top_k` keys of largest score; of equal scores, the earlier keys.
@@ -326,7 +326,7 @@ def row_losses(
 
   def loss(rows):
     scores = index_scores(rows, keys, is_causal)
-    seen = chosen(jax.lax.stop_gradient(scores), top_k)
+    seen = select(jax.lax.stop_gradient(scores), top_k)
     queries = rows.query.reshape(*seen.shape[:2], kv_heads, -1, head_dim)
     logits = scale * layout.dot("bckjh,bskh->bckjs", queries, key)
     weights, _ = softmax_and_lse(logits, seen[:, :, None, None])

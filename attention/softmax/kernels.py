@@ -198,7 +198,7 @@ def _call(kernel, query, key, value, visible, logits):
       )
       is_masked = True
     # Its backward pass takes only even lengths.
-    arrays = _padded(*arrays, is_masked, multiple=2)
+    arrays = _pad(*arrays, is_masked, multiple=2)
     options["implementation"] = "cudnn"
     attend = jax.nn.dot_product_attention
   else:
@@ -208,7 +208,7 @@ def _call(kernel, query, key, value, visible, logits):
       arrays = (*arrays[:3], whole, bias)
     # On a GPU, its tiles must be full.
     if on_tpu or bias is not None or (mask is not None and mask.shape[2] > 1):
-      arrays = _padded(*arrays, is_masked, multiple=128)
+      arrays = _pad(*arrays, is_masked, multiple=128)
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
     attend = tokamax.dot_product_attention
   *qkv, padded_mask, padded_bias = arrays
@@ -218,7 +218,7 @@ def _call(kernel, query, key, value, visible, logits):
   return jnp.where(_rows_that_see(mask, visible, length, source), out, 0)
 
 
-def _padded(query, key, value, mask, bias, is_masked, multiple):
+def _pad(query, key, value, mask, bias, is_masked, multiple):
   """Pads all arrays to lengths that are multiples of `multiple`.
 
   A mask excludes the padding, unless `is_masked` says that the call already does. Mask

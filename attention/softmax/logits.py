@@ -123,7 +123,7 @@ class Logits:
       mod = mods_lib.untraced("score_mod", self.score_mod)
       if shape is not None:
         mod = mods_lib.traced_score(self.score_mod, shape, query)
-        mod, fixed = mod.divided()
+        mod, fixed = mod.partition()
     scores = Scores(
       scale=float(scale),
       soft_cap=self.soft_cap,
@@ -272,7 +272,7 @@ class Scores:
         parts[name] = x
     return dataclasses.replace(self, **parts)
 
-  def added(
+  def accumulate(
     self, tile: "Scores", start: Array | int, first: Array | int
   ) -> "Scores":
     """These totals plus the gradients of one tile's arrays."""
@@ -280,7 +280,9 @@ class Scores:
     for name in _ARRAYS:
       axes = _AXES.get(name, (None, None))
       totals[name] = jax.tree.map(
-        lambda total, part, axes=axes: _added(total, part, axes, start, first),
+        lambda total, part, axes=axes: _accumulate(
+          total, part, axes, start, first
+        ),
         getattr(self, name),
         getattr(tile, name),
       )
@@ -302,7 +304,7 @@ class Scores:
       score_arrays: `score_mod` with the arrays that have no gradient.
     """
     x = self.product(query, key)
-    return self.adjusted(x, query, key, places, score_arrays)
+    return self.adjust(x, query, key, places, score_arrays)
 
   def vjp(
     self,
@@ -317,7 +319,7 @@ class Scores:
     would compute them in float32.
     """
     x, pull_adjusted = jax.vjp(
-      lambda scores, *arrays: scores.adjusted(*arrays, places, score_arrays),
+      lambda scores, *arrays: scores.adjust(*arrays, places, score_arrays),
       self,
       self.product(query, key),
       query,
@@ -341,7 +343,7 @@ class Scores:
     x = query_dot("bkqh,bkdh->bkqd", query, key, self.dtype)
     return x * self.scale
 
-  def adjusted(
+  def adjust(
     self,
     x: Float[Array, "B N C D"],
     query: Float[Array, "B N C H"],
@@ -392,7 +394,7 @@ class Scores:
     return x
 
 
-def _added(total, part, axes, start, first):
+def _accumulate(total, part, axes, start, first):
   """`total` plus the gradient of a tile, at the place from which `cut` took it."""
   at: list[Any] = [0] * total.ndim
   for axis, place in zip(axes, (start, first), strict=True):

@@ -46,11 +46,11 @@ class Mod:
   arrays: tuple[Any, ...] = ()
 
   def __call__(self, *arguments: Any, fixed: "Mod | None" = None) -> Array:
-    """The result for one tile; `fixed` has the non-float arrays, from `divided`."""
+    """The result for one tile; `fixed` has the non-float arrays, from `partition`."""
     more = () if fixed is None else fixed.arrays
     return self.function((*self.arrays, *more), *arguments)
 
-  def divided(self) -> tuple["Mod", "Mod"]:
+  def partition(self) -> tuple["Mod", "Mod"]:
     """The function with only its float arrays, and with only its other arrays."""
     number = sum(jnp.issubdtype(x.dtype, jnp.inexact) for x in self.arrays)
     floats, fixed = self.arrays[:number], self.arrays[number:]
@@ -86,7 +86,7 @@ def traced_score(
   def tile_score(score, *places):
     return jnp.asarray(score_mod(score, *places), jnp.float32)
 
-  return _traced(tile_score, shape, like, has_score=True)
+  return _trace(tile_score, shape, like, has_score=True)
 
 
 def traced_mask(
@@ -100,10 +100,10 @@ def traced_mask(
   Raises:
     ValueError: it does not return a bool for each pair.
   """
-  return _traced(lambda *places: as_bool(mask_mod(*places)), shape, like)
+  return _trace(lambda *places: as_bool(mask_mod(*places)), shape, like)
 
 
-def _traced(function, shape, like, has_score=False):
+def _trace(function, shape, like, has_score=False):
   """Turns a function of a tile into one that also takes the arrays it closes over."""
 
   def operands():

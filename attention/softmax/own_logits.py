@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attention import checks
-from attention.decorators import applied
+from attention.decorators import make_apply
 from attention.mechanism import Dims, Variables
 from attention.recurrent.gates import check_given
 
@@ -71,16 +71,16 @@ class OwnLogits(NamedTuple):
       values["sinks"] = variables["params"]["sinks"]
     return {name: values[name] for name in self.given}
 
-  def applied(
+  def make_apply(
     self, name: str, function: Callable[..., Any]
   ) -> Callable[..., Any]:
-    """The `apply` of the mechanism; see `attention.decorators.applied`.
+    """The `apply` of the mechanism; see `attention.decorators.make_apply`.
 
     Where sinks are computed from inputs, they are 0 at positions that a key mask
     excludes, so that padding never affects the output.
     """
     if self.gates is None:
-      return applied(name, function, self.options)
+      return make_apply(name, function, self.options)
     computed = ("log_forget",) * self.forget
     computed += ("sinks",) * (self.sinks == "inputs")
 
@@ -101,7 +101,7 @@ class OwnLogits(NamedTuple):
         call["sinks"] = jnp.where(shown, call["sinks"], 0.0)
       return function(query, key, value, **call)
 
-    return applied(name, with_gates, self.options)
+    return make_apply(name, with_gates, self.options)
 
   @property
   def gates(self) -> Callable[..., dict[str, Array]] | None:

@@ -290,9 +290,9 @@ def _ring_backward(ring, inputs, results, cotangents):
         ring.grid, given, results[a], cotangents[a]
       )
       dkeys = tuple(visible.readable(x) for x in dkeys)
-      query_grads[a] = _added(query_grads[a], dquery)
-      key_grads[b] = _added(key_grads[b], dkeys)
-      score_grads = _added(score_grads, dscores)
+      query_grads[a] = _accumulate(query_grads[a], dquery)
+      key_grads[b] = _accumulate(key_grads[b], dkeys)
+      score_grads = _accumulate(score_grads, dscores)
     return (moving, tuple(key_grads)), (tuple(query_grads), score_grads)
 
   nothing = (None,) * len(queries)
@@ -307,7 +307,7 @@ def _ring_backward(ring, inputs, results, cotangents):
   )
 
 
-def _added(total: Any, more: Any) -> Any:
+def _accumulate(total: Any, more: Any) -> Any:
   """Their sum in float32; a total of None is 0."""
   more = jax.tree.map(lambda x: x.astype(jnp.float32), more)
   return more if total is None else jax.tree.map(jnp.add, total, more)

@@ -92,7 +92,7 @@ def attend(
     """Inputs of `forward`, with mods traced for tiles of the query's varying type."""
     scaled, scores, fixed = logits.scores(query, visible, shape)
     arrays = scaled, visible.readable(key), visible.readable(value), scores
-    constants = Constants(visible.traced(shape, query), fixed, dropout_rng)
+    constants = Constants(visible.trace(shape, query), fixed, dropout_rng)
     return jax.tree.map(jnp.asarray, (*arrays, constants))
 
   inputs = inputs_like(match_varying(query, (query, key, value)))
@@ -225,7 +225,9 @@ def backward(
       dq, totals = carry
       more, parts = grid.each(partial(visit, j))(rows, starts)
       dtype = arrays[0].dtype
-      return dq + more, _added(grid, constants, totals, parts, starts, j, dtype)
+      return dq + more, _accumulate(
+        grid, constants, totals, parts, starts, j, dtype
+      )
 
     carry = zeros(q, jnp.float32), totals
     if grid.one_visit:
@@ -282,7 +284,7 @@ def _pairs(grid, constants, query, start, visit):
   return places, shown, kept
 
 
-def _added(grid, constants, totals, parts, starts, visit, dtype):
+def _accumulate(grid, constants, totals, parts, starts, visit, dtype):
   """Totals plus the gradients of a step: keys and values in `dtype`, and scores."""
   key, value, scores = totals
   *key_parts, score_parts = parts
@@ -310,7 +312,7 @@ def _added(grid, constants, totals, parts, starts, visit, dtype):
     layout.add(total, jnp.swapaxes(part, 1, 2), first)
     for total, part in zip((key, value), key_parts, strict=True)
   )
-  return [key, value, scores.added(score_parts, starts, first)]
+  return [key, value, scores.accumulate(score_parts, starts, first)]
 
 
 class Tiling(NamedTuple):

@@ -120,7 +120,7 @@ class Visible:
         found &= segments(ids, none)
     return found
 
-  def traced(
+  def trace(
     self, shape: tuple[int, int, int, int], like: Any = ()
   ) -> "Visible":
     """The same with its mods traced for tiles (B, N, C, D), see `traced_mask`."""

@@ -139,22 +139,22 @@ def _attend_to_shards(
     )
   )
 
-  def haloed(x):
+  def with_halo(x):
     return sharding.with_halo(x, left, right, axis_name)
 
-  def padded(x):
+  def pad(x):
     return jnp.pad(x, [(0, 0), (left, right), *[(0, 0)] * (x.ndim - 2)])
 
   keep = jnp.ones(key.shape[:2], bool)
   for mask in visible.masks:
     keep &= mask[:, 0, 0]
   stretch = Visible(
-    masks=(haloed(keep)[:, None, None],),
-    segments=tuple((padded(x), haloed(y)) for x, y in visible.segments),
+    masks=(with_halo(keep)[:, None, None],),
+    segments=tuple((pad(x), with_halo(y)) for x, y in visible.segments),
     left=visible.left,
     right=visible.right,
   )
-  arrays = padded(query), haloed(key), haloed(value)
+  arrays = pad(query), with_halo(key), with_halo(value)
   results = attend_to_window(*arrays, stretch, logits, rng, **options)
   return tuple(x[:, left : left + length] for x in results)
 

@@ -22,7 +22,7 @@ from attention.testing.function import (
   OPTIONS,
   Function,
   Outcome,
-  described,
+  describe,
   magnitude,
   run_laws,
 )
@@ -125,7 +125,7 @@ def _print(function: Function, outcomes: list[Outcome]) -> None:
     f"\n{counts[0]} laws kept, {len(broken)} broken, {counts[1]} do not apply"
   )
   for x in broken:
-    print(f"\n{described(x)}")
+    print(f"\n{describe(x)}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import textwrap
 import traceback
 from typing import Any, Literal
 
-from attention.mechanism import Attention, required
+from attention.mechanism import Attention, required_names
 from attention.testing import (  # noqa: F401 - each adds its laws
   decoding,
   masking,
@@ -84,7 +84,7 @@ def check_mechanism(
       f"factory: expected a function that returns an attention.Attention, got {got}"
     )
   options = {} if options is None else dict(options)
-  missing = sorted(set(required(factory)) - options.keys())
+  missing = sorted(set(required_names(factory)) - options.keys())
   if missing:
     raise ValueError(
       f"options: expected values for {', '.join(missing)}, which have no "

@@ -96,15 +96,15 @@ class Function:
     named = {
       self.own_names[name]: _array(x)
       for option, x in options.items()
-      for name in _renamed(option, self.own_names)
+      for name in _own_options(option, self.own_names)
     }
-    arrays = [self._moved(jnp.asarray(x)) for x in (query, key, value)]
+    arrays = [self._to_layout(jnp.asarray(x)) for x in (query, key, value)]
     out = self.call(*arrays, **named)
     if options.get("return_state"):
-      return self._moved(out[0]), *out[1:]
-    return self._moved(out[0] if isinstance(out, tuple) else out)
+      return self._to_layout(out[0]), *out[1:]
+    return self._to_layout(out[0] if isinstance(out, tuple) else out)
 
-  def _moved(self, x: Any) -> Any:
+  def _to_layout(self, x: Any) -> Any:
     return jnp.swapaxes(x, 1, 2) if self.layout == "BNTH" else x
 
   def draw(self, length: int) -> list[np.ndarray]:
@@ -214,10 +214,10 @@ def check_function(
   outcomes = run_laws(function, laws, lengths)
   broken = [x for x in outcomes if x.status == "broken"]
   if broken:
-    raise AssertionError("\n\n".join(described(x) for x in broken))
+    raise AssertionError("\n\n".join(describe(x) for x in broken))
 
 
-def described(outcome: Outcome) -> str:
+def describe(outcome: Outcome) -> str:
   """A broken law in words: its statement, by how much, and how to see it."""
   lines = outcome.reproduction.replace("\n", "\n    ")
   return (
@@ -297,7 +297,7 @@ def _outcome(function: Function, law: Law, lengths: Sequence[int]) -> Outcome:
   refused = None
   for mode in modes:
     for length in lengths:
-      status, reason, _ = found = _tried(function, law, mode, length)
+      status, reason, _ = found = _try(function, law, mode, length)
       if status == "broken":
         return _smallest(function, law, mode, length, found)
       refused = reason if status == "none" else refused
@@ -309,7 +309,7 @@ def _outcome(function: Function, law: Law, lengths: Sequence[int]) -> Outcome:
 _Tried = tuple[Literal["kept", "broken", "none"], str, float]
 
 
-def _tried(function: Function, law: Law, mode: bool, length: int) -> _Tried:
+def _try(function: Function, law: Law, mode: bool, length: int) -> _Tried:
   """The status of one call, a reason, and the difference."""
   try:
     results = law.run(function.bound(mode), *function.draw(length))
@@ -344,7 +344,7 @@ def _smallest(
 ) -> Outcome:
   """The outcome of the shortest call that breaks a law."""
   for shorter in (n for n in (2, 3, 4, 5, 7, 9, 13) if n < length):
-    tried = _tried(function, law, mode, shorter)
+    tried = _try(function, law, mode, shorter)
     if tried[0] == "broken" and bool(tried[1]) == bool(found[1]):
       length, found = shorter, tried
       break
@@ -387,7 +387,7 @@ def _adapter(function: Function, law: Law, mode: bool) -> list[str]:
     (own[name], option)
     for option in law.needs
     if option != "is_causal"
-    for name in _renamed(option, own)
+    for name in _own_options(option, own)
   ]
   if function.chooses:
     default = _parameters(function.call)[own["is_causal"]].default
@@ -404,7 +404,7 @@ def _adapter(function: Function, law: Law, mode: bool) -> list[str]:
   return [f"f = lambda {', '.join(['q', 'k', 'v', *taken])}: {call}"]
 
 
-def _renamed(option: str, own: Mapping[str, str]) -> list[str]:
+def _own_options(option: str, own: Mapping[str, str]) -> list[str]:
   """The options of a function that an option of the laws stands for."""
   if option == "segment_ids" and option not in own:
     return ["query_segment_ids", "key_segment_ids"]

@@ -91,7 +91,7 @@ def padding_changes_nothing(mechanism: Mechanism, is_causal: bool) -> None:
   """
   qkv, call = mechanism.draw_masked()
   short = [x[:, :7] for x in qkv]
-  padded = [_filled(x, np.s_[:, 7:], np.nan) for x in qkv]
+  padded = [_fill(x, np.s_[:, 7:], np.nan) for x in qkv]
   call["mask"] = np.broadcast_to(np.arange(13) < 7, call["mask"].shape)
   out, _ = backward(mechanism, is_causal, padded, call)
   causal = {"is_causal": True} if is_causal else {}
@@ -115,11 +115,11 @@ def hidden_positions_may_hold_anything(
   gates = mechanism.gates(qkv)
   expected = _all_results(mechanism, is_causal, qkv, call | gates)
   for content in (np.nan, np.inf, 1e4):
-    padded = [qkv[0], *(_filled(x, hidden, content) for x in qkv[1:])]
-    call |= {name: _filled(x, hidden, content) for name, x in gates.items()}
+    padded = [qkv[0], *(_fill(x, hidden, content) for x in qkv[1:])]
+    call |= {name: _fill(x, hidden, content) for name, x in gates.items()}
     got = _all_results(mechanism, is_causal, padded, call)
     _same(got, expected, content, hidden, gates)
-    padded[0] = _filled(qkv[0], hidden, content)
+    padded[0] = _fill(qkv[0], hidden, content)
     out = _all_results(mechanism, is_causal, padded, call)["the result"]
     assert_same_bits(
       out[~hidden],
@@ -146,13 +146,13 @@ def hidden_from_every_query(mechanism: Mechanism, is_causal: bool) -> None:
   ):
     call |= {"mask": mask, **gates}
     expected = _all_results(mechanism, is_causal, qkv, call)
-    padded = [qkv[0], *(_filled(x, np.s_[:, hidden], np.nan) for x in qkv[1:])]
-    call |= {k: _filled(x, np.s_[:, hidden], np.nan) for k, x in keys.items()}
+    padded = [qkv[0], *(_fill(x, np.s_[:, hidden], np.nan) for x in qkv[1:])]
+    call |= {k: _fill(x, np.s_[:, hidden], np.nan) for k, x in keys.items()}
     got = _all_results(mechanism, is_causal, padded, call)
     _same(got, expected, np.nan, np.broadcast_to(hidden, (8, 13)), keys)
 
 
-def _filled(x: Any, where: Any, content: float) -> np.ndarray:
+def _fill(x: Any, where: Any, content: float) -> np.ndarray:
   x = np.array(x)
   x[where] = content
   return x
@@ -287,7 +287,7 @@ def examples_are_apart(mechanism: Mechanism, is_causal: bool) -> None:
   before, _ = backward(mechanism, is_causal, qkv, call)
   changed = [np.concatenate([x[:1], 1e3 * x[1:]]) for x in qkv]
   if "mask" in call:
-    call["mask"] = _filled(call["mask"], 2, False)
+    call["mask"] = _fill(call["mask"], 2, False)
   after, _ = backward(mechanism, is_causal, changed, call)
   told = "example 0 changes when others of its batch do"
   assert_same_bits(after[0], before[0], told)

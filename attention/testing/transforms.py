@@ -16,7 +16,7 @@ from attention.testing.mechanism import Mechanism, backward, law
 from attention.weights import attention_weights
 
 
-def _drawn(mechanism: Mechanism, length: int = 13) -> tuple[Any, list, dict]:
+def _draw(mechanism: Mechanism, length: int = 13) -> tuple[Any, list, dict]:
   """`(qkv, **call) -> out` in the first direction, arrays, options."""
   variables = mechanism.variables(Case(length=length).dims)
   is_causal = mechanism.directions[0]
@@ -50,7 +50,7 @@ def no_leaked_tracers(mechanism: Mechanism) -> None:
 
   Do not store tracers in globals or caches.
   """
-  apply, qkv, call = _drawn(mechanism)
+  apply, qkv, call = _draw(mechanism)
   call = jax.tree.map(jnp.asarray, call)
   # JAX scans all objects for leaked traces; freezing excludes older ones.
   gc.freeze()
@@ -70,7 +70,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
   that do not vary over the devices like its results
   (`attention.platform.derivative.match_varying` casts them).
   """
-  apply, qkv, call = _drawn(mechanism)
+  apply, qkv, call = _draw(mechanism)
   factors = np.array([0.5, 1.5], np.float32)
   rows = jax.P("batch")
 
@@ -113,7 +113,7 @@ def forward_mode(mechanism: Mechanism) -> None:
   A `jax.custom_vjp` does not support it; let JAX differentiate, or use
   `jax.custom_jvp`.
   """
-  apply, qkv, call = _drawn(mechanism)
+  apply, qkv, call = _draw(mechanism)
   rng = np.random.default_rng(2)
   tangents = [rng.standard_normal(x.shape, np.float32) for x in qkv]
   cotangent = rng.standard_normal(qkv[0].shape, np.float32)
@@ -141,7 +141,7 @@ def eager_equals_jit(mechanism: Mechanism) -> None:
   Both are compared with the definition.
   """
   # One chunk of a recurrence, so that there is one program for its state.
-  apply, qkv, call = _drawn(mechanism, 64)
+  apply, qkv, call = _draw(mechanism, 64)
   variables = mechanism.variables(Case(length=64).dims)
   is_causal = {"is_causal": True} if mechanism.directions[0] else {}
   expected = mechanism.define(variables, qkv, **is_causal, **call)
@@ -172,7 +172,7 @@ def eager_compiles_once(mechanism: Mechanism) -> None:
   A loop of JAX is compiled again for each new Python function. Define the functions of
   a loop outside the call, or cache one `jax.jit` of the whole call per set of options.
   """
-  apply, qkv, call = _drawn(mechanism, 64)
+  apply, qkv, call = _draw(mechanism, 64)
   call = jax.device_put(call)
 
   def gradient(*qkv):
@@ -192,7 +192,7 @@ def eager_compiles_once(mechanism: Mechanism) -> None:
 @law(every_setting=False)
 def sharded_batch(mechanism: Mechanism) -> None:
   """Arrays that are sharded along B must give equal results, also sharded along B."""
-  _, qkv, call = _drawn(mechanism)
+  _, qkv, call = _draw(mechanism)
   sharding = jax.sharding.NamedSharding(mesh_of_rows(), jax.P("batch"))
   expected, expected_gradient = _expected(mechanism, qkv, call)
   out, gradient = _expected(mechanism, *jax.device_put((qkv, call), sharding))

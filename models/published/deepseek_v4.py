@@ -206,7 +206,7 @@ def _attention(
     Row(
       f"{theirs}.wo_a.weight",
       (f"params/{module}/out_down",),
-      _grouped(groups, pairs),
+      _grouped_layout(groups, pairs),
     ),
     *family.linear(f"{theirs}.wo_b", f"{module}/out"),
   ]
@@ -214,7 +214,7 @@ def _attention(
   if mechanism.name != "compressed" or not rotated:
     # Every head of another mechanism starts with the keys and values that all shared.
     both = (f"params/{module}/{name}/kernel" for name in ("value", "key"))
-    start = _copied(config.num_heads, pairs)
+    start = _copied_layout(config.num_heads, pairs)
     row = Row(f"{theirs}.wkv.weight", tuple(both), start, is_start=True)
     return [*table, row]
   series = 2 if "top_k" in options else 1
@@ -257,7 +257,7 @@ def _entries(theirs: str, ours: str, series: int, pairs: Layout) -> list[Row]:
   ]
 
 
-def _copied(heads: int, pairs: Layout) -> Layout:
+def _copied_layout(heads: int, pairs: Layout) -> Layout:
   """The layout of a Linear of one head, of which all heads of ours are copies."""
   return Layout(
     lambda x, n: [np.tile(pairs.read(x, 1)[0], heads)] * n,
@@ -265,7 +265,7 @@ def _copied(heads: int, pairs: Layout) -> Layout:
   )
 
 
-def _grouped(groups: int, pairs: Layout) -> Layout:
+def _grouped_layout(groups: int, pairs: Layout) -> Layout:
   """The layout of a Linear of the results of each group of heads."""
 
   def read(x, n):

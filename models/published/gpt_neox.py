@@ -74,7 +74,7 @@ def to_json(described: Described) -> dict[str, Any]:
   }
 
 
-def _interleaved(heads: int) -> Layout:
+def _interleaved_layout(heads: int) -> Layout:
   """The layout that interleaves query, key and value by heads."""
 
   def read(x, n):
@@ -93,7 +93,7 @@ def _rows(config: ModelConfig) -> list[Row]:
   theirs, ours = "gpt_neox.layers.{i}", "decoder_{i}"
   module = f"{ours}/self_attention"
   names = ("query", "key", "value")
-  layout = _interleaved(config.num_heads)
+  layout = _interleaved_layout(config.num_heads)
   fused = f"{theirs}.attention.query_key_value"
   return [
     *family.table("gpt_neox.embed_in", "target_embedding"),

@@ -79,7 +79,9 @@ def to_batch(
   batch = {
     names[name]: _indices(value)
     if name == "global_attention_mask"
-    else jnp.asarray(_known(model, name, given) if name in _MASKS else value)
+    else jnp.asarray(
+      _check_values(model, name, given) if name in _MASKS else value
+    )
     for name, value in given.items()
   }
   if "source" in batch:
@@ -122,7 +124,7 @@ def _check_ids(given: Mapping[str, Any]) -> None:
         raise ValueError(f"{name}: expected 0 and 1, got {others.flat[0]}")
 
 
-def _known(model: Any, name: str, given: Mapping[str, Any]) -> Any:
+def _check_values(model: Any, name: str, given: Mapping[str, Any]) -> Any:
   """Checks ids; those at masked positions may be any number."""
   ids = given[name]
   shown = given.get(_MASKS[name], np.ones((1, 1))) != 0

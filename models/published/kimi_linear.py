@@ -177,8 +177,8 @@ def _recurrent_rows(
     "b_proj.weight": ("rate_kernel", TRANSPOSED),
     "f_a_proj.weight": ("step_down", TRANSPOSED),
     "f_b_proj.weight": ("step_up", deepseek.by_head(heads)),
-    "dt_bias": ("step_bias", _reshaped((heads, -1), (-1,))),
-    "A_log": ("log_rate", _reshaped((-1,), (1, 1, -1, 1))),
+    "dt_bias": ("step_bias", _reshaped_layout((heads, -1), (-1,))),
+    "A_log": ("log_rate", _reshaped_layout((-1,), (1, 1, -1, 1))),
   }
   return table + [
     Row(f"{theirs}.{name}", (f"{own}/{ours}",), layout)
@@ -186,7 +186,7 @@ def _recurrent_rows(
   ]
 
 
-def _reshaped(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Layout:
+def _reshaped_layout(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Layout:
   """The layout of the same numbers in other shapes."""
   return Layout(
     lambda x, n: [x.reshape(ours)], lambda xs: xs[0].reshape(theirs)

@@ -176,7 +176,7 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   if files.has_tensors(folder) or not (folder / "checkpoints").is_dir():
     theirs = files.read_config(folder)
   else:
-    theirs, arrays = _written(READERS["run"](folder))
+    theirs, arrays = _to_published(READERS["run"](folder))
   has_images = texts.is_multimodal(theirs)
   if has_images:
     try:
@@ -194,7 +194,10 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   )
   if has_images:
     raw = texts.text_tensors(raw)
-  tensors, head = _tidied(family, raw), family.architectures[architecture]
+  tensors, head = (
+    _by_table_name(family, raw),
+    family.architectures[architecture],
+  )
   try:
     described = family.describe(keys, weights.own(family, tensors), head)
     own = keys.get(MECHANISMS)
@@ -258,10 +261,12 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
     folder: is created if it does not exist.
     p: the model; `p._replace(variables=…)` has other variables.
   """
-  files.write(Path(folder), *_written(p))
+  files.write(Path(folder), *_to_published(p))
 
 
-def _written(p: Pretrained) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _to_published(
+  p: Pretrained,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """`config.json` and the tensors of a model."""
   family, ours = FAMILIES[p.family], p.model.config
   arrays = weights.write(family, p.model, p.variables)
@@ -407,7 +412,9 @@ def _architecture(
   raise ValueError(f"{folder / files.CONFIG}: {fault}")
 
 
-def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
+def _by_table_name(
+  family: Family, tensors: files.Tensors
+) -> dict[str, files.Tensor]:
   """The tensors by their names in the family's table."""
   tidied = {}
   for name, tensor in tensors.items():
@@ -427,14 +434,14 @@ def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
       parts = [place + suffix for suffix in suffixes]
       if all(part in tidied for part in parts):
         readers = [tidied[part].read for part in parts]
-        read = functools.partial(_concatenated, readers)
+        read = functools.partial(_concatenate, readers)
         tidied[place + whole] = files.Tensor(read, tidied[first].file)
         for part in parts:
           del tidied[part]
   return tidied
 
 
-def _concatenated(readers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
+def _concatenate(readers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
   return np.concatenate([read() for read in readers])
 
 

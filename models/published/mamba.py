@@ -52,7 +52,7 @@ def describe(
   }
   if has_norms:
     options["norm_epsilon"] = family.number(theirs, "mixer_rms_eps", 1e-6)
-  return mamba2.described(
+  return mamba2.describe_gated(
     theirs,
     family.size(theirs, "vocab_size", 50280),
     num_layers=layers,

@@ -40,7 +40,7 @@ def describe(
   has_bias = family.flag(theirs, "use_bias", False)
   options = {"projection_bias": True} if has_bias else {}
   options |= step_limits(theirs)
-  return described(
+  return describe_gated(
     theirs,
     family.size(theirs, "vocab_size", 32768),
     num_layers=family.size(theirs, "num_hidden_layers", 64),
@@ -95,7 +95,7 @@ def step_limits(theirs: Mapping[str, Any]) -> dict[str, float]:
   return options if math.isinf(high) else {**options, "max_step": high}
 
 
-def described(
+def describe_gated(
   theirs: Mapping[str, Any], vocab_size: int, **others: Any
 ) -> Described:
   """Describes gated layers with a convolution, without feed-forward layers.

@@ -78,7 +78,7 @@ def rows(config: ModelConfig) -> list[Row]:
       f"decoder_{i}/self_attention",
     )
     names = ("query", "key", "value")
-    layout = qwen3_next.grouped(layer.num_heads, (layer.query_dim,) * 3)
+    layout = qwen3_next.grouped_layout(layer.num_heads, (layer.query_dim,) * 3)
     kernels = tuple(f"params/{module}/{name}/kernel" for name in names)
     table += [
       Row(f"{theirs}.qkv_proj.weight", kernels, layout),

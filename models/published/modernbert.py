@@ -106,7 +106,7 @@ _FUSED = Layout(
 """The layout of several Dense layers in one Linear of PyTorch."""
 
 
-def _fused(theirs: str, *ours: str) -> list[Row]:
+def _fused_rows(theirs: str, *ours: str) -> list[Row]:
   return [
     Row(
       f"{theirs}.{name}", tuple(f"params/{one}/{own}" for one in ours), _FUSED
@@ -125,7 +125,7 @@ def _rows() -> list[Row]:
     *family.table(words, "source_embedding"),
     *family.norm("model.embeddings.norm", "source_embedding_norm"),
     *family.norm(f"{theirs}.attn_norm", f"{module}_norm"),
-    *_fused(
+    *_fused_rows(
       f"{theirs}.attn.Wqkv",
       f"{module}/query",
       f"{module}/key",
@@ -133,7 +133,7 @@ def _rows() -> list[Row]:
     ),
     *family.linear(f"{theirs}.attn.Wo", f"{module}/out"),
     *family.norm(f"{theirs}.mlp_norm", f"{ours}/mlp_norm"),
-    *_fused(f"{theirs}.mlp.Wi", f"{ours}/mlp/gate", f"{ours}/mlp/hidden"),
+    *_fused_rows(f"{theirs}.mlp.Wi", f"{ours}/mlp/gate", f"{ours}/mlp/hidden"),
     *family.linear(f"{theirs}.mlp.Wo", f"{ours}/mlp/out"),
     *family.norm("model.final_norm", "encoder_norm"),
     *family.linear("head.dense", "head/transform"),

@@ -38,7 +38,7 @@ def describe(
   """Implements `Family.describe` for Qwen3-Next."""
   number = experts.count(theirs, 512)
   fields, layers = experts.of_qwen(theirs, number, 10, 512, normalize=True)
-  shared = _shared(theirs) if number else {}
+  shared = _shared_fields(theirs) if number else {}
   return hybrid(theirs, names, head, _ROTARY, layers, **fields, **shared)
 
 
@@ -58,11 +58,11 @@ def describe_sparse(
   number = experts.count(theirs, 256, least=1)
   fields, _ = experts.of_qwen(theirs, number, 8, 512, normalize=None)
   fields["mlp_features"] = fields["expert_features"]
-  fields |= _shared(theirs)
+  fields |= _shared_fields(theirs)
   return hybrid(theirs, names, head, _TEXT_ROTARY, **fields)
 
 
-def _shared(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def _shared_fields(theirs: Mapping[str, Any]) -> dict[str, Any]:
   """The fields of the network that all tokens pass through."""
   width = family.size(theirs, "shared_expert_intermediate_size", 512)
   return {"shared_features": width, "shared_gate": True}
@@ -169,7 +169,7 @@ def rows(config: ModelConfig, is_split: bool = False) -> list[Row]:
 
 def _exact_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
   """The rows of exact attention; each head has its query and then its gate."""
-  layout = grouped(layer.num_heads, (layer.query_dim,) * 2)
+  layout = grouped_layout(layer.num_heads, (layer.query_dim,) * 2)
   return [
     *(
       Row(
@@ -206,13 +206,13 @@ def _recurrent_rows(
       Row(
         f"{theirs}.in_proj_qkv.weight",
         kernels[:3],
-        grouped(1, (keys, keys, values)),
+        grouped_layout(1, (keys, keys, values)),
       ),
       Row(f"{theirs}.in_proj_z.weight", kernels[3:], family.TRANSPOSED),
     ]
   else:
     widths = (key_dim, key_dim, group_width, group_width)
-    layout = grouped(groups, widths)
+    layout = grouped_layout(groups, widths)
     projections = [Row(f"{theirs}.in_proj_qkvz.weight", kernels, layout)]
   return [
     *projections,
@@ -235,7 +235,7 @@ def _gate_rows(
   own = f"params/{module}/attention"
   groups = layer.slot.num_qk_heads or layer.num_heads
   kernels = (f"{own}/rate_kernel", f"{own}/step_kernel")
-  layout = grouped(groups, (layer.num_heads // groups,) * 2)
+  layout = grouped_layout(groups, (layer.num_heads // groups,) * 2)
   projections = [Row(f"{theirs}.in_proj_ba.weight", kernels, layout)]
   if is_split:
     projections = [
@@ -249,7 +249,7 @@ def _gate_rows(
   ]
 
 
-def grouped(groups: int, widths: tuple[int, ...]) -> Layout:
+def grouped_layout(groups: int, widths: tuple[int, ...]) -> Layout:
   """Returns the layout of several kernels in one Linear whose groups have these widths.
 
   It serves weights and biases.

@@ -130,13 +130,13 @@ def _parameters(
         f", got {reprlib.repr([*new])}"
       )
     new = new.get(kind)
-  new = _named("rope_parameters", new)
+  new = _normalize("rope_parameters", new)
   if kind and "truncate" in new:
     raise ValueError(
       "rope_parameters: transformers does not read the truncate of one type of "
       f"layers; expected none, got {new['truncate']}"
     )
-  old = _named("rope_scaling", theirs.get("rope_scaling"))
+  old = _normalize("rope_scaling", theirs.get("rope_scaling"))
   old = old if rotary.scaled else {}
   if new and any(new.get(name) != value for name, value in old.items()):
     raise ValueError(
@@ -169,7 +169,7 @@ def _parameters(
   return both
 
 
-def _named(name: str, given: Any) -> dict[str, Any]:
+def _normalize(name: str, given: Any) -> dict[str, Any]:
   """A set, without what is null, and with `rope_type` for the older `type`."""
   if not isinstance(given, dict | None):
     raise ValueError(
@@ -202,11 +202,11 @@ def adjacent_pairs(width: int, rotated: int, at_end: bool = True) -> Layout:
   place = slice(first, first + rotated)
   order[place] = order[place].reshape(-1, 2).T.reshape(-1)
 
-  def permuted(x, order):
+  def permute(x, order):
     heads = x.reshape(-1, width, *x.shape[1:])
     return heads[:, order].reshape(x.shape)
 
   return Layout(
-    lambda x, n: [permuted(x, order).T],
-    lambda xs: permuted(xs[0].T, np.argsort(order)),
+    lambda x, n: [permute(x, order).T],
+    lambda xs: permute(xs[0].T, np.argsort(order)),
   )

@@ -40,7 +40,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
   if hasattr(model, "as_published"):
     described, folded = model.as_published(variables)
   elif type(model) is Transformer:
-    described, folded = _folded(model, variables)
+    described, folded = _fold(model, variables)
   else:
     raise ValueError(
       f"no published family is this model: none is of kind '{model.config.kind}'"
@@ -89,7 +89,7 @@ def _differences(ours: Any, theirs: Any) -> list[str]:
   ]
 
 
-def _folded(
+def _fold(
   model: Transformer, variables: Mapping[str, Any]
 ) -> tuple[Described, Mapping[str, Any]]:
   """An equal model with unscaled embeddings, learned positions and biases."""

@@ -85,7 +85,7 @@ def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
       free = SIDE // 2 - 2 * radius
       offsets = [draws.below(word, free + 1) for word in own[row, place, 3:]]
       corner = np.array(divmod(int(place), 2)) * (SIDE // 2) + offsets
-      image[_covered(shape, corner, radius)] = COLOURS[colour]
+      image[_coverage(shape, corner, radius)] = COLOURS[colour]
       words.append(f"{colour} {shape} {PLACES[place]}")
     # Depends only on the image, like all else.
     noise = np.random.default_rng(int(raw[row, 2])).standard_normal(
@@ -102,7 +102,7 @@ def patches(images: np.ndarray) -> np.ndarray:
   return np.swapaxes(grid, 2, 3).astype(np.float32) / np.float32(255)
 
 
-def _covered(shape: str, corner: np.ndarray, radius: int) -> np.ndarray:
+def _coverage(shape: str, corner: np.ndarray, radius: int) -> np.ndarray:
   """The pixels of a shape in the square that starts at `corner`, [SIDE, SIDE] bool."""
   y, x = (
     np.arange(SIDE)[:, None] + 0.5 - corner[0],

@@ -95,11 +95,11 @@ class MixedTask(base.Task):
     ]
     indices = np.arange(config.caption_rows) + step * config.caption_rows
     if config.caption_rows:
-      parts.append(self._captioned("train", indices)[0])
+      parts.append(self._caption_batch("train", indices)[0])
     if config.control_rows:
       rng = np.random.default_rng((self._seed, step, 2))
-      parts.append(self._controlled("train", rng, config.control_rows))
-    return base.only(_joined(parts), rows)
+      parts.append(self._control_batch("train", rng, config.control_rows))
+    return base.only(_concatenate(parts), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Yields the held-out text, then held-out captions, then windows of episodes."""
@@ -108,12 +108,12 @@ class MixedTask(base.Task):
     config = self._config
     if config.caption_rows:
       for indices in self._held_out():
-        batch, _ = self._captioned(split, indices)
+        batch, _ = self._caption_batch(split, indices)
         yield base.pad_rows(batch, self._batch_size)
     if config.control_rows:
       rng = np.random.default_rng((self._seed, 3))
       for indices in self._held_out():
-        batch = self._controlled(split, rng, len(indices))
+        batch = self._control_batch(split, rng, len(indices))
         yield base.pad_rows(batch, self._batch_size)
 
   def metric_sums(
@@ -146,7 +146,7 @@ class MixedTask(base.Task):
     if not self._config.caption_rows:
       return
     for indices in self._held_out():
-      batch, references = self._captioned(split, indices)
+      batch, references = self._caption_batch(split, indices)
       rows = base.repeat_rows(len(indices), self._batch_size)
       inputs = {
         "prompt": np.full((self._batch_size, _NUM_PATCHES), PATCH, np.int32),
@@ -303,7 +303,7 @@ class MixedTask(base.Task):
     places = np.arange(1, inputs.shape[1] + 1, dtype=np.int32)
     return np.tile(places, (len(inputs), 1))
 
-  def _captioned(
+  def _caption_batch(
     self, split: str, indices: np.ndarray
   ) -> tuple[Batch, list[str]]:
     """Images with captions, and the captions."""
@@ -330,7 +330,7 @@ class MixedTask(base.Task):
     }
     return batch, drawn.captions
 
-  def _controlled(
+  def _control_batch(
     self, split: str, rng: np.random.Generator, count: int
   ) -> Batch:
     """Windows of episodes from random positions."""
@@ -397,7 +397,7 @@ class MixedTask(base.Task):
       )
 
 
-def _joined(parts: Sequence[Batch]) -> Batch:
+def _concatenate(parts: Sequence[Batch]) -> Batch:
   """Concatenates rows of several kinds; rows without an image get a black one."""
   names = dict.fromkeys(name for part in parts for name in part)
   shapes = {name: part[name].shape[1:] for part in parts for name in part}

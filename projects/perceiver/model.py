@@ -203,12 +203,14 @@ class Perceiver(DrawnLatents, nn.Module):
         config.param_dtype,
         "embedding",
       )
-      places = self._learned(
+      places = self._learned_vectors(
         "positions", _sines, self.max_source_length, config.input_features
       )
       x = table(source) + places[None, : source.shape[1]]
     normal = nn.initializers.normal(_STD)
-    z = self._learned("latents", normal, config.num_latents, config.features)
+    z = self._learned_vectors(
+      "latents", normal, config.num_latents, config.features
+    )
     z = Layer(
       config,
       encoder,
@@ -234,7 +236,7 @@ class Perceiver(DrawnLatents, nn.Module):
     ]
     for layer in layers * config.num_blocks:
       z = layer(z, **call)
-    queries = self._learned(
+    queries = self._learned_vectors(
       "queries",
       normal if config.head == "class" else _sines,
       self.max_target_length,
@@ -256,7 +258,7 @@ class Perceiver(DrawnLatents, nn.Module):
     choices = _choices(config, config.output_width, config.outputs)
     return Head(choices, self.target_vocab_size, name="head")(out, table)
 
-  def _learned(self, name, init, size, width):
+  def _learned_vectors(self, name, init, size, width):
     """Learned vectors."""
     config = self.config
     vectors = self.param(name, init, (size, width), config.param_dtype)

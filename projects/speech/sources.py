@@ -127,7 +127,7 @@ def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
     if not path.is_file():
       raise DataError(f"{where}: no such file: {path}")
     samples = audio.read(path, config.sample_rate, "source")
-    recordings.append(_checked(Recording(samples, text, str(path)), config))
+    recordings.append(_check(Recording(samples, text, str(path)), config))
   return _split(recordings, config, seed, str(table))
 
 
@@ -162,7 +162,7 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
   other = catalog.held_out_split(builder, name, "source")
 
   def read_split(split: str) -> list[Recording]:
-    return [_checked(r, config) for r in _examples(builder, split, config)]
+    return [_check(r, config) for r in _examples(builder, split, config)]
 
   train = read_split("train")
   if other is None:
@@ -196,7 +196,7 @@ def _examples(
     yield Recording(samples.astype(np.float32), str(text), where)
 
 
-def _checked(recording: Recording, config: SpeechConfig) -> Recording:
+def _check(recording: Recording, config: SpeechConfig) -> Recording:
   """Raises DataError if a transcript is too long for CTC on its recording.
 
   Every symbol takes one position, and so does the blank between two equal symbols.

@@ -80,12 +80,12 @@ def dial(
   uniform = (own >> np.uint64(11)) * 2.0**-53
   lengths = min_digits + draws.below(own[:, 0], max_digits - min_digits + 1)
   level = 10 ** (_STRING_LEVEL / 20 * (2 * uniform[:, 1:2] - 1))
-  start = np.round(_scaled(_SILENCE, uniform[:, 2]) * sample_rate).astype(int)
+  start = np.round(_scale(_SILENCE, uniform[:, 2]) * sample_rate).astype(int)
   per_digit = uniform[:, 3:].reshape(count, max_digits, 6)
   digits = draws.below(own[:, 3::6], len(DIGITS))
   digits[np.arange(max_digits) >= lengths[:, None]] = -1
-  tones = np.round(_scaled(_TONE, per_digit[:, :, 1]) * sample_rate)
-  gaps = np.round(_scaled(_GAP, per_digit[:, :, 2]) * sample_rate)
+  tones = np.round(_scale(_TONE, per_digit[:, :, 1]) * sample_rate)
+  gaps = np.round(_scale(_GAP, per_digit[:, :, 2]) * sample_rate)
   samples = np.zeros((count, size), np.float32)
   for row in range(count):
     place, sounding, power = start[row], 0, 0.0
@@ -109,7 +109,7 @@ def dial(
   return Dialled(samples, start, digits)
 
 
-def _scaled(limits: tuple[float, float], uniform: np.ndarray) -> np.ndarray:
+def _scale(limits: tuple[float, float], uniform: np.ndarray) -> np.ndarray:
   return limits[0] + (limits[1] - limits[0]) * uniform
 
 

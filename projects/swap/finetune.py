@@ -85,5 +85,5 @@ def finetune(
   variables = generation.restore_variables(run, run_folder)
   model = load.make_model(described)
   variant.save(source, model, variables, weights)
-  metrics = scores.scored(source, model, variables)
+  metrics = scores.score(source, model, variables)
   return {f"finetune_{key}": value for key, value in metrics.items()}

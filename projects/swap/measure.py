@@ -84,7 +84,7 @@ def mechanism(
   try:
     described = variant.describe(source, choice.config, source.places)
     model, variables = variant.make(source, described, settings.seed)
-    mechanisms = substitution.drawn(variables, paths)
+    mechanisms = substitution.extract(variables, paths)
     _check_traces(model, variables, source)
     _check_substitutes(source, attention, mechanisms)
   except Exception as error:
@@ -98,7 +98,7 @@ def mechanism(
     return {**record, "status": CANNOT, "reason": reason}
   scores = scores_lib.make(source, attention)
   results, error = _layer_results(scores, paths, mechanisms)
-  kept = _kept(paths, results, settings.keep)
+  kept = _sensitive_places(paths, results, settings.keep)
   layers: list[dict[str, Any]] = [
     {"side": place.side, "layer": place.layer, **one}
     for place, one in zip(source.places, results, strict=True)
@@ -137,10 +137,10 @@ def mechanism(
       scores, paths, mechanisms
     )
     for layer, one in zip(layers, results, strict=True):
-      layer |= _transferred(one)
+      layer |= _transfer_columns(one)
     for swap, stay in zip(swaps, kept.values(), strict=True):
-      swap |= _transferred(scores.of(mechanisms, {*paths} - stay))
-    variables = substitution.filled(variables, mechanisms)
+      swap |= _transfer_columns(scores.of(mechanisms, {*paths} - stay))
+    variables = substitution.insert(variables, mechanisms)
     record["transfer_map"] = attention_maps.sketch(
       model, variables, source.task
     )
@@ -162,7 +162,7 @@ def _layer_results(
   ], whole
 
 
-def _transferred(results: Mapping[str, float]) -> dict[str, float]:
+def _transfer_columns(results: Mapping[str, float]) -> dict[str, float]:
   return {f"transfer_{name}": value for name, value in results.items()}
 
 
@@ -185,7 +185,7 @@ def _check_substitutes(
   )
 
 
-def _kept(
+def _sensitive_places(
   paths: Sequence[str],
   layers: Sequence[Mapping[str, float]],
   keep: Sequence[int],

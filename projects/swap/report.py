@@ -83,7 +83,7 @@ def _subject(settings: Settings) -> str:
   return ", ".join(parts)
 
 
-def _used(
+def _columns_with_values(
   content: Sequence[Mapping[str, Any]], columns: Mapping[str, Cost]
 ) -> dict[str, Cost]:
   """The columns in which some row has a value."""
@@ -97,7 +97,7 @@ def _used(
 def _table(
   content: Sequence[Mapping[str, Any]], columns: Mapping[str, Cost]
 ) -> Table:
-  used = _used(content, columns)
+  used = _columns_with_values(content, columns)
   body = []
   for row in content:
     cells = [Cell(row["attention"], row["attention"])]
@@ -122,7 +122,7 @@ def _with_options(table: Table, content: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _meanings(content: Sequence[Mapping[str, Any]]) -> list[str]:
-  columns = _used(content, {**rows.QUALITY, **rows.COSTS})
+  columns = _columns_with_values(content, {**rows.QUALITY, **rows.COSTS})
   return [f"{_title(c)}: {c.meaning}" for c in columns.values()]
 
 

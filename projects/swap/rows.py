@@ -82,7 +82,7 @@ def results(records: Sequence[Record]) -> list[dict[str, Any]]:
       last = {
         "perplexity": None if loss is None else _exp(loss),
         "last_accuracy": accuracy,
-        "loss_added": _added(loss, base),
+        "loss_added": _relative_increase(loss, base),
       }
       kept = " ".join(map(str, swap.get("kept", ())))
       own = {"keep": swap.get("keep"), "kept": kept, **losses, **accuracies}
@@ -105,9 +105,11 @@ def layers(records: Sequence[Record]) -> list[dict[str, Any]]:
       "error": layer["error"],
       "transfer_error": layer.get("transfer_error"),
       "loss": layer["loss"],
-      "loss_added": _added(layer["loss"], base),
+      "loss_added": _relative_increase(layer["loss"], base),
       "transfer_loss": layer.get("transfer_loss"),
-      "transfer_loss_added": _added(layer.get("transfer_loss"), base),
+      "transfer_loss_added": _relative_increase(
+        layer.get("transfer_loss"), base
+      ),
     }
     for record in records
     for layer in record.get("layers", ())
@@ -150,7 +152,7 @@ def own_loss(records: Sequence[Record]) -> float | None:
   return None
 
 
-def _added(loss: float | None, base: float | None) -> float | None:
+def _relative_increase(loss: float | None, base: float | None) -> float | None:
   return None if loss is None or not base else loss / base - 1
 
 

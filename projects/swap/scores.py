@@ -78,7 +78,7 @@ def make(source: Source, attention: Attention | None) -> Quality:
   return Quality(of, errors)
 
 
-def scored(source: Source, model: Any, variables: Any) -> dict[str, float]:
+def score(source: Source, model: Any, variables: Any) -> dict[str, float]:
   """'loss' and 'accuracy' of another model on the same held-out text."""
   other = source._replace(model=model, variables=variables)
   return make(other, None).of({}, set())

@@ -118,7 +118,7 @@ def read(settings: Settings) -> Source:
   if not Path(settings.text).is_file():
     raise ConfigError(f"--text: no such file: {settings.text}")
   try:
-    with files.noted() as notes:
+    with files.record_digests() as notes:
       task = text_task.make(
         text_task.TextConfig(
           path=settings.text,
@@ -163,7 +163,7 @@ def read(settings: Settings) -> Source:
     variables=variables,
     vocabulary=vocabulary,
     task=task,
-    data=files.named(notes) | {"--weights": _digest(variables)},
+    data=files.name_digests(notes) | {"--weights": _digest(variables)},
     batches=list(task.eval_batches(task.eval_splits[0])),
     places=places,
     context=context,

@@ -52,7 +52,7 @@ def logits(
       return own(query, key, value, **call)
     return jax.lax.cond(
       swapped[place],
-      lambda: _called(attention, mechanisms[place], query, key, value, **call),
+      lambda: _call(attention, mechanisms[place], query, key, value, **call),
       lambda: own(query, key, value, **call),
     )
 
@@ -102,7 +102,7 @@ def squares(
     del record
     out = own(query, key, value, **call)
     if place in mechanisms:
-      other = _called(attention, mechanisms[place], query, key, value, **call)
+      other = _call(attention, mechanisms[place], query, key, value, **call)
       counts = valid[place.partition("_")[0]][:, :, None, None]
       norms[place] = jnp.stack(
         [_square(other - out, counts), _square(out, counts)]
@@ -113,7 +113,7 @@ def squares(
   return norms
 
 
-def drawn(
+def extract(
   variables: Mapping[str, Any], places: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
   """Extracts the mechanism's variables at each place from those of a model."""
@@ -130,10 +130,10 @@ def drawn(
   }
 
 
-def filled(
+def insert(
   variables: Mapping[str, Any], mechanisms: Mechanisms
 ) -> dict[str, Any]:
-  """Inserts the variables of a mechanism into those of a model; inverts `drawn`.
+  """Inserts the variables of a mechanism into those of a model; inverts `extract`.
 
   Args:
     variables: variables of a model.
@@ -162,7 +162,7 @@ def valid_positions(batch: Batch, pad_id: int) -> dict[str, Any]:
   return masks
 
 
-def _called(
+def _call(
   attention: Attention,
   variables: Mapping[str, Any],
   query: Array,

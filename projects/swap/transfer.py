@@ -58,7 +58,7 @@ def fit(
     for place, own in mechanisms.items()
   }
 
-  def merged(trained):
+  def merge(trained):
     return {
       place: {**fixed[place], **({"params": own} if own else {})}
       for place, own in trained.items()
@@ -67,7 +67,7 @@ def fit(
   def loss(trained, variables, batch):
     valid = substitution.valid_positions(batch, pad_id)
     norms = substitution.squares(
-      model, variables, batch, valid, attention, merged(trained)
+      model, variables, batch, valid, attention, merge(trained)
     )
     pairs = jnp.stack([*norms.values()])
     return jnp.sum(pairs[:, 0] / jnp.maximum(pairs[:, 1], 1e-30))
@@ -81,4 +81,4 @@ def fit(
   state = optimizer.init(trained)
   for step in range(steps):
     trained, state = update(trained, state, variables, batch_of(step))
-  return merged(trained)
+  return merge(trained)

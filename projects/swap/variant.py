@@ -89,4 +89,4 @@ def write(
   model, variables = make(source, describe(source, config, places), 0)
   # Mechanisms at other places may have variables with the same names.
   swapped = {place.path: mechanisms[place.path] for place in places}
-  save(source, model, substitution.filled(variables, swapped), folder)
+  save(source, model, substitution.insert(variables, swapped), folder)

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def shifted(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def translate(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
   """Shifts every image by whole pixels and fills with 0.
 
       out[b, y, x] = images[b, y − offsets[b, 0], x − offsets[b, 1]]
@@ -27,7 +27,7 @@ def shifted(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
   ]
 
 
-def mirrored(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def mirror(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
   """Mirrors the images [B, H, W, C] left to right for which `chosen` [B] is True."""
   return np.where(chosen[:, None, None, None], images[:, :, ::-1], images)
 
@@ -47,8 +47,8 @@ def vary(
     [B, H, W, C].
   """
   if flip:
-    images = mirrored(images, rng.random(len(images)) < 0.5)
+    images = mirror(images, rng.random(len(images)) < 0.5)
   if shift:
     offsets = rng.integers(-shift, shift, (len(images), 2), endpoint=True)
-    images = shifted(images, offsets)
+    images = translate(images, offsets)
   return images

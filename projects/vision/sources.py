@@ -112,20 +112,20 @@ def _folder(folder: pathlib.Path, share: float) -> Images:
   """Reads a folder of class folders; ignores names with a leading dot."""
   if not folder.is_dir():
     raise DataError(f"{folder}: no such folder (task.path)")
-  classes = [path for path in _listed(folder) if path.is_dir()]
+  classes = [path for path in _list(folder) if path.is_dir()]
   if len(classes) < 2:
     raise DataError(
       f"{folder}: expected a folder for each of at least 2 classes, got "
       f"{', '.join(path.name for path in classes) or 'none'} (task.path)"
     )
-  files = [(i, file) for i, c in enumerate(classes) for file in _listed(c)]
+  files = [(i, file) for i, c in enumerate(classes) for file in _list(c)]
   images = ((i, read_bytes(file), str(file)) for i, file in files)
-  split = _stacked(images, len(files), "task.path", str(folder))
+  split = _stack(images, len(files), "task.path", str(folder))
   names = [path.name for path in classes]
   return _split(names, 255, split, share, str(folder))
 
 
-def _listed(folder: pathlib.Path) -> list[pathlib.Path]:
+def _list(folder: pathlib.Path) -> list[pathlib.Path]:
   try:
     return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
   except OSError as error:
@@ -157,7 +157,7 @@ def _named(config: ImageConfig) -> Images:
     )
 
   def read_split(split: str) -> Split:
-    return _stacked(
+    return _stack(
       _examples(builder, split),
       builder.info.splits[split].num_examples,
       "task.source",
@@ -187,7 +187,7 @@ def _examples(builder: Any, split: str) -> Iterator[tuple[int, bytes, str]]:
     yield int(example["label"]), example["image"], where
 
 
-def _stacked(
+def _stack(
   images: Iterable[tuple[int, bytes, str]], count: int, field: str, where: str
 ) -> Split:
   """Decodes images of one shape.

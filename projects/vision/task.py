@@ -84,7 +84,7 @@ class ImageTask(LabelledTask):
         f"{file}: expected {channels} channels, as in the images of this run, "
         f"got {image.shape[2]}"
       )
-    return _scaled(image, 255)
+    return _scale(image, 255)
 
   def encode(self, line: str) -> NoReturn:
     """Raises ValueError, because a line of text is not an image."""
@@ -120,13 +120,13 @@ class ImageTask(LabelledTask):
 
   def _scaled(self, images: np.ndarray, labels: np.ndarray) -> Batch:
     return {
-      "image": _scaled(images, self._brightest),
+      "image": _scale(images, self._brightest),
       "targets": labels[:, None],
       "weights": np.ones((len(labels), 1), np.float32),
     }
 
 
-def _scaled(images: np.ndarray, brightest: int) -> np.ndarray:
+def _scale(images: np.ndarray, brightest: int) -> np.ndarray:
   half = np.float32(0.5)
   return (images / np.float32(brightest) - half) / half
 

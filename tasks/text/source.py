@@ -183,7 +183,7 @@ def _check_column(place: Any, column: str, names: Sequence[str]) -> None:
 
 
 def _json_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
-  with files.opened(path) as file:
+  with files.open_bytes(path) as file:
     for number, line in enumerate(file, 1):
       if not line.strip():
         continue
@@ -202,7 +202,7 @@ def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   pyarrow = _pyarrow(path, "csv")
   try:
     with (
-      files.opened(path) as file,
+      files.open_bytes(path) as file,
       io.TextIOWrapper(file, "utf-8-sig", newline="") as text,
       files.long_cells(),
     ):
@@ -213,7 +213,7 @@ def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   except csv.Error as error:
     raise DataError(f"{path}: {one_line(error)}") from error
   _check_column(path, column, header)
-  with files.opened(path) as file, _faults_of(path):
+  with files.open_bytes(path) as file, _faults_of(path):
     batches = pyarrow.open_csv(
       file,
       pyarrow.ReadOptions(block_size=_CSV_BLOCK),

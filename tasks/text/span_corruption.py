@@ -119,8 +119,8 @@ def corrupt(
   Returns:
     Source and target, [B, S] and [B, T] int32.
   """
-  source = _replaced(tokens, mask, sentinels)
-  target = _replaced(tokens, ~mask, sentinels)
+  source = _replace_spans(tokens, mask, sentinels)
+  target = _replace_spans(tokens, ~mask, sentinels)
   end = np.full((len(tokens), 1), eos_id, np.int32)
   spans = int(_firsts(mask)[0].sum())
   last = np.full_like(end, sentinels[spans])
@@ -214,23 +214,23 @@ class SpanText(TextTask):
     )
     sizes = self._sizes
 
-    def padded(rows: np.ndarray, length: int) -> np.ndarray:
+    def pad(rows: np.ndarray, length: int) -> np.ndarray:
       free = (0, 0), (0, length - rows.shape[1])
       return np.pad(rows, free, constant_values=self.pad_id)
 
     source_mask = np.arange(sizes.source) < source.shape[1]
     target_mask = np.arange(sizes.target) < target.shape[1]
     return {
-      "source": padded(source, sizes.source),
+      "source": pad(source, sizes.source),
       "source_mask": np.tile(source_mask, (len(tokens), 1)),
-      "inputs": padded(inputs, sizes.target),
-      "targets": padded(target, sizes.target),
+      "inputs": pad(inputs, sizes.target),
+      "targets": pad(target, sizes.target),
       "weights": np.tile(target_mask.astype(np.float32), (len(tokens), 1)),
     }
 
   def _training_pairs(self) -> Pairs:
     """Pairs from enough targets that each training token is in about one."""
-    text = self._counted
+    text = self._count
     count = len(text) // self.piece
     pieces = text[: count * self.piece].reshape(count, self.piece)
     rng = np.random.default_rng(0)
@@ -265,7 +265,7 @@ def _firsts(mask: np.ndarray) -> np.ndarray:
   return mask & ~left
 
 
-def _replaced(
+def _replace_spans(
   tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray
 ) -> np.ndarray:
   """Rows with a sentinel in place of each run of True."""

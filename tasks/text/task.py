@@ -145,10 +145,10 @@ class TextTask(base.Task):
 
   def _training_pairs(self) -> Pairs:
     """The pairs that `baselines` counts."""
-    return Pairs.of(self._counted)
+    return Pairs.of(self._count)
 
   @property
-  def _counted(self) -> np.ndarray:
+  def _count(self) -> np.ndarray:
     """The training text, int32; of a text on disk, the first `_MOST_COUNTED` tokens."""
     is_mapped = isinstance(self._train, np.memmap)
     text = self._train[:_MOST_COUNTED] if is_mapped else self._train

@@ -152,9 +152,9 @@ def test_epsilon_of_relu_features_is_added_to_each():
 
 def test_a_normaliser_is_nothing_up_to_its_bound():
   sums = [[3e-30, 2e-30], [3e-31, 1e-31], [-3e-30, -2e-30], [-3e-31, -1e-31]]
-  found = features.divided(jnp.asarray(sums))[:, 0]
+  found = features.normalize(jnp.asarray(sums))[:, 0]
   np.testing.assert_allclose(found, [1.5, 0.0, 1.5, 0.0], rtol=1e-6)
-  assert jnp.isnan(features.divided(jnp.asarray([[1.0, jnp.nan]]))).all()
+  assert jnp.isnan(features.normalize(jnp.asarray([[1.0, jnp.nan]]))).all()
 
 
 def test_lightning_forgets_in_its_last_layer():

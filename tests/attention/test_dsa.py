@@ -39,7 +39,7 @@ def selected(index):
     index["index_query"], index["index_weight"], None, place=places
   )
   keys = indexer.Keys(index["index_key"], None, None)
-  return indexer.chosen(indexer.index_scores(rows, keys, True), TOP_K)
+  return indexer.select(indexer.index_scores(rows, keys, True), TOP_K)
 
 
 def test_the_largest_are_those_of_a_sort():
@@ -54,7 +54,7 @@ def test_the_largest_are_those_of_a_sort():
     expected = np.zeros(scores.shape, bool)
     np.put_along_axis(expected, order, True, axis=-1)
     expected &= scores > -np.inf
-    got = jax.jit(indexer.chosen, static_argnums=1)(scores, top_k)
+    got = jax.jit(indexer.select, static_argnums=1)(scores, top_k)
     np.testing.assert_array_equal(got, expected, str(top_k))
 
 

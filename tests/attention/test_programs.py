@@ -38,7 +38,7 @@ def test_a_second_call_of_a_function_compiles_nothing(name):
 def test_equal_hyperparameters_have_one_record(name):
   """So that `performer().apply(…)` compiles once as well."""
   factory = attention.ATTENTIONS[name]
-  options = dict.fromkeys(mechanisms.required(factory), 2)
+  options = dict.fromkeys(mechanisms.required_names(factory), 2)
   assert factory(**options) is factory(**options)
 
 

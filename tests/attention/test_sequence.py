@@ -399,7 +399,7 @@ def crossing(mechanism, devices, length, **call):
   function, parts = sharded(mechanism, devices, **call)
   arguments = *arrays_of(mechanism, length), parts
   program = jax.jit(function).lower(*arguments).compile()
-  return sum(hlo.sent(program.as_text()).values())
+  return sum(hlo.bytes_sent(program.as_text()).values())
 
 
 def promised(mechanism, devices, length, is_causal):

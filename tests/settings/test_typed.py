@@ -28,7 +28,10 @@ from settings import typed
 def test_a_mechanism_and_its_options(text, name, options):
   assert typed.mechanism(text) == (name, options)
   # What is written for a command is read as the same.
-  assert typed.mechanism(typed.spelled(name, options)) == (name, options)
+  assert typed.mechanism(typed.format_mechanism(name, options)) == (
+    name,
+    options,
+  )
 
 
 @pytest.mark.parametrize("text", ["lsh:chunk_size=8:x", "window=8"])

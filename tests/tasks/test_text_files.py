@@ -114,9 +114,11 @@ def test_files_come_in_the_order_of_a_list_or_of_their_names(plain, tmp_path):
     make(",".join(map(str, parts)), "decoder", column="text")
   wanted = make(plain, "decoder")
   same(make(", ".join(map(str, parts)), "decoder"), wanted)
-  with files.noted() as notes:
+  with files.record_digests() as notes:
     same(make(tmp_path / "[123].*", "decoder"), wanted)
-  assert [*files.named(notes)] == [f"{tmp_path.name}/{name}" for name in names]
+  assert [*files.name_digests(notes)] == [
+    f"{tmp_path.name}/{name}" for name in names
+  ]
   # What has a comma in its name is one file.
   one = tmp_path / "a,b.txt"
   one.write_bytes(plain.read_bytes())

@@ -17,7 +17,9 @@ def rows():
   kinds += [entry.config_type for entry in tasks.TASKS.values()]
   kinds += models.CONFIGS.values()
   return [
-    " | ".join([kind.__name__, name, config_help._typed(type_), str(default)])
+    " | ".join(
+      [kind.__name__, name, config_help._describe_type(type_), str(default)]
+    )
     for kind in dict.fromkeys(kinds)
     for name, type_, default, _ in config_help._fields(kind, "")
   ]

@@ -77,12 +77,15 @@ def test_what_is_noted_is_the_content(tmp_path):
   plain, packed = tmp_path / "a.txt", tmp_path / "b.txt.gz"
   plain.write_text(TEXT)
   packed.write_bytes(gzip.compress(TEXT.encode()))
-  with files.noted() as notes:
+  with files.record_digests() as notes:
     for path in (plain, packed, plain):
       files.read_bytes(path)
   files.read_bytes(tmp_path / "a.txt")
   folder = tmp_path.name
-  assert [*files.named(notes)] == [f"{folder}/a.txt", f"{folder}/b.txt.gz"]
+  assert [*files.name_digests(notes)] == [
+    f"{folder}/a.txt",
+    f"{folder}/b.txt.gz",
+  ]
   assert len(set(notes.values())) == 1
 
 

@@ -30,7 +30,7 @@ def sent(local, out=None):
   )
   x = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, WIDTH)))
   text = jax.jit(function).lower(x.astype(jnp.float32)).compile().as_text()
-  return hlo.sent(text)
+  return hlo.bytes_sent(text)
 
 
 def around(x, by=1):
@@ -106,7 +106,7 @@ ONE_GATHER = """ENTRY %main (x: f32[6]) -> f32[24] {{
 )
 def test_groups_of_four_in_each_way_that_xla_writes_them(groups, axes):
   text = ONE_GATHER.format(groups=groups)
-  assert hlo.sent(text) == {"all-gather": 24 * 4 * 3 / 4}
+  assert hlo.bytes_sent(text) == {"all-gather": 24 * 4 * 3 / 4}
   assert hlo.sent_along(text, {"x": 2, "y": 4}) == {
     (axes, "all-gather"): (1, 24 * 4 * 3 / 4)
   }
@@ -114,7 +114,7 @@ def test_groups_of_four_in_each_way_that_xla_writes_them(groups, axes):
 
 def test_groups_in_another_form_are_not_taken_for_all():
   with pytest.raises(ValueError, match="in an unknown format"):
-    hlo.sent(ONE_GATHER.format(groups="replica_groups=torus<2>"))
+    hlo.bytes_sent(ONE_GATHER.format(groups="replica_groups=torus<2>"))
 
 
 # As XLA writes it for GPUs, on a mesh of data 2 × fsdp 4.

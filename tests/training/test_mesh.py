@@ -172,7 +172,7 @@ def laid_out(mesh, shapes):
 def test_attention_is_computed_in_parts():
   """Of a length that splits: keys go round the ring, and nothing is gathered."""
   case = ("data 2, sequence 4", "dense", "recall")
-  sent = hlo.sent(lowered(*case))
+  sent = hlo.bytes_sent(lowered(*case))
   assert sent.keys() == {"collective-permute", "all-reduce"}
   assert_as_on_one(*case, rtol=2e-5)
 
@@ -282,7 +282,7 @@ def test_rules_split_heads_features_and_ids():
   ):
     assert tuple(mesh.spec(path, shape, sizes)) == expected
   one = mesh.spec("params/encoder_0/mlp/out/kernel", (8, 6), sizes)
-  assert tuple(mesh.gathered(one)) == ("tensor", None)
+  assert tuple(mesh.without_fsdp(one)) == ("tensor", None)
 
 
 def test_every_large_parameter_has_a_rule():

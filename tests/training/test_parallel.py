@@ -115,7 +115,7 @@ def test_the_gradient_of_a_gathered_parameter_is_kept_in_parts():
   @jax.jit
   def gradient(variable):
     def squares(variable):
-      return jnp.sum(parallel._gathered(variable, whole, part) ** 2)
+      return jnp.sum(parallel._gather(variable, whole, part) ** 2)
 
     return jax.grad(squares)(variable)
 

@@ -74,7 +74,7 @@ def _table(kind: type, section: str) -> str:
   rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
   for name, type_, value, meaning in _fields(kind, section):
     shown = f"`{value}`" if value else "needed"
-    rows.append(f"| `{name}` | {_typed(type_)} | {shown} | {meaning} |")
+    rows.append(f"| `{name}` | {_describe_type(type_)} | {shown} | {meaning} |")
   return "\n".join(rows) + "\n"
 
 
@@ -94,10 +94,10 @@ def _fields(config: Any, section: str) -> Iterator[tuple[str, Any, str, str]]:
       yield from _fields(value, f"{name}.")
     else:
       meaning = texts.get(field.name, "")
-      yield name, types[field.name], _shown(value), meaning
+      yield name, types[field.name], _format_value(value), meaning
 
 
-def _typed(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
   """Describes a type: "int ≥ 1", "'jit' or 'pmap'", "list of int"."""
   parts = typing.get_args(kind)
   if typing.get_origin(kind) is typing.Annotated:
@@ -107,24 +107,24 @@ def _typed(kind: Any) -> str:
       for sign, name in (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
       if (limit := getattr(bound, name, None)) is not None
     )
-    return _typed(parts[0]) + ",".join(limits)
+    return _describe_type(parts[0]) + ",".join(limits)
   if typing.get_origin(kind) is typing.Literal:
     return " or ".join(map(repr, parts))
   if typing.get_origin(kind) is tuple:
     size = "" if parts[-1] is ... else f"{len(parts)} "
-    return f"list of {size}{_typed(parts[0])}"
+    return f"list of {size}{_describe_type(parts[0])}"
   if parts:
-    return " or ".join(map(_typed, parts))
+    return " or ".join(map(_describe_type, parts))
   return "None" if kind is type(None) else kind.__name__
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
   if hasattr(value, "build"):
     # All options that the command line can set, also those left at their default.
     options = ", ".join(f"{k}={x!r}" for k, x in value.all_options.items())
     return value.name + (f" ({options})" if options else "")
   if isinstance(value, tuple):
-    return "[" + ", ".join(map(_shown, value)) + "]"
+    return "[" + ", ".join(map(_format_value, value)) + "]"
   if value is dataclasses.MISSING:
     return ""
   return repr(value) if value == "" else str(value)

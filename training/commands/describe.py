@@ -53,7 +53,7 @@ def main() -> None:
       jax.config.update("jax_num_cpu_devices", _DEVICES.value)
     except RuntimeError as error:
       raise ConfigError(f"--devices: {error}") from error
-  step = compiled_step.compiled(experiment_config.parse(mapping), target)
+  step = compiled_step.compile_step(experiment_config.parse(mapping), target)
   print(experiment.describe(step.run, target.devices if target else ()))
   sizes = " × ".join(f"{name} {size}" for name, size in step.mesh.items())
   print(f"mesh: {sizes}\n")

@@ -55,7 +55,9 @@ class Step(NamedTuple):
     return sum(local for local, _ in self.held.values())
 
 
-def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
+def compile_step(
+  config: ExperimentConfig, target: Target | None = None
+) -> Step:
   """Compiles the training step of a run for the devices of JAX or of a target.
 
   Raises:
@@ -95,7 +97,7 @@ def compiled(config: ExperimentConfig, target: Target | None = None) -> Step:
   start = time.perf_counter()
   try:
     if target:
-      program = target_lib.compiled(step, target, state, batch)
+      program = target_lib.compile_for(step, target, state, batch)
     else:
       program = step.lower(state, batch).compile()
   except jax.errors.JaxRuntimeError as error:

@@ -71,7 +71,7 @@ class Collective(NamedTuple):
   groups: Sequence[Sequence[int]]
 
 
-def sent(text: str) -> dict[str, float]:
+def bytes_sent(text: str) -> dict[str, float]:
   """Bytes that each device sends in one call of a program, by kind."""
   total = collections.defaultdict(float)
   for one in collectives(text):
@@ -93,7 +93,7 @@ def sent_along(
   """
   total: dict[tuple[str, str], tuple[int, float]] = {}
   for one in collectives(text):
-    crossed = ", ".join(_crossed(one.groups, sizes))
+    crossed = ", ".join(_crossed_axes(one.groups, sizes))
     if crossed:  # Groups of one device send nothing.
       count, size = total.get((crossed, one.kind), (0, 0.0))
       added = count + one.times, size + one.times * one.size
@@ -101,7 +101,7 @@ def sent_along(
   return dict(sorted(total.items()))
 
 
-def _crossed(
+def _crossed_axes(
   groups: Sequence[Sequence[int]], sizes: Mapping[str, int]
 ) -> list[str]:
   """The axes along which the devices of a group differ."""
@@ -165,11 +165,11 @@ def collectives(text: str) -> list[Collective]:
       if "-done(" in line or "-update(" in line:
         continue
       times = _trips(line, lines) or 1
-      for called in _called(line):
+      for called in _callees(line):
         found += (x._replace(times=times * x.times) for x in within(called))
     return found
 
-  def _called(line: str) -> Iterator[str]:
+  def _callees(line: str) -> Iterator[str]:
     yield from _CALLED.findall(line)
     if branches := _BRANCHES.search(line):
       several, *two = branches.groups()
@@ -264,7 +264,7 @@ def _groups(options: str) -> Sequence[Sequence[int]]:
     groups = listed[1].strip("{}").split("},{")
     return [_numbers(group) for group in groups]
   if counted := _COUNTED.search(options):
-    return _ordered(counted[2]).reshape(_numbers(counted[1])).tolist()
+    return _device_order(counted[2]).reshape(_numbers(counted[1])).tolist()
   if named := _NAMED.search(options):
     return _along(*named.groups())
   if "replica_groups={}" in options or "replica_groups" not in options:
@@ -272,7 +272,7 @@ def _groups(options: str) -> Sequence[Sequence[int]]:
   raise ValueError(f"groups of devices in an unknown format: {options}")
 
 
-def _ordered(text: str) -> np.ndarray:
+def _device_order(text: str) -> np.ndarray:
   """Parses device numbers: '7,6,5', or '[2,4]T(1,0)', an iota with transposed axes."""
   counted = _ORDER.match(text)
   if counted is None:
@@ -295,7 +295,7 @@ def _along(
     if name in chosen:
       moved.append(len(shape) + (count > 0))
     shape += parts
-  array = _ordered(devices or f"[{math.prod(shape)}]").reshape(shape)
+  array = _device_order(devices or f"[{math.prod(shape)}]").reshape(shape)
   last = [*range(-len(moved), 0)]
   group = math.prod(shape[i] for i in moved)
   return np.moveaxis(array, moved, last).reshape(-1, group).tolist()

@@ -173,7 +173,7 @@ def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
   return jax.P(*entries)
 
 
-def gathered(one: jax.P) -> jax.P:
+def without_fsdp(one: jax.P) -> jax.P:
   """Returns the spec after gathering along 'fsdp', as a layer computes."""
   return jax.P(*(None if name == FSDP else name for name in one))
 

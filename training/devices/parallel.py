@@ -105,9 +105,9 @@ def on_mesh(
   def call(variables, *arguments, **options):
     if mesh.shape.get(mesh_lib.FSDP, 1) > 1:
       variables = jax.tree.map(
-        _gathered,
+        _gather,
         variables,
-        mesh_lib.shardings(mesh, variables, mesh_lib.gathered),
+        mesh_lib.shardings(mesh, variables, mesh_lib.without_fsdp),
         mesh_lib.shardings(mesh, variables),
       )
     return forward(model, variables, *arguments, **options)
@@ -116,7 +116,7 @@ def on_mesh(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gathered(variable, whole, part):
+def _gather(variable, whole, part):
   """Gathers a variable; its gradient is sharded as the variable is stored.
 
   The gradient of `with_sharding_constraint` would be whole on every device, which
@@ -125,8 +125,8 @@ def _gathered(variable, whole, part):
   return jax.lax.with_sharding_constraint(variable, whole)
 
 
-_gathered.defvjp(
-  lambda variable, whole, part: (_gathered(variable, whole, part), None),
+_gather.defvjp(
+  lambda variable, whole, part: (_gather(variable, whole, part), None),
   lambda whole, part, _, gradient: (
     jax.lax.with_sharding_constraint(gradient, part),
   ),

@@ -103,7 +103,7 @@ def _prepare() -> None:
       os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
 
 
-def compiled(jitted: Any, target: Target, *shapes: Any) -> Any:
+def compile_for(jitted: Any, target: Target, *shapes: Any) -> Any:
   """Compiles a function of `jax.jit` for other devices.
 
   Args:

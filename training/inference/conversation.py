@@ -54,7 +54,7 @@ class Conversation:
     self._turn += 1
     # A user's task need not inherit from `Task`.
     if getattr(self._experiment.task, "continues", False):
-      return self._continued(line)
+      return self._continue_text(line)
     [output] = generation.generate_lines(
       self._experiment,
       self._variables,
@@ -66,7 +66,7 @@ class Conversation:
     )
     return output
 
-  def _continued(self, line: str) -> str:
+  def _continue_text(self, line: str) -> str:
     """Continues the text so far and a line, and appends both to the text."""
     task = self._experiment.task
     try:

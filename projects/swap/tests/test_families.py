@@ -72,7 +72,7 @@ def test_a_decoder_with_other_mechanisms(case, tmp_path):
       )
     )
     variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    mechanisms = substitution.drawn(variables, paths)
+    mechanisms = substitution.extract(variables, paths)
 
     def logits(mechanisms, config=choice.config):
       everywhere = dict.fromkeys(mechanisms, np.array(True))

@@ -49,7 +49,7 @@ def with_mechanisms(template, own, mechanisms):
     for x in (template, own)
   )
   flat |= {path: x for path, x in around.items() if path in flat}
-  return substitution.filled(
+  return substitution.insert(
     traverse_util.unflatten_dict(flat, sep="/"), mechanisms
   )
 
@@ -88,7 +88,7 @@ def test_any_choice_of_layers_is_the_model_that_has_them(own, other, choices):
   model, variables, places = make(own, **choices)
   _, drawn, _ = make(other, **choices)
   batch = tiny.batch()
-  mechanisms = substitution.drawn(drawn, places)
+  mechanisms = substitution.extract(drawn, places)
 
   def run(*swapped):
     choice = {place: np.array(place in swapped) for place in mechanisms}
@@ -118,7 +118,7 @@ def squares(model, variables, places, other, batch=None, valid=None):
     "decoder": np.ones(batch["inputs"].shape, bool),
     "encoder": np.ones(batch["source"].shape, bool),
   }
-  mechanisms = substitution.drawn(drawn, places)
+  mechanisms = substitution.extract(drawn, places)
   found = squares_of(model, variables, batch, valid, other.build(), mechanisms)
   assert set(found) == set(places)
   return np.array([found[place] for place in places]), mechanisms
@@ -215,7 +215,7 @@ def test_what_reads_no_keys_serves_a_model_that_has_none():
 
   def run():
     variables = models.initialize(model, jax.random.key(0), tiny.batch())
-    mechanisms = substitution.drawn(variables, places)
+    mechanisms = substitution.extract(variables, places)
     swapped = dict.fromkeys(places, np.array(True))
     return substitution.logits(
       model, variables, tiny.batch(), lsh.build(), mechanisms, swapped
@@ -240,16 +240,16 @@ def test_padding_is_not_counted():
 
 def test_variables_are_taken_out_and_put_back():
   _, variables, places = make(AttentionConfig("window_linear", {"window": 4}))
-  mechanisms = substitution.drawn(variables, places)
+  mechanisms = substitution.extract(variables, places)
   assert set(mechanisms) == set(places)
   assert all(jax.tree.leaves(own) for own in mechanisms.values())
   twice = jax.tree.map(lambda x: 2 * x, mechanisms)
-  filled = substitution.filled(variables, twice)
+  filled = substitution.insert(variables, twice)
   assert jax.tree.structure(filled) == jax.tree.structure(dict(variables))
-  chex.assert_trees_all_equal(substitution.drawn(filled, places), twice)
+  chex.assert_trees_all_equal(substitution.extract(filled, places), twice)
   # A model that has none of them is left as it is.
   _, without, _ = make(AttentionConfig("dense"))
-  same = substitution.filled(without, twice)
+  same = substitution.insert(without, twice)
   chex.assert_trees_all_equal(same, dict(without))
 
 

@@ -89,7 +89,7 @@ def test_the_folder_is_the_model_of_the_row(finished, place):
   _, row, _ = rows(out)
   model = source.read(cases.settings("gpt2", place, batches=1))
   p = models.load_pretrained(out / "models" / row["folder"])
-  found = scores.scored(model, p.model, p.variables)
+  found = scores.score(model, p.model, p.variables)
   assert found["loss"] == pytest.approx(float(row["finetune_loss"]), rel=1e-5)
   assert found["accuracy"] == pytest.approx(float(row["finetune_accuracy"]))
   names = [one.name for one in p.model.config.layers("decoder_attention")]
@@ -320,7 +320,7 @@ def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
   for record, loss in ((flash, "loss"), (delta, "transfer_loss")):
     (swap,) = record["swaps"]
     p = models.load_pretrained(tmp_path / "models" / swap["folder"])
-    found = scores.scored(model, p.model, p.variables)
+    found = scores.score(model, p.model, p.variables)
     assert found["loss"] == pytest.approx(swap[loss], rel=1e-5)
     names = [one.name for one in p.model.config.layers("decoder_attention")]
     assert names.count(record["name"]) == len(names) - 1
@@ -377,7 +377,7 @@ def test_a_mechanism_that_was_typed_by_its_path(tmp_path, monkeypatch):
   own = {"name": "their_swap:mine", "feature_map": "hedgehog"}
   layers = ["dense" if i in swap["kept"] else own for i in range(len(names))]
   p = models.load_pretrained(folder, attention=layers)
-  found = scores.scored(model, p.model, p.variables)
+  found = scores.score(model, p.model, p.variables)
   assert found["loss"] == pytest.approx(trained["finetune_loss"], rel=1e-5)
 
 

@@ -17,7 +17,7 @@ def drawn(model, config):
   """What a mechanism draws at every place of a model."""
   described = variant.describe(model, config, model.places)
   _, variables = variant.make(model, described, 0)
-  return substitution.drawn(variables, [place.path for place in model.places])
+  return substitution.extract(variables, [place.path for place in model.places])
 
 
 def fitted(model, config, before, steps):
@@ -89,7 +89,7 @@ def test_a_layer_that_is_kept_keeps_its_own_variables(tmp_path):
   target = tmp_path / "kept"
   variant.write(model, config, model.places[1:], mechanisms, target)
   p = models.load_pretrained(target)
-  found = substitution.drawn(p.variables, paths)
-  own = substitution.drawn(model.variables, paths)
+  found = substitution.extract(p.variables, paths)
+  own = substitution.extract(model.variables, paths)
   for path, wanted in zip(paths, (own, mechanisms), strict=True):
     chex.assert_trees_all_equal(found[path], dict(wanted[path]))

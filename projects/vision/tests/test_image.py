@@ -111,7 +111,7 @@ def test_shift_is_a_loop_over_pixels(shape):
   rows, columns = (range(-n + 1, n) for n in shape[:2])
   offsets = np.array(list(itertools.product(rows, columns)))
   images = rng.integers(1, 256, (len(offsets), *shape), np.uint8)
-  moved = augmentation.shifted(images, offsets)
+  moved = augmentation.translate(images, offsets)
   for image, offset, got in zip(images, offsets, moved, strict=True):
     np.testing.assert_array_equal(got, naive_shift(image, *offset))
 
@@ -120,7 +120,7 @@ def test_mirrors_are_a_loop_over_columns():
   rng = np.random.default_rng(0)
   images = rng.integers(0, 256, (6, 3, 5, 3), np.uint8)
   chosen = np.array([True, False, False, True, True, False])
-  got = augmentation.mirrored(images, chosen)
+  got = augmentation.mirror(images, chosen)
   for image, is_mirrored, own in zip(got, chosen, images, strict=True):
     np.testing.assert_array_equal(image, own[:, ::-1] if is_mirrored else own)
 

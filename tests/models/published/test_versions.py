@@ -175,7 +175,9 @@ def test_no_key_is_lost(case):
   is on the list of those without effect, with the reason."""
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
-  names = weights.own(family, load._tidied(family, files.read_tensors(folder)))
+  names = weights.own(
+    family, load._by_table_name(family, files.read_tensors(folder))
+  )
   before, listed = described(config, names), without_effect(config)
   for key, other in altered(config):
     if key in listed or _SAME.get((case, key)) == other:
@@ -235,7 +237,7 @@ def test_every_key_is_away_from_its_default_in_some_case(name):
   for case, (config, folder) in _ALL.items():
     if config["model_type"] != name:
       continue
-    tensors = load._tidied(family, files.read_tensors(folder))
+    tensors = load._by_table_name(family, files.read_tensors(folder))
     names, keys = weights.own(family, tensors), Keys(config)
     _, architecture = load._architecture(pathlib.Path(), keys)
     family.describe(keys, names, family.architectures[architecture])
@@ -302,7 +304,9 @@ def _same_without(key, without, default, names):
 def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
-  names = weights.own(family, load._tidied(family, files.read_tensors(folder)))
+  names = weights.own(
+    family, load._by_table_name(family, files.read_tensors(folder))
+  )
   if "max_position_embeddings" in config:
     config = {**config, "max_position_embeddings": 2**20}  # As a window may be.
   skipped = without_effect(config) | _OF_SIZES | {"per_layer"}
@@ -342,7 +346,9 @@ def test_parameters_of_every_layer_have_their_dtype(case):
   """Those of a mechanism are float32 whatever it is."""
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
-  names = weights.own(family, load._tidied(family, files.read_tensors(folder)))
+  names = weights.own(
+    family, load._by_table_name(family, files.read_tensors(folder))
+  )
   made, _ = read(config, names)
   changed = dataclasses.replace(made.config, param_dtype="bfloat16")
   model = load.make_model(made._replace(config=changed))

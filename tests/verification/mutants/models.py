@@ -16,7 +16,7 @@ MUTANTS = (
   ),
   Mutant(
     "models/block.py",
-    "return sum((added(name, x) for name in self.sublayers), start=x)",
+    "return sum((residual(name, x) for name in self.sublayers), start=x)",
     "return sum(added(name, x) for name in self.sublayers)",
     _PUBLISHED,
     "parallel sub-layers lose the residual",
@@ -37,7 +37,7 @@ MUTANTS = (
   ),
   Mutant(
     "models/block.py",
-    "scaled(out, new)",
+    "scale_by(out, new)",
     "out",
     ("tests/models/published/test_plain.py",),
     "the outputs of sub-layers are not scaled",
