@@ -102,19 +102,21 @@ def _run() -> Path:
   # Importing pandas and SciPy takes two seconds.
   from comparison.report import files
 
-  typed = config_flag.typed(_CONFIG)
+  typed = config_flag.typed_fields(_CONFIG)
   comparison = config.parse(mapping, typed)
   folder = folder_lib.default_workdir(file, comparison)
   if _WORKDIR.value is not None:
     folder = Path(_WORKDIR.value)
-  comparison = folder_lib.paced(comparison, records.shared(folder), typed)
-  run.run(comparison, folder, shard, files.meanwhile(folder))
+  comparison = folder_lib.with_recorded_eval_every(
+    comparison, records.shared_settings(folder), typed
+  )
+  run.run(comparison, folder, shard, files.report_updater(folder))
   return folder
 
 
 def _fields(mapping: Any) -> str:
   """The config fields, for `--help` behind a config."""
-  return outline.fields(mapping, config_flag.typed(_CONFIG))
+  return outline.fields(mapping, config_flag.typed_fields(_CONFIG))
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -208,8 +208,8 @@ class Comparison:
 
     return summary.summarize(
       self.frame(),
-      records.planned(self.folder),
-      records.shared(self.folder).get("reference"),
+      records.planned_runs(self.folder),
+      records.shared_settings(self.folder).get("reference"),
     )
 
   def curves(self, task: str, metric: str | None = None) -> Any:
@@ -276,8 +276,10 @@ def compare(
   name = config if isinstance(config, str) else "comparison"
   default = folder_lib.default_workdir(name, parsed)
   folder = default if workdir is None else Path(workdir)
-  parsed = folder_lib.paced(parsed, records_lib.shared(folder), leaves)
-  run_lib.run(parsed, folder, after=files.meanwhile(folder))
+  parsed = folder_lib.with_recorded_eval_every(
+    parsed, records_lib.shared_settings(folder), leaves
+  )
+  run_lib.run(parsed, folder, after=files.report_updater(folder))
   files.write(folder)
   return load_comparison(folder)
 

@@ -88,7 +88,7 @@ def main() -> None:
   folder = Path(_WORKDIR.value)
   check_writable("--workdir", folder)
   records.check(folder, settings)
-  process.keep_freed()
+  process.keep_freed_memory()
   process.keep_programs()
   model = source.read(settings)
   try:
@@ -98,7 +98,7 @@ def main() -> None:
   with records.claimed(folder, settings, model.data):
     print(f"{folder}: {source.describe(model)}", flush=True)
     if records.read(folder, records.OWN) is None:
-      records.write(folder, measure.own(model, settings))
+      records.write(folder, measure.original_row(model, settings))
     for choice in choices:
       record = records.read(folder, choice.label)
       # What could not serve costs nothing to try again.
@@ -116,7 +116,7 @@ def main() -> None:
           swap |= trained
           records.write(folder, record)
       print(rows.line(record), flush=True)
-    print(report.write(folder, settings, records.everything(folder)))
+    print(report.write(folder, settings, records.read_all(folder)))
     print(folder / report.PAGE)
 
 

@@ -59,7 +59,7 @@ def main() -> None:
   if results is not None:
     print(workdir.had_finished(folder, config), flush=True)
   else:
-    process.keep_freed()
+    process.keep_freed_memory()
     process.keep_programs()
     run = experiment.begin(config, folder)
     print(f"{folder}: {experiment.describe(run)}", flush=True)

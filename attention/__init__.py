@@ -82,7 +82,7 @@ from attention.compressed import compressed, compressed_attention
 # isort: on
 
 from attention.attention_fn import as_attention_fn
-from attention.checks import near
+from attention.checks import suggestion
 from attention.mechanism import ATTENTIONS, Attention, Dims
 from attention.platform import backend
 from attention.positions import (
@@ -251,5 +251,5 @@ def __getattr__(name: str) -> Any:
   """Imports the definitions where they are read: no function here needs them."""
   if name == "definitions":
     return importlib.import_module("attention.definitions")
-  hint = near(name, __all__)
+  hint = suggestion(name, __all__)
   raise AttributeError(f"module 'attention' has no attribute {name!r}{hint}")

@@ -534,7 +534,7 @@ def _among(literal: Any, annotation: Any) -> Check:
   return lambda name, value, *_: check_choice(name, value, words, may_be_none)
 
 
-def near(got: str, known: Iterable[str]) -> str:
+def suggestion(got: str, known: Iterable[str]) -> str:
   """The text "; did you mean 'b'?", or '' if no name is similar.
 
   Case does not count. A name that begins with `got` comes before one that is like it.
@@ -546,10 +546,10 @@ def near(got: str, known: Iterable[str]) -> str:
   return ""
 
 
-def one_of(got: object, known: Iterable[str]) -> str:
+def unknown_name(got: object, known: Iterable[str]) -> str:
   """The text "unknown 'c'; did you mean 'b'?", or all names where none is like it."""
   known = list(known)
-  hint = near(str(got), known)
+  hint = suggestion(str(got), known)
   if hint:
     return f"unknown {got!r}{hint}"
   return f"expected one of {', '.join(known)}, got {got!r}"
@@ -558,6 +558,4 @@ def one_of(got: object, known: Iterable[str]) -> str:
 def unknown_option(option: str, name: str, known: Collection[str]) -> str:
   """The message for an option that a function or a factory does not have."""
   names = ", ".join(known) or "none"
-  return (
-    f"{option}: {name} has no such option; it has {names}{near(option, known)}"
-  )
+  return f"{option}: {name} has no such option; it has {names}{suggestion(option, known)}"

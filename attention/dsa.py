@@ -19,7 +19,7 @@ from attention.platform.blocks import chunk_map
 from attention.recurrent.gates import check_given
 from attention.softmax import cache as caches
 from attention.softmax import indexer
-from attention.softmax.block_selection import kept_first, positions_seen
+from attention.softmax.block_selection import compact, positions_seen
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.tiles import Output
 
@@ -174,7 +174,7 @@ def _by_block(qkv, index, keep, size, top_k, options):
   query, key, value = qkv
   positions = positions_seen(keep, query.shape[:2])
   if keep is not None:
-    key, value = kept_first(keep, key, value)
+    key, value = compact(keep, key, value)
   count, places = index[2].shape[1], jnp.arange(key.shape[1])[None, None]
 
   def attend(rows):

@@ -269,12 +269,12 @@ def _previous(rows, last, mask, segment_ids, axis_name):
     is_known = jnp.maximum(places, starts)[:, -1, 0, 0] > 0
     own = is_known, jax.tree.map(lambda *x: read(*x)[:, -1], last, rows)
     first = jax.tree.map(jnp.zeros_like, own)
-    last = device_prefix(_later, first, own, axis_name)[1]
+    last = device_prefix(_join_last_rows, first, own, axis_name)[1]
   before = jax.tree.map(read, last, rows)
   return [x[:, :-1] for x in before], [x[:, -1] for x in before]
 
 
-def _later(earlier, later):
+def _join_last_rows(earlier, later):
   """The last row of two joined stretches; a flag says whether a stretch has one."""
   has = later[0]
   one = jax.tree.map(

@@ -28,7 +28,7 @@ import warnings
 from jaxtyping import Array
 
 from attention import checks
-from attention.checks import near, one_of
+from attention.checks import suggestion, unknown_name
 
 Variables = Mapping[str, Any]
 """`{}`, `{'params': …}`, which are trained, or `{'constants': …}`."""
@@ -293,7 +293,7 @@ def no_variables(key: Array, dims: Dims) -> Variables:
 
 class _Named(dict[str, Callable[..., Attention]]):
   def __missing__(self, name: object) -> Any:
-    raise KeyError(one_of(name, self))
+    raise KeyError(unknown_name(name, self))
 
 
 FACTORIES: dict[str, Callable[..., Attention]] = _Named()
@@ -372,7 +372,7 @@ def resolve(name: str, known: Mapping[str, Any], kind: str) -> Any:
   path, colon, attribute = name.partition(":")
   if not colon:
     paths = [*known, f"package.module:{kind}"]
-    raise ValueError(one_of(name, paths))
+    raise ValueError(unknown_name(name, paths))
   if not all(part.isidentifier() for part in [*path.split("."), attribute]):
     raise ValueError(
       f"expected package.module:{kind}, with dots between folders and without "
@@ -386,7 +386,7 @@ def resolve(name: str, known: Mapping[str, Any], kind: str) -> Any:
   module = _module(path)
   if not hasattr(module, attribute):
     raise ValueError(
-      f"module {path!r} has no {attribute!r}{near(attribute, vars(module))}"
+      f"module {path!r} has no {attribute!r}{suggestion(attribute, vars(module))}"
     )
   return getattr(module, attribute)
 
@@ -472,7 +472,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     if isinstance(error, ValueError) and option in parameters:
       raise
     raise ValueError(
-      f"name: {name} raised {where_it_failed(error, name)}"
+      f"name: {name} raised {failure_location(error, name)}"
     ) from None
   if not isinstance(record, Attention):
     raise ValueError(
@@ -487,7 +487,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
   for capability in record.supports:
     if capability not in CAPABILITIES:
       raise ValueError(
-        f"name: the `supports` of {name}: {one_of(capability, CAPABILITIES)}"
+        f"name: the `supports` of {name}: {unknown_name(capability, CAPABILITIES)}"
       )
   if "decode" in record.supports and None in (record.init_cache, record.decode):
     raise ValueError(
@@ -536,7 +536,7 @@ def example(mechanism: Callable[..., Attention] | str) -> Attention:
   return mechanism(**dict.fromkeys(required_names(mechanism), 1))
 
 
-def where_it_failed(error: Exception, *names: str) -> str:
+def failure_location(error: Exception, *names: str) -> str:
   """An exception in other people's code, and the innermost line of that code.
 
   Args:
@@ -576,5 +576,5 @@ def _module(path: str) -> Any:
         "or add that folder to PYTHONPATH"
       ) from None
     raise ValueError(
-      f"importing {path} raised {where_it_failed(error)}"
+      f"importing {path} raised {failure_location(error)}"
     ) from None

@@ -23,8 +23,8 @@ from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.block_selection import (
   best_blocks,
+  compact,
   indexed_blocks,
-  kept_first,
 )
 from attention.softmax.cache import append
 from attention.softmax.selected_blocks import selected_attention
@@ -114,9 +114,7 @@ def moba_attention(
   else:
     if mask is not None:
       places = jnp.cumsum(keep, axis=1) - 1
-      key, value, index_key, keep = kept_first(
-        keep, key, value, index_key, keep
-      )
+      key, value, index_key, keep = compact(keep, key, value, index_key, keep)
     blocks = indexed_blocks(
       index_query,
       index_key,

@@ -36,7 +36,7 @@ def main() -> None:
   """Prints one line per mechanism, form and length."""
   if _BEFORE.value is None:
     raise ConfigError("--before: missing; a commit, such as HEAD~20")
-  process.keep_freed()
+  process.keep_freed_memory()
   with tempfile.TemporaryDirectory() as folder:
     _copy(_BEFORE.value, Path(folder))
     sys.path.insert(0, folder)

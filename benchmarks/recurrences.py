@@ -388,7 +388,7 @@ def _seconds(program, arguments) -> float:
 
 def main() -> None:
   """Prints one line per form and length."""
-  process.keep_freed()
+  process.keep_freed_memory()
   for length in map(int, _LENGTHS.value):
     for name, forms in FORMS.items():
       arguments = _arguments(name, length)

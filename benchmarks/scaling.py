@@ -64,7 +64,7 @@ def main() -> None:
   from training.devices import process
 
   if _KEEP_FREED.value:
-    process.keep_freed()
+    process.keep_freed_memory()
   # Dense among them, for others are compared to it.
   names = dict.fromkeys([programs.DENSE, *programs.select(_ATTENTION.value)])
   size = programs.Size(

@@ -31,10 +31,10 @@ def pack(workdir: Path, path: Path) -> int:
   """
   head = {
     "comparison": atomic.read_json(workdir / records.COMPARISON),
-    "references": records.references(workdir),
+    "references": records.read_references(workdir),
     "scaling": metrics.read(workdir, records.SCALING),
   }
-  if plan := records.planned(workdir):
+  if plan := records.planned_runs(workdir):
     head["plan"] = plan
   run_records = records.by_identity(workdir)
   for record in run_records.values():
@@ -97,15 +97,15 @@ def unpack(path: Path, workdir: Path) -> None:
   """
   head, run_records = read(path)
   records.claim(workdir, head["comparison"])
-  if not records.references(workdir):
-    records.refer(workdir, head.get("references") or {})
+  if not records.read_references(workdir):
+    records.write_references(workdir, head.get("references") or {})
   scaling = head.get("scaling")
   if scaling and not (workdir / records.SCALING).exists():
     lines = "".join(json.dumps(row) + "\n" for row in scaling)
     atomic.write_text(workdir / records.SCALING, lines)
   (workdir / records.RECORDS).mkdir(exist_ok=True)
   if plan := head.get("plan"):
-    records.keep_plan(workdir, plan | records.planned(workdir))
+    records.keep_plan(workdir, plan | records.planned_runs(workdir))
   own = records.by_identity(workdir)
   for name, record in run_records.items():
     is_done = own.get(name, {}).get("status") == records.DONE

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from comparison import criterion, plan, records
 from comparison.config import Comparison
 from comparison.launch import launch
-from comparison.plan import Run, grouped
+from comparison.plan import Run, group_by
 from settings.errors import ConfigError
 
 
@@ -69,7 +69,7 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   for share in comparison.halving.rungs:
     candidates = _better_half(candidates, workdir, comparison, share)
   launch(candidates, workdir, comparison)
-  standing, best = _ranked(candidates, workdir)[0]
+  standing, best = _rank(candidates, workdir)[0]
   values_by_leaf = {
     leaf: set(values) for leaf, values in comparison.grid_values.items()
   }
@@ -82,7 +82,7 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     candidates += new
     for leaf, value in run.grid.items():
       values_by_leaf[leaf].add(value)
-  standing, (chosen, *others) = _ranked(candidates, workdir)[0]
+  standing, (chosen, *others) = _rank(candidates, workdir)[0]
   point = ", ".join(f"{leaf}={value}" for leaf, value in chosen.grid.items())
   seeds = 1 + len(others)
   if chosen.solved_at is not None:
@@ -131,7 +131,7 @@ def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
       continue
     further = dataclasses.replace(run, grid=run.grid | {leaf: value})
     try:
-      new = plan.planned(comparison, further)
+      new = plan.complete(comparison, further)
     except ConfigError:  # Such as a dropout rate above 1.
       continue
     if not new.obstacle:
@@ -145,10 +145,10 @@ def _better_half(
 
   The better half is rounded up.
   """
-  if len(grouped(runs, "family")) < 2:
+  if len(group_by(runs, "family")) < 2:
     return list(runs)
   launch(runs, workdir, comparison, share)
-  ranked = _ranked(runs, workdir, share)
+  ranked = _rank(runs, workdir, share)
   half = math.ceil(len(ranked) / 2)
   last = ranked[half - 1][0].loss
   for (_, loss), point in ranked[half:]:
@@ -162,7 +162,7 @@ def _better_half(
   return [run for _, point in ranked[:half] for run in point]
 
 
-def _ranked(
+def _rank(
   runs: Sequence[Run], workdir: Path, share: float | None = None
 ) -> list[tuple[Standing, list[Run]]]:
   """Ranks the points with their runs, best first; the loss of a failed run is infinite.
@@ -185,7 +185,7 @@ def _ranked(
     return criterion.is_solved(_last_evaluation(run, workdir), run.solved_at)
 
   ranked = []
-  for point in grouped(runs, "family"):
+  for point in group_by(runs, "family"):
     unsolved = len(point) - sum(map(is_solved, point))
     mean = statistics.fmean(map(loss, point))
     ranked.append((Standing(unsolved, mean), point))

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from attention import ATTENTIONS
 from attention import mechanism as mechanisms
-from attention.checks import near, one_of
+from attention.checks import suggestion, unknown_name
 import models
 from settings.build import build, check_section
 from settings.errors import ConfigError
@@ -126,7 +126,7 @@ class Comparison:
       if not _is_task(task):
         names = [x.stem for x in _CONFIGS.glob("[a-z]*.py")]
         raise ValueError(
-          f"tasks: no file configs/{task}.py for {task!r}{near(task, names)}"
+          f"tasks: no file configs/{task}.py for {task!r}{suggestion(task, names)}"
         )
     self._check_tasks("per_task", "FIELD", "num_steps")
     for task, leaves in self.per_task.items():
@@ -310,7 +310,7 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
   try:
     name, options = mechanism(typed) if isinstance(typed, str) else (typed, {})
     if name not in names and ":" not in str(name):
-      raise ValueError(one_of(name, [*names, "package.module:factory"]))
+      raise ValueError(unknown_name(name, [*names, "package.module:factory"]))
     mechanisms.find(name)
   except ValueError as error:
     raise ValueError(f"{field}: {error}") from None

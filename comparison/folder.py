@@ -12,7 +12,7 @@ from settings.build import to_mapping
 from settings.leaves import Leaves, flatten
 
 
-def paced(
+def with_recorded_eval_every(
   comparison: Comparison, recorded: Leaves, typed: Iterable[str] = ()
 ) -> Comparison:
   """Gives a comparison the `eval_every` of the comparison that its folder holds.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from comparison import records, train_run, worker
 from comparison.config import APART, Comparison
-from comparison.plan import Run, grouped
+from comparison.plan import Run, group_by
 from settings.errors import RunError, one_line
 from training import ownership
 
@@ -41,7 +41,7 @@ def launch(
   numbers = {run.identity: number for number, run in enumerate(runs, 1)}
   try:
     key = "identity" if comparison.together == APART else "shape"
-    for shape in grouped(runs, key):
+    for shape in group_by(runs, key):
       queue = [run for run in shape if not _is_refused(run, workdir)]
       for run in queue:
         records.forget_failure(workdir, run)
@@ -55,7 +55,7 @@ def launch(
         )
       if queue:
         for run in queue:
-          if (home := records.home(workdir, run)).is_dir():
+          if (home := records.run_workdir(workdir, run)).is_dir():
             with ownership.lock(home):  # Another process may be training it.
               pass
         for run in queue:

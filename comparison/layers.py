@@ -12,7 +12,7 @@ from comparison.config import LAYERS
 import models
 from settings.errors import ConfigError, one_line
 from settings.leaves import Leaves
-from settings.typed import format_mechanism, mechanism, spelled_options, split
+from settings.typed import format_mechanism, format_options, mechanism, split
 
 BASELINE = "dense"
 """The mechanism whose number of parameters the others get."""
@@ -72,7 +72,7 @@ def _modules_with(
   return modules
 
 
-def _spelled_layers(layers: Sequence[Mapping[str, Any]]) -> str:
+def _format_layers(layers: Sequence[Mapping[str, Any]]) -> str:
   """Spells layers as on the command line: '[sliding_window:window=8,delta]'."""
   words = [
     format_mechanism(
@@ -83,14 +83,14 @@ def _spelled_layers(layers: Sequence[Mapping[str, Any]]) -> str:
   return f"[{','.join(words)}]"
 
 
-def spelled_across(task: str, across: Leaves) -> Leaves:
+def format_across(task: str, across: Leaves) -> Leaves:
   """Spells lists of mechanisms in `across`, with the sizes of the config file."""
   text = {}
   for leaf, value in across.items():
     if isinstance(value, tuple) and is_slot(leaf):
       typed = ",".join(value)
       layers = _modules_with(task, typed, {}).get(leaf)
-      text[leaf] = f"[{typed}]" if layers is None else _spelled_layers(layers)
+      text[leaf] = f"[{typed}]" if layers is None else _format_layers(layers)
   return across | text
 
 
@@ -113,7 +113,7 @@ def options_of(
       )
     # As in the file, modules that one of the layers does not support have dense.
     others = _modules_with(task, name, leaves).keys() - modules.keys()
-    layers = {leaf: _spelled_layers(layers) for leaf, layers in modules.items()}
+    layers = {leaf: _format_layers(layers) for leaf, layers in modules.items()}
     return layers | dict.fromkeys(others, BASELINE)
   return {
     f"{leaf}.{option}": value
@@ -122,7 +122,7 @@ def options_of(
   }
 
 
-def chosen_options(config: models.Config, mechanism: str) -> str:
+def first_options(config: models.Config, mechanism: str) -> str:
   """Returns all options in the first module with a mechanism: 'window=8:dilation=1'.
 
   If layers differ, the options follow their names: 'sliding_window:window=8,linear'.
@@ -136,5 +136,5 @@ def chosen_options(config: models.Config, mechanism: str) -> str:
       return ",".join(dict.fromkeys(words))
     for layer in chosen:
       if layer.name == mechanism:
-        return spelled_options(layer.all_options)
+        return format_options(layer.all_options)
   return ""

@@ -27,21 +27,21 @@ def line(runs: Sequence[Run], comparison: Comparison) -> str:
     runs: the plan, or the part of it that this process runs.
     comparison: the comparison of the plan.
   """
-  rows = [row[0] for row in plan.grouped(runs, "row")]
-  factors = [_counted(len({run.attention for run in rows}), "mechanism")]
+  rows = [row[0] for row in plan.group_by(runs, "row")]
+  factors = [_count_noun(len({run.attention for run in rows}), "mechanism")]
   if (tasks := len({run.task for run in rows})) > 1:
-    factors.insert(0, _counted(tasks, "task"))
+    factors.insert(0, _count_noun(tasks, "task"))
   points = list(comparison.across_points())
   for leaf, title in plan.titles(points[0]).items():
     values = dict.fromkeys(str(point[leaf]) for point in points)
     factors.append(f"{title} {', '.join(values)}")
-  text = f"{_counted(len(rows), 'row')} = {' × '.join(factors)}"
+  text = f"{_count_noun(len(rows), 'row')} = {' × '.join(factors)}"
   if counterparts := sum(run.width == DENSE for run in rows):
-    text += f" + {_counted(counterparts, 'counterpart')}"
+    text += f" + {_count_noun(counterparts, 'counterpart')}"
   able = {run.row for run in runs if not run.obstacle}
   if len(able) < len(rows):
     text += f", of which {len(rows) - len(able)} cannot run"
-  text += f"; {_counted(len(able) * len(comparison.seed_numbers), 'run')}"
+  text += f"; {_count_noun(len(able) * len(comparison.seed_numbers), 'run')}"
   if comparison.choosing_seeds:
     choosing = sum(not run.obstacle for run in runs)
     text += f", and {choosing} that choose a point of the grid"
@@ -91,7 +91,7 @@ def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
   speed = f" if all are as fast as {basis}" if basis else ""
   minutes = max(1, round(seconds / 60))
   if minutes < 100:
-    return f"about {_counted(minutes, 'minute')}{speed}"
+    return f"about {_count_noun(minutes, 'minute')}{speed}"
   return f"about {minutes / 60:.0f} hours{speed}"
 
 
@@ -134,5 +134,5 @@ def fields(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> str:
   return "\n".join(lines)
 
 
-def _counted(count: int, noun: str) -> str:
+def _count_noun(count: int, noun: str) -> str:
   return f"{count:,} {noun}{'s'[: count != 1]}"

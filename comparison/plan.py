@@ -163,16 +163,16 @@ def plan(comparison: Comparison) -> list[Run]:
   for task, attention, across in itertools.product(
     comparison.task_names, comparison.mechanisms, comparison.across_points()
   ):
-    across = layers.spelled_across(task, across)
+    across = layers.format_across(task, across)
     first = Run(task, attention, "", 0, {}, {}, across)
     row = [
-      planned(comparison, dataclasses.replace(first, grid=grid))
+      complete(comparison, dataclasses.replace(first, grid=grid))
       for grid in comparison.grid_points()
     ]
     points += row
     if any(map(_needs_counterpart, row)):
       points += [
-        planned(comparison, dataclasses.replace(run, width=DENSE))
+        complete(comparison, dataclasses.replace(run, width=DENSE))
         for run in row
       ]
   choosing = comparison.choosing_seeds
@@ -225,7 +225,7 @@ def point(leaves: Mapping[str, Any]) -> str:
   """
   names = titles(leaves)
   return ", ".join(
-    f"{names[leaf]}={_spelled(leaves[leaf])}" for leaf in sorted(leaves)
+    f"{names[leaf]}={_format_value(leaves[leaf])}" for leaf in sorted(leaves)
   )
 
 
@@ -237,10 +237,10 @@ def titles(leaves: Iterable[str]) -> dict[str, str]:
   }
 
 
-def _spelled(value: Any) -> str:
+def _format_value(value: Any) -> str:
   """Spells a value for the name of a row, whose parts are separated by ', '."""
   if isinstance(value, list | tuple):
-    return f"[{','.join(map(_spelled, value))}]"
+    return f"[{','.join(map(_format_value, value))}]"
   return str(value)
 
 
@@ -249,7 +249,7 @@ def short(leaf: str) -> str:
   return leaf.rpartition(".")[2]
 
 
-def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:
+def group_by(runs: Sequence[Run], key: str) -> list[list[Run]]:
   """Groups runs that share a property, in the order of each group's first run.
 
   Args:
@@ -262,10 +262,10 @@ def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:
   return list(groups.values())
 
 
-def twins(runs: Sequence[Run]) -> list[str]:
+def counterpart_lines(runs: Sequence[Run]) -> list[str]:
   """Returns a line for each row that has a counterpart."""
   lines = []
-  for row in grouped(runs, "row"):
+  for row in group_by(runs, "row"):
     run = next(filter(_needs_counterpart, row), None)
     if run is not None:
       dense = run.dense_feed_forward
@@ -276,9 +276,9 @@ def twins(runs: Sequence[Run]) -> list[str]:
   return lines
 
 
-def obstacles(runs: Sequence[Run]) -> list[str]:
+def obstacle_lines(runs: Sequence[Run]) -> list[str]:
   """Returns a line for each row that cannot run, and one on how to leave them out."""
-  rows = grouped(runs, "row")
+  rows = group_by(runs, "row")
   lines = [
     f"{row[0].row}: not supported: {row[0].obstacle}"
     for row in rows
@@ -304,7 +304,7 @@ def _needs_counterpart(run: Run) -> bool:
   return run.feed_forward < _NARROW * width or deviation > _DEVIATION
 
 
-def planned(comparison: Comparison, run: Run) -> Run:
+def complete(comparison: Comparison, run: Run) -> Run:
   """Completes a run from its row and its point of the grid.
 
   Matches its parameters, and converts its budget of operations to steps.
@@ -376,7 +376,7 @@ def planned(comparison: Comparison, run: Run) -> Run:
     parameters=matched,
     unmatched_parameters=count,
     slots=models.slots(config.model),
-    options=layers.chosen_options(config.model, name),
+    options=layers.first_options(config.model, name),
     learning_rate=config.train.optimizer.learning_rate,
     steps=steps if budget is None else 0,
     length=_trained_length(config),

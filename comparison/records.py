@@ -40,7 +40,7 @@ def check(workdir: Path, shared: Mapping[str, Any]) -> None:
   """Checks that `workdir` is free, or belongs to this comparison.
 
   Mechanisms and seeds may be added later, but the settings that all runs share,
-  `shared`, may not change.
+  `shared_settings`, may not change.
 
   Raises:
     ConfigError: it belongs to another comparison, or holds other files.
@@ -48,7 +48,7 @@ def check(workdir: Path, shared: Mapping[str, Any]) -> None:
   ownership.check(workdir, COMPARISON, shared, "comparison", "config.")
 
 
-def shared(workdir: Path) -> dict[str, Any]:
+def shared_settings(workdir: Path) -> dict[str, Any]:
   """Returns the settings that all runs of a comparison share; empty without one."""
   return atomic.read_json(workdir / COMPARISON) or {}
 
@@ -63,8 +63,8 @@ def check_data(workdir: Path, home: Path) -> None:
   Raises:
     ConfigError: a file has changed since then.
   """
-  data = shared(workdir).get(ownership.DATA, {})
-  for name, digest in files.kept_data(home).items():
+  data = shared_settings(workdir).get(ownership.DATA, {})
+  for name, digest in files.recorded_data(home).items():
     if data.get(name, digest) != digest:
       raise ConfigError(
         f"config.task: {name} is not what the comparison in {workdir} began with; "
@@ -137,7 +137,7 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   will be at that point. Runs of seeds that are not in the plan yet are marked, because
   results may have led to them.
   """
-  before = planned(workdir)
+  before = planned_runs(workdir)
   earlier = [*by_identity(workdir).values(), *before.values()]
   first_seeds = {
     run["seed"]
@@ -158,7 +158,7 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
 
 
 def keep_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-  """Replaces the plan that `planned` returns."""
+  """Replaces the plan that `planned_runs` returns."""
   atomic.write_json(workdir / PLAN, entries)
 
 
@@ -171,7 +171,7 @@ def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
   candidates = {
     (run.row, _point(run.grid)): run for run in runs if not run.obstacle
   }
-  entries = planned(workdir)
+  entries = planned_runs(workdir)
   for identity, record in by_identity(workdir).items():
     run = candidates.get((str(record.get("row")), _point(record.get("grid"))))
     if run is None:
@@ -201,20 +201,20 @@ def _settings(arguments: Sequence[str]) -> set[str]:
   return {x for x in arguments if not x.startswith(varying)}
 
 
-def planned(workdir: Path) -> dict[str, dict[str, Any]]:
+def planned_runs(workdir: Path) -> dict[str, dict[str, Any]]:
   """Returns identity -> description of every run in the plan."""
   return atomic.read_json(workdir / PLAN) or {}
 
 
-def refer(workdir: Path, references: Mapping[str, Any]) -> None:
+def write_references(workdir: Path, references: Mapping[str, Any]) -> None:
   """Stores results from elsewhere, task -> name -> metric -> value."""
   # A config's mappings are read-only types, which JSON does not support.
   content = json.loads(json.dumps(references, default=dict))
   atomic.write_json(workdir / REFERENCES, content)
 
 
-def references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
-  """Returns the results that `refer` stored; empty if there are none."""
+def read_references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
+  """Returns the results that `write_references` stored; empty if there are none."""
   return atomic.read_json(workdir / REFERENCES) or {}
 
 
@@ -232,7 +232,7 @@ def running(workdir: Path, run: Run) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
 
-def home(workdir: Path, run: Run) -> Path:
+def run_workdir(workdir: Path, run: Run) -> Path:
   """Returns the workdir of a run, as `train.py` uses it."""
   return workdir / RUNS / run.identity
 
@@ -240,7 +240,7 @@ def home(workdir: Path, run: Run) -> Path:
 def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
   """Returns the lines of a run's metrics.jsonl, from its record or its workdir."""
   lines = of(workdir, run.identity).get("history")
-  return lines or metrics.read(home(workdir, run))
+  return lines or metrics.read(run_workdir(workdir, run))
 
 
 def evaluations(workdir: Path, run: Run) -> dict[int, dict[str, Any]]:

@@ -35,7 +35,7 @@ def run(
   records.check(folder, shared)
   # An error that planning finds leaves no folder behind.
   runs = plan.plan(comparison)
-  for line in plan.obstacles(runs):
+  for line in plan.obstacle_lines(runs):
     print(line, flush=True)
   if all(run.obstacle for run in runs):
     raise RunError("nothing can be trained; choose other mechanisms or tasks")
@@ -45,13 +45,13 @@ def run(
   records.claim(folder, shared)
   records.retry_unsupported(folder, runs)
   records.plan(folder, runs, seeds if is_chosen else ())
-  records.refer(folder, comparison.references)
-  for line in plan.twins(runs):
+  records.write_references(folder, comparison.references)
+  for line in plan.counterpart_lines(runs):
     print(line)
   if line := choose.warning(runs, comparison):
     print(line)
   first, step = shard
-  rows = plan.grouped(runs, "row")[first - 1 :: step]
+  rows = plan.group_by(runs, "row")[first - 1 :: step]
   names = {row[0].row for row in rows}
   # In the order of the plan, seeds last, so that all rows have a result early.
   runs = [run for run in runs if run.row in names]

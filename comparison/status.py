@@ -42,7 +42,7 @@ def text(workdir: Path) -> str:
   counts = ", ".join(f"{len(states.get(x, ()))} {x}" for x in names)
   lines = [f"{workdir}: {len(plan)} runs: {counts}"]
   for name in states.get(_RUNNING, ()):
-    step, _ = _trained(workdir, name)
+    step, _ = _training_progress(workdir, name)
     total = f" of {plan[name]['steps']}" if plan[name].get("steps") else ""
     lines.append(
       f"running  {name}: {f'step {step}{total}' if step else 'begins'}"
@@ -64,8 +64,8 @@ def text(workdir: Path) -> str:
     seconds = 0.0
     for name in queue:
       if run_records.get(name, {}).get("status") != records.TRAINED:
-        _, spent = _trained(workdir, name)
-        seconds += max(0.0, _expected(plan[name], done) - spent)
+        _, spent = _training_progress(workdir, name)
+        seconds += max(0.0, _expected_seconds(plan[name], done) - spent)
     lines.append(_clock(seconds, max(1, len(set(processes.values())))))
   return "\n".join(lines)
 
@@ -96,7 +96,7 @@ def _plan(
   workdir: Path, run_records: Mapping[str, records.Record]
 ) -> dict[str, dict[str, Any]]:
   """Every known run, from the plan and from records."""
-  planned = records.planned(workdir)
+  planned = records.planned_runs(workdir)
   # The plan of an older version has fewer fields than the records.
   runs = {
     name: {**run_records.get(name, {}), **planned.get(name, {})}
@@ -125,13 +125,15 @@ def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
   return processes
 
 
-def _trained(workdir: Path, name: str) -> tuple[int, float]:
+def _training_progress(workdir: Path, name: str) -> tuple[int, float]:
   """Steps and seconds of training of a run so far."""
   lines = metrics.read(workdir / records.RUNS / name)
   return (lines[-1]["step"], lines[-1]["seconds"]) if lines else (0, 0.0)
 
 
-def _expected(run: Mapping[str, Any], done: Sequence[records.Record]) -> float:
+def _expected_seconds(
+  run: Mapping[str, Any], done: Sequence[records.Record]
+) -> float:
   """Mean seconds of the done runs that are most similar to a run."""
   for names in _ALIKE:
     alike = [

@@ -32,7 +32,7 @@ def train(run: Run, folder: Path, share: float | None) -> None:
     folder: the folder of the comparison.
     share: share of the steps at which to evaluate and stop; None trains to the end.
   """
-  home, ended, status, reason = records.home(folder, run), None, "", ""
+  home, ended, status, reason = records.run_workdir(folder, run), None, "", ""
   used: usage.Usage = {}
   try:
     if records.steps(folder, run) is None:
@@ -117,7 +117,7 @@ def _write(
   if status == records.FAILED:
     print(f"  {run.identity}: failed: {ending['reason']}", flush=True)
   if status == records.TRAINED:
-    home = records.home(folder, run)
+    home = records.run_workdir(folder, run)
     outcome = _outcome(home)
     machine = usage.machine() | {"device": workdir.device(home)}
     fields |= {**outcome, "machine": machine, "measured": {}}

@@ -20,7 +20,7 @@ from comparison.plan import Run
 from settings.errors import RunError, one_line
 from training import experiment
 from training.commands import entry
-from training.devices.process import keep_freed, keep_programs
+from training.devices.process import keep_freed_memory, keep_programs
 
 _COMMAND = ["-m", "comparison.worker"]
 
@@ -69,7 +69,7 @@ def time_step(folder: Path, run: Run) -> None:
 def main() -> None:
   """Does the work that standard input requests."""
   request = json.load(sys.stdin)
-  keep_freed()
+  keep_freed_memory()
   keep_programs()
   work(request)
 
@@ -80,7 +80,7 @@ def work(request: Mapping[str, Any]) -> None:
   for identity, with_map in request.get("trained", {}).items():
     home = folder / records.RUNS / identity
     try:
-      shape = measurements.trained(home, with_map=with_map, shape=shape)
+      shape = measurements.measure_trained(home, with_map=with_map, shape=shape)
     # The run can be measured later, and the others go on.
     except Exception as error:
       reason = f"measuring: {one_line(error)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from attention import ATTENTIONS
 from attention import mechanism as mechanisms
-from attention.checks import one_of
+from attention.checks import unknown_name
 from models.attention_config import NEEDS, obstacle
 from settings.typed import mechanism, split
 
@@ -36,7 +36,7 @@ def one(
   name, options = mechanism(typed)
   if name not in ATTENTIONS and ":" not in name:
     known = [*ATTENTIONS, *also, "package.module:factory"]
-    raise ValueError(f"attention: {one_of(name, known)}")
+    raise ValueError(f"attention: {unknown_name(name, known)}")
   try:
     sizes = mechanisms.example(name).sizes
   except ValueError as error:

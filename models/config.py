@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from attention import Dims
-from attention.checks import one_of
-from attention.mechanism import resolve, where_it_failed
+from attention.checks import unknown_name
+from attention.mechanism import failure_location, resolve
 from models import nested
 from models.attention_config import (
   NEEDS,
@@ -169,7 +169,7 @@ class ModelConfig:
 
   def __post_init__(self):
     if self.kind not in self.kinds:
-      raise ValueError(f"kind: {one_of(self.kind, self.kinds)}")
+      raise ValueError(f"kind: {unknown_name(self.kind, self.kinds)}")
     for config, field in (
       (self, "activation"),
       (self.output, "transform_activation"),
@@ -354,7 +354,7 @@ class ModelConfig:
       call(found)
     # Someone else's code may raise any exception.
     except Exception as error:
-      told = where_it_failed(error, name)
+      told = failure_location(error, name)
       raise ValueError(f"{field}: {name} raised {told}") from None
 
   def _check_sublayers(self):

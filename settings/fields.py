@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge, Gt, Interval, Lt
 from pydantic import ConfigDict, ValidationError, dataclasses, model_validator
 
-from attention.checks import near
+from attention.checks import suggestion
 from settings.errors import ConfigError
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
@@ -79,7 +79,7 @@ def fault(
     message = message.replace(words, ours)
   line = f"{leaf}: {message}, got {first['input']!r}"
   if first["type"] == "literal_error":
-    line += near(str(first["input"]), re.findall("'(.*?)'", message))
+    line += suggestion(str(first["input"]), re.findall("'(.*?)'", message))
   return line
 
 
@@ -137,7 +137,7 @@ def checked(config_type: type[T]) -> type[T]:
     for field in kwargs.keys() - signature.parameters.keys():
       raise TypeError(
         f"{field}: {made.__name__} has no such field"
-        f"{near(field, signature.parameters)}"
+        f"{suggestion(field, signature.parameters)}"
       )
     signature.bind(*args, **kwargs)
     try:

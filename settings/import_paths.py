@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from attention.checks import one_of
+from attention.checks import unknown_name
 
 _PROJECTS = Path(__file__).parents[1] / "projects"
 
@@ -44,7 +44,7 @@ class ImportPaths(Mapping[str, Any]):
   def __getitem__(self, name: str) -> Any:
     """Imports the object of a name."""
     if name not in self.paths:
-      raise KeyError(one_of(name, self.paths))
+      raise KeyError(unknown_name(name, self.paths))
     return load(self.paths[name], self._entry)
 
   def __iter__(self) -> Iterator[str]:

@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from attention.checks import near
+from attention.checks import suggestion
 
 
 def instead(got: object, known: Iterable[str]) -> str:
   """The text "did you mean 'b'?", or all names if none is similar."""
   known = list(known)
-  hint = near(str(got), known).removeprefix("; ")
+  hint = suggestion(str(got), known).removeprefix("; ")
   return hint or f"known: {', '.join(known)}"
 
 
 def no_file(path: str) -> str:
   """The text "no such file: 'cpy.py'; did you mean 'copy.py'?"."""
   beside = [str(x) for x in Path(path).parent.glob("*" + Path(path).suffix)]
-  return f"no such file: {path!r}{near(str(Path(path)), beside)}"
+  return f"no such file: {path!r}{suggestion(str(Path(path)), beside)}"

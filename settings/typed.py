@@ -70,9 +70,9 @@ def mechanism(text: str) -> tuple[str, dict[str, Any]]:
 
 def format_mechanism(name: str, options: Mapping[str, Any]) -> str:
   """Formats a mechanism so that `mechanism` can parse it."""
-  return ":".join(filter(None, [name, spelled_options(options)]))
+  return ":".join(filter(None, [name, format_options(options)]))
 
 
-def spelled_options(options: Mapping[str, Any]) -> str:
+def format_options(options: Mapping[str, Any]) -> str:
   """Formats options as they follow the name of a mechanism."""
   return ":".join(f"{name}={value}" for name, value in options.items())

@@ -266,7 +266,7 @@ def indices(step: int, batch_size: int, rows: np.ndarray | None) -> np.ndarray:
   return own + step * batch_size
 
 
-def only(batch: Batch, rows: np.ndarray | None) -> Batch:
+def select_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
   """Some rows of a batch; None selects all."""
   if rows is None:
     return batch

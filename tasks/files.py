@@ -112,7 +112,7 @@ def _few(named_digests: dict[str, str]) -> dict[str, str]:
   return {name: hashlib.sha256(text).hexdigest()}
 
 
-def kept_data(workdir: pathlib.Path) -> dict[str, str]:
+def recorded_data(workdir: pathlib.Path) -> dict[str, str]:
   """Maps names to digests of the data with which the run in `workdir` started."""
   path = vocabulary_path(workdir, DATA)
   if not path.exists():
@@ -129,7 +129,7 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
   Raises:
     DataError: the run in `workdir` started with other data.
   """
-  digests, began = name_digests(notes), kept_data(workdir)
+  digests, began = name_digests(notes), recorded_data(workdir)
   # Earlier versions named every file by two parts.
   earlier = _few({_end(key): digest for key, digest in notes.items()})
   if began and began != earlier:

@@ -50,7 +50,7 @@ class LabelledTask(base.Task):
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B examples; each epoch has every example once, in a new order."""
-    return self._batch("train", self._trained(step, rows))
+    return self._batch("train", self._train_indices(step, rows))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Yields every held-out example once, in order."""
@@ -78,7 +78,7 @@ class LabelledTask(base.Task):
   def _names_content(self) -> bytes:
     return json.dumps(self.names, ensure_ascii=False, indent=0).encode()
 
-  def _trained(self, step: int, rows: np.ndarray | None) -> np.ndarray:
+  def _train_indices(self, step: int, rows: np.ndarray | None) -> np.ndarray:
     """Indices of the examples of a step, or of some of its rows."""
     indices = base.indices(step, self._batch_size, rows)
     return base.epoch_order(indices, self._counts["train"], self._seed)

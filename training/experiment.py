@@ -298,7 +298,7 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
       raise
     raise ConfigError(
       f"config.model: {', '.join(foreign)} raised "
-      f"{mechanisms.where_it_failed(error, *foreign)}"
+      f"{mechanisms.failure_location(error, *foreign)}"
     ) from error
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import optax.contrib
 
-from attention.checks import near
+from attention.checks import suggestion
 from attention.mechanism import resolve
 from settings.errors import one_line
 from training.config import OptimizerConfig
@@ -114,7 +114,7 @@ def make_optimizer(
       leaves = [field.name for field in dataclasses.fields(config)]
       raise ValueError(
         f"{name}: unknown; {config.name} takes {', '.join(known)}"
-        f"{near(name, [*leaves, *known])}"
+        f"{suggestion(name, [*leaves, *known])}"
       )
   for name, masks in _WEIGHT_DECAYS.items():
     mask = next((argument for argument in masks if argument in known), None)

@@ -55,7 +55,7 @@ def best_blocks(
   return chunk_map(choose, size, (query, places))
 
 
-def kept_first(
+def compact(
   keep: Bool[Array, "B T"], *arrays: Shaped[Array, "B T *F"]
 ) -> tuple[Array, ...]:
   """Arrays with the kept positions first, in their order, and zeros after them."""

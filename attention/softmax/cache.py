@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from attention.mechanism import Dims
 from attention.platform import layout
 from attention.recurrent.triangular import decay_to_end
-from attention.softmax.logits import above_closed
+from attention.softmax.logits import finite_log_forget
 
 
 class DenseCache(NamedTuple):
@@ -114,7 +114,7 @@ def forgotten_after(
     )
   if forgotten is None or log_forget is None:
     return None
-  forgotten = forgotten + above_closed(log_forget)
+  forgotten = forgotten + finite_log_forget(log_forget)
   return jnp.where(is_new[..., None], 0.0, forgotten)
 
 
@@ -122,7 +122,9 @@ def forgotten_since(
   log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
 ) -> Float[Array, "B P N"]:
   """Σ log f between each position and the last of `lengths` positions."""
-  steps = prompt_rows(above_closed(log_forget.astype(jnp.float32)), lengths)
+  steps = prompt_rows(
+    finite_log_forget(log_forget.astype(jnp.float32)), lengths
+  )
   return decay_to_end(steps)
 
 

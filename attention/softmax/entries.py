@@ -11,7 +11,7 @@ from attention.decorators import attention_function
 from attention.platform import layout
 from attention.recurrent.gates import kernel, rms_norm
 from attention.softmax import cache as caches
-from attention.softmax.block_selection import kept_first
+from attention.softmax.block_selection import compact
 
 EPSILON = 1e-6
 """ε of the norms of queries, keys and entries."""
@@ -55,7 +55,7 @@ def compressed_entries(
   Papers: DeepSeek-V4, equations 9 to 12 and 20 to 23, as in transformers 5.24.0.
   """
   if keep is not None:
-    rows, gates = kept_first(keep, rows, gates)
+    rows, gates = compact(keep, rows, gates)
   values = _windows(rows.astype(jnp.float32), len(position_bias), 0.0)
   weights = pool_weights(gates, position_bias)
   return jnp.sum(weights * values, axis=2).astype(rows.dtype)
@@ -95,7 +95,7 @@ def mean_values(
 ) -> Float[Array, "B M K V"]:
   """Pools values by the mean weights of the features of an entry."""
   if keep is not None:
-    value, gates = kept_first(keep, value, gates)
+    value, gates = compact(keep, value, gates)
   weights = jnp.mean(pool_weights(gates, bias), axis=-1)
   series = jnp.repeat(value[:, :, None], bias.shape[1], axis=2)
   terms = _windows(series, len(bias), 0.0)
@@ -134,7 +134,7 @@ def pool(
   rows, gates = arrays[f"{name}_rows"], arrays[f"{name}_gates"]
   x = compressed_entries(rows.astype(jnp.float32), gates, bias, keep=keep)
   if keep is not None:
-    (rotation,) = kept_first(keep, rotation)
+    (rotation,) = compact(keep, rotation)
   first = rotation[:, : x.shape[1] * len(bias) : len(bias)]
   x = norm(x, params[f"{name}_scale"])
   return rotate(x[:, :, None], first)[:, :, 0]

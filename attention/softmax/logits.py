@@ -469,7 +469,9 @@ def tables_at(
   return total[:, :, None]
 
 
-def above_closed(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N"]:
+def finite_log_forget(
+  log_forget: Float[Array, "B T N"],
+) -> Float[Array, "B T N"]:
   """Logarithms of gates, with −2²⁰ for gates that are 0.
 
   e^(−2²⁰) is 0 as well, and a sum with −2²⁰ keeps the precision of the other terms.
@@ -484,7 +486,7 @@ def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
   the first number is F rounded, and the second the rounding error; the difference
   between first numbers of neighbours is exact.
   """
-  return _forget_sums(above_closed(log_forget))
+  return _forget_sums(finite_log_forget(log_forget))
 
 
 @jax.custom_jvp

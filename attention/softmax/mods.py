@@ -126,7 +126,7 @@ def _trace(function, shape, like, has_score=False):
   return Mod(call, shape, tuple(consts[i] for i in order))
 
 
-def vary_beside_mods(tree: Any) -> Any:
+def match_varying_except_mods(tree: Any) -> Any:
   """`match_varying`, except for the arrays of mods, whose type tracing has fixed."""
   axes = varying_axes(tree)
   return jax.tree.map(

@@ -38,7 +38,7 @@ from attention.platform.derivative import (
 from attention.platform.layout import cut, key_dot, put, query_dot
 from attention.softmax import dropout
 from attention.softmax.logits import Logits
-from attention.softmax.mods import vary_beside_mods
+from attention.softmax.mods import match_varying_except_mods
 from attention.softmax.visible import Visible
 
 _ONE_VISIT = 2048
@@ -100,7 +100,7 @@ def attend(
     # Other arrays, such as those that a mod closes over, vary over more axes.
     inputs = inputs_like(match_varying(query, inputs))
   run = with_backward(partial(forward, grid), partial(backward, grid))
-  out, lse = run(vary_beside_mods(inputs))
+  out, lse = run(match_varying_except_mods(inputs))
   if logits.sinks is None:
     return out, lse
   return with_sinks(out, lse, logits.sinks)

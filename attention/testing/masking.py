@@ -17,8 +17,8 @@ from attention.testing.mechanism import (
   backward,
   forward,
   law,
-  pulled_back,
   separate,
+  vjp_program,
 )
 
 # All laws use the arrays of `Mechanism.draw_masked`, so that they share one program
@@ -118,7 +118,7 @@ def hidden_positions_may_hold_anything(
     padded = [qkv[0], *(_fill(x, hidden, content) for x in qkv[1:])]
     call |= {name: _fill(x, hidden, content) for name, x in gates.items()}
     got = _all_results(mechanism, is_causal, padded, call)
-    _same(got, expected, content, hidden, gates)
+    _compare(got, expected, content, hidden, gates)
     padded[0] = _fill(qkv[0], hidden, content)
     out = _all_results(mechanism, is_causal, padded, call)["the result"]
     assert_same_bits(
@@ -149,7 +149,7 @@ def hidden_from_every_query(mechanism: Mechanism, is_causal: bool) -> None:
     padded = [qkv[0], *(_fill(x, np.s_[:, hidden], np.nan) for x in qkv[1:])]
     call |= {k: _fill(x, np.s_[:, hidden], np.nan) for k, x in keys.items()}
     got = _all_results(mechanism, is_causal, padded, call)
-    _same(got, expected, np.nan, np.broadcast_to(hidden, (8, 13)), keys)
+    _compare(got, expected, np.nan, np.broadcast_to(hidden, (8, 13)), keys)
 
 
 def _fill(x: Any, where: Any, content: float) -> np.ndarray:
@@ -165,7 +165,7 @@ def _all_results(
   call = {**call, **({"is_causal": True} if is_causal else {})}
   parts = separate(mechanism, mechanism.variables(Case().dims), qkv, call)
   cotangent = np.random.default_rng(2).standard_normal(qkv[0].shape, np.float32)
-  out, gradient = pulled_back(mechanism)(*parts, cotangent)
+  out, gradient = vjp_program(mechanism)(*parts, cotangent)
   leaves, _ = jax.tree_util.tree_flatten_with_path(gradient)
   results = {"the result": np.asarray(out)}
   for path, x in leaves:
@@ -174,7 +174,7 @@ def _all_results(
   return results
 
 
-def _same(
+def _compare(
   got: dict[str, Any],
   expected: dict[str, Any],
   content: float,

@@ -202,7 +202,7 @@ def together(trained: Any, others: Any, flags: Any) -> tuple[Any, list, dict]:
 
 
 @functools.lru_cache(maxsize=2)
-def pulled_back(mechanism: Mechanism) -> Callable[..., Any]:
+def vjp_program(mechanism: Mechanism) -> Callable[..., Any]:
   """The compiled `(*separate(…), cotangent) -> out, gradients`."""
 
   @functools.partial(jax.jit, static_argnums=2)
@@ -235,7 +235,7 @@ def backward(
     call = {"is_causal": True, **call}
   variables = mechanism.variables(dims or Case().dims)
   parts = separate(mechanism, variables, qkv, call)
-  out, gradient = pulled_back(mechanism)(*parts, cotangent)
+  out, gradient = vjp_program(mechanism)(*parts, cotangent)
   return out, together(gradient, parts[1], ())[1]
 
 

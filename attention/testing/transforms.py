@@ -24,7 +24,7 @@ def _draw(mechanism: Mechanism, length: int = 13) -> tuple[Any, list, dict]:
   return apply, *mechanism.draw_masked(length)
 
 
-def _expected(mechanism: Mechanism, *arrays: Any) -> Any:
+def _reference(mechanism: Mechanism, *arrays: Any) -> Any:
   """The result and the gradients of the compiled call."""
   return backward(mechanism, mechanism.directions[0], *arrays)
 
@@ -100,7 +100,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
   outs, gradient = one_by_one(qkv, call, factors)
   expected = [0.0] * len(qkv)
   for i, factor in enumerate(factors):
-    out, grads = _expected(mechanism, [factor * x for x in qkv], call)
+    out, grads = _reference(mechanism, [factor * x for x in qkv], call)
     assert_close(outs[:, i], out, 1e-6)
     expected = [x + factor * y for x, y in zip(expected, grads, strict=True)]
   _same_gradients(gradient, expected)
@@ -123,7 +123,7 @@ def forward_mode(mechanism: Mechanism) -> None:
     return jax.jvp(lambda qkv: apply(qkv, **call), [qkv], [tangents])[1]
 
   tangent = np.asarray(derivative(qkv, tangents, call))
-  _, gradient = _expected(mechanism, qkv, call, cotangent)
+  _, gradient = _reference(mechanism, qkv, call, cotangent)
   expected = sum((g * t).sum() for g, t in zip(gradient, tangents, strict=True))
   norm = np.sqrt(sum((np.asarray(g) ** 2).sum() for g in gradient))
   got = (tangent * cotangent).sum()
@@ -194,8 +194,8 @@ def sharded_batch(mechanism: Mechanism) -> None:
   """Arrays that are sharded along B must give equal results, also sharded along B."""
   _, qkv, call = _draw(mechanism)
   sharding = jax.sharding.NamedSharding(mesh_of_rows(), jax.P("batch"))
-  expected, expected_gradient = _expected(mechanism, qkv, call)
-  out, gradient = _expected(mechanism, *jax.device_put((qkv, call), sharding))
+  expected, expected_gradient = _reference(mechanism, qkv, call)
+  out, gradient = _reference(mechanism, *jax.device_put((qkv, call), sharding))
   require(
     out.sharding.is_equivalent_to(sharding, 4),
     f"the result of arrays that are sharded along B has {out.sharding}",

@@ -20,9 +20,9 @@ from attention.testing.mechanism import (
   forward,
   in_float64,
   law,
-  pulled_back,
   separate,
   together,
+  vjp_program,
 )
 
 # Options that a mechanism does not support are left out of a call. Each option is
@@ -92,7 +92,7 @@ def _equals_the_definition(mechanism: Mechanism, case: Case) -> None:
   rng = np.random.default_rng(1)
   shape = (*qkv[0].shape[:-1], case.value_dim)
   cotangent = rng.standard_normal(shape, np.float32)
-  run = pulled_back(mechanism)
+  run = vjp_program(mechanism)
   out, gradient = run(trained, others, flags, cotangent)
   require(
     (out.shape, out.dtype) == (shape, jnp.float32),
@@ -141,7 +141,7 @@ def _equals_the_definition(mechanism: Mechanism, case: Case) -> None:
     raise AssertionError("\n".join(wrong or all_at_once))
 
 
-def _is_taken(mechanism: Mechanism, case: Case) -> bool:
+def _supports_case(mechanism: Mechanism, case: Case) -> bool:
   """Whether a mechanism supports the essential options of a case."""
   needed = {"causal", "global"}.intersection(case.options)
   kept = case.limited(mechanism.supports).options
@@ -158,7 +158,7 @@ LAWS += [
   Check(
     f"value_and_gradient[{name}]",
     partial(value_and_gradient, case=case),
-    where=partial(_is_taken, case=case),
+    where=partial(_supports_case, case=case),
     every_setting=name not in _ONCE,
   )
   for name, case in _CASES.items()

@@ -144,18 +144,18 @@ def _pairs(values: np.ndarray, everything: bool, reason: str = "") -> Against:
   rows = len(values)
   i, j = np.triu_indices(rows, 1)
   i, j = (i, j) if everything else (i[i == 0], j[i == 0])
-  *_, p = _paired(values[j] - values[i])
+  *_, p = _paired_t_test(values[j] - values[i])
   p_values = np.array([math.nan, *holm(p.tolist())[: rows - 1]])
   # Bonferroni's, because Holm's correction has no intervals.
   level = 1 - (1 - LEVEL) / max(len(i), 1)
-  difference, low, high, _ = _paired(values - values[0], level)
+  difference, low, high, _ = _paired_t_test(values - values[0], level)
   count = "all pairs of rows" if everything else "the other rows"
   test = f"Student's t-test paired by seed, Holm's correction over {count}"
   test += f" ({reason})" if reason else ""
   return Against(difference, low, high, p_values, test)
 
 
-def _paired(
+def _paired_t_test(
   differences: np.ndarray, level: float = LEVEL
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Student's test that the means of differences [P, S] are 0, without missing seeds.

@@ -69,7 +69,7 @@ def summarize(
 
   Args:
     runs: the table of `frame.runs`.
-    plan: `records.planned`; without it, all planned runs have records.
+    plan: `records.planned_runs`; without it, all planned runs have records.
     reference: name of the row that was declared to be the reference; None compares
       with the first row.
 
@@ -123,9 +123,7 @@ def finding(summary: pd.DataFrame) -> str:
       f"{best['split']} split."
     )
   if is_counted(ended):
-    text = (
-      f"{_solved(ended)}; {int((ended['solved'] == 0).sum())} of {len(ended)} "
-    )
+    text = f"{_solved_sentence(ended)}; {int((ended['solved'] == 0).sum())} of {len(ended)} "
     text += "rows solved none"
   else:
     alike = ended["mean"].eq(best["mean"])
@@ -139,10 +137,10 @@ def finding(summary: pd.DataFrame) -> str:
       f"{names} {'have' if alike.sum() > 1 else 'has'} the best {best['metric']} on "
       f"the {best['split']} split, {number(best['mean'])}"
     )
-  return f"{so_far}{text}{_differences(ended)}"
+  return f"{so_far}{text}{_difference_sentence(ended)}"
 
 
-def _solved(ended: pd.DataFrame) -> str:
+def _solved_sentence(ended: pd.DataFrame) -> str:
   """The rows with the highest share of solved seeds: '`a` solved 8 of 8 seeds, …'."""
   complete = ended[ended["is_complete"]]
   rows = ended if complete.empty else complete
@@ -161,7 +159,7 @@ def _solved(ended: pd.DataFrame) -> str:
   )
 
 
-def _differences(ended: pd.DataFrame) -> str:
+def _difference_sentence(ended: pd.DataFrame) -> str:
   """How many rows differ from the first one or the reference, and the least of them."""
   tested = ended[ended["p"].notna()]
   if tested.empty:
@@ -242,7 +240,7 @@ def _task(
   ]
   if metric is not None:
     threshold = runs["solved_at"].astype(float).max()
-    summary = _significance(_ranked(summary, metric, threshold), reference)
+    summary = _significance(_rank(summary, metric, threshold), reference)
   return summary.drop(columns=["values", "unfinished"], errors="ignore")
 
 
@@ -254,7 +252,7 @@ def _common_metrics(ended: pd.DataFrame, metrics: list[str]) -> list[str]:
   return [m for m in metrics if m != criterion.LAST or not older.any()]
 
 
-def _ranked(
+def _rank(
   summary: pd.DataFrame, metric: str, threshold: float | None
 ) -> pd.DataFrame:
   """Sorts rows: complete ones, by their share of solved seeds, by their mean.
@@ -293,7 +291,7 @@ def _row(
 
   'unfinished' are the seeds that failed, or have no finite metric.
   """
-  point, points = _chosen(runs, metric)
+  point, points = _select_point(runs, metric)
   planned = point[~point["choosing"]]
   ended = planned[planned["split"] != ""]
   first = planned.iloc[0]
@@ -387,7 +385,9 @@ def _texts(
   return {"notes": "\n".join(notes), "reason": ""}
 
 
-def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
+def _select_point(
+  runs: pd.DataFrame, metric: str | None
+) -> tuple[pd.DataFrame, int]:
   """The runs at the chosen point of the grid, and the number of points."""
   points = {grid: group for grid, group in runs.groupby("grid", sort=True)}
   candidates = {

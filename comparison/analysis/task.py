@@ -75,7 +75,7 @@ class Task:
     content = []
     for row, run, values in self._final_values(metric):
       trained = [values[s] for s in _TRAINED if s in values]
-      length_values = _numbered(values, _LENGTH)
+      length_values = _values_by_number(values, _LENGTH)
       if length_values and trained and not pd.isna(run.length):
         length_values[int(run.length)] = trained[0]
         content += [
@@ -94,7 +94,7 @@ class Task:
     content = [
       (row["row"], row["attention"], run.seed, n, value)
       for row, run, values in self._final_values(self.metric)
-      for n, value in sorted(_numbered(values, _PAIRS).items())
+      for n, value in sorted(_values_by_number(values, _PAIRS).items())
     ]
     columns = ["row", "attention", "seed", "pairs", "value"]
     return pd.DataFrame(content, columns=columns)
@@ -139,7 +139,9 @@ class Task:
         yield row, run, values_by_run.get(run.run, {})
 
 
-def _numbered(values: Mapping[str, float], kind: str) -> dict[int, float]:
+def _values_by_number(
+  values: Mapping[str, float], kind: str
+) -> dict[int, float]:
   """The values of the splits of a kind, by their number: 128 for 'length_128'."""
   numbers = {x: x.removeprefix(kind) for x in values if x.startswith(kind)}
   return {int(n): values[x] for x, n in numbers.items() if n.isdecimal()}
@@ -153,10 +155,10 @@ def by_task(
   """The results of a comparison by task; `plan`, `reference` as in `summarize`."""
   runs = frame.runs(records)
   summary = summarize(runs, plan, reference)
-  return divided(records, runs, frame.curves(records), summary)
+  return divide_by_task(records, runs, frame.curves(records), summary)
 
 
-def divided(
+def divide_by_task(
   records: Sequence[Record],
   runs: pd.DataFrame,
   curves: pd.DataFrame,

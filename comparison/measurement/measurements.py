@@ -16,7 +16,7 @@ from training.inference import generation
 from training.pictures import attention_maps
 
 
-def trained(
+def measure_trained(
   folder: Path, *, with_map: bool, shape: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
   """Measures a trained run.

@@ -23,7 +23,7 @@ from comparison.report.lines import (
   line_figure,
   logarithmic_ticks,
   new_figure,
-  shortened,
+  shorten,
 )
 from comparison.report.style import MUTED, Style, of_rows
 from settings.typed import literal
@@ -177,7 +177,7 @@ def capacity(task: Task, styles: Styles) -> Any | None:
   series = []
   counterparts = rows["width"].eq("dense").map({True: TWIN, False: ""})
   shared = common(task.summary)
-  kinds = [_words(across, shared) for across in rows["across"]]
+  kinds = [_labels(across, shared) for across in rows["across"]]
   keys = [
     rows["attention"],
     pd.Series(kinds, rows.index, dtype=str),
@@ -258,7 +258,7 @@ def legend(
     for name in names
   ]
   figure.legend(
-    handles, [shortened(name) for name in names],
+    handles, [shorten(name) for name in names],
     loc="outside lower center", ncols=min(columns, len(names)),
   )  # fmt: skip
 
@@ -276,7 +276,7 @@ def _cost_axis(axes: Any, values: pd.Series) -> None:
     axes.set_xlim(0, 1.08 * values.max())
 
 
-def _words(across: str, shared: Sequence[str]) -> str:
+def _labels(across: str, shared: Sequence[str]) -> str:
   """The non-numeric values of a point of `across`, without the shared ones."""
   values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
   words = (x for x in values if not frame.is_number(values[x]))

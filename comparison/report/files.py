@@ -11,7 +11,7 @@ import pandas as pd
 from comparison import records, status
 from comparison.analysis import frame, remarks
 from comparison.analysis import summary as summary_lib
-from comparison.analysis.task import Task, divided
+from comparison.analysis.task import Task, divide_by_task
 from comparison.records import Record
 from comparison.report import figures, maps, page, style, tables
 from comparison.report.lines import Styles
@@ -60,13 +60,15 @@ def write(workdir: Path) -> str:
   run_records, _ = records.read(workdir)
   scaling = metrics.read(workdir, records.SCALING)  # Of `benchmarks.scaling`.
   runs, curves = frame.runs(run_records), frame.curves(run_records)
-  reference = records.shared(workdir).get("reference")
-  summary = summary_lib.summarize(runs, records.planned(workdir), reference)
+  reference = records.shared_settings(workdir).get("reference")
+  summary = summary_lib.summarize(
+    runs, records.planned_runs(workdir), reference
+  )
   runs.to_csv(workdir / "results.csv", index=False)
   runs.to_json(workdir / "results.jsonl", orient="records", lines=True)
   summary.to_csv(workdir / "summary.csv", index=False)
   curves.to_csv(workdir / "curves.csv", index=False)
-  tasks = divided(run_records, runs, curves, summary)
+  tasks = divide_by_task(run_records, runs, curves, summary)
   findings = [
     f"{name}: {summary_lib.finding(task.summary)}"
     for name, task in tasks.items()
@@ -78,7 +80,7 @@ def write(workdir: Path) -> str:
     ),
     Section("How to read this", [*_setup(workdir, run_records), READING]),
   ]
-  references = records.references(workdir)
+  references = records.read_references(workdir)
   mechanisms = [row["mechanism"] for row in scaling]
   styles = style.styles(
     [*(record["attention"] for record in run_records), *mechanisms]
@@ -109,7 +111,7 @@ def write(workdir: Path) -> str:
   return text
 
 
-def meanwhile(workdir: Path) -> Callable[[], None]:
+def report_updater(workdir: Path) -> Callable[[], None]:
   """Returns a function that updates the report, for a comparison to call per run.
 
   After a report that took t seconds, it writes none for 50 · t seconds. It prints
@@ -136,25 +138,33 @@ def meanwhile(workdir: Path) -> Callable[[], None]:
 
 def markdown(title: str, byline: str, sections: Sequence[Section]) -> str:
   """The sections of a page in Markdown: tables, and links to plots/."""
-  lines = [f"# {title}", "", f"{_inert(byline)}.", ""]
+  lines = [f"# {title}", "", f"{_plain_text(byline)}.", ""]
   for section in sections:
-    lines += [f"## {_inert(section.title)}", ""]
+    lines += [f"## {_plain_text(section.title)}", ""]
     for part in section.parts:
       if isinstance(part, str):
-        lines += [_inert(part), ""]
+        lines += [_plain_text(part), ""]
       elif isinstance(part, Picture):
-        lines += [f"![{_inert(part.caption)}]({PLOTS}/{part.stem}.png)", ""]
+        lines += [
+          f"![{_plain_text(part.caption)}]({PLOTS}/{part.stem}.png)",
+          "",
+        ]
       elif isinstance(part, list):
-        lines += [*(f"- {_inert(note)}" for note in part), ""]
+        lines += [*(f"- {_plain_text(note)}" for note in part), ""]
       else:
-        lines += [f"### {_inert(part[0])}", "", *_markdown_table(part[1]), ""]
+        lines += [
+          f"### {_plain_text(part[0])}",
+          "",
+          *_markdown_table(part[1]),
+          "",
+        ]
   return "\n".join(lines).rstrip() + "\n"
 
 
 _MARKUP = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
 
 
-def _inert(text: str) -> str:
+def _plain_text(text: str) -> str:
   """A text on one line, in which no file name becomes HTML or a link."""
   return _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.splitlines()))
 
@@ -163,9 +173,9 @@ def _markdown_table(table: Table) -> list[str]:
   lines = []
   if table.shared:
     shared = "; ".join(f"{k} {text}" for k, text in table.shared.items())
-    lines += [_inert(f"All rows: {shared}."), ""]
-  texts = table.frame().map(lambda text: _inert(text).replace("|", "\\|"))
-  texts.columns = list(map(_inert, table.header))
+    lines += [_plain_text(f"All rows: {shared}."), ""]
+  texts = table.frame().map(lambda text: _plain_text(text).replace("|", "\\|"))
+  texts.columns = list(map(_plain_text, table.header))
   alignment = ["left", *["right"] * (len(table.header) - 1)]
   lines += [
     texts.to_markdown(index=False, disable_numparse=True, colalign=alignment)
@@ -234,7 +244,7 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
 
 def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
   """Describes what all runs share, and how the shown point of a grid was chosen."""
-  shared = records.shared(workdir)
+  shared = records.shared_settings(workdir)
   parts = []
   if shared.get("match_parameters"):
     parts.append(

@@ -94,7 +94,7 @@ def line_figure(
   strengths = {x: 1 - 0.7 * n / len(kinds) for n, x in enumerate(sorted(kinds))}
   for axes, (key, group) in zip(panels, groups.items(), strict=False):
     if key:
-      axes.set_title(shortened(key))
+      axes.set_title(shorten(key))
       for line in means:
         axes.plot(line.x, line.y, color="#dcdcdc", linewidth=0.6, zorder=1)
     for line in group:
@@ -212,7 +212,7 @@ def logarithmic_ticks(axes: Any, places: Sequence[float]) -> None:
   axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
   """Shortens the import path 'package.mine:plain' to 'mine:plain'; else unchanged."""
   path, colon, attribute = name.partition(":")
   return path.rpartition(".")[2] + colon + attribute if colon else name

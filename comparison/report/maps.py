@@ -89,11 +89,13 @@ def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
 def _name_ticks(axis: Any, labels: Sequence[str]) -> None:
   if len(labels) > _READABLE:
     return
-  axis.set_ticks(range(len(labels)), [_visible(token) for token in labels])
+  axis.set_ticks(
+    range(len(labels)), [_visible_token(token) for token in labels]
+  )
   axis.set_tick_params(labelsize=min(7.0, 130 / max(len(labels), 1)))
 
 
-def _visible(token: str) -> str:
+def _visible_token(token: str) -> str:
   """A token with visible characters that are valid in XML."""
   return "".join(
     "␣" if c == " " else c if c.isprintable() else "·" for c in token

@@ -75,7 +75,7 @@ def of_rows(
     style = base[attention]
     if n:
       style = Style(
-        _mixed(style.color, n),
+        _mix(style.color, n),
         _DASHES[(_DASHES.index(style.linestyle) + n) % len(_DASHES)],
         _MARKERS[(_MARKERS.index(style.marker) + n) % len(_MARKERS)],
       )
@@ -83,7 +83,7 @@ def of_rows(
   return result
 
 
-def _mixed(color: str, n: int) -> str:
+def _mix(color: str, n: int) -> str:
   """A dark colour mixed with white, or a light one with black."""
   red, green, blue = colors.to_rgb(color)
   end = 1.0 if 0.299 * red + 0.587 * green + 0.114 * blue < 0.35 else 0.0

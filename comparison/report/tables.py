@@ -60,7 +60,7 @@ def quality(summary: pd.DataFrame) -> Table:
   rows = [row for _, row in summary.iterrows()]
   columns: dict[str, list[Cell]] = {
     "mechanism": _names(summary),
-    _deciding(summary): [result(row) for row in rows],
+    _deciding_title(summary): [result(row) for row in rows],
     "seeds": [Cell(f"{r['seeds']}/{r['planned']}", r["seeds"]) for r in rows],
   }
   if summary["p"].notna().any():
@@ -118,7 +118,7 @@ def cost(summary: pd.DataFrame) -> Table | None:
   if len(names) < 2:
     return None
   columns = {"mechanism": _names(ended)}
-  columns[_deciding(ended)] = [
+  columns[_deciding_title(ended)] = [
     result(row, brief=True) for _, row in ended.iterrows()
   ]
   for name in names:
@@ -157,7 +157,7 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
   worst, best = ("max", "min") if is_lower_better(metric) else ("min", "max")
   for length, points in table.groupby("length"):
     columns[f"at {length}"] = [
-      _spread(points[points["row"] == name]["value"], limit, worst, best)
+      _seed_range(points[points["row"] == name]["value"], limit, worst, best)
       for name in rows["row"]
     ]
   legend = f"{metric}: mean over seeds (worst to best seed)."
@@ -288,7 +288,7 @@ def _names(summary: pd.DataFrame) -> list[Cell]:
   return [Cell(name, name) for name in summary["name"]]
 
 
-def _deciding(summary: pd.DataFrame) -> str:
+def _deciding_title(summary: pd.DataFrame) -> str:
   """The title of the deciding column."""
   first = summary.iloc[0]
   if summary_lib.is_counted(summary):
@@ -310,7 +310,7 @@ def _grid_cell(value: str, at_edge: bool) -> Cell:
   return Cell(text, float(value) if is_number else value)
 
 
-def _spread(values: pd.Series, limit: float, worst: str, best: str) -> Cell:
+def _seed_range(values: pd.Series, limit: float, worst: str, best: str) -> Cell:
   """'3 of 8; 0.8 (0.7–0.9)': seeds that reach the limit, mean, and worst to best."""
   if values.empty:
     return Cell(NOTHING)

@@ -199,7 +199,9 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     family.architectures[architecture],
   )
   try:
-    described = family.describe(keys, weights.own(family, tensors), head)
+    described = family.describe(
+      keys, weights.without_copies(family, tensors), head
+    )
     own = keys.get(MECHANISMS)
     described, left_out = _with_mechanisms(described, own, replaced)
     shapes = {} if family.kept is None else family.kept(keys)

@@ -62,7 +62,7 @@ def read(
   # Tensors of a mechanism that was replaced are known and not needed.
   known = {row.theirs for row in _rows(family, published)}
   known |= {*family.buffers(published.config)}
-  copies, kept = dict(family.copies), own(family, tensors)
+  copies, kept = dict(family.copies), without_copies(family, tensors)
   arrays: dict[str, Array] = {}
   stacks: dict[str, np.ndarray] = {}
   for theirs, ours, layout, index, is_start in _rows(family, model):
@@ -125,7 +125,7 @@ def _initial(
   return {path: variables[path] for path in paths}
 
 
-def own(family: Family, tensors: files.Tensors) -> set[str]:
+def without_copies(family: Family, tensors: files.Tensors) -> set[str]:
   """Returns the tensors that are not copies of others."""
   return {*tensors} - {
     name

@@ -99,7 +99,7 @@ class MixedTask(base.Task):
     if config.control_rows:
       rng = np.random.default_rng((self._seed, step, 2))
       parts.append(self._control_batch("train", rng, config.control_rows))
-    return base.only(_concatenate(parts), rows)
+    return base.select_rows(_concatenate(parts), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Yields the held-out text, then held-out captions, then windows of episodes."""

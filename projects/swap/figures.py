@@ -9,7 +9,7 @@ import numpy as np
 
 from comparison.report import maps
 from comparison.report import style as style_lib
-from comparison.report.figures import legend, shortened
+from comparison.report.figures import legend, shorten
 from comparison.report.page import Picture
 from comparison.report.style import MUTED
 from projects.swap import rows
@@ -51,7 +51,7 @@ def pictures(records: Sequence[Record]) -> list[Picture]:
   for record in records:
     for name, suffix in (("map", ""), ("transfer_map", ", transferred")):
       if name in record:
-        kept[shortened(record["attention"]) + suffix] = record[name]
+        kept[shorten(record["attention"]) + suffix] = record[name]
   stages = ", ".join(text for text, _ in _STAGES.values())
   drawn = (
     Picture(
@@ -192,7 +192,7 @@ def _heat(
     f"{layer['side'][0] if several else ''}{layer['layer']}" for layer in layers
   ]
   axes.set_xticks(range(most), ticks)
-  names = [shortened(r["attention"]).replace(":", "\n", 1) for r in have]
+  names = [shorten(r["attention"]).replace(":", "\n", 1) for r in have]
   axes.set_yticks(range(count), names)
   axes.tick_params(length=0)
   axes.set_xlabel("layer")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import Attention
-from attention.mechanism import where_it_failed
+from attention.mechanism import failure_location
 from comparison.measurement import costs
 import models
 from models.published import load
@@ -23,14 +23,14 @@ from projects.swap.settings import Choice, Settings
 from projects.swap.source import Source
 from projects.swap.substitution import Mechanisms
 from settings.errors import one_line
-from settings.typed import spelled_options
+from settings.typed import format_options
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig, TrainConfig
 from training.pictures import attention_maps
 from training.state import TrainState
 
 
-def own(source: Source, settings: Settings) -> Record:
+def original_row(source: Source, settings: Settings) -> Record:
   """The original model, as a row like those of the mechanisms.
 
   Args:
@@ -77,7 +77,7 @@ def mechanism(
     "attention": choice.label,
     "name": choice.config.name,
     "options": dict(choice.config.options),
-    "all_options": spelled_options(choice.config.all_options),
+    "all_options": format_options(choice.config.all_options),
   }
   attention = choice.config.build()
   paths = [place.path for place in source.places]
@@ -93,7 +93,9 @@ def mechanism(
     if not foreign and not isinstance(error, ValueError):
       raise
     reason = (
-      where_it_failed(error, choice.config.name) if foreign else one_line(error)
+      failure_location(error, choice.config.name)
+      if foreign
+      else one_line(error)
     )
     return {**record, "status": CANNOT, "reason": reason}
   scores = scores_lib.make(source, attention)

@@ -63,7 +63,7 @@ def read(workdir: Path, label: str) -> Record | None:
   return record if record and record.get("attention") == label else None
 
 
-def everything(workdir: Path) -> list[Record]:
+def read_all(workdir: Path) -> list[Record]:
   """All undamaged records: the original model, then mechanisms in order."""
   records = [
     atomic.read_json(path)

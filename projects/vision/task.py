@@ -57,7 +57,7 @@ class ImageTask(LabelledTask):
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B augmented images; each epoch has every image once, in a new order."""
     # The augmentation is drawn for all rows, also if only some are needed.
-    places = self._trained(step, None)
+    places = self._train_indices(step, None)
     train = self._splits["train"]
     images = vary(
       train.images[places],
@@ -65,7 +65,7 @@ class ImageTask(LabelledTask):
       flip=self._config.flip,
       rng=np.random.default_rng((self._seed, step, 1)),
     )
-    return base.only(self._scaled(images, train.labels[places]), rows)
+    return base.select_rows(self._scaled(images, train.labels[places]), rows)
 
   def read(self, path: str) -> np.ndarray:
     """Reads a PNG or JPEG file as scaled pixels [H, W, C].

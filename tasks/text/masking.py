@@ -100,7 +100,7 @@ class MaskedText(TextTask):
     """B masked pieces from random positions, drawn from (seed, step)."""
     rng = np.random.default_rng((self._seed, step))
     tokens = self._windows(rng, self.piece)
-    return base.only(self._batch(tokens, *self._mask(rng, tokens)), rows)
+    return base.select_rows(self._batch(tokens, *self._mask(rng, tokens)), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Yields the held-out text in order; each token is read exactly once."""

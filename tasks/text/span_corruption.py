@@ -169,7 +169,7 @@ class SpanText(TextTask):
     rng = np.random.default_rng((self._seed, step))
     tokens = self._windows(rng, self.piece)
     batch = self._batch(tokens, span_mask(rng, len(tokens), self._sizes))
-    return base.only(batch, rows)
+    return base.select_rows(batch, rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Yields the held-out text in order, each token in one source or target."""

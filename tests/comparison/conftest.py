@@ -38,7 +38,7 @@ class Trainer:
     self.calls, self.measured, self.processes, self.code = [], [], [], 0
     monkeypatch.setattr(process, "run", self.process)
     monkeypatch.setattr(train_run, "command", lambda *asked: asked)
-    monkeypatch.setattr(measurements, "trained", self.measure)
+    monkeypatch.setattr(measurements, "measure_trained", self.measure)
     monkeypatch.setattr(
       measurements,
       "step_cost",
@@ -83,7 +83,7 @@ class Trainer:
         file.write(json.dumps(line) + "\n")
 
   def measure(self, home, *, with_map, shape):
-    """`measurements.trained`."""
+    """`measurements.measure_trained`."""
     self.measured.append(home.name)
     return {
       "step_seconds": 0.5,

@@ -92,7 +92,7 @@ def test_what_ended_since_is_taken_and_all_else_stays(workdir, tmp_path):
   identity, other = list(records.by_identity(workdir))[:2]
   plan = {"a run that waits": {"task": "text", "seed": 5}}
   records.keep_plan(workdir, plan)
-  records.refer(workdir, {"text": {"ours": {"loss": 1.0}}})
+  records.write_references(workdir, {"text": {"ours": {"loss": 1.0}}})
   (workdir / records.SCALING).write_text('{"own": 1}\n')
   done = records.of(workdir, identity)
   records.update(workdir, identity, status=records.STOPPED, reason="stopped")
@@ -101,11 +101,11 @@ def test_what_ended_since_is_taken_and_all_else_stays(workdir, tmp_path):
   archive.unpack(_SMALL, workdir)  # What had ended there, of other references.
   assert records.of(workdir, identity) == done
   assert records.of(workdir, other)["reason"] == "of Monday"
-  assert records.references(workdir) == {"text": {"ours": {"loss": 1.0}}}
+  assert records.read_references(workdir) == {"text": {"ours": {"loss": 1.0}}}
   archive.unpack(tmp_path / "monday.jsonl.xz", workdir)
   assert records.of(workdir, identity) == done
   archive.unpack(tmp_path / "monday.jsonl.xz", tmp_path / "new")
-  assert records.planned(tmp_path / "new") == plan
+  assert records.planned_runs(tmp_path / "new") == plan
   assert status.missing(tmp_path / "new") == [
     "2 of 4 runs done; what follows may change with the others."
   ]

@@ -211,7 +211,7 @@ def test_what_is_measured_of_a_trained_run(monkeypatch, tmp_path):
   for step, line in enumerate(lines):
     writer.write(step, {"train": line}, 1.0)
   writer.close()
-  found = measurements.trained(tmp_path, with_map=True)
+  found = measurements.measure_trained(tmp_path, with_map=True)
   assert {"jax", "device"} < found.keys()
   del found["jax"], found["device"]
   assert found == {
@@ -236,7 +236,7 @@ def test_what_is_measured_of_a_trained_run(monkeypatch, tmp_path):
   monkeypatch.setattr(
     measurements.approximation, "error", lambda model, v, batch: 0.5
   )
-  again = measurements.trained(tmp_path, with_map=False, shape=shape)
+  again = measurements.measure_trained(tmp_path, with_map=False, shape=shape)
   assert (again["step_seconds"], again["map"]) == (9.0, None)
   assert again["approximation_error"] == 0.5
   assert again["notes"] == shape["notes"] == {"cache_bytes": "none"}

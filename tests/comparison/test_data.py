@@ -42,7 +42,7 @@ def twice(tmp_path):
 def test_a_text_that_was_replaced_is_told(trainer, folder, twice, number):
   paths, path = twice
   run.run(compared(path), folder)
-  kept = records.shared(folder)
+  kept = records.shared_settings(folder)
   assert sorted(kept[ownership.DATA]) == [
     "de/data/train.txt",
     "en/data/train.txt",
@@ -56,7 +56,7 @@ def test_a_text_that_was_replaced_is_told(trainer, folder, twice, number):
   ):
     run.run(compared(path, attention="dense,performer"), folder)
   assert len(trainer.calls) == calls
-  assert records.shared(folder) == kept
+  assert records.shared_settings(folder) == kept
   paths[number].write_text(TEXT)
   run.run(compared(path, attention="dense,performer"), folder)
   assert len(trainer.calls) == calls + 1
@@ -65,7 +65,7 @@ def test_a_text_that_was_replaced_is_told(trainer, folder, twice, number):
 def test_a_comparison_of_an_earlier_version_goes_on(trainer, folder, twice):
   paths, path = twice
   run.run(compared(path), folder)
-  shared = records.shared(folder)
+  shared = records.shared_settings(folder)
   del shared[ownership.DATA]
   (folder / records.COMPARISON).write_text(json.dumps(shared))
   run.run(compared(path), folder)

@@ -75,17 +75,19 @@ def test_a_folder_goes_on_when_its_config_evaluates_oftener(folder, trainer):
   run.run(old, folder)
   made = len(trainer.calls)
   new = small("0", tasks="duplicate,recall", eval_every=3)
-  recorded = records.shared(folder)
+  recorded = records.shared_settings(folder)
   with pytest.raises(
     ConfigError, match=r"config\.eval_every is 12 there and 3"
   ):
-    run.run(folder_lib.paced(new, recorded, ["eval_every"]), folder)
+    run.run(
+      folder_lib.with_recorded_eval_every(new, recorded, ["eval_every"]), folder
+    )
   new = small("0,1", tasks="duplicate,recall", eval_every=3, per_task=per_task)
-  run.run(folder_lib.paced(new, recorded), folder)
+  run.run(folder_lib.with_recorded_eval_every(new, recorded), folder)
   assert {one.seed for one, _ in trainer.calls[made:]} == {1}
   every = {one.task: one.leaves["eval_every"] for one, _ in trainer.calls}
   assert every == {"duplicate": 12, "recall": 6}
-  assert folder_lib.paced(new, {}) is new
+  assert folder_lib.with_recorded_eval_every(new, {}) is new
 
 
 def test_a_row_has_one_mechanism(folder, trainer):
@@ -106,7 +108,7 @@ def test_a_row_has_one_mechanism(folder, trainer):
     assert made(num_features=4) == [records.UNSUPPORTED]
   # What could not be is forgotten where it can be.
   assert made(num_features=4) == [records.DONE]
-  assert len(records.planned(folder)) == 2
+  assert len(records.planned_runs(folder)) == 2
   with pytest.raises(ConfigError, match=r"wide with .*num_features=4.*, got "):
     made(num_features=8)
 
@@ -132,7 +134,7 @@ def test_seeds_and_rates_are_measured_together_and_nothing_else_is(
 
 def test_what_sentences_are_scored_by_is_in_the_record(folder, trainer):
   one = small()
-  home = records.home(folder, plan.plan(one)[1])
+  home = records.run_workdir(folder, plan.plan(one)[1])
   home.mkdir(parents=True)
   (home / "sentences.json").write_text('{"statistics": [[1, 2], [3, 4]]}')
   launched(one, folder)
@@ -148,7 +150,7 @@ def test_what_could_not_be_measured_is_measured_again_not_trained(
     raise ValueError("no measure")
 
   with monkeypatch.context() as patch:
-    patch.setattr(measurements, "trained", refused)
+    patch.setattr(measurements, "measure_trained", refused)
     launched(small(), folder)
   assert capsys.readouterr().out.count("not measured: no measure") == 2
   for record in records.read(folder)[0]:
@@ -248,7 +250,7 @@ def test_a_full_disk_is_one_line(folder, trainer, monkeypatch):
 
 def test_what_another_process_makes_has_not_failed(folder, trainer):
   runs = plan.plan(small())
-  home = records.home(folder, runs[1])
+  home = records.run_workdir(folder, runs[1])
   home.mkdir(parents=True)
   with (
     ownership.lock(home),

@@ -58,7 +58,7 @@ def test_what_came_without_its_folder_keeps_what_was_measured(
   folder, trainer, busy, capsys
 ):
   runs, _ = busy
-  shutil.rmtree(records.home(folder, runs[1]))
+  shutil.rmtree(records.run_workdir(folder, runs[1]))
   measure.measure(folder)
   told = f"no folder in {folder / records.RUNS}: {runs[1].identity}\n"
   assert told in capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_what_cannot_be_measured_keeps_what_it_has(
     raise ValueError("no checkpoint")
 
   runs, _ = busy
-  monkeypatch.setattr("comparison.measurement.measurements.trained", gone)
+  monkeypatch.setattr("comparison.measurement.measurements.measure_trained", gone)
   measure.measure(folder)
   assert seconds(folder, runs) == [9.0, 9.0, 9.0]
   assert {records.status(folder, run) for run in runs} == {records.DONE}

@@ -168,7 +168,7 @@ def announced(tmp_path):
 
 
 def trained(folder, run, minutes):
-  home = records.home(folder, run)
+  home = records.run_workdir(folder, run)
   home.mkdir(parents=True)
   line = {"step": 300, "split": "train", "seconds": 60.0 * minutes}
   (home / metrics.FILE).write_text(json.dumps(line) + "\n")
@@ -235,7 +235,7 @@ def test_seeds_that_were_added_later_are_marked_in_the_plan(tmp_path):
   def added():
     return {
       (x["attention"], x["seed"])
-      for x in records.planned(tmp_path).values()
+      for x in records.planned_runs(tmp_path).values()
       if x.get(records.ADDED)
     }
 
@@ -257,10 +257,10 @@ def test_seeds_behind_a_grid_are_those_of_the_first_plan(tmp_path):
   records.plan(tmp_path, choosing, [0, 1])
   records.plan(tmp_path, [run_of("dense", seed) for seed in (0, 1)])
   assert not any(
-    x.get(records.ADDED) for x in records.planned(tmp_path).values()
+    x.get(records.ADDED) for x in records.planned_runs(tmp_path).values()
   )
   records.plan(tmp_path, choosing, [0, 1, 2])
   marked = [
-    x for x in records.planned(tmp_path).values() if x.get(records.ADDED)
+    x for x in records.planned_runs(tmp_path).values() if x.get(records.ADDED)
   ]
   assert [(x["seed"], x["choosing"]) for x in marked] == [(2, False)]

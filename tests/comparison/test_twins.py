@@ -26,16 +26,18 @@ def test_a_row_that_has_to_be_narrow_has_a_twin_as_wide_as_dense():
   assert wide.parameters == wide.unmatched_parameters > dense.parameters
   assert {run.dense_parameters for run in runs} == {dense.parameters}
   assert len({run.identity for run in runs}) == len(runs) == 8
-  assert plan.twins(runs) == [
+  assert plan.counterpart_lines(runs) == [
     f"recall, additive: feed-forward {narrow.feed_forward} of 32 to have "
     f"{narrow.parameters:,} parameters; its counterpart has 32"
   ]
 
 
 def test_other_rows_and_unequal_comparisons_have_none():
-  assert not plan.twins(plan.plan(compared(**{"model.mlp_features": 512})))
+  assert not plan.counterpart_lines(
+    plan.plan(compared(**{"model.mlp_features": 512}))
+  )
   runs = plan.plan(compared(match_parameters=False))
-  assert not plan.twins(runs)
+  assert not plan.counterpart_lines(runs)
   assert len(runs) == 3
   assert {run.feed_forward for run in runs} == {None}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention.checks import near, one_of
+from attention.checks import suggestion, unknown_name
 import models
 from models.published.catalog import FAMILIES
 import tasks
@@ -28,10 +28,10 @@ RATES = ["scale", "dropout_rate", "dropout_rng", "block_size"]
   ],
 )
 def test_the_name_that_was_meant(got, known, name):
-  assert near(got, known) == (f"; did you mean {name!r}?" if name else "")
+  assert suggestion(got, known) == (f"; did you mean {name!r}?" if name else "")
   all_of_them = f"expected one of {', '.join(known)}, got {got!r}"
   one = f"unknown {got!r}; did you mean {name!r}?"
-  assert one_of(got, known) == (one if name else all_of_them)
+  assert unknown_name(got, known) == (one if name else all_of_them)
 
 
 @pytest.mark.parametrize(

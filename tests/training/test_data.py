@@ -58,7 +58,7 @@ def test_files_whose_paths_end_alike_are_told_apart(tmp_path, number):
     f"{tmp_path.name}/de/data/train.txt",
     "fr/de/data/train.txt",
   }
-  assert set(files.kept_data(run)) == names
+  assert set(files.recorded_data(run)) == names
   paths[number].write_text(TEXT[::-1])
   with pytest.raises(
     ConfigError, match=r"^config.task: .*train.txt has changed"
@@ -66,11 +66,11 @@ def test_files_whose_paths_end_alike_are_told_apart(tmp_path, number):
     experiment.begin(given, run)
   # An earlier version kept the last of them, under two parts of its path.
   paths[number].write_text(TEXT)
-  digest = files.kept_data(run).popitem()[1]
+  digest = files.recorded_data(run).popitem()[1]
   kept = run / "vocabulary" / files.DATA
   kept.write_text(f"{digest}  data/train.txt\n")
   experiment.begin(given, run)
-  assert set(files.kept_data(run)) == names
+  assert set(files.recorded_data(run)) == names
 
 
 def test_what_is_noted_is_the_content(tmp_path):

@@ -9,7 +9,7 @@ _SCRIPT = """
 import resource, sys
 from training.devices import process
 
-if sys.argv[1] == "keep" and not process.keep_freed():
+if sys.argv[1] == "keep" and not process.keep_freed_memory():
   sys.exit(3)
 
 import jax

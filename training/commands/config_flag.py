@@ -44,7 +44,7 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
   return holder
 
 
-def typed(holder: flags.FlagHolder) -> list[str]:
+def typed_fields(holder: flags.FlagHolder) -> list[str]:
   """Fields that the command line sets, by full name: 'model.num_layers'."""
   return list(config_flags.get_override_values(flags.FLAGS[holder.name]))
 

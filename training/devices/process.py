@@ -62,7 +62,7 @@ def replace_signs() -> None:
     sys.stdout.reconfigure(errors="replace")
 
 
-def keep_freed() -> bool:
+def keep_freed_memory() -> bool:
   """Lets glibc reuse freed memory; call it before JAX creates its first array.
 
   Only the main thread's arena can hold blocks above 64 MiB, so CPU programs of JAX

@@ -244,7 +244,7 @@ def test_encoders_and_both_stacks(case, tmp_path):
   asked, model = cases.read(
     case, tmp_path, attention="flash,linformer,window_linear", keep=(0, 1)
   )
-  own = measure.own(model, asked)
+  own = measure.original_row(model, asked)
   assert "cache_bytes" not in own
   sides = {place.side for place in model.places}
   assert sides == ({"encoder"} if case != "t5" else {"encoder", "decoder"})
@@ -294,7 +294,7 @@ def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
     transfer_steps=10,
     finetune_steps=2,
   )
-  own = measure.own(model, asked)
+  own = measure.original_row(model, asked)
   assert own["cache_token_bytes"] == _OWN_CACHE[case]
   assert own["long_step_seconds"] > 0
   choices = asked.choices(model.context)

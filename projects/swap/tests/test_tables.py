@@ -151,7 +151,7 @@ def test_records_are_in_the_order_of_the_registry(tmp_path):
   names = ["mine:other", "lsh:num_rounds=2", "lsh", "own", "dense"]
   for name in names:
     records.write(tmp_path, _record(name))
-  found = [one["attention"] for one in records.everything(tmp_path)]
+  found = [one["attention"] for one in records.read_all(tmp_path)]
   assert found == ["own", "dense", "lsh", "lsh:num_rounds=2", "mine:other"]
 
 

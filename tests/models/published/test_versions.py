@@ -175,7 +175,7 @@ def test_no_key_is_lost(case):
   is on the list of those without effect, with the reason."""
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
-  names = weights.own(
+  names = weights.without_copies(
     family, load._by_table_name(family, files.read_tensors(folder))
   )
   before, listed = described(config, names), without_effect(config)
@@ -238,7 +238,7 @@ def test_every_key_is_away_from_its_default_in_some_case(name):
     if config["model_type"] != name:
       continue
     tensors = load._by_table_name(family, files.read_tensors(folder))
-    names, keys = weights.own(family, tensors), Keys(config)
+    names, keys = weights.without_copies(family, tensors), Keys(config)
     _, architecture = load._architecture(pathlib.Path(), keys)
     family.describe(keys, names, family.architectures[architecture])
     title = case.replace(f" {OLD}", "").replace(f" {NEW}", "")
@@ -304,7 +304,7 @@ def _same_without(key, without, default, names):
 def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
-  names = weights.own(
+  names = weights.without_copies(
     family, load._by_table_name(family, files.read_tensors(folder))
   )
   if "max_position_embeddings" in config:
@@ -346,7 +346,7 @@ def test_parameters_of_every_layer_have_their_dtype(case):
   """Those of a mechanism are float32 whatever it is."""
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
-  names = weights.own(
+  names = weights.without_copies(
     family, load._by_table_name(family, files.read_tensors(folder))
   )
   made, _ = read(config, names)

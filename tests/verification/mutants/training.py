@@ -211,7 +211,7 @@ MUTANTS = (
   ),
   Mutant(
     "comparison/analysis/statistics.py",
-    "_paired(values[j] - values[i])",
+    "_paired_t_test(values[j] - values[i])",
     "_paired(np.sort(values[j]) - np.sort(values[i]))",
     _STATISTICS,
     "values are paired by their size",
