@@ -219,7 +219,7 @@ def feature_mechanism(
   own: Callable[[Variables], dict[str, Any]],
   *,
   init: Callable[[Array, Dims], Variables],
-  projected: Callable[..., tuple[Array, Array]] | None = None,
+  project: Callable[..., tuple[Array, Array]] | None = None,
   sizes: Hyperparameters | None = None,
 ) -> Attention:
   """Builds a linear-attention mechanism, whose cache is a state.
@@ -230,20 +230,23 @@ def feature_mechanism(
     feature_map: `(scale, head_dim, **own(variables)) -> FeatureMap`.
     own: `variables -> options`, the options of `function` that the mechanism sets.
     init: the mechanism's `init`.
-    projected: `(variables, query, key, *, keep) -> (query, key)`, applied before the
-      features; `keep [B, S]` has the unmasked keys, None is all. `None`
-      changes neither.
+    project: `(variables, query, key, *, keep) -> (query, key)`, applied before the
+      features; `keep [B, S]` has the unmasked keys, None is all.
     sizes: the mechanism's `sizes`.
   """
   whole = make_apply(name, function, own)
-  project: Any = projected or (lambda variables, *qk, keep: qk)
+
+  def qk_of(variables, query, key, keep):
+    if project is None:
+      return query, key
+    return project(variables, query, key, keep=keep)
 
   def apply(variables, query, key, value, **call):
-    if projected is None:
+    if project is None:
       return whole(variables, query, key, value, **call)
     checks.check_qkv(query, key, value)
     keep = visible_keys(call.get("mask"), query, key)
-    qk = project(variables, query, key, keep=keep)
+    qk = qk_of(variables, query, key, keep)
     return whole(variables, *qk, value, **call).astype(query.dtype)
 
   def map_features(variables, x, scale):
@@ -256,14 +259,14 @@ def feature_mechanism(
 
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    _, key = project(variables, query, key, keep=keep)
+    _, key = qk_of(variables, query, key, keep)
     phi = map_features(variables, key, scale)
     return state_after(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
     lengths = jnp.ones(key.shape[0], jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
-    queries, _ = project(variables, query, key, keep=None)
+    queries, _ = qk_of(variables, query, key, None)
     out = read_all(map_features(variables, query, scale), state, queries)
     return out.astype(query.dtype), state
 
@@ -311,7 +314,7 @@ def linear(feature_map: str | Function = "elu") -> Attention:
     del key
     return {"params": identity_kernels(dims)} if is_trained else {}
 
-  def projected(variables, query, key, *, keep):
+  def project(variables, query, key, *, keep):
     params = variables["params"]
     query = project_heads(params["query_kernel"], query)
     return query, project_heads(params["key_kernel"], key, keep)
@@ -322,5 +325,5 @@ def linear(feature_map: str | Function = "elu") -> Attention:
     _feature_map,
     own=lambda variables: {"feature_map": feature_map},
     init=init,
-    projected=projected if is_trained else None,
+    project=project if is_trained else None,
   )

@@ -177,20 +177,20 @@ class Block(nn.Module):
     is_causal: bool = False,
     deterministic: bool = True,
     ids: Int[Array, "B T"] | None = None,
-    carried: Gates | None = None,
+    shared_gates: Gates | None = None,
     **call: Any,
   ) -> Any:
     """Applies the layer to whole sequences; `call` has options of self-attention.
 
-    With several residual streams `x` and the result are `[B, T, n, F]`. With `carried`,
+    With several residual streams `x` and the result are `[B, T, n, F]`. With `shared_gates`,
     the gates of the nearest layer before, it also returns those for the next layer.
     """
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 
-    made = None if carried is None else dict(carried)
+    next_gates = None if shared_gates is None else dict(shared_gates)
 
     def attend(module, x):
-      gates = self._gates(module, x, positions, made)
+      gates = self._gates(module, x, positions, next_gates)
       return module(x, deterministic=deterministic, gates=gates, **call)
 
     def attend_across(x):
@@ -202,7 +202,7 @@ class Block(nn.Module):
     counted = {"mask": mask} if self.config.mlp.num_experts else {}
     counted |= self._ids(ids)
     x = self._layer(x, attend, attend_across, deterministic, **counted)
-    return x if carried is None else (x, made)
+    return x if shared_gates is None else (x, next_gates)
 
   def _ids(self, ids):
     """The ids, if they choose the experts."""
@@ -224,7 +224,7 @@ class Block(nn.Module):
     memory_mask: Bool[Array, "B 1 1 S"] | None,
     lengths: Int[Array, "B"] | None = None,
     ids: Int[Array, "B P"] | None = None,
-    carried: Gates | None = None,
+    shared_gates: Gates | None = None,
     **tables: Float[Array, "N D"],
   ) -> Any:
     """Applies the layer to the next position, or to the first ones of a sequence.
@@ -236,13 +236,13 @@ class Block(nn.Module):
       lengths: `[B]`, how many of the first positions enter the cache; None for the
         next position.
       ids: `[B, P]`, for a router's table.
-      carried: as in a call.
+      shared_gates: as in a call.
       **tables: biases of self-attention by distance.
     """
-    made = None if carried is None else dict(carried)
+    next_gates = None if shared_gates is None else dict(shared_gates)
 
     def attend(module, x):
-      gates = self._gates(module, x, positions, made)
+      gates = self._gates(module, x, positions, next_gates)
       if lengths is None:
         return module.decode(x, positions, gates, **tables)
       return module.prefill(x, positions, lengths, gates, **tables)
@@ -252,27 +252,27 @@ class Block(nn.Module):
 
     ids_of = self._ids(ids)
     x = self._layer(x, attend, attend_across, deterministic=True, **ids_of)
-    return x if carried is None else (x, made)
+    return x if shared_gates is None else (x, next_gates)
 
   def _gates(
     self,
     module: MultiHeadAttention,
     x: Array,
     positions: Any,
-    made: dict[str, Array] | None,
+    next_gates: dict[str, Array] | None,
   ) -> Gates | None:
-    """The gates of a module; those that self-attention makes enter `made`.
+    """The gates of a module; those that self-attention makes enter `next_gates`.
 
     None leaves them to the module.
     """
-    if made is None:
+    if next_gates is None:
       return None
     if module.attention.shares_gates:
-      return made
+      return next_gates
     gates = module.make_gates(x, positions)
     if gates and module.name == "self_attention":
-      made.clear()
-      made.update(gates)
+      next_gates.clear()
+      next_gates.update(gates)
     return gates
 
   def _layer(
@@ -344,20 +344,20 @@ def apply_layers(
 ) -> Float[Array, "B T F"]:
   """Applies layers to whole sequences, with rematerialization as `remat` says."""
   blocks = list(blocks)
-  carried = first_gates(blocks)
+  shared_gates = first_gates(blocks)
 
-  def layer(block, carried, *arrays):
-    return block(*arrays, carried=carried, **call)
+  def layer(block, shared_gates, *arrays):
+    return block(*arrays, shared_gates=shared_gates, **call)
 
   if remat == "block":
     layer = nn.remat(layer)
   for block in blocks:
-    x = layer(block, carried, x, *memory)
-    if carried is not None:
-      x, carried = x
+    x = layer(block, shared_gates, x, *memory)
+    if shared_gates is not None:
+      x, shared_gates = x
   return x
 
 
 def first_gates(blocks: Iterable[Any]) -> Gates | None:
-  """Returns what the first layer gets as `carried`: None if no layer takes gates."""
+  """Returns what the first layer gets as `shared_gates`: None if no layer takes gates."""
   return {} if any(block.shares_gates for block in blocks) else None

@@ -279,11 +279,13 @@ class Transformer(nn.Module):
     mask = self.get_variable("memory", "mask")
     x = self._read(inputs, positions, **embedded)
     tables = self._relative_tables("decoder")
-    x, carried = self._streams(x), first_gates(self.decoder)
+    x, shared_gates = self._streams(x), first_gates(self.decoder)
     for block in self.decoder:
-      x = block.decode(x, positions, mask, lengths, inputs, carried, **tables)
-      if carried is not None:
-        x, carried = x
+      x = block.decode(
+        x, positions, mask, lengths, inputs, shared_gates, **tables
+      )
+      if shared_gates is not None:
+        x, shared_gates = x
     return self._join_streams("decoder", x)
 
   @nn.nowrap
