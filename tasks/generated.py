@@ -224,7 +224,7 @@ def answers_at(
   return {"targets": targets, "weights": weights}
 
 
-def with_answers(
+def answered(
   symbols: np.ndarray, columns: np.ndarray, answers: np.ndarray
 ) -> Batch:
   """A decoder's batch of symbols [B, T] with answers [B, A] at given columns."""

@@ -18,9 +18,9 @@ from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
   maker,
-  with_answers,
 )
 
 _SHORTEST = 4
@@ -72,7 +72,7 @@ class InductionTask(GeneratedTask):
     answers = np.take_along_axis(symbols, places + 1, axis=1)
     np.put_along_axis(symbols, places, special, axis=1)
     symbols[:, -1] = special
-    return with_answers(symbols, np.full_like(places, length - 1), answers)
+    return answered(symbols, np.full_like(places, length - 1), answers)
 
 
 make = maker("induction", InductionTask)

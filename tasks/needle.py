@@ -20,9 +20,9 @@ from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
   maker,
-  with_answers,
 )
 
 
@@ -145,9 +145,7 @@ class NeedleTask(GeneratedTask):
     np.put_along_axis(symbols, columns + 1, values, axis=1)
     symbols[:, -2] = first_filler + config.num_fillers
     symbols[:, -1] = keys[:, 0]
-    return with_answers(
-      symbols, np.full_like(needles, length - 1), values[:, :1]
-    )
+    return answered(symbols, np.full_like(needles, length - 1), values[:, :1])
 
 
 def _places(length: int) -> int:

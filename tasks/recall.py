@@ -18,9 +18,9 @@ from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
   maker,
-  with_answers,
 )
 
 
@@ -154,7 +154,7 @@ class RecallTask(GeneratedTask):
       symbols = draws.below(words[:, context + places :], config.vocab_size)
     symbols[:, 0:context:2], symbols[:, 1:context:2] = keys, values
     np.put_along_axis(symbols, columns, keys, axis=1)
-    return with_answers(symbols, columns, values)
+    return answered(symbols, columns, values)
 
 
 make = maker("recall", RecallTask)

@@ -19,9 +19,9 @@ from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
   maker,
-  with_answers,
 )
 
 
@@ -90,7 +90,7 @@ class SelectiveCopyTask(GeneratedTask):
     symbols = np.zeros((len(indices), length + count), np.int64)
     symbols[:, length:] = config.vocab_size - 1
     np.put_along_axis(symbols, places, tokens, axis=1)
-    return with_answers(symbols, length + np.arange(count), tokens)
+    return answered(symbols, length + np.arange(count), tokens)
 
 
 make = maker("selective_copy", SelectiveCopyTask)

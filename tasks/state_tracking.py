@@ -23,9 +23,9 @@ from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
   maker,
-  with_answers,
 )
 
 _MOST = 5
@@ -90,7 +90,7 @@ class StateTrackingTask(GeneratedTask):
     for t in range(drawn.shape[1]):
       product = self._products[product, drawn[:, t]]
       products[:, t] = product
-    return with_answers(drawn, np.arange(drawn.shape[1]), products)
+    return answered(drawn, np.arange(drawn.shape[1]), products)
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]

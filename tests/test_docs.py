@@ -227,7 +227,9 @@ def test_the_site_has_a_page_for_each_section_and_keeps_its_anchor():
 
 def test_a_page_of_a_mechanism_has_what_the_tables_say(monkeypatch):
   pages = importlib.import_module("docs.mechanism_pages")
-  monkeypatch.setattr(pages, "_solved_seeds", lambda: {"delta": {"recall": "8 of 8"}})
+  monkeypatch.setattr(
+    pages, "_solved_seeds", lambda: {"delta": {"recall": "8 of 8"}}
+  )
   text = pages.page("delta")
   for part in (
     "\n## Cost\n\nWith C = `scan.CHUNK`: ",

@@ -81,7 +81,9 @@ def test_what_cannot_be_measured_keeps_what_it_has(
     raise ValueError("no checkpoint")
 
   runs, _ = busy
-  monkeypatch.setattr("comparison.measurement.measurements.measure_trained", gone)
+  monkeypatch.setattr(
+    "comparison.measurement.measurements.measure_trained", gone
+  )
   measure.measure(folder)
   assert seconds(folder, runs) == [9.0, 9.0, 9.0]
   assert {records.status(folder, run) for run in runs} == {records.DONE}
