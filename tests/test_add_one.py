@@ -36,7 +36,7 @@ class First(tasks.Task):
     targets = np.broadcast_to(inputs[:, :1], shape).copy()
     weights = np.ones(shape, np.float32)
     batch = {"inputs": inputs, "targets": targets, "weights": weights}
-    return base.only(batch, rows)
+    return base.select_rows(batch, rows)
 
   def eval_batches(self, split):
     yield self.train_batch(10**6)
