@@ -124,6 +124,13 @@ MUTANTS = (
     ("--of=gka", "tests/verification/peers"),
     "the gate of writing multiplies keys and not values",
   ),
+  Mutant(
+    "attention/recurrent/regression.py",
+    "is_empty=initial_state is None and not is_part and resets is None,",
+    "is_empty=initial_state is None and resets is None,",
+    "mesa",
+    "a device starts without the keys of earlier ones",
+  ),
   # Momentum.
   Mutant(
     "attention/momentum_delta.py",
@@ -154,6 +161,20 @@ MUTANTS = (
     "the decay of the momentum has no bound",
   ),
   Mutant(
+    "attention/momentum_delta.py",
+    "both = jnp.concatenate([zeros, value], axis=3)",
+    "both = jnp.concatenate([zeros, 0.0 * value], axis=3)",
+    "momentum_delta",
+    "what earlier devices write is lost",
+  ),
+  Mutant(
+    "attention/precond_delta.py",
+    "squares, last = squares_from(first)",
+    "squares, last = squares_from(state.squares)",
+    "precond_delta",
+    "the squares of earlier devices are lost",
+  ),
+  Mutant(
     "attention/titans.py",
     "decays = jnp.tril(pair_decays(log_decay)) * jnp.swapaxes(keep, -2, -1)",
     "decays = jnp.tril(pair_decays(log_decay)) * keep",
@@ -173,6 +194,13 @@ MUTANTS = (
     "before = after",
     "titans",
     "a mini-batch reads the memory after its first position",
+  ),
+  Mutant(
+    "attention/titans.py",
+    'first = 4.0 if name == "decay" else 0.0',
+    "first = 0.0",
+    "titans",
+    "a new layer forgets half of its memory at each position",
   ),
   # Mini-batches.
   Mutant(
