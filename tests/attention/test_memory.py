@@ -16,6 +16,9 @@ from attention import mechanism as mechanisms
 from tests.attention.forms import DERIVED, kinds_first
 
 LENGTHS = (2048, 8192)
+# Causal queries are split into parts of 1024, into 4 at most, and each part has loops
+# of its own: 2 parts at 2048, and 4, as at any greater length, from 4096.
+LENGTHS_OF = {"dsa": (4096, 16384)}
 HEADS, HEAD_DIM = 2, 16
 # Of `window_linear`, no length without a window is a whole number of chunks, so
 # that all programs have a last step that moves back.
@@ -64,7 +67,7 @@ def measured(name, length, *, backward):
   """Temporary bytes and instructions of a program, which must be less than T×S."""
   program = compiled(name, length, backward=backward)
   temporary = program.memory_analysis().temp_size_in_bytes
-  if length == LENGTHS[-1]:
+  if length >= LENGTHS[-1]:
     # Of the logits of all pairs; dense attention holds whole rows of a block.
     share = 1 / 4 if name == "dense" else 1 / 8
     assert temporary < share * HEADS * length**2 * 4
@@ -89,7 +92,8 @@ def test_memory_is_a_share_of_all_pairs(name):
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", kinds_first(ATTENTIONS, "kimi_delta"))
 def test_memory_is_linear_in_length(name, backward):
-  found = [measured(name, T, backward=backward) for T in LENGTHS]
+  lengths = LENGTHS_OF.get(name, LENGTHS)
+  found = [measured(name, T, backward=backward) for T in lengths]
   temps, instructions = zip(*found, strict=True)
   assert temps[1] <= 4.2 * temps[0], temps
   # And the program is the same one, whatever the length, once it has a loop.

@@ -28,6 +28,8 @@ _ALIKE = {"dense", "multiplicative", "linear", *RECURRENT} - {
     "mesa",
     "gsa",
     "log_linear",
+    "momentum_delta",
+    "precond_delta",
   ),
 }
 """Mechanisms whose parts meet by the code of another: that of flash, of performer,

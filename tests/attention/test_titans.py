@@ -12,8 +12,10 @@ from attention import (
   TitansState,
   definitions,
   delta_rule_attention,
+  titans,
   titans_attention,
 )
+from attention.mechanism import Dims
 from attention.testing import assert_close
 from tests.attention import state_cases as cases
 from tests.attention.calls import assert_refused
@@ -103,6 +105,19 @@ def test_without_momentum_it_is_the_gated_delta_rule():
   )
   assert decay.min() < -1.0
   assert_close(found, expected, 1e-6)
+
+
+def test_a_new_layer_forgets_little():
+  """Without inputs, a gate is the sigmoid of its bias: of 0, 0 and 4."""
+  mechanism, dims = titans(max_rate=0.3), Dims(2, 2, 4, 9, 6)
+  variables = mechanism.init(jax.random.key(0), dims)
+  gates = mechanism.gates(variables, np.zeros((1, 3, 6), np.float32))
+  # The logarithms of 1/2 and of 1/(1 + e^-4).
+  expected = {"learning_rate": 0.15, "log_momentum": -0.693147}
+  expected["log_decay"] = -0.0181499
+  assert gates.keys() == expected.keys()
+  for name, x in gates.items():
+    np.testing.assert_allclose(x, np.full((1, 3, 2), expected[name]), rtol=1e-5)
 
 
 def test_extreme_gates_stay_finite():
