@@ -190,8 +190,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/titans.py",
-    "before = shifted(after, 1).at[..., 0, 0].set(1.0)",
-    "before = after",
+    "(after, 1).at[..., 0, 0].set(1.0)",
+    "(after, 0).at[..., 0, 0].set(1.0)",
     "titans",
     "a mini-batch reads the memory after its first position",
   ),
