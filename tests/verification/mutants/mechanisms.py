@@ -8,7 +8,7 @@ MUTANTS = (
     "attention/recurrent/recurrence.py",
     "return jnp.repeat(x, heads[2] // x.shape[2], axis=2)",
     "return jnp.tile(x, (1, 1, heads[2] // x.shape[2], 1))",
-    "gated_linear",
+    files("tests/attention", "recurrences"),
     "head n reads key head n % K",
   ),
   Mutant(
