@@ -8,7 +8,7 @@ MUTANTS = (
     "attention/recurrent/recurrence.py",
     "return jnp.repeat(x, heads[2] // x.shape[2], axis=2)",
     "return jnp.tile(x, (1, 1, heads[2] // x.shape[2], 1))",
-    "gated_linear",
+    files("tests/attention", "recurrences"),
     "head n reads key head n % K",
   ),
   Mutant(
@@ -190,8 +190,8 @@ MUTANTS = (
   ),
   Mutant(
     "attention/titans.py",
-    "before = shifted(after, 1).at[..., 0, 0].set(1.0)",
-    "before = after",
+    "(after, 1).at[..., 0, 0].set(1.0)",
+    "(after, 0).at[..., 0, 0].set(1.0)",
     "titans",
     "a mini-batch reads the memory after its first position",
   ),
