@@ -164,7 +164,7 @@ class _Scores(Scores):
     del visible, shape
     return query, self, None
 
-  def added(self, tile, start, first):
+  def accumulate(self, tile, start, first):
     """See `Scores`."""
     totals: Any = super().accumulate(tile, start, first)
     kernel = self.score_kernel + tile.score_kernel
