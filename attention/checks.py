@@ -558,4 +558,5 @@ def unknown_name(got: object, known: Iterable[str]) -> str:
 def unknown_option(option: str, name: str, known: Collection[str]) -> str:
   """The message for an option that a function or a factory does not have."""
   names = ", ".join(known) or "none"
-  return f"{option}: {name} has no such option; it has {names}{suggestion(option, known)}"
+  hint = suggestion(option, known)
+  return f"{option}: {name} has no such option; it has {names}{hint}"

@@ -14,7 +14,7 @@ from attention.decorators import (
 )
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
-from attention.platform import backend
+from attention.platform import backend, layout
 from attention.platform.blocks import chunk_map
 from attention.recurrent.gates import check_given
 from attention.softmax import cache as caches
@@ -134,8 +134,7 @@ def dsa_attention(
       block_size=block_size,
       return_lse=return_lse,
     )
-  if keep is not None:
-    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  key, value = (layout.zero_masked(x, keep) for x in (key, value))
   # Each key gets gradients from all chunks; they are summed in float32.
   wide = key.astype(jnp.float32), value.astype(jnp.float32)
   index = jax.lax.stop_gradient((index_query, index_weight, index_key))

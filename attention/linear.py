@@ -19,6 +19,7 @@ from attention.decorators import (
   make_apply,
 )
 from attention.mechanism import Attention, Dims, Hyperparameters, Variables
+from attention.platform.layout import zero_masked
 from attention.recurrent.features import (
   FeatureMap,
   attend,
@@ -197,8 +198,7 @@ def project_heads(
 
   Rows that `keep` excludes count as zero, also in the gradient of W.
   """
-  if keep is not None:
-    x = jnp.where(keep[..., None, None], x, 0)
+  x = zero_masked(x, keep)
   x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
   return jnp.einsum("BTNH,NHI->BTNI", x, kernel)
 
@@ -236,17 +236,15 @@ def feature_mechanism(
   """
   whole = make_apply(name, function, own)
 
-  def qk_of(variables, query, key, keep):
-    if project is None:
-      return query, key
-    return project(variables, query, key, keep=keep)
+  def qk_of(variables, *qk, keep):
+    return qk if project is None else project(variables, *qk, keep=keep)
 
   def apply(variables, query, key, value, **call):
     if project is None:
       return whole(variables, query, key, value, **call)
     checks.check_qkv(query, key, value)
     keep = visible_keys(call.get("mask"), query, key)
-    qk = qk_of(variables, query, key, keep)
+    qk = project(variables, query, key, keep=keep)
     return whole(variables, *qk, value, **call).astype(query.dtype)
 
   def map_features(variables, x, scale):
@@ -259,14 +257,14 @@ def feature_mechanism(
 
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    _, key = qk_of(variables, query, key, keep)
+    _, key = qk_of(variables, query, key, keep=keep)
     phi = map_features(variables, key, scale)
     return state_after(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
     lengths = jnp.ones(key.shape[0], jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
-    queries, _ = qk_of(variables, query, key, None)
+    queries, _ = qk_of(variables, query, key, keep=None)
     out = read_all(map_features(variables, query, scale), state, queries)
     return out.astype(query.dtype), state
 

@@ -11,6 +11,7 @@ from attention.decorators import (
   make_apply,
 )
 from attention.mechanism import Attention, Hyperparameters
+from attention.platform.layout import zero_masked
 from attention.softmax.logits import Logits
 from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask
@@ -137,8 +138,7 @@ def _mixtures(
   keep: Bool[Array, "B S"] | None,
 ) -> Float[Array, "B R K F"]:
   """Σ_s E[s, r] x_s in float32, over the positions that `keep` selects."""
-  if keep is not None:
-    x = jnp.where(keep[..., None, None], x, 0)
+  x = zero_masked(x, keep)
 
   def mix(rows, x):
     # With one E per example, both gradients are plain products as well.

@@ -112,10 +112,7 @@ def lsh_attention(
   length, num_heads, head_dim = query.shape[1:]
   instead = "tokens are sorted once; dense attention takes masks that vary"
   keep = checks.key_mask(mask, query, query, instead)
-  if keep is not None:
-    # So that a NaN in a masked token does not spread.
-    query = jnp.where(keep[:, :, None, None], query, 0)
-    value = jnp.where(keep[:, :, None, None], value, 0)
+  query, value = (layout.zero_masked(x, keep) for x in (query, value))
   factor = _key_factors(query, checks.softmax_scale(scale, head_dim))
   bucket = _buckets(jax.lax.stop_gradient(query), rotations)
   order, rank = _sort_by_bucket(bucket, key_segment_ids, keep)

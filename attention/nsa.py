@@ -195,7 +195,7 @@ def _compress(key, value, keep, weights, stride):
     ]
     return functools.reduce(jnp.add, mixed)
 
-  key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  key, value = (layout.zero_masked(x, keep) for x in (key, value))
   ones = jnp.ones_like(key_weights[:1])
   shown = mix(keep[..., None, None], ones)[..., 0, 0] > 0
   small = mix(key, key_weights).astype(key.dtype)

@@ -27,7 +27,7 @@ from attention.dense import dense
 from attention.mechanism import Attention
 from attention.platform import backend
 from attention.platform.blocks import block_map, join_blocks, split_blocks
-from attention.platform.layout import dot, query_dot
+from attention.platform.layout import dot, query_dot, zero_masked
 from attention.recurrent import gates
 from attention.recurrent.recurrence import unit_length
 from attention.recurrent.scan import chunk_size, scan_leftward
@@ -128,13 +128,9 @@ def _block(query: Array) -> int:
 
 def _zero_masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
   """All arrays in float32, 0 at masked positions."""
-
-  def zero(x):
-    x = x.astype(jnp.float32)
-    shape = *x.shape[:2], *[1] * (x.ndim - 2)
-    return x if keep is None else jnp.where(keep.reshape(shape), x, 0.0)
-
-  return jax.tree.map(zero, arrays)
+  return jax.tree.map(
+    lambda x: zero_masked(x.astype(jnp.float32), keep), arrays
+  )
 
 
 def _block_transition(key, householder, beta):

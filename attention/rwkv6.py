@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
+from attention.platform.layout import zero_masked
 from attention.recurrent import gates
 from attention.recurrent.recurrence import recurrent_attention, repeat_heads
 
@@ -84,13 +85,13 @@ def _recurrence(
   )
   keep = checks.key_mask(mask, query, query)
 
-  def zero_masked(x):
+  def prepare(x):
     x = jnp.repeat(x.astype(jnp.float32), num_heads // x.shape[2], axis=2)
-    return x if keep is None else jnp.where(keep[..., None, None], x, 0.0)
+    return zero_masked(x, keep)
 
   scale = checks.softmax_scale(scale, query.shape[3])
-  weight = zero_masked(query) * bonus[None, None] * zero_masked(key)
-  own = scale * jnp.sum(weight, axis=-1, keepdims=True) * zero_masked(value)
+  weight = prepare(query) * bonus[None, None] * prepare(key)
+  own = scale * jnp.sum(weight, axis=-1, keepdims=True) * prepare(value)
   out = (out + own).astype(dtype)
   return (out, state) if return_state else out
 

@@ -20,7 +20,7 @@ from attention.dense import dense
 from attention.mechanism import Attention, no_variables
 from attention.platform import backend
 from attention.platform.blocks import join_blocks, split_blocks
-from attention.platform.layout import query_dot
+from attention.platform.layout import query_dot, zero_masked
 from attention.recurrent.scan import scan_leftward
 from attention.softmax.cache import append
 from attention.softmax.visible import visible_in_tile
@@ -99,11 +99,8 @@ def stick_breaking_attention(
   size = min(block_size or _block(query), length)
   scale = checks.softmax_scale(scale, query.shape[3])
 
-  def zero_masked(x):
-    return x if keep is None else jnp.where(keep[..., None, None], x, 0)
-
   def heads(x):
-    return jnp.moveaxis(split_blocks(zero_masked(x), size), 3, 2)
+    return jnp.moveaxis(split_blocks(zero_masked(x, keep), size), 3, 2)
 
   by_key = keep, key_segment_ids
   keys = heads(key), heads(value), *split_blocks(by_key, size)

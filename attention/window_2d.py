@@ -14,7 +14,7 @@ from attention.decorators import (
   make_apply,
 )
 from attention.mechanism import Attention, Hyperparameters
-from attention.platform import backend
+from attention.platform import backend, layout
 from attention.platform.blocks import block_map, pad
 from attention.softmax import dropout
 from attention.softmax.rows import block_attention
@@ -132,7 +132,7 @@ def window_2d_attention(
     bias = relative_bias.astype(jnp.float32)[dy * (2 * window - 1) + dx]
     bias = jnp.moveaxis(bias, 2, 0).reshape(1, *head_shape, area, area)
   keep = jnp.ones((1, length), bool) if keep is None else keep
-  key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  key, value = (layout.zero_masked(x, keep) for x in (key, value))
 
   def attend(query, key, value, keep, query_ids, key_ids, regions, number):
     """Attention in one window."""

@@ -20,6 +20,15 @@ cut = partial(jax.lax.dynamic_slice_in_dim, axis=1)
 """`cut(x, start, size)`: `size` positions of x from `start`."""
 
 
+def zero_masked(
+  x: Shaped[Array, "B S *F"], keep: Bool[Array, "B S"] | None
+) -> Shaped[Array, "B S *F"]:
+  """`x` with zeros at masked positions, so that a NaN in them does not spread."""
+  if keep is None:
+    return x
+  return jnp.where(keep.reshape(*keep.shape, *[1] * (x.ndim - 2)), x, 0)
+
+
 def query_dot(
   spec: str,
   x: Float[Array, "B N C X"],

@@ -18,6 +18,7 @@ from attention.mechanism import (
   Variables,
   accepted_options,
 )
+from attention.platform.layout import zero_masked
 from attention.platform.programs import call_with_auto_axes, promote
 from attention.recurrent.recurrence import recurrent_attention
 
@@ -404,11 +405,9 @@ def _attend(
     keep = same if keep is None else keep & same
   if keep is not None:
     mask = keep[:, None, None, :]
-
-    def zero_masked(x):
-      return jnp.where(keep.reshape(*keep.shape, *[1] * (x.ndim - 2)), x, 0)
-
-    key, value, given = jax.tree.map(zero_masked, (key, value, given))
+    key, value, given = jax.tree.map(
+      lambda x: zero_masked(x, keep), (key, value, given)
+    )
   out, state = recurrence(
     params,
     query,

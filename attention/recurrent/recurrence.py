@@ -51,7 +51,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.platform import backend
+from attention.platform import backend, layout
 from attention.recurrent import kernels, packing
 from attention.recurrent.scan import (
   chunk_prefixes,
@@ -265,9 +265,7 @@ def by_head(
   keep = checks.key_mask(mask, query, query)
 
   def prepare(x):
-    x = x.astype(jnp.float32)
-    if keep is not None:
-      x = jnp.where(keep[:, :, None, None], x, 0.0)
+    x = layout.zero_masked(x.astype(jnp.float32), keep)
     return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
 
   # Prevents constant folding: for constant decays, XLA:GPU would compute the decays of

@@ -35,7 +35,7 @@ def best_blocks(
     top_k: the number of blocks; M is the smaller of this and ⌈S/D⌉.
   """
   query, key = jax.lax.stop_gradient((query, key))
-  key = jnp.where(keep[..., None, None], key, 0).astype(jnp.float32)
+  key = layout.zero_masked(key, keep).astype(jnp.float32)
   sums = jnp.sum(split_blocks(key, block_size), axis=2)
   counts = jnp.sum(split_blocks(keep, block_size), axis=2)
   means = sums / jnp.maximum(counts, 1)[..., None, None]

@@ -202,13 +202,7 @@ def without_masked(
 ) -> dict[str, Any]:
   """The arrays with zeros at masked positions, whose projections may be anything."""
   names = arrays.keys() & {"index_query", "index_key", "index_weight"}
-  if keep is None:
-    return arrays
-  shown = {
-    name: keep.reshape(*keep.shape, *[1] * (arrays[name].ndim - 2))
-    for name in names
-  }
-  return {**arrays, **{x: jnp.where(shown[x], arrays[x], 0) for x in names}}
+  return arrays | {x: layout.zero_masked(arrays[x], keep) for x in names}
 
 
 def select(
@@ -297,8 +291,7 @@ def dsa_indexer_loss(
   Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.
   """
   keep = checks.key_mask(mask, query, key, INSTEAD)
-  if keep is not None:
-    key = jnp.where(keep[..., None, None], key, 0)
+  key = layout.zero_masked(key, keep)
   return row_losses(
     Rows(index_query, index_weight, query_segment_ids, query),
     Keys(index_key, keep, key_segment_ids),

@@ -123,7 +123,7 @@ def selected_attention(
   if keep is None:
     keep = jnp.ones(key.shape[:2], jnp.bool_)
   else:
-    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+    key, value = (layout.zero_masked(x, keep) for x in (key, value))
   source = key, value, keep, key_segment_ids
   keys = _Keys(*split_blocks(source, block_size))
   count, num_blocks = keys.shown.shape[1], block_indices.shape[3]
