@@ -117,15 +117,7 @@ def load_pretrained(
   replaced = () if attention is None else tuple(NEEDS)
   opened = open_folder(folder, replaced)
   model = make_model(with_attention(opened.described, attention, dtype))
-  variables = read_variables(opened, model, key)
-  return Pretrained(
-    opened.family.name,
-    opened.architecture,
-    model,
-    variables,
-    opened.theirs,
-    opened.kept,
-  )
+  return opened.pretrained(model, read_variables(opened, model, key))
 
 
 class Opened(NamedTuple):
@@ -150,6 +142,17 @@ class Opened(NamedTuple):
   tensors: files.Tensors
   kept: Mapping[str, np.ndarray]
   left_out: bool = False
+
+  def pretrained(self, model: Any, variables: Any) -> Pretrained:
+    """Combines a model and its variables with what the folder has besides them."""
+    return Pretrained(
+      self.family.name,
+      self.architecture,
+      model,
+      variables,
+      self.theirs,
+      self.kept,
+    )
 
 
 def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:

@@ -180,7 +180,9 @@ def _call(
   del gates
   check(attention)
   if value is None:
-    raise ValueError("the model has no values of its own, only queries")
+    raise ValueError(
+      "the model's mechanism computes its own values, which no other can use"
+    )
   if "shared_qk" in attention.supports:
     key = None
   elif key is None:

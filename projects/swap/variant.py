@@ -55,10 +55,7 @@ def save(
   source: Source, model: Transformer, variables: Any, folder: Path
 ) -> None:
   """Writes a swapped model and its vocabulary atomically."""
-  opened = source.opened
-  p = models.Pretrained(
-    opened.family.name, opened.architecture, model, variables, opened.theirs
-  )
+  p = source.opened.pretrained(model, variables)
   partial = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.tmp")
   try:
     models.save_pretrained(partial, p)
