@@ -276,8 +276,8 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
   # Whether a `visible` is causal is asked where it is read.
   if not given.get("is_causal") and "visible" not in given:
     raise ValueError(
-      f"{name}: expected is_causal=True with it, got False; what is forgotten "
-      "lies between a query and an earlier key"
+      f"{name}: expected is_causal=True with it, got False; forget gates lie "
+      "between a query and an earlier key"
     )
   length, source_length = sizes["T"], sizes.get("S", sizes["T"])
   if source_length != length:

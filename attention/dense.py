@@ -24,8 +24,8 @@ from attention.softmax import mods as mods_lib
 from attention.softmax.cache import (
   DenseCache,
   append,
-  forgotten_after,
   init_cache,
+  next_forget_bias,
   prefill,
 )
 from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, tables_at
@@ -260,7 +260,7 @@ def decode(
   slots = jnp.arange(cache.key.shape[1])[None]
   here = slots == index
   after = append(cache, key, value)
-  forgotten = forgotten_after(cache.forgotten, log_forget, here)
+  forget_bias = next_forget_bias(cache.forget_bias, log_forget, here)
   out = attend_to_slots(
     query,
     after.key,
@@ -268,10 +268,10 @@ def decode(
     seen=(slots <= index)[:, None],
     distance=(slots - index)[:, None],
     positions=(cache.index, jnp.broadcast_to(slots, here.shape)),
-    forgotten=forgotten,
+    forget_bias=forget_bias,
     **options,
   )
-  return out, after._replace(forgotten=forgotten)
+  return out, after._replace(forget_bias=forget_bias)
 
 
 def attend_to_slots(
@@ -282,7 +282,7 @@ def attend_to_slots(
   seen: Bool[Array, "B #N S"],
   distance: Int[Array, "B #N S"],
   positions: tuple[Int[Array, "B"], Int[Array, "B S"]],
-  forgotten: Float[Array, "B S N"] | None,
+  forget_bias: Float[Array, "B S N"] | None,
   scale: float | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
@@ -294,7 +294,7 @@ def attend_to_slots(
   """One query of each example attends to the cache slots that `seen` selects.
 
   `distance` is the distance of each slot from the query, with which tables are read,
-  `positions` has the position of the query and of each slot, and `forgotten` the
+  `positions` has the position of the query and of each slot, and `forget_bias` the
   cumulative log forget gate since each slot. Options are those of `dense_attention`.
   """
   tables = relative_bias, relative_keys, relative_queries
@@ -302,8 +302,8 @@ def attend_to_slots(
   score_mod, mask_mod, bias = mods_lib.at_positions(
     score_mod, mask_mod, bias, *positions
   )
-  if forgotten is not None:
-    more = jnp.swapaxes(forgotten, 1, 2)[:, :, None]
+  if forget_bias is not None:
+    more = jnp.swapaxes(forget_bias, 1, 2)[:, :, None]
     bias = more if bias is None else bias + more
   return dense_attention(
     query,

@@ -23,8 +23,8 @@ from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
 from attention.softmax.cache import (
   DenseCache,
-  forgotten_after,
-  forgotten_since,
+  next_forget_bias,
+  prompt_forget_bias,
   ring,
 )
 from attention.softmax.cache import init_cache as init_dense
@@ -315,7 +315,7 @@ def sliding_window(
     age = (cache.index[:, None] - slots[None]) % slots.size
     keys = layout.write(cache.key, key, age == 0)
     values = layout.write(cache.value, value, age == 0)
-    forgotten = forgotten_after(cache.forgotten, log_forget, age == 0)
+    forget_bias = next_forget_bias(cache.forget_bias, log_forget, age == 0)
     dilations = _integers("dilation", dilation, 1, query.shape[2])
     # The ring holds as many positions as the window reaches, or all positions.
     spacing = jnp.array([min(x, slots.size) for x in dilations])
@@ -328,10 +328,10 @@ def sliding_window(
       seen=is_set & (rest == 0) & (steps <= left),
       distance=-steps,
       positions=(cache.index, cache.index[:, None] - age),
-      forgotten=forgotten,
+      forget_bias=forget_bias,
       **{**own.options(variables), **call},
     )
-    return out, SlidingWindowCache(keys, values, cache.index + 1, forgotten)
+    return out, SlidingWindowCache(keys, values, cache.index + 1, forget_bias)
 
   def prefill(
     variables,
@@ -346,14 +346,16 @@ def sliding_window(
     sinks=None,
   ):
     del variables, query, scale, sinks
-    forgotten = cache.forgotten
+    forget_bias = cache.forget_bias
     if log_forget is not None:
-      forgotten = ring(forgotten, forgotten_since(log_forget, lengths), lengths)
+      forget_bias = ring(
+        forget_bias, prompt_forget_bias(log_forget, lengths), lengths
+      )
     return SlidingWindowCache(
       ring(cache.key, key, lengths),
       ring(cache.value, value, lengths),
       lengths,
-      forgotten,
+      forget_bias,
     )
 
   plain = {"causal", "cross", "mask", "segments", "relative", "dropout"}

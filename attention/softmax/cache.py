@@ -18,7 +18,7 @@ class DenseCache(NamedTuple):
     key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
     value: `[B, S, K, V]`.
     index: `[B]`, the number of positions seen.
-    forgotten: the cumulative log forget gate since each position, Σ log f over later
+    forget_bias: the cumulative log forget gate since each position, Σ log f over later
       positions; None without forget gates.
     grows: a class attribute, not a field. A cache with grows = True has max_length
       slots on axis 1 of its first array, and is full when `index` reaches that number.
@@ -28,7 +28,7 @@ class DenseCache(NamedTuple):
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K V"]
   index: Int[Array, "B"]
-  forgotten: Float[Array, "B S N"] | None = None
+  forget_bias: Float[Array, "B S N"] | None = None
   grows = True
 
 
@@ -42,14 +42,14 @@ def init_cache(
 ) -> DenseCache:
   """An empty cache for `max_length` positions: B·S·K·(H+V) numbers."""
   shape = (batch, max_length, dims.num_kv_heads)
-  forgotten = None
+  forget_bias = None
   if forgets:
-    forgotten = jnp.zeros((*shape[:2], dims.num_heads), jnp.float32)
+    forget_bias = jnp.zeros((*shape[:2], dims.num_heads), jnp.float32)
   return DenseCache(
     key=jnp.zeros((*shape, dims.head_dim), dtype),
     value=jnp.zeros((*shape, dims.values), dtype),
     index=jnp.zeros((batch,), jnp.int32),
-    forgotten=forgotten,
+    forget_bias=forget_bias,
   )
 
 
@@ -64,14 +64,16 @@ def prefill(
   # Rows beyond an example's length are overwritten before any query sees them. Until
   # then they enter products with a weight of 0, so they may not be NaN.
   key, value = (prompt_rows(x, lengths) for x in (key, value))
-  forgotten = cache.forgotten
-  if forgotten is not None and log_forget is not None:
-    forgotten = layout.put(forgotten, forgotten_since(log_forget, lengths), 0)
+  forget_bias = cache.forget_bias
+  if forget_bias is not None and log_forget is not None:
+    forget_bias = layout.put(
+      forget_bias, prompt_forget_bias(log_forget, lengths), 0
+    )
   return DenseCache(
     layout.put(cache.key, key, 0),
     layout.put(cache.value, value, 0),
     lengths,
-    forgotten,
+    forget_bias,
   )
 
 
@@ -88,7 +90,7 @@ def append(
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
 ) -> DenseCache:
-  """The cache with one more position; `forgotten` is not updated."""
+  """The cache with one more position; `forget_bias` is not updated."""
   here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
   return cache._replace(
     key=layout.write(cache.key, key, here),
@@ -97,28 +99,28 @@ def append(
   )
 
 
-def forgotten_after(
-  forgotten: Float[Array, "B S N"] | None,
+def next_forget_bias(
+  forget_bias: Float[Array, "B S N"] | None,
   log_forget: Float[Array, "B 1 N"] | None,
   is_new: Bool[Array, "B S"],
 ) -> Float[Array, "B S N"] | None:
   """Σ log f since each slot of a cache, including the new position in slot `is_new`.
 
   Raises:
-    ValueError: only one of `forgotten` and `log_forget` is given.
+    ValueError: only one of `forget_bias` and `log_forget` is given.
   """
-  if (forgotten is None) != (log_forget is None):
+  if (forget_bias is None) != (log_forget is None):
     raise ValueError(
       "log_forget: expected one in every call of a mechanism made with "
       "forget=True, and in no other"
     )
-  if forgotten is None or log_forget is None:
+  if forget_bias is None or log_forget is None:
     return None
-  forgotten = forgotten + finite_log_forget(log_forget)
-  return jnp.where(is_new[..., None], 0.0, forgotten)
+  forget_bias = forget_bias + finite_log_forget(log_forget)
+  return jnp.where(is_new[..., None], 0.0, forget_bias)
 
 
-def forgotten_since(
+def prompt_forget_bias(
   log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
 ) -> Float[Array, "B P N"]:
   """Σ log f between each position and the last of `lengths` positions."""
