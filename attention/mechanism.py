@@ -1,8 +1,8 @@
-"""What a mechanism is: a record of pure functions, and its name.
+"""A mechanism is a record of pure functions; configs find it by its name.
 
-`Attention` is to attention what the pair `(init, update)` is to Optax. The decorator
-of a factory enters a mechanism into `ATTENTIONS`, and its record says everything else
-about it. A mechanism of another project needs no entry: its name is its import path.
+`Attention` is to attention what the pair `(init, update)` is to Optax. The factory's
+decorator adds a mechanism to `ATTENTIONS`; its record holds everything else. A
+mechanism of another project needs no entry: its name is its import path.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -45,9 +45,9 @@ class Dims(NamedTuple):
     num_kv_heads: K, key/value heads; N is a multiple of K.
     head_dim: H.
     max_length: the longest key sequence (Linformer's S).
-    features: F, width of what queries are projected from, for mechanisms that have
+    features: F, the width of the inputs of the query projection, for mechanisms with
       `gates`; 0 if it is unknown.
-    value_dim: V, of caches; None is H.
+    value_dim: V, the width of values in caches; None is H.
   """
 
   num_heads: int
@@ -71,7 +71,7 @@ Options = Mapping[str, Any]
 # mapping has no hash.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hyperparameters:
-  """Hyperparameters for sequences of different lengths; others keep the default.
+  """Hyperparameters for sequences of different lengths; the rest keep their defaults.
 
   Attributes:
     short: for tens of positions, as in `configs/`.
@@ -90,17 +90,16 @@ class Attention(NamedTuple):
 
   Attributes:
     init: `(key, dims) -> variables`.
-    apply: `(variables, query, key, value, **call) -> out`; `call` holds
-      `mask`, `is_causal`, `scale`, …; an option that the mechanism cannot
-      honour raises ValueError.
-    init_cache: `(variables, batch, max_length, dims, dtype) -> cache`; None where
-      the mechanism cannot decode token by token.
+    apply: `(variables, query, key, value, **call) -> out`; `call` holds `mask`,
+      `is_causal`, `scale`, …; an unsupported option raises ValueError.
+    init_cache: `(variables, batch, max_length, dims, dtype) -> cache`; None if the
+      mechanism cannot decode token by token.
     decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
       one position, `query [B, 1, N, H]`; equals the causal call on the whole
-      sequence. `call` may hold `scale` and what 'relative' and 'mods' name. Where a
-      cache that grows is full, it raises ValueError; with a traced index, as under
-      `jax.jit`, the result is NaN. As `init_cache` where it cannot.
-    supports: the names of what works; what is not named raises ValueError.
+      sequence. `call` may hold `scale` and the options of 'relative' and 'mods'. If a
+      growing cache is full, it raises ValueError; with a traced index, as under
+      `jax.jit`, the result is NaN. None if `init_cache` is.
+    supports: the names of its capabilities; using any other raises ValueError.
 
       - 'causal': is_causal=True
       - 'cross': query and key of different lengths
@@ -123,45 +122,43 @@ class Attention(NamedTuple):
       - 'global': global_indices
       - 'shared_qk': query and key are one array: `apply` and `decode` expect
         None as the key
-      - 'own_keys': keys and values are made of what `gates` give, or with
-        'shared_qk' of the query: all functions expect None as the key, and None as
-        the value, or in `apply` values to take instead
-      - 'sequence': axis_name, of the devices of a sequence in shards, inside
-        `jax.shard_map`. Each of the D devices has T/D neighbouring positions of the
-        query, S/D of key and value, in order, and of what a call holds by position: a
-        key mask [B, 1, 1, S/D], segment ids. Variables and tables by distance are
-        whole on every device. Results and gradients are those of the whole
+      - 'own_keys': the mechanism computes keys and values from the arrays of `gates`,
+        or with 'shared_qk' from the query: all functions expect None as the key and
+        the value; `apply` also takes values, which replace its own
+      - 'sequence': axis_name, the mesh axis that shards the sequence, inside
+        `jax.shard_map`. Each of its D devices has T/D consecutive positions of the
+        query, S/D of key and value, in order, and the same positions of every other
+        array of the call: a key mask [B, 1, 1, S/D], segment ids. Variables and tables
+        by distance are replicated. Results and gradients equal the unsharded ones
 
-    approximates: what the error of its outputs is measured against, on the same
-      query, key and value: 'dense' attention, to which an exact mechanism is equal
-      and which linear attention replaces, or 'shared_qk', dense attention in which
-      the query is the key and no position sees itself. None where its scores are
-      its own.
-    cost: how time and temporaries grow with the length. 'linear' is a promise
-      that `benchmarks.bounds` checks; 'quadratic' promises nothing.
+    approximates: the reference for the error of its outputs, on the same query, key
+      and value: 'dense' attention, or 'shared_qk', dense attention in which the query
+      is the key and no position sees itself. None if it defines scores of its own.
+    cost: how time and temporaries grow with the length. `benchmarks.bounds` checks
+      'linear'; 'quadratic' promises nothing.
     sizes: hyperparameters for short and long sequences and for benchmarks.
     causal_only: whether a call without is_causal=True raises ValueError. Such a
       mechanism cannot serve an encoder.
-    prefill: `(variables, cache, query, key, value, lengths, **call) -> cache`:
-      the cache after the first `lengths [B]` of P positions, `query [B, P, N,
-      H]`, from an empty one, as `decode` of one after another makes it; `call` may
-      hold `scale`. None where only `decode` makes a cache.
-    ignores_padding: whether positions at the end that a key mask hides change
-      nothing for the others. False where it matters how long a sequence is, as
-      in BigBird, whose last block is global.
-    gates: `(variables, inputs) -> {option: array}`: what `apply`, `decode`
-      and `prefill` take by position besides query, key and value, such as
-      `log_decay [B, T, N]`, read from what these are projected from,
-      `inputs [B, T, F]`. None where there is nothing of the kind.
+    prefill: `(variables, cache, query, key, value, lengths, **call) -> cache`: from
+      an empty cache, the cache after the first `lengths [B]` of P positions, `query
+      [B, P, N, H]`, as if `decode` had read them one by one; `call` may hold
+      `scale`. None if only `decode` fills a cache.
+    ignores_padding: whether masked positions at the end never affect the others.
+      False if the length of a sequence matters, as in BigBird, whose last block is
+      global.
+    gates: `(variables, inputs) -> {option: array}`: the arrays by position that
+      `apply`, `decode` and `prefill` take besides query, key and value, such as
+      `log_decay [B, T, N]`, computed from the inputs of the projections, `[B, T, F]`.
+      None if it has no such arrays.
     loss: `(variables, query, key, **call) -> scalar`, with the gates and options of
-      a call of `apply`: what the mechanism adds to the mean loss of a model that is
-      trained, such as that of an indexer. None adds nothing.
+      `apply`: its auxiliary loss, such as that of an indexer, which is added to the
+      mean loss in training. None adds nothing.
     reads_query_inputs: whether `gates` takes a third argument, `[B, T, R]`, from
       which a model with `query_rank` R projects its queries.
-    shares_gates: whether a layer takes the gates of the nearest layer before it that
-      makes some, and makes none.
-    linear_in_values: whether the result is linear in the values. Otherwise values have
-      the width H, and `attention_weights` needs them.
+    shares_gates: whether a layer uses the gates of the nearest earlier layer that
+      computes them, instead of its own.
+    linear_in_values: whether the output is linear in the values. Otherwise values have
+      width H, and `attention_weights` needs them.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -218,7 +215,7 @@ CALL_OPTIONS: Mapping[str, str] = MappingProxyType(
     "axis_name": "sequence",
   }
 )
-"""Option that not every mechanism takes -> capability in `supports`."""
+"""Option that only some mechanisms take -> its capability in `supports`."""
 
 
 CAPABILITIES: Mapping[str, str] = {
@@ -258,7 +255,7 @@ def required_names(factory: Callable[..., Attention]) -> list[str]:
 
 
 def directions(mechanism: Attention) -> tuple[bool, ...]:
-  """The values of `is_causal` that a mechanism takes, False first."""
+  """The values of `is_causal` that a mechanism supports, False first."""
   if mechanism.causal_only:
     return (True,)
   return (False, True) if "causal" in mechanism.supports else (False,)
@@ -267,7 +264,7 @@ def directions(mechanism: Attention) -> tuple[bool, ...]:
 def can(mechanism: Attention, capability: str) -> bool:
   """Whether a mechanism has a capability of `supports`, or is 'bidirectional'.
 
-  Bidirectional is every mechanism that works without is_causal=True.
+  A mechanism is bidirectional if it works without is_causal=True.
   """
   if capability == "bidirectional":
     return not mechanism.causal_only
@@ -309,16 +306,16 @@ def accepted_options(
   options: Mapping[str, Any],
   own: Collection[str] = (),
 ) -> dict[str, Any]:
-  """Returns the options of a call, all of which `function` takes, or raises.
+  """Returns the options of a call if `function` takes all of them.
 
   Args:
     name: the mechanism, for the message.
     function: an attention function with keyword-only options.
-    options: what the caller passed.
-    own: options of `function` that the mechanism's record gives it.
+    options: the caller's options.
+    own: options of `function` that the mechanism sets.
 
   Raises:
-    ValueError: `function` does not take an option, or the record gives it already.
+    ValueError: `function` does not take an option, or the mechanism sets it.
   """
   known = {
     name: parameter
@@ -338,7 +335,7 @@ def has_its_own(option: str, name: str) -> str:
   """The message for an option of a call that the mechanism sets itself."""
   return (
     f"{option}: {name} sets it itself, expected none in a call; call the attention "
-    "function to give another"
+    "function to set another"
   )
 
 
@@ -347,7 +344,7 @@ _NO_IMPORTS = contextvars.ContextVar("no_imports", default=False)
 
 @contextlib.contextmanager
 def no_imports() -> Iterator[None]:
-  """Within it an import path is refused: what is read is data and not a program."""
+  """A context that refuses import paths: names in it are read from data."""
   token = _NO_IMPORTS.set(True)
   try:
     yield
@@ -356,16 +353,16 @@ def no_imports() -> Iterator[None]:
 
 
 def resolve(name: str, known: Mapping[str, Any], kind: str) -> Any:
-  """What a name stands for: an entry of `known`, or an import path.
+  """Looks a name up in `known`, or imports it.
 
   Args:
     name: a key of `known`, or 'package.module:attribute', which is imported.
-    known: name -> what it stands for.
-    kind: what the attribute is, for messages: 'factory'.
+    known: name -> object.
+    kind: of the attribute, for messages: 'factory'.
 
   Raises:
-    ValueError: there is none, or nothing may be imported here; says on one line
-      why, and what to do.
+    ValueError: the name is unknown, or imports are refused here; one line with the
+      reason and the remedy.
   """
   if name in known:
     return known[name]
@@ -401,14 +398,14 @@ def check_imports(name: str) -> None:
 
 
 def find(name: str) -> Callable[..., Attention]:
-  """The factory of a mechanism, wherever it is.
+  """The factory of a mechanism of this project or of another.
 
   Args:
     name: key of `ATTENTIONS`, or 'package.module:factory', which is imported.
 
   Raises:
-    ValueError: there is none, or it is not annotated `-> Attention`; says on one
-      line why, and what to do.
+    ValueError: there is none, or it is not annotated `-> Attention`; one line with
+      the reason and the remedy.
   """
   factory = resolve(name, ATTENTIONS, "factory")
   if name in ATTENTIONS:
@@ -439,15 +436,15 @@ def find(name: str) -> Callable[..., Attention]:
 
 
 def build(name: str, options: Mapping[str, Any]) -> Attention:
-  """Makes a mechanism and checks what was made.
+  """Creates a mechanism and checks its record.
 
   Args:
-    name: as `find` takes it.
-    options: hyperparameters; keyword arguments of the factory.
+    name: as in `find`.
+    options: hyperparameters, the keyword arguments of the factory.
 
   Raises:
-    ValueError: the message starts with the option that is unknown, missing or
-      refused by the factory, and with 'name' for every other fault.
+    ValueError: an option is unknown, missing or refused by the factory; the message
+      starts with its name, and with 'name' for every other fault.
   """
   factory = _factory(name)
   parameters = inspect.signature(factory).parameters
@@ -506,7 +503,7 @@ _PLAIN = {
 
 
 def _plain_types(parameter: inspect.Parameter | None) -> tuple[type, ...]:
-  """What an option may be by its annotation; empty where that is not plain."""
+  """The types that a plain annotation allows; empty for any other annotation."""
   if parameter is None:
     return ()
   members = [parameter.annotation]
@@ -518,16 +515,16 @@ def _plain_types(parameter: inspect.Parameter | None) -> tuple[type, ...]:
 
 
 def example(mechanism: Callable[..., Attention] | str) -> Attention:
-  """A record of a mechanism from which its facts can be read.
+  """A record with default hyperparameters, for reading a mechanism's properties.
 
-  Hyperparameters have their defaults, or 1 where there is none, because a size
-  does not change what is supported, approximated or promised.
+  Hyperparameters without a default are 1, because sizes do not change `supports`,
+  `approximates` or `cost`.
 
   Args:
-    mechanism: a factory, or its name as `find` takes it.
+    mechanism: a factory, or its name as in `find`.
 
   Raises:
-    ValueError: of a name, as `build`.
+    ValueError: as `build`, if a name is given.
   """
   if isinstance(mechanism, str):
     return build(
@@ -537,12 +534,12 @@ def example(mechanism: Callable[..., Attention] | str) -> Attention:
 
 
 def failure_location(error: Exception, *names: str) -> str:
-  """An exception in other people's code, and the innermost line of that code.
+  """The text of an exception in another project's code, and where it was raised.
 
   Args:
-    error: what was raised.
-    *names: 'package.module:factory' of the code; without any, or where no line of
-      them took part, the line that raised it.
+    error: the exception.
+    *names: 'package.module:factory' of that code: the location is the innermost line
+      of these modules, or of any module if none of theirs is in the traceback.
   """
   text = " ".join(f"{type(error).__name__}: {error}".split())
   lines = traceback.extract_tb(error.__traceback__)
@@ -557,7 +554,7 @@ def failure_location(error: Exception, *names: str) -> str:
 
 
 def _factory(name: str) -> Callable[..., Attention]:
-  """`find`, whose fault is one of the field 'name' of a config."""
+  """As `find`; messages begin with the config field 'name'."""
   try:
     return find(name)
   except ValueError as error:
