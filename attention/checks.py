@@ -1,8 +1,8 @@
-"""Checks of the arguments of attention functions: one table, and the messages.
+"""Checks of the arguments of attention functions, in one table, with their messages.
 
-A check reads shapes, dtypes and Python numbers alone, so it costs nothing in a
-compiled program and raises while the program is traced. Every message names the
-argument, what was expected and what came.
+Checks read only shapes, dtypes and Python numbers: they cost nothing in a compiled
+program and raise while it is traced. Every message names the argument, what was
+expected and what was given.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ ARRAYS: Mapping[str, Any] = {
   "sinks": Float[Array, "..."],
   "log_forget": Float[Array, "B T N"],
 }
-"""The arrays that are the same in every function."""
+"""Annotations of the arrays that mean the same in every function."""
 
 _QKV = ("query", "key", "value")
 
@@ -44,7 +44,7 @@ _KINDS: Mapping[Any, tuple[Any, str]] = {
     "bool (True = attend; additive biases are the option `bias`)",
   ),
 }
-"""jaxtyping's kind -> its dtypes, in code and in words."""
+"""Kind in jaxtyping -> its dtypes, for code and for messages."""
 
 
 def check_call(
@@ -57,16 +57,16 @@ def check_call(
 
   Args:
     given: argument -> value.
-    arrays: argument -> annotation, such as `Float[Array, "B S K H"]`. A letter is
-      one size in all of them, a number that size; of "..." the dtype is checked. None
-      is `ARRAYS`.
+    arrays: argument -> annotation, such as `Float[Array, "B S K H"]`. A letter is the
+      same size in all of them, a number is that size; for "..." only the dtype is
+      checked. None is `ARRAYS`.
     checks: argument -> check. None is `CHECKS`.
     needed: arguments that may not be None.
 
   Raises:
-    ValueError: a value is no array, has another dtype, rank or size than its
-      annotation, is a float of 8 bits or fewer, is empty, or is refused by its check;
-      N is no multiple of K.
+    ValueError: a value is not an array, does not have the dtype, rank or sizes of its
+      annotation, is a float of 8 bits or fewer, is empty, or fails its check; or N is
+      not a multiple of K.
   """
   arrays = ARRAYS if arrays is None else arrays
   checks = CHECKS if checks is None else checks
@@ -108,7 +108,7 @@ _NO_BATCH = "; as_attention_fn(function) takes arrays without a batch, also unde
 def _check_sizes(
   name: str, shape: tuple[int, ...], letters: list[str], sizes: dict[str, int]
 ) -> None:
-  """Checks a shape, and adds its letters to those whose size is known."""
+  """Checks a shape, and adds the sizes of its letters to `sizes`."""
   if len(shape) != len(letters):
     raise ValueError(
       f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got shape "
@@ -137,11 +137,11 @@ def _check_sizes(
 
 
 _HEADS = {"Q": "query", "K": "key", "U": "value"}
-"""Letter of heads of a recurrence -> what has them."""
+"""Letter of a recurrence's head count -> the array that has these heads."""
 
 
 def _check_heads(sizes: dict[str, int]) -> None:
-  """In a recurrence, N is the largest of the head counts; the others divide it."""
+  """Checks that N, the largest head count, is a multiple of the others."""
   most = max(_HEADS, key=lambda letter: sizes[letter])
   sizes.setdefault("N", sizes[most])
   for letter, name in _HEADS.items():
@@ -188,7 +188,7 @@ def check_pairs(
 
 
 def check_features(name: str, features: int) -> None:
-  """Raises ValueError if a mechanism that reads the inputs of its layer gets none."""
+  """Raises ValueError if a mechanism needs `Dims.features`, and it is 0."""
   if features < 1:
     raise ValueError(
       f"features: {name} reads inputs of Dims.features numbers; expected at least "
@@ -213,7 +213,7 @@ _INDICES = {
   "BTS": ":, None",
   "NTS": "None",
 }
-"""Axes that an array has -> how it gets four of them."""
+"""Axes of an array -> the index that makes them four."""
 
 
 def check_broadcast(
@@ -241,11 +241,11 @@ def key_mask(
   key: Float[Array, "B S K H"],
   instead: str = "dense attention takes masks that vary",
 ) -> Bool[Array, "B S"] | None:
-  """Reads a mask that may vary along keys only: `[B, 1, 1, S]` as `[B, S]`.
+  """Converts a key mask `[B, 1, 1, S]` to `[B, S]`.
 
   Raises:
-    ValueError: it varies along queries or heads, or does not fit; `instead` says
-      what to use for such a mask.
+    ValueError: the mask varies along queries or heads, or does not broadcast;
+      `instead` names what supports such a mask.
   """
   if mask is None:
     return None
@@ -273,7 +273,7 @@ def _check_segments(name, ids, sizes, given) -> None:
 
 def _check_log_forget(name, log_forget, sizes, given) -> None:
   del log_forget
-  # Whether a `visible` is causal is asked where it is read.
+  # `Visible` checks itself that it is causal.
   if not given.get("is_causal") and "visible" not in given:
     raise ValueError(
       f"{name}: expected is_causal=True with it, got False; forget gates lie "
@@ -310,11 +310,11 @@ TABLES = {
   "relative_keys": "... E H",
   "relative_queries": "... P H",
 }
-"""Tables by distance -> their annotations."""
+"""Table by distance -> its annotation."""
 
 
 def _check_table(name, table, sizes, given) -> None:
-  """A table by distance fits heads and features, and has an odd number of entries."""
+  """Checks the heads, features and odd number of distances of a table by distance."""
   del given
   heads, width, shape = sizes["N"], sizes["H"], table.shape
   if name == "relative_bias":
@@ -332,7 +332,7 @@ def _check_table(name, table, sizes, given) -> None:
 
 
 def check_dropout(rate: float, rng: Array | None) -> None:
-  """Raises ValueError for a rate outside [0, 1), or a positive one without rng."""
+  """Raises ValueError for a rate outside [0, 1), or above 0 without `rng`."""
   if not 0.0 <= rate < 1.0:
     raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
   if rate == 0.0:
@@ -410,7 +410,7 @@ def check_number(name: str, value: float) -> None:
 
 
 def check_flag(name: str, value: bool) -> None:
-  """Raises ValueError unless a flag is a bool; 'False' would count as true."""
+  """Raises ValueError unless a flag is a bool; the string 'False' would be true."""
   check_static(name, value)
   if not isinstance(value, bool | np.bool_):
     raise ValueError(f"{name}: expected True or False, got {value!r}")
@@ -419,7 +419,7 @@ def check_flag(name: str, value: bool) -> None:
 def check_choice(
   name: str, value: Any, known: Sequence[str], may_be_none: bool
 ) -> None:
-  """Raises ValueError unless a value is one of some words."""
+  """Raises ValueError unless a value is one of the known strings."""
   if value not in known and not (value is None and may_be_none):
     raise ValueError(
       f"{name}: expected {'None or ' * may_be_none}one of {', '.join(known)}, "
@@ -454,7 +454,7 @@ Check = Callable[[str, Any, Mapping[str, int], Mapping[str, Any]], Any]
 
 
 def _pairs(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
-  """B, N, T, S; there is no S where query and key are one sequence."""
+  """B, N, T, S; S is T if query and key are one sequence."""
   length = sizes["T"]
   return sizes["B"], sizes["N"], length, sizes.get("S", length)
 
@@ -476,7 +476,7 @@ CHECKS: Mapping[str, Check] = {
     rate, given.get("dropout_rng")
   ),
 }
-"""Option -> what is asked of it in every function that takes it."""
+"""Option -> its check, in every function that takes it."""
 
 
 TYPES: Mapping[tuple[Any, ...], Check] = {
@@ -486,7 +486,7 @@ TYPES: Mapping[tuple[Any, ...], Check] = {
   (FromZero,): lambda name, count, *_: check_at_least(name, count, 0),
   (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
 }
-"""Types of an annotation but None -> what is asked of such an option."""
+"""Types in an annotation, without None -> the check of such an option."""
 
 _ARRAY = (AbstractArray, jax.Array)
 
@@ -518,7 +518,7 @@ def _union_members(annotation: Any) -> tuple[Any, ...]:
 
 
 def is_static(annotation: Any) -> bool:
-  """Whether an option is made of Python values alone, which make the program."""
+  """Whether an option consists of Python values, on which the program depends."""
   members = _union_members(annotation)
   if get_origin(annotation) in (tuple, Sequence):
     members = get_args(annotation)
@@ -537,7 +537,7 @@ def _among(literal: Any, annotation: Any) -> Check:
 def suggestion(got: str, known: Iterable[str]) -> str:
   """The text "; did you mean 'b'?", or '' if no name is similar.
 
-  Case does not count. A name that begins with `got` comes before one that is like it.
+  Case is ignored. Names that begin with `got` come before similar ones.
   """
   got, names = got.casefold(), {name.casefold(): name for name in known}
   longer = [x for x in names if x.startswith(got)] if len(got) > 2 else []
@@ -547,7 +547,7 @@ def suggestion(got: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(got: object, known: Iterable[str]) -> str:
-  """The text "unknown 'c'; did you mean 'b'?", or all names where none is like it."""
+  """The text "unknown 'c'; did you mean 'b'?", or all names if none is similar."""
   known = list(known)
   hint = suggestion(str(got), known)
   if hint:

@@ -1,8 +1,8 @@
-"""The decorators of attention functions and of the factories of mechanisms.
+"""The decorators of attention functions and of mechanism factories.
 
-A decorated function checks its calls before any compute, turns the keywords that
-several functions share into `visible` and `logits`, and runs an eager call as one
-program. A decorated factory checks its hyperparameters and enters `ATTENTIONS`.
+A decorated function checks the arguments of a call, builds `visible` and `logits` from
+the keywords that several functions share, and runs an eager call as one program. A
+decorated factory checks its hyperparameters and is added to `ATTENTIONS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,16 +26,16 @@ R = TypeVar("R")
 
 
 def attention_function(function: Callable[P, R]) -> Callable[P, R]:
-  """Decorates a public attention function, and checks all its calls.
+  """Decorates a public attention function, which then checks its calls.
 
-  A call is refused that has an option the function does not take, lacks one that
-  it needs, gives an option by position, or has a value that does not fit: an array
-  by its annotation, an option by its name (`checks.CHECKS`) or its type
-  (`checks.TYPES`). An eager call runs as one program (`programs.compiled_once`).
+  A call raises ValueError if it has an unknown option, lacks a required one, gives an
+  option by position, or has an invalid value. Arrays are checked against their
+  annotations, options by name (`checks.CHECKS`) or by type (`checks.TYPES`). An eager
+  call runs as one program (`programs.compiled_once`).
 
-  The keywords of `**pairs: Unpack[…]` are those of the function, and a function with
-  the options `visible` and `logits` gets in these two what they say of a call. Other
-  annotations and the docstring stay as they are.
+  The keywords in `**pairs: Unpack[…]` become keywords of the function. If it has the
+  options `visible` and `logits`, it receives these keywords only within those two.
+  Other annotations and the docstring do not change.
   """
   name = getattr(function, "__name__", "attention")
   signature = inspect.signature(function)
@@ -101,7 +101,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
       return programs.call_with_auto_axes(run, query, (), given)
     return program(**given)
 
-  # As it is written, where `help` would show jaxtyping's classes.
+  # `help` shows these texts; it would show jaxtyping's classes instead.
   written = [
     p.replace(annotation=_annotation_text(p.annotation))
     for p in parameters.values()
@@ -117,7 +117,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
 def _with_shared_options(
   parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[Mapping[str, inspect.Parameter], AbstractSet[str]]:
-  """All parameters, with the keywords of `**pairs: Unpack[…]`; and these."""
+  """All parameters, those in `**pairs: Unpack[…]` among them, and the latter's names."""
   *own, last = parameters.values()
   if last.kind is not last.VAR_KEYWORD:
     return parameters, frozenset()
@@ -133,7 +133,7 @@ def _with_shared_options(
   ]
   qkv = [p for p in own if p.kind is not p.KEYWORD_ONLY]
   others = [
-    # The function gets one in any case.
+    # The function always receives one.
     p.replace(default=None, annotation=p.annotation | None)
     if p.name in ("visible", "logits")
     else p
@@ -158,11 +158,11 @@ def _annotation_text(annotation: Any) -> _AnnotationText:
 def attention_factory(
   factory: Callable[P, Attention],
 ) -> Callable[P, Attention]:
-  """Decorates a mechanism's factory: registers it, and checks its hyperparameters.
+  """Decorates a mechanism's factory, which is registered and checks its arguments.
 
-  Each is checked by its name (`checks.CHECKS`) or its type (`checks.TYPES`), and
-  arrays are refused: they are for the attention function. Equal hyperparameters give
-  the same record, whose eager calls are compiled once.
+  Each hyperparameter is checked by name (`checks.CHECKS`) or by type (`checks.TYPES`).
+  Arrays are refused: they belong in calls of the attention function. Equal
+  hyperparameters give the same record, whose eager calls are compiled once.
   """
   name = getattr(factory, "__name__", "factory")
   parameters = inspect.signature(factory).parameters
@@ -192,7 +192,7 @@ def attention_factory(
       return made.__wrapped__(*args, **options)
     return made(*args, **options)
 
-  # Programs are kept by function, so equal hyperparameters have one record.
+  # Programs are cached by function, so equal hyperparameters share one record.
   @functools.lru_cache(maxsize=programs.MOST, typed=True)
   def made(*args: Any, **options: Any) -> Attention:
     record: Attention = cast(Any, factory)(*args, **options)
@@ -208,9 +208,9 @@ def attention_factory(
 
 
 def _with_bounds(record: Attention) -> Attention:
-  """The record, of which `decode` and `prefill` end where a cache that grows is full.
+  """The record with `decode` and `prefill` that raise if a growing cache is full.
 
-  They raise ValueError. Where the index is traced, `decode` gives NaN instead.
+  If the index is traced, `decode` returns NaN instead.
   """
   decode: Any = record.decode
   prefill: Any = record.prefill
@@ -261,8 +261,8 @@ def make_apply(
   Args:
     name: the mechanism, for messages.
     function: the attention function, which checks its calls.
-    own: variables -> the options of `function` that the record gives it, and a
-      call may therefore not have.
+    own: variables -> the options of `function` that the mechanism sets; a call
+      may not have them.
   """
 
   def apply(variables, query, key, value, **call):
