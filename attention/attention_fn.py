@@ -65,7 +65,7 @@ def as_attention_fn(
 
   Raises:
     ValueError: `options` has an argument that the module passes or that
-      `attention` does not take, `attention` is no function, or `variables` are
+      `attention` does not take, `attention` is not a function, or `variables` are
       given for a function or missing for an `Attention`.
 
   Cost: that of `attention`; sowing the weights costs `attention_weights`.

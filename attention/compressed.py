@@ -215,7 +215,7 @@ def compressed(
     Only `loss` trains these: the mean of `dsa_indexer_loss` over entries.
 
   Raises:
-    ValueError: an argument is no positive int, `rotary_dim` is odd, or there are options
+    ValueError: an argument is not a positive int, `rotary_dim` is odd, or there are options
       of an indexer without entries or without `top_k`; by `init`, P is not below H or
       is above D.
 

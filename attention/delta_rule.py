@@ -183,7 +183,7 @@ def kimi_delta(
     rank: R, the rank of W₁ `[F, R]` and W₂ `[R, N, H]`; None is H, as in the paper.
     max_rate: as `delta`.
     implementation: likewise.
-    lower_bound: L, the smallest log decay (GLM-5.3); None is no bound.
+    lower_bound: L, the smallest log decay (GLM-5.3); None means no bound.
 
   Returns:
     As `delta`; its parameters are `rate_kernel [F, N]`, `step_down [F, R]`,

@@ -330,7 +330,7 @@ def dense(
     sinks: whether each head has a trained logit that takes weight but has no value:
       `sinks [N]` in `params` (gpt-oss). With 'inputs', it is computed from the inputs
       of the queries as x_t · W, with `sink_kernel [F, N]` in `params` (Inkling 2).
-    logits_soft_cap: c of c · tanh(x / c); None is no cap (Gemma 2).
+    logits_soft_cap: c of c · tanh(x / c); None means no cap (Gemma 2).
     forget: whether each head has a forget gate, computed from the inputs as
       log σ(x_t · W + b), with `forget_kernel [F, N]` and `forget_bias [N]` in `params`
       (FoX, arXiv:2503.02130). The mechanism is then causal only.

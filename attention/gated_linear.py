@@ -144,7 +144,7 @@ def lightning(
       list of mechanisms gives each layer its own.
     implementation: as `gated_linear`.
     slopes: 'geometric', r_n as above for any N, as in transformers; or 'alibi', those
-      of `alibi_slopes`, which differ if N is no power of two.
+      of `alibi_slopes`, which differ if N is not a power of two.
 
   Returns:
     As `retention`.
@@ -314,7 +314,7 @@ def mamba2(
     projection_bias: whether there is c, the parameter `projection_bias [N]`.
     step_factor: f (Falcon-H1).
     min_step: Δ_min.
-    max_step: Δ_max; None is no limit.
+    max_step: Δ_max; None means no limit.
 
   Returns:
     An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its

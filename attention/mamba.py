@@ -116,7 +116,7 @@ def mamba(
     state_size: the paper's N, entries of the state of a channel.
     rank: R of W₁ and W₂; None is the paper's, one for sixteen features or channels.
     norm_epsilon: ε of RMS norms without scales of x · W₁, B and C, as in Falcon Mamba;
-      None is no norms.
+      None means no norms.
 
   Returns:
     An `Attention`, causal only, of which every function expects None as key and value;

@@ -187,7 +187,7 @@ def mlstm(
   with one number for each head, and cap(y) = c · tanh(y / c).
 
   Args:
-    gate_soft_cap: c; None is no cap, as in the paper. xLSTM-7B has 15.
+    gate_soft_cap: c; None means no cap, as in the paper. xLSTM-7B has 15.
     epsilon: as `mlstm_attention`.
 
   Returns:

@@ -169,7 +169,7 @@ def moba(
     `IndexedCache`.
 
   Raises:
-    ValueError: an argument is out of range, or there is no indexer that it concerns.
+    ValueError: an argument is out of range, or needs an indexer and there is none.
   """
   sizes = {"block_size": block_size, "top_k": top_k}
   if num_index_heads is not None:

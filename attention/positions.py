@@ -124,13 +124,13 @@ def deberta_buckets(
   Args:
     longest: the longest distance |s − t|.
     max_distance: the distance from which on all distances share a row.
-    num_buckets: B, the number for each direction; None is no buckets.
+    num_buckets: B, the number for each direction; None means no buckets.
 
   Returns:
     `[2 · longest + 1]` integers in [0, 2k).
 
   Raises:
-    ValueError: a number is no int of at least 1 (B: 2), or no distances share a bucket.
+    ValueError: a number is not an int of at least 1 (B: 2), or no distances share a bucket.
 
   Papers: DeBERTa, section 3.1, arXiv:2006.03654; the buckets are those of the code of
   DeBERTa V2.

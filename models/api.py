@@ -101,7 +101,7 @@ def forward(
     model: from `create`.
     variables: from `initialize`, or trained.
     batch: 'source' and 'inputs' as the kind needs.
-    dropout_rng: key of the dropout; None is no dropout.
+    dropout_rng: key of the dropout; None means no dropout.
 
   Returns:
     `[B, T, V]` float32.
@@ -135,7 +135,7 @@ def forward_and_state(
     model: from `create`; its `state` names the collections that it replaces.
     variables: with these collections.
     batch: as the model reads it.
-    dropout_rng: key of the dropout; None is no dropout.
+    dropout_rng: key of the dropout; None means no dropout.
     axis_name: axis of a `pmap` whose devices share the rows of one batch.
 
   Returns:

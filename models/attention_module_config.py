@@ -85,7 +85,7 @@ class DisentangledConfig:
     terms: the terms beside the product of query and key: 'c2p', query and position of
       the key, and 'p2c', key and position of the query.
     max_distance: distance from which on all distances share an embedding.
-    num_buckets: buckets of distances for each direction; None is no buckets.
+    num_buckets: buckets of distances for each direction; None means no buckets.
     shared_projections: whether positions are projected as the inputs are; otherwise
       they have separate projections.
     norm: whether embeddings of positions are normalized.
@@ -126,7 +126,7 @@ class AroundConfig:
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
     norm: 'pre', 'output' or 'sandwich', in a model that has one of these.
-    mlp_features: width inside the feed-forward layer; 0 is no such layer.
+    mlp_features: width inside the feed-forward layer; 0 means none.
     num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
     router_table: as in `MlpConfig`.
 
@@ -269,7 +269,7 @@ class SlotConfig:
     shared_norm: whether the feed-forward layer takes the normalized inputs of
       self-attention, with `parallel` and norm 'pre' (Cohere).
     encoder_around: overrides for the layers of kind 'encoder', which take them in
-      turn (ModernBERT); None is no overrides.
+      turn (ModernBERT); None means no overrides.
     query_temperature: factor of a decoder's query at position t: 'steps', 1 +
       β·log(1 + ⌊t / n⌋) (Llama 4, Ministral 3); 'log', s·log(t + 1), with a trained s
       for each head, which begins as 1 (scalable softmax, arXiv:2501.19399); or 'none'.
@@ -278,7 +278,7 @@ class SlotConfig:
     rotary_theta: base of the rotary wavelengths.
     rotary_fraction: fraction of the head dimension that is rotated.
     rotary_scaling: scaling of the rotary wavelengths, for sequences longer than in
-      training: {'rope_type': 'yarn', 'factor': 4.0, …}; None is no scaling.
+      training: {'rope_type': 'yarn', 'factor': 4.0, …}; None means no scaling.
     relative_buckets: number of distance buckets of position 't5'.
     relative_distance: distance at which the last bucket begins.
     disentangled: config of position 'disentangled'.

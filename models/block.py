@@ -48,7 +48,7 @@ class Block(nn.Module):
     config: the config of the model.
     self_mechanism: mechanism of self-attention.
     max_length: the length of the longest sequence.
-    cross_mechanism: mechanism of cross-attention; None is no cross-attention.
+    cross_mechanism: mechanism of cross-attention; None means no cross-attention.
     max_memory_length: the length of the encoder's longest output.
     is_decoder: whether the layer is a decoder's, with causal self-attention.
     attend: calls the mechanism of an attention module.

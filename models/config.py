@@ -123,7 +123,7 @@ class ModelConfig:
     slot: projections, norms, gates and positions of the attention modules.
     mlp: biases, gates and experts of the feed-forward layers.
     decoder_around: overrides for the layers of kind 'decoder', which take them in
-      turn (Qwen3-Next); None is no overrides.
+      turn (Qwen3-Next); None means no overrides.
     embedding: embeddings of ids and positions.
     output: the head.
 

@@ -18,7 +18,7 @@ class MlpConfig:
     gate_factor: factor of the logits of gates (Falcon-H1).
     gate_slope: α; a gate g is activation(α·g) / α.
     gate_limit: c; before that, gates are at most c and the features that they
-      multiply are between −c and c (gpt-oss); None is no limit.
+      multiply are between −c and c (gpt-oss); None means no limit.
     gate_offset: is added to the features that the gates multiply.
     num_experts: E, networks of which a router chooses some for each token; 0 is one
       network for all.

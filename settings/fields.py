@@ -25,7 +25,7 @@ from attention.checks import suggestion
 from settings.errors import ConfigError
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-"""True, '3' and 3.0 are no ints, NaN is no float; an int is a float as well."""
+"""True, '3' and 3.0 are not ints, NaN is not a float; an int is a float as well."""
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]

@@ -252,7 +252,9 @@ class Ids(Units):
     try:
       return cls(int(json.loads(content)), extra)
     except (TypeError, ValueError, RecursionError) as error:
-      raise DataError(f"task.tokenizer: {file} is no number of ids") from error
+      raise DataError(
+        f"task.tokenizer: {file} is not a number of ids"
+      ) from error
 
   def _spell(self, text: str) -> list[int]:
     for word in text.split():

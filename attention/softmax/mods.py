@@ -203,8 +203,8 @@ class BlockMask:
     source_length: S.
     visited: for each block of queries, the numbers of its key blocks in ascending
       order, padded with 0.
-    counts: the number of key blocks of each. None uses whole rows of `visited`, where
-      a number above that of the last block is no block.
+    counts: the number of key blocks of each. If None, rows of `visited` are read
+      whole, and numbers beyond the last block are skipped.
     tiles_per_step: the number of query blocks in a step; 1 with `counts`.
   """
 

@@ -461,7 +461,7 @@ def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
     counts = rows[["solved", "trials"]].astype(int).to_numpy()
     ends = [statistics.share_difference(*x, *counts[0]) for x in counts]
   elif rows["diverged"].any():
-    # Their mean is no mean of a normal distribution.
+    # Their mean is not that of a normal distribution.
     threshold, quantity = (
       math.inf,
       "mean, where a seed that diverged is the worst",

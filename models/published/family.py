@@ -175,7 +175,7 @@ class Family(NamedTuple):
     inputs: inputs that are not ids, by names in transformers -> names in a batch; the
       first is required.
     config_type: type of `Described.config`.
-    rotary: type of layer -> its keys of rotary positions; None is no such positions.
+    rotary: type of layer -> its keys of rotary positions; None means no such positions.
     without_effect: keys of `config.json` that change no logits -> why, in addition to
       `keys.WITHOUT_EFFECT`. Any other key must be read.
     kept: `config.json -> {name: shape}` of tensors in files that affect no output;
@@ -328,7 +328,7 @@ def choice(
   """Returns one of the known words."""
   word = value(theirs, name, str, default)
   if word not in known:
-    # A file is no typing error: it has another function, and not one like it.
+    # No "did you mean": the file was not typed, and has another function.
     known = ", ".join(known)
     raise ValueError(f"{name}: expected one of {known}, got {word!r}")
   return word
