@@ -17,8 +17,8 @@ def with_recorded_eval_every(
 ) -> Comparison:
   """Gives a comparison the `eval_every` of the comparison that its folder holds.
 
-  Parameters depend on it only with `patience` or `checkpoint_keep=best`, so a folder
-  can be continued with a config that evaluates more often than the original one.
+  Parameters depend on it only if a run may end early or with `checkpoint_keep=best`, so
+  a folder can be continued with a config that evaluates more often than the original.
 
   Args:
     comparison: the comparison to continue.

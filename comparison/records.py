@@ -254,7 +254,7 @@ def evaluations(workdir: Path, run: Run) -> dict[int, dict[str, Any]]:
 def loss_at(workdir: Path, run: Run, share: float) -> float | None:
   """Returns the held-out loss after a share of the steps; None if not reached yet.
 
-  If `patience` ended the run before, it is the last loss.
+  If the run ended before, it is the last loss.
   """
   count = steps(workdir, run)
   if count is None:

@@ -18,13 +18,14 @@ class BestEvaluation:
   """Tracks the best evaluation so far and how many came after it.
 
   Args:
-    config: the config of the run; it names the metric and the patience.
+    config: the config of the run; it has the metric, patience and threshold.
     record: `record` from the checkpoint that the run continues from; empty at
       the start.
   """
 
   def __init__(self, config: TrainConfig, record: Mapping[str, Any]):
     self._metric, self._patience = config.best_metric, config.patience
+    self._threshold = config.stopping_threshold
     self._value: float | None = record.get("value")
     self._evaluations_since: int = record.get("evaluations_since", 0)
 
@@ -55,11 +56,10 @@ class BestEvaluation:
         f"nothing was counted for it; it has {', '.join(values)}"
       )
     value = values[self._metric]
-    sign = -1 if is_lower_better(self._metric) else 1
     if self._value is None:
       is_gain = not math.isnan(value)
     else:
-      is_gain = sign * value > sign * self._value
+      is_gain = self._is_better(value, self._value)
     if counts and is_gain:
       self._value, self._evaluations_since = value, 0
     elif counts:
@@ -67,9 +67,18 @@ class BestEvaluation:
     return value if is_gain else None
 
   @property
-  def has_ended(self) -> bool:
-    """Whether `patience` evaluations have passed without a gain."""
-    return 0 < self._patience <= self._evaluations_since
+  def end(self) -> str:
+    """Why the run ends after this evaluation; empty if it continues."""
+    value, threshold = self._value, self._threshold
+    has_both = value is not None and threshold is not None
+    if has_both and not self._is_better(threshold, value):
+      return f"{self._metric} reached stopping_threshold={threshold:g}"
+    if 0 < self._patience <= self._evaluations_since:
+      return f"no gain in {self._metric} in {self._patience} evaluations"
+    return ""
+
+  def _is_better(self, value: float, other: float) -> bool:
+    return value < other if is_lower_better(self._metric) else value > other
 
 
 def check_metric(experiment: Any) -> None:

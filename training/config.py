@@ -96,9 +96,12 @@ class TrainConfig:
     checkpoint_every: steps between checkpoints.
     checkpoint_keep: 'newest' keeps the last three; 'best' also keeps the one of the
       best evaluation, which the final evaluation and later commands use.
-    best_metric: metric on the first held-out split that selects the best evaluation.
+    best_metric: metric on the first held-out split that selects the best evaluation
+      and ends a run by `patience` or `stopping_threshold`.
     patience: number of evaluations without a gain in `best_metric` after which the
       run ends; 0 trains to the last step.
+    stopping_threshold: value of `best_metric` that ends the run at the first evaluation
+      to reach it; None trains to the last step.
     log_every: steps between lines in `metrics.jsonl`.
     redraw_every: steps between new draws of the constants, such as random features,
       rotations and blocks; 0 keeps the first ones.
@@ -119,6 +122,7 @@ class TrainConfig:
   checkpoint_keep: Literal["newest", "best"] = "newest"
   best_metric: str = "loss"
   patience: Whole32 = 0
+  stopping_threshold: float | None = None
   log_every: Count32 = 100
   redraw_every: Whole32 = 0
   profile_steps: str = ""
@@ -133,7 +137,8 @@ class TrainConfig:
   @property
   def asks_best(self) -> bool:
     """Whether the run tracks its best evaluation."""
-    return self.checkpoint_keep == "best" or self.patience > 0
+    stops_early = self.patience > 0 or self.stopping_threshold is not None
+    return stops_early or self.checkpoint_keep == "best"
 
   @property
   def profiled(self) -> range:
@@ -144,12 +149,15 @@ class TrainConfig:
   def __post_init__(self):
     if not self.asks_best:
       check_unread(
-        self, ("best_metric",), "checkpoint_keep='newest' and patience=0"
+        self,
+        ("best_metric",),
+        "checkpoint_keep='newest', patience=0 and no stopping_threshold",
       )
     elif self.eval_every >= self.num_steps:
       raise ValueError(
-        f"eval_every: checkpoint_keep={self.checkpoint_keep!r} and "
-        f"patience={self.patience} compare evaluations; expected less than "
+        f"eval_every: checkpoint_keep={self.checkpoint_keep!r}, patience="
+        f"{self.patience} and stopping_threshold={self.stopping_threshold} need "
+        "evaluations before the last step; expected less than "
         f"num_steps={self.num_steps}, got {self.eval_every}"
       )
     is_range = re.fullmatch(r"(\d+:\d+)?", self.profile_steps, re.ASCII)

@@ -158,11 +158,8 @@ def _run(
         values["checkpoint"] = _checkpoint_name(
           int(state.step), checkpoints.best_step
         )
-      if best.has_ended and last < config.num_steps:
-        values[STOPPED] = (
-          f"at step {last}: no gain in {config.best_metric} in "
-          f"{config.patience} evaluations"
-        )
+      if best.end and last < config.num_steps:
+        values[STOPPED] = f"at step {last}: {best.end}"
     writer.write(last, results, meter.seconds)
     return results
 
@@ -197,7 +194,7 @@ def _train(
   """Trains all steps; returns the last state, or None if stopped before."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
-  if best.has_ended:
+  if best.end:
     return state
   if stop_at <= first < last:
     print(stopped_at(first))
@@ -255,7 +252,7 @@ def _train(
           gain = best.add(values, counts=is_due)
       if config.checkpoint_keep == "best":
         save |= gain is not None
-      if save or stop or best.has_ended:
+      if save or stop or best.end:
         record: dict[str, Any] = {
           "meter": meter.sums,
           "seconds": meter.seconds,
@@ -263,8 +260,8 @@ def _train(
         if config.asks_best:
           record["best"] = best.record
         checkpoints.save(state, record, gain)
-      if best.has_ended and done < last:
-        progress.say(f"step {done}  no gain in {config.patience} evaluations")
+      if best.end and done < last:
+        progress.say(f"step {done}  {best.end}")
         return state
       if stop and done < last:
         print(stopped_at(done))

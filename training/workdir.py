@@ -23,7 +23,7 @@ XLA_FLAGS = "xla_flags"
 GENERATOR = "random_numbers"
 DEVICE = "device"
 STOPPED = "stopped"
-"""Name in the final metrics of a run that `patience` ended: at which step and why."""
+"""Name in the final metrics of a run that ended early: at which step and why."""
 
 # When a run is evaluated and saved, and how devices share the work: these do not
 # change its parameters, except for rounding.
@@ -43,6 +43,7 @@ _ADDED_FIELDS = (
   ("", "checkpoint_keep", "newest"),
   ("", "best_metric", "loss"),
   ("", "patience", 0),
+  ("", "stopping_threshold", None),
   ("optimizer", "ema_decay", 0.0),
   ("task", "column", ""),
 )

@@ -118,6 +118,34 @@ def test_patience_counts_on_after_a_kill(run, lowest, tmp_path, parallel, keep):
   assert task.asked == []
 
 
+def test_a_threshold_ends_the_run_where_it_is_reached(run, lowest, tmp_path):
+  asked = {"best_metric": "valley_loss", **OFTEN}
+  results = run(Valley(lowest), stopping_threshold=0.0, **asked)
+  told = "at step 3: valley_loss reached stopping_threshold=0"
+  assert results["validation"]["stopped"] == told
+  assert (newest(tmp_path)[0], max(kept(tmp_path))) == (3, 3)
+  # It has ended, and is left alone.
+  task = Valley(lowest)
+  asked["stopping_threshold"] = 0.0
+  assert run(task, **asked)["validation"]["stopped"] == told
+  assert task.asked == []
+  emptied(tmp_path)
+  results = run(Valley(lowest), **asked | {"stopping_threshold": -1.0})
+  assert "stopped" not in results["validation"]
+  assert newest(tmp_path)[0] == 8
+
+
+def test_a_higher_metric_reaches_a_threshold_from_below(run, tmp_path):
+  asked = {"best_metric": "bleu", "stopping_threshold": 2.0, **OFTEN}
+  assert (
+    "stopped"
+    not in run(FakeTask(measured={"bleu": 1.9}), **asked)["validation"]
+  )
+  emptied(tmp_path)
+  results = run(FakeTask(measured={"bleu": 2.5}), **asked)
+  assert results["validation"]["stopped"].startswith("at step 1: bleu reached")
+
+
 def test_what_stop_at_evaluates_does_not_count(run, lowest, tmp_path):
   asked = {"patience": 1, "best_metric": "valley_loss", **OFTEN}
   asked["eval_every"] = 3
@@ -132,6 +160,7 @@ def test_what_stop_at_evaluates_does_not_count(run, lowest, tmp_path):
   [
     ({"checkpoint_keep": "best"}, "eval_every: checkpoint_keep='best'"),
     ({"patience": 2}, "expected less than num_steps=8, got 8"),
+    ({"stopping_threshold": 0.5}, "expected less than num_steps=8, got 8"),
     ({"best_metric": "bleu"}, "best_metric: expected the default, 'loss'"),
     ({"profile_steps": "5:5"}, "profile_steps: expected FIRST:LAST, such as"),
     ({"profile_steps": "5:9"}, "LAST at most num_steps=8, got '5:9'"),
@@ -271,7 +300,7 @@ def test_a_value_that_is_no_number_is_no_gain():
     found.add({"loss": x}, counts=True) for x in (float("nan"), 2.0, 1.0)
   ]
   assert gains == [None, 2.0, 1.0]
-  assert not found.has_ended
+  assert found.end == ""
 
 
 def test_the_newest_is_read_before_any_evaluation(run, tmp_path):
