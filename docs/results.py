@@ -40,7 +40,7 @@ from comparison.analysis import remarks
 from comparison.analysis.summary import number
 from comparison.analysis.task import Task, by_task
 from comparison.plan import DENSE, TWIN
-from comparison.report import files
+from comparison.report import files, tables
 from comparison.report.tables import NOTHING, TIED
 
 _MARKED = re.compile(
@@ -140,6 +140,17 @@ def means(task: Task) -> pd.DataFrame:
   return pd.DataFrame.from_dict(content, orient="index")
 
 
+def steps(task: Task) -> pd.DataFrame:
+  """Seeds that solved a task at some step, and the median of their steps."""
+  table = tables.steps(task)
+  assert table is not None
+  frame = table.frame()
+  kib = [number(x / 1024) for x in task.ended["cache_bytes"]]
+  frame.insert(1, "KiB", kib)
+  names = [_name(row) for _, row in task.ended.iterrows()]
+  return frame.drop(columns="mechanism").set_axis(names)
+
+
 KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {
   "solved": solved_seeds,
   "memory": memory,
@@ -147,6 +158,7 @@ KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {
   "carried": length_means,
   "pairs": pairs,
   "means": means,
+  "steps": steps,
 }
 
 

@@ -95,10 +95,17 @@ MUTANTS = (
   # A run.
   Mutant(
     "training/best.py",
-    "sign = -1 if is_lower_better(self._metric) else 1",
-    "sign = 1",
+    "value < other if is_lower_better(self._metric) else value > other",
+    "value > other",
     _RUNS,
     "the highest loss is the best",
+  ),
+  Mutant(
+    "training/best.py",
+    "has_both and not self._is_better(threshold, value)",
+    "has_both and self._is_better(value, threshold)",
+    _RUNS,
+    "a run goes on at its threshold",
   ),
   Mutant(
     "training/loop.py",
