@@ -215,7 +215,7 @@ class Block(nn.Module):
     for name in self._causal:
       getattr(self, name).start(batch, max_length)
     if memory is not None:
-      self.cross_attention.remember(memory)
+      self.cross_attention.project_memory(memory)
 
   def decode(
     self,
@@ -248,7 +248,7 @@ class Block(nn.Module):
       return module.prefill(x, positions, lengths, gates, **tables)
 
     def attend_across(x):
-      return self.cross_attention.recall(x, memory_mask)
+      return self.cross_attention.attend_memory(x, memory_mask)
 
     ids_of = self._ids(ids)
     x = self._layer(x, attend, attend_across, deterministic=True, **ids_of)

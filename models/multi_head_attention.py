@@ -357,19 +357,19 @@ class MultiHeadAttention(nn.Module):
     self.put_variable("cache", "attention", cache)
     return self.output(out, inputs, arrays[2])
 
-  def remember(self, memory: Float[Array, "B S F"]) -> None:
+  def project_memory(self, memory: Float[Array, "B S F"]) -> None:
     """Projects an encoder's output once and keeps it in 'memory'."""
     _, key, value = self.project({"key": memory, "value": memory})
     _, key = self.prepare(None, key, None)
     self.put_variable("memory", "key", key)
     self.put_variable("memory", "value", value)
 
-  def recall(
+  def attend_memory(
     self,
     inputs: Float[Array, "BL 1 F"],
     mask: Bool[Array, "B 1 1 S"] | None,
   ) -> Float[Array, "BL 1 F"]:
-    """Attends to the keys and values that `remember` stored.
+    """Attends to the keys and values that `project_memory` stored.
 
     The beams of an example are adjacent along the first axis. They share its keys
     and values as queries of one call, which 'rowwise' mechanisms allow.
