@@ -181,15 +181,15 @@ def as_attention_fn(
 
 
 def _name(attention: Any) -> str:
-  """What a function, a partial of one, or anything else is called."""
+  """The name of a function, of a partial's function, or of another object."""
   while isinstance(attention, functools.partial):
     attention = attention.func
   return getattr(attention, "__name__", type(attention).__name__)
 
 
 def _check_has_none(attention: Attention) -> None:
-  """Raises where an `Attention` makes variables and so cannot do without."""
-  # Which it makes depends on no size.
+  """Raises ValueError if an `Attention` has variables."""
+  # Whether it has any does not depend on sizes.
   dims = Dims(
     num_heads=1, num_kv_heads=1, head_dim=4, max_length=2**16, features=4
   )

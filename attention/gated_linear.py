@@ -242,7 +242,7 @@ def gated_linear(
 def hgrn2(
   lower_bound: float = 0.0, implementation: Implementation | None = None
 ) -> Attention:
-  """HGRN2: gated linear attention whose keys are what the forget gates leave.
+  """HGRN2: gated linear attention whose keys are 1 minus the forget gates.
 
     f_t = γ + (1 − γ) sigmoid(k_t)
     S_t = diag(f_t) S_{t−1} + (1 − f_t) v_tᵀ        out_t = S_tᵀ silu(q_t)

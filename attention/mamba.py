@@ -103,7 +103,7 @@ def mamba(
   rank: int | None = None,
   norm_epsilon: float | None = None,
 ) -> Attention:
-  """Mamba-1's S6 layer, which makes its step, B and C of its inputs x, the queries.
+  """Mamba-1's S6 layer, which computes its step, B and C from its inputs x, the queries.
 
     Δ_t = softplus(x_t · W₁ · W₂ + b_Δ)        B_t = x_t · W_B        C_t = x_t · W_C
     h_t = exp(−Δ_t ∘ e^A) ∘ h_{t−1} + B_t (Δ_t ∘ x_t)ᵀ

@@ -180,7 +180,7 @@ def _normalize(sums, floor, epsilon):
 def mlstm(
   gate_soft_cap: float | None = None, epsilon: float = 0.0
 ) -> Attention:
-  """mLSTM, whose gates are made of the inputs of its layer.
+  """mLSTM, whose gates are computed from the inputs of its layer.
 
     g_t = log sigmoid(cap(x_t · W_f + b_f))        i_t = cap(x_t · W_i + b_i)
 

@@ -103,7 +103,7 @@ class RgLruState(NamedTuple):
 
 @attention_factory
 def rg_lru() -> Attention:
-  """Griffin's RG-LRU, whose gates are made of its inputs x, the queries.
+  """Griffin's RG-LRU, whose gates are computed from its inputs x, the queries.
 
     r_t = sigmoid(x_t · W_a + b_a)        i_t = sigmoid(x_t · W_x + b_x)
     log a_t = −8 softplus(Λ) ∘ r_t

@@ -359,5 +359,5 @@ def apply_layers(
 
 
 def first_gates(blocks: Iterable[Any]) -> Gates | None:
-  """Returns what the first layer gets as `shared_gates`: None if no layer takes gates."""
+  """The `shared_gates` of the first layer: None if no layer shares gates."""
   return {} if any(block.shares_gates for block in blocks) else None

@@ -1,4 +1,4 @@
-"""A feed-forward layer with experts, of which a router chooses some for each token."""
+"""A feed-forward layer of experts; a router chooses some of them for each token."""
 
 from collections.abc import Callable
 import math

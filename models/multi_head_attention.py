@@ -218,7 +218,7 @@ class MultiHeadAttention(nn.Module):
       memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
       deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
-      gates: of the mechanism; None makes them of the inputs.
+      gates: of the mechanism; None computes them from the inputs.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: options of the mechanism.
 
     Raises:

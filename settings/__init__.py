@@ -1,1 +1,1 @@
-"""Checks of what a user types: types, ranges, names and suggestions."""
+"""Checks of user input: types, ranges, names and suggestions."""

@@ -1,4 +1,4 @@
-"""Builds frozen, validated config dataclasses from what a user types.
+"""Builds frozen, validated config dataclasses from user input.
 
 `build` reads any mapping (an `ml_collections.ConfigDict`, parsed JSON) into a
 dataclass, pydantic's or a standard one; `to_mapping` is its inverse. Pydantic visits
@@ -84,7 +84,7 @@ def _adapter(dataclass_type: Any) -> TypeAdapter:
 
 
 def _plain(value: Any, path: str) -> Any:
-  """Converts what a user typed to plain JSON values."""
+  """Converts user input to plain JSON values."""
   if dataclasses.is_dataclass(value):
     value = to_mapping(value)
   if hasattr(value, "items"):

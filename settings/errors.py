@@ -16,7 +16,7 @@ def escape(text: str) -> str:
 
 
 class ConfigError(ValueError):
-  """A mistake in what the user asked for, described in one line."""
+  """A mistake in the user's input, described in one line."""
 
   def __init__(self, message: str):
     # What the user typed is in it, and may have lines of its own.

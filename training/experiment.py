@@ -229,7 +229,7 @@ def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
 
   Args:
     config_file: as typed, `FILE.py:MECHANISM`.
-    config: the config that the file made of it.
+    config: the config that the file returned for it.
 
   Returns:
     One line per attention module; none if no mechanism was typed.

@@ -329,10 +329,10 @@ def recurrent_mechanism(
 
 
 def from_query(name: str, mechanism: Attention) -> Attention:
-  """Makes a recurrence take the query alone, of which it makes everything else.
+  """Wraps a recurrence that computes everything from the query.
 
-  The recurrence gets the query as its key, too, with zeros at masked positions, and as
-  its value unless a call gives another one.
+  The recurrence receives the query as its key, too, with zeros at masked positions, and
+  as its value unless a call has one.
 
   Returns:
     The mechanism with 'shared_qk' and 'own_keys', whose functions expect None as the

@@ -105,7 +105,7 @@ def mean_values(
 def init(
   key: Array, name: str, features: int, stride: int, series: int, width: int
 ) -> dict[str, Array]:
-  """The variables by which entries of a width are made of F features."""
+  """The variables that compute entries of a width from F features."""
   kernel_key, gate_key = jax.random.split(key)
   shape = features, series, width
   return {
@@ -125,7 +125,7 @@ def pool(
   """Entries with their norm, rotated by the first positions of their windows.
 
   Args:
-    params: have what `init` makes of the name.
+    params: contain the variables of `init` with this name.
     arrays: the rows and gates `[B, T, A, H]` of the name, and `rotation [B, T, 1, P]`.
     name: of the entries.
     keep: `[B, T]`, the positions that are not masked.
@@ -141,13 +141,13 @@ def pool(
 
 
 class CompressedCache(NamedTuple):
-  """What decoding needs of the positions seen so far.
+  """The state of decoding after the positions seen so far.
 
   Attributes:
     entries: `[B, M, H]`, M = ⌈max_length / m⌉; those of open windows are unset.
     index_key: `[B, M, D]` of entries; None without an indexer.
     window: `[B, W, H]`, the last keys; position p is in row p mod W.
-    rows: what entries are made of, `[B, A·m, …]` each; position p is in row p mod A·m.
+    rows: inputs of open entries, `[B, A·m, …]` each; position p is in row p mod A·m.
     index: `[B]`, the number of positions seen.
     grows: as in `DenseCache`.
   """

@@ -435,7 +435,7 @@ def tables_at(
   distance: Int[Array, "B #N S"],
   scale: float | Float[Array, ""] | None,
 ) -> Float[Array, "B N 1 S"] | None:
-  """What the tables add for one query per example, at any distances of keys."""
+  """The tables' terms of the logits of one query per example, at any key distances."""
   tables = relative_bias, relative_keys, relative_queries
   checks.check_call({"query": query, **dict(zip(_TABLES, tables, strict=True))})
   terms = []

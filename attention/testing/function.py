@@ -138,7 +138,7 @@ class Function:
 
 
 class Outcome(NamedTuple):
-  """What came of a law.
+  """The outcome of a law.
 
   Attributes:
     law: the name of the law.

@@ -1,1 +1,1 @@
-"""Meshes, processes, compiled programs and what they cost."""
+"""Meshes, processes, compiled programs and their costs."""

@@ -1,1 +1,1 @@
-"""Pictures of what a model attends to."""
+"""Pictures of a model's attention."""
