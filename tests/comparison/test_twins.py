@@ -1,4 +1,4 @@
-"""Equal parameters: twins beside narrow rows, and layers of several mechanisms."""
+"""Equal parameters: twins beside narrow rows."""
 
 from comparison import plan, records
 from comparison import run as run_lib
