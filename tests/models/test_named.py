@@ -73,27 +73,12 @@ def test_an_activation_is_any_function():
     ({"norm_kind": f"{HERE}:Norm"}, "norm_kind: module .* has no 'Norm'"),
     ({"position": "nowhere:ramp"}, "position: no module 'nowhere'"),
     ({"activation": "sillu"}, "activation: .*did you mean 'silu'"),
-    (
-      {"activation": "os:getcwd"},
-      "activation: 'os' is a module of Python itself",
-    ),
-    (
-      {"activation": "jax:default_backend"},
-      "activation: jax:default_backend raised",
-    ),
+    ({"activation": "os:getcwd"}, "activation: 'os' is a module of Python"),
+    ({"activation": "jax:default_backend"}, "activation: jax:default_backend"),
     ({"position": "os:getcwd"}, "position: 'os' is a module of Python itself"),
-    (
-      {"position": "jax:default_backend"},
-      "position: jax:default_backend raised",
-    ),
-    (
-      {"norm_kind": "os:getcwd"},
-      "norm_kind: 'os' is a module of Python itself",
-    ),
-    (
-      {"norm_kind": "jax:default_backend"},
-      "norm_kind: jax:default_backend raised",
-    ),
+    ({"position": "jax:default_backend"}, "position: jax:default_backend"),
+    ({"norm_kind": "os:getcwd"}, "norm_kind: 'os' is a module of Python"),
+    ({"norm_kind": "jax:default_backend"}, "norm_kind: jax:default_backend"),
   ],
 )
 def test_what_is_not_there_is_told(choice, message):

@@ -179,9 +179,7 @@ def test_a_layer_selects_the_keys_of_the_layer_before():
 
 def test_a_first_layer_has_no_layer_before():
   first = SELECTING["decoder_attention"][1]
-  with pytest.raises(
-    ValueError, match="index_query: dsa attention computes it"
-  ):
+  with pytest.raises(ValueError, match="index_query: dsa attention computes"):
     made(**SELECTING | {"decoder_attention": first})
 
 
@@ -201,18 +199,9 @@ def test_relu2():
     ),
     ({"second_attention": SECOND, "norm": "post"}, "norm: expected 'pre' with"),
     ({"second_attention": SECOND, "position": "t5"}, "position: expected 'rot"),
-    (
-      {"second_attention": SECOND, "parallel": True},
-      "parallel: expected False",
-    ),
-    (
-      {"second_attention": SECOND, "kind": "encoder"},
-      "second_attention: expected none where kind is 'encoder'",
-    ),
-    (
-      {"self_attention": False, "kind": "encoder"},
-      "self_attention: expected the default, True, where kind is 'encoder'",
-    ),
+    ({"second_attention": SECOND, "parallel": True}, "parallel: "),
+    ({"second_attention": SECOND, "kind": "encoder"}, "second_attention"),
+    ({"self_attention": False, "kind": "encoder"}, "self_attention"),
     (
       {
         "second_attention": SecondAttention(

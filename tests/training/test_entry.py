@@ -70,10 +70,7 @@ def _raised(error, cause=None):
   ("error", "words"),
   [
     (OSError(errno.ENOSPC, "none", "run/x"), "No space left on device (run/x)"),
-    (
-      ValueError("UNKNOWN; os_error_code='28'"),
-      "No space left on device; make",
-    ),
+    (ValueError("UNKNOWN; os_error_code='28'"), "No space left on device"),
     (
       _raised(RuntimeError("save"), OSError(errno.EROFS, "no", "run/x")),
       "Read-only file system (run/x); allow",

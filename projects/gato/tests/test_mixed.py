@@ -170,9 +170,7 @@ def test_episodes_are_gymnasiums():
 
 def test_without_gymnasium(text, monkeypatch):
   monkeypatch.setitem(sys.modules, "gymnasium", None)
-  with pytest.raises(
-    tasks.DataError, match=r"^task.control_rows: .* pip install gymnasium"
-  ):
+  with pytest.raises(tasks.DataError, match=r"^task.control_rows:"):
     make(text)
   assert make(text, control_rows=0).play(None, "validation") == {}
 
@@ -393,9 +391,7 @@ def test_every_vocabulary_spells_captions(text):
 
 
 def test_faults_name_a_leaf(text):
-  with pytest.raises(
-    ValueError, match=r"^batch_size: expected at least 7 rows"
-  ):
+  with pytest.raises(ValueError, match=r"^batch_size: expected at least 7"):
     make(text, batch_size=6)
   assert_refused(
     functools.partial(make, text),

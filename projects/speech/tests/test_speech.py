@@ -356,16 +356,8 @@ LINES, FOURTH = "transcripts.tsv", "4.wav"
     (LINES, b"0.wav\tab\n", "expected at least 2 recordings"),
     (LINES, b"", "expected at least 2 recordings"),
     (FOURTH, None, "transcripts.tsv, line 5: no such file: .*4.wav"),
-    (
-      FOURTH,
-      recording(np.zeros(8000), 16000),
-      r"4.wav: expected 8000 samples per second \(task.sample_rate\), got 16000",
-    ),
-    (
-      FOURTH,
-      recording(np.zeros((8000, 2))),
-      "4.wav: expected one channel, got",
-    ),
+    (FOURTH, recording(np.zeros(8000), 16000), "4.wav: expected 8000"),
+    (FOURTH, recording(np.zeros((8000, 2))), "4.wav: expected one channel"),
     (FOURTH, b"RIFF and nothing", "4.wav: cannot be read as audio"),
     (
       FOURTH,

@@ -187,16 +187,8 @@ def test_one_call_of_a_mechanism_has_its_own_gates_alone():
   ("own", "other", "message"),
   [
     ("lsh", "flash", "the model has no keys of its own, only queries"),
-    (
-      "latent",
-      "flash",
-      "the model's mechanism computes its own values, which no other can use",
-    ),
-    (
-      "latent",
-      "lsh",
-      "the model's mechanism computes its own values, which no other can use",
-    ),
+    ("latent", "flash", "the model's mechanism computes its own values"),
+    ("latent", "lsh", "the model's mechanism computes its own values,"),
     ("dense", "latent", "computes its own keys and values"),
   ],
 )

@@ -156,10 +156,7 @@ def test_a_student_learns_both_labels(run):
   [
     ({"distillation": True}, "config.model.teacher: expected a folder"),
     ({"teacher": "/nowhere"}, "config.model.teacher: expected a folder"),
-    (
-      {"distillation": True, "teacher": "/nowhere"},
-      "config.model.teacher: /nowhere: no such folder",
-    ),
+    ({"distillation": True, "teacher": "/nowhere"}, "config.model.teacher"),
     (
       {"distillation": True, "teacher": str(FOLDERS["gpt2"])},
       "expected a classifier of images, got GPT2LMHeadModel",
