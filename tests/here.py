@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 import pathlib
-import shutil
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -42,13 +41,3 @@ def is_here(name: str) -> bool:
 def here(names: Iterable[str]) -> list[str]:
   """Those that are here."""
   return [name for name in names if is_here(name)]
-
-
-def copy_core(folder: pathlib.Path) -> None:
-  """Copies the core and its configs to a new folder, which has no project."""
-  # Its own package, or Python would find that of this checkout.
-  (folder / "projects").mkdir(parents=True)
-  (folder / "projects/__init__.py").touch()
-  for name in (*CORE, "configs"):
-    take = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-    take(ROOT / name, folder / name)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -78,21 +79,10 @@ def test_a_run_in_a_locale_of_ascii(tmp_path):
   """What its text has is in its files, and a sign on standard output is replaced."""
   text = tmp_path / "input.txt"
   text.write_text("ä€ and Ω, é\n" * 40, "utf-8")
-  leaves = {
-    "task": {
-      "path": str(text),
-      "context": 8,
-      "eval_batches": 1,
-      "vocabulary": "characters",
-    },
-    "model": {
-      "num_layers": 1,
-      "num_heads": 1,
-      "features": 8,
-      "mlp_features": 8,
-    },
-    **{"num_steps": 1, "eval_every": 1, "batch_size": 4},
-  }
+  task = {"path": str(text), "context": 8, "eval_batches": 1}
+  leaves = {"task": task | {"vocabulary": "characters"}}
+  leaves |= {"model": commands.SMALL | {"num_heads": 1}}
+  leaves |= {"num_steps": 1, "eval_every": 1, "batch_size": 4}
   locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
   def run(script, *arguments, stdin=b""):
@@ -118,12 +108,15 @@ def test_a_run_in_a_locale_of_ascii(tmp_path):
   done = run("generate.py", workdir, "--max_length=3", stdin="ä€\n".encode())
   assert (done.returncode, done.stderr) == (0, b"")
   assert done.stdout.endswith(b"\n")
-  # Bytes that the locale does not know came with what was typed.
-  done = run(
-    "train.py", "--config=configs/gpt.py", b"--config.task.path=\xe4.txt"
+
+
+def test_bytes_that_the_locale_does_not_know_are_told():
+  """Python gives them as surrogates of what was typed."""
+  path = os.fsdecode(b"--config.task.path=\xe4.txt")
+  told = commands.run("train.py", "--config=configs/gpt.py", path)
+  assert commands.fault(told).startswith(
+    "config.task.path: expected a text in UTF-8"
   )
-  assert done.returncode == 2
-  assert done.stderr.startswith(b"config.task.path: expected a text in UTF-8")
 
 
 def test_the_config_of_a_run_is_utf8(tmp_path):

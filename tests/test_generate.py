@@ -47,9 +47,8 @@ def test_one_line_out_for_each_line_in(workdir, options):
 
 def test_order_is_kept_whatever_the_batch(workdir):
   lines = ["0 1 2", "3", "2 2", "1", ""] * 30
-  code, out, error = generate(
-    f"--workdir={workdir}", stdin="\n".join([*lines, ""])
-  )
+  typed = "\n".join([*lines, ""])
+  code, out, error = generate(f"--workdir={workdir}", stdin=typed)
   assert (code, error) == (0, "")
   outputs = out.splitlines()
   assert len(outputs) == len(lines)
@@ -60,16 +59,16 @@ def test_order_is_kept_whatever_the_batch(workdir):
 
 
 @pytest.mark.parametrize(
-  ("options", "stdin", "message"),
+  ("options", "message"),
   [
-    (["--max_length=99"], "1\n", "max_length: the model allows 4 tokens"),
-    (["--top_k=2"], "1\n", "top_k"),
-    (["--method=nosuch"], "1\n", "method"),
-    (["--temperature=nan", "--method=sample"], "1\n", "temperature"),
+    (["--max_length=99"], "max_length: the model allows 4 tokens"),
+    (["--top_k=2"], "top_k"),
+    (["--method=nosuch"], "method"),
+    (["--temperature=nan", "--method=sample"], "temperature"),
   ],
 )
-def test_a_fault_is_one_line(workdir, options, stdin, message):
-  found = generate(f"--workdir={workdir}", *options, stdin=stdin)
+def test_a_fault_is_one_line(workdir, options, message):
+  found = generate(f"--workdir={workdir}", *options, stdin="1\n")
   assert message in commands.fault(found)
   assert found[1] == ""
 
@@ -118,12 +117,9 @@ def test_a_run_calls_nothing_but_factories(workdir, tmp_path):
     # Weights beside it make it no run, whatever the command.
     (run / "model.safetensors").touch()
     for option in ((), (f"--export={tmp_path / 'out'}",)):
-      found = commands.run(
-        "generate.py", f"--workdir={run}", *option, cwd=tmp_path
-      )
-      assert re.match(
-        "workdir: .*architectures|--export: ", commands.fault(found)
-      )
+      arguments = ("generate.py", f"--workdir={run}", *option)
+      told = commands.fault(commands.run(*arguments, cwd=tmp_path))
+      assert re.match("workdir: .*architectures|--export: ", told)
     (run / "model.safetensors").unlink()
   assert not touched.exists()
   content["model"]["encoder_attention"] = {"name": "their_module:mine"}

@@ -6,6 +6,7 @@ import pytest
 
 import lab
 from tests.comparison import made_up
+from tests.refusals import assert_refused
 
 TINY = {
   **{"num_steps": 4, "batch_size": 8, "eval_every": 2, "log_every": 2},
@@ -61,27 +62,7 @@ def test_attention_is_a_figure_of_matplotlib(run):
     (lambda run: run.generate([3]), "line 1: expected a text, got 3"),
     (lambda run: run.generate(["", None]), "line 2: expected a text, got None"),
     (lambda run: run.generate([b"3"]), "line 1: expected a text, got b'3'"),
-    *(
-      (
-        lambda run, options=options: run.generate(["3"], **options),
-        f"{next(iter(options))}: expected {expected}",
-      )
-      for options, expected in (
-        ({"max_length": "4"}, "a whole number, got '4'"),
-        ({"max_length": 4.0}, "a whole number, got 4.0"),
-        ({"max_length": 0}, "at least 1, got 0"),
-        ({"seed": -1}, "0 to 2³¹ - 1, got -1"),
-        ({"seed": None}, "0 to 2³¹ - 1, got None"),
-        ({"batch_size": 0}, "1 to 2³¹ - 1, got 0"),
-        ({"temperature": "hot", "method": "sample"}, "a number, got 'hot'"),
-        ({"top_k": True, "method": "sample"}, "a whole number, got True"),
-        ({"beam_size": [2], "method": "beam"}, r"a whole number, got \[2\]"),
-      )
-    ),
-    (
-      lambda run: run.generate(["3"], temp=0.5),
-      "temp: unknown; did you mean 't",
-    ),
+    (lambda run: run.generate(["3"], temp=0.5), "temp: unknown; did you mean"),
   ],
 )
 def test_a_fault_of_a_call_names_its_argument(run, call, message):
@@ -89,23 +70,31 @@ def test_a_fault_of_a_call_names_its_argument(run, call, message):
     call(run)
 
 
+def test_options_of_generate_that_cannot_be(run):
+  assert_refused(
+    lambda **options: run.generate(["3"], **options),
+    *({"max_length": x} for x in ("4", 4.0, 0)),
+    *({"seed": x} for x in (-1, None)),
+    {"batch_size": 0},
+    {"temperature": "hot", "method": "sample"},
+    {"top_k": True, "method": "sample"},
+    {"beam_size": [2], "method": "beam"},
+  )
+
+
 def test_the_same_call_trains_nothing_again(run, capsys):
   again = lab.train("configs/duplicate.py:performer", run.folder, **TINY)
-  assert capsys.readouterr().out == (
-    f"{run.folder}: had finished at step 4 before; nothing is left to train\n"
-  )
+  told = f"{run.folder}: had finished at step 4 before; nothing is left"
+  assert capsys.readouterr().out.startswith(told)
   assert again.metrics().equals(run.metrics())
   assert lab.load_run(run.folder).config == run.config
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path, run):
-  stopped = lab.train(
-    "configs/duplicate.py:performer", tmp_path / "run", stop_at=2, **TINY
-  )
+  which = ("configs/duplicate.py:performer", tmp_path / "run")
+  stopped = lab.train(*which, stop_at=2, **TINY)
   assert stopped.metrics()["step"].max() == 2
-  gone_on = lab.train(
-    "configs/duplicate.py:performer", tmp_path / "run", **TINY
-  )
+  gone_on = lab.train(*which, **TINY)
   columns = ["step", "split", "loss"]
   assert gone_on.metrics()[columns].equals(run.metrics()[columns])
 
@@ -117,20 +106,11 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, run):
     (lambda: lab.train("configs/copy.py", num_stepz=3), "did you mean"),
     (lambda: lab.load_run("none"), "no run in none"),
     (lambda: lab.load_comparison("none"), "no comparison in none"),
-    (
-      lambda: lab.compare("configs/compare/recall.py:dense"),
-      "recall.py takes nothing after a colon, got 'dense'",
-    ),
+    (lambda: lab.compare("configs/compare/recall.py:dense"), "got 'dense'"),
     (lambda: lab.train(None), "expected FILE.py, .* got None"),
     (lambda: lab.train("configs/copy.py", stop_at=0), "at least 1, got 0"),
-    (
-      lambda: lab.compare("configs/compare/recall.py", seed=3),
-      "config.seed: every run takes one of config.seeds",
-    ),
-    (
-      lambda: lab.sweep("recall.py:delta", {"batch_size": [1, 2]}),
-      "expected a file in configs/, got 'recall.py'",
-    ),
+    (lambda: lab.compare("configs/compare/recall.py", seed=3), "config.seed: "),
+    (lambda: lab.sweep("recall.py:delta", {"x": [1]}), "got 'recall.py'"),
   ],
 )
 def test_a_fault_is_one_line(call, message):
@@ -164,9 +144,7 @@ def test_a_sweep_is_a_comparison_without_a_file(tmp_path):
   grid = {"optimizer.learning_rate": [1e-3, 3e-3]}
   results = lab.sweep("configs/recall.py:delta", grid, 2, tmp_path, **leaves)
   summary = results.summary()
-  assert sorted(summary["across"]) == [
-    "learning_rate=0.001",
-    "learning_rate=0.003",
-  ]
+  rates = [f"learning_rate={x}" for x in (0.001, 0.003)]
+  assert sorted(summary["across"]) == rates
   assert list(summary["seeds"]) == [2, 2]
   assert (tmp_path / "report.html").is_file()

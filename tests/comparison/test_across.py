@@ -20,14 +20,11 @@ def test_every_combination_is_a_run_with_a_grid_inside():
   )
   assert len({run.identity for run in runs}) == 2 * 2 * 2 * 2
   assert len({run.family for run in runs}) == 8
-  assert [(run.attention, run.across, run.grid) for run in runs[:3]] == [
-    (
-      "dense",
-      {"model.features": width, "model.num_layers": 1},
-      {"optimizer.learning_rate": rate},
-    )
-    for width, rate in ((16, 1e-3), (16, 3e-3), (32, 1e-3))
-  ]
+  points = ((16, 1e-3), (16, 3e-3), (32, 1e-3))
+  for run, (width, rate) in zip(runs, points, strict=False):
+    across = {"model.features": width, "model.num_layers": 1}
+    grid = {"optimizer.learning_rate": rate}
+    assert (run.attention, run.across, run.grid) == ("dense", across, grid)
   for run in runs:
     width = run.across["model.features"]
     assert f"--config.model.features={width}" in run.arguments

@@ -21,16 +21,9 @@ def by_rate(run, step):
 
 
 def compared(rates="1e-3,3e-3,1e-2", **changes):
-  return comparison(
-    **{
-      "tasks": "duplicate",
-      "attention": "dense",
-      "seeds": "0,1",
-      "num_steps": 40,
-      "grid": {"optimizer": {"learning_rate": rates}},
-      **changes,
-    }
-  )
+  base = {"tasks": "duplicate", "attention": "dense", "seeds": "0,1"}
+  base |= {"num_steps": 40, "grid": {"optimizer": {"learning_rate": rates}}}
+  return comparison(**base | changes)
 
 
 def calls(trainer):
@@ -68,10 +61,7 @@ def test_seeds_of_their_own_choose_and_the_others_run_what_is_chosen(
   }
   assert told  # After what is reported.
   found, _ = records.read(folder)
-  status = {
-    (record["grid"][RATE], record["choosing"], record["status"])
-    for record in found
-  }
+  status = {(r["grid"][RATE], r["choosing"], r["status"]) for r in found}
   assert status == {
     (0.001, True, records.STOPPED_EARLY),
     (0.003, True, records.DONE),
@@ -82,10 +72,7 @@ def test_seeds_of_their_own_choose_and_the_others_run_what_is_chosen(
   reasons = {r["reason"] for r in found if r["grid"][RATE] == 0.001}
   assert reasons == {"loss 0.25 after 0.5 of the steps; the limit was 0.05"}
   # What chooses is not measured, and what is reported is on the last split.
-  assert {record["seed"] for record in found if record.get("measured")} == {
-    0,
-    1,
-  }
+  assert {r["seed"] for r in found if r.get("measured")} == {0, 1}
   assert all(r["final"]["split"] == "test" for r in found if "final" in r)
   assert reported(folder) == {(0.003, ())}
 
@@ -140,11 +127,8 @@ def test_a_run_that_patience_ends_before_a_rung_counts_by_its_last_line(
   assert {rate for rate, _ in reported(folder)} == {chosen}
   tried = calls(trainer)
   # To all rungs, or until it is worse than what goes on; never twice.
-  assert tried[0.003, 10_000] == [10]
-  assert tried[0.001, 10_000] == [10]
-  assert tried[0.01, 10_000] == (
-    [10, 20] if chosen == 0.003 else [10, 20, "end"]
-  )
+  assert tried[0.003, 10_000] == tried[0.001, 10_000] == [10]
+  assert tried[0.01, 10_000] == [10, 20, "end"][: 2 + (chosen == 0.01)]
   found, _ = records.read(folder)
   ended = [r for r in found if r["grid"][RATE] == 0.003 and r["choosing"]]
   assert {r["status"] for r in ended} == {records.DONE}
@@ -154,12 +138,8 @@ def test_a_run_that_patience_ends_before_a_rung_counts_by_its_last_line(
 def test_of_three_points_two_go_on(folder, trainer):
   trainer.loss = by_rate
   run_lib.run(compared(halving={"rungs": (0.5,)}), folder)
-  to_the_end = {
-    rate
-    for (rate, seed), ends in calls(trainer).items()
-    if seed >= 10_000 and "end" in ends
-  }
-  assert to_the_end == {0.001, 0.003}
+  ends = {place for place, tried in calls(trainer).items() if "end" in tried}
+  assert {rate for rate, seed in ends if seed >= 10_000} == {0.001, 0.003}
 
 
 def test_a_failed_point_is_behind_all_others_at_the_end(folder, trainer):
@@ -261,9 +241,8 @@ def test_killed_anywhere_it_goes_on_to_the_same(folder, trainer):
   assert not trainer.calls
   # Seeds that come later run what was chosen.
   run_lib.run(compared("1e-3,3e-3", seeds="0,1,2", halving=one.halving), folder)
-  assert [(run.seed, run.grid[RATE]) for run, _ in trainer.calls] == [
-    (2, 0.003)
-  ]
+  [(last, _)] = trainer.calls
+  assert (last.seed, last.grid[RATE]) == (2, 0.003)
 
 
 def test_rows_choose_for_themselves_and_shards_divide_them(folder, trainer):
@@ -272,10 +251,8 @@ def test_rows_choose_for_themselves_and_shards_divide_them(folder, trainer):
   one = compared(attention="dense,linear,linformer", halving={"seeds": 1})
   run_lib.run(one, folder, (1, 2))
   assert {run.attention for run, _ in trainer.calls} == {"dense"}
-  assert {r["attention"] for r in records.read(folder)[0]} == {
-    "dense",
-    "linformer",
-  }
+  made = {r["attention"] for r in records.read(folder)[0]}
+  assert made == {"dense", "linformer"}
   run_lib.run(one, folder, (2, 2))
   found, _ = records.read(folder)
   rates = {

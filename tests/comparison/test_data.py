@@ -12,14 +12,9 @@ from training import ownership
 
 TEXT = "abcd efgh\n" * 40
 SMALL = {
-  "tasks": "text",
-  "grid": {},
-  "attention": "dense",
-  "seeds": "0",
-  "task.context": 8,
-  "task.vocabulary": "bytes",
-  "model.features": 8,
-  "model.num_heads": 1,
+  **{"tasks": "text", "grid": {}, "attention": "dense", "seeds": "0"},
+  **{"task.context": 8, "task.vocabulary": "bytes"},
+  **{"model.features": 8, "model.num_heads": 1},
 }
 
 
@@ -43,17 +38,13 @@ def test_a_text_that_was_replaced_is_told(trainer, folder, twice, number):
   paths, path = twice
   run.run(compared(path), folder)
   kept = records.shared_settings(folder)
-  assert sorted(kept[ownership.DATA]) == [
-    "de/data/train.txt",
-    "en/data/train.txt",
-  ]
+  names = [f"{language}/data/train.txt" for language in ("de", "en")]
+  assert sorted(kept[ownership.DATA]) == names
   # Of the same size and of the same bytes, in another order.
   paths[number].write_text(TEXT[::-1])
   calls = len(trainer.calls)
-  name = ("en", "de")[number]
-  with pytest.raises(
-    ConfigError, match=rf"^workdir: .* other data: {name}/data/train\.txt is "
-  ):
+  told = rf"^workdir: .* other data: {names[1 - number]} is "
+  with pytest.raises(ConfigError, match=told):
     run.run(compared(path, attention="dense,performer"), folder)
   assert len(trainer.calls) == calls
   assert records.shared_settings(folder) == kept

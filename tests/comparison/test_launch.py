@@ -52,11 +52,8 @@ def test_runs_are_kept_and_not_made_again(folder, trainer, capsys):
   assert len(done["history"]) == 2
   assert "sentences" not in done
   assert {"commit", "cpu", "cores", "jax", "device"} == done["machine"].keys()
-  assert (done["width"], done["choosing"], done["at_edge"]) == (
-    "matched",
-    False,
-    [],
-  )
+  assert (done["width"], done["choosing"]) == ("matched", False)
+  assert done["at_edge"] == []
   assert done["feed_forward"] == done["dense_feed_forward"] == 512
   assert done["dense_parameters"] == done["parameters"]
   assert done["solved_at"] == 0.95
@@ -76,9 +73,7 @@ def test_a_folder_goes_on_when_its_config_evaluates_oftener(folder, trainer):
   made = len(trainer.calls)
   new = small("0", tasks="duplicate,recall", eval_every=3)
   recorded = records.shared_settings(folder)
-  with pytest.raises(
-    ConfigError, match=r"config\.eval_every is 12 there and 3"
-  ):
+  with pytest.raises(ConfigError, match=r"config\.eval_every is 12 there"):
     run.run(
       folder_lib.with_recorded_eval_every(new, recorded, ["eval_every"]), folder
     )
@@ -273,8 +268,7 @@ def test_a_variant_of_other_layers_is_another_row(folder, trainer):
   run.run(hybrid("delta,dense"), folder)
   run.run(hybrid("delta,dense"), folder)
   assert len(trainer.calls) == 1
-  told = r"runs of duplicate, hybrid with .*\[delta,dense\].*, got .*\[delta,linear\]"
-  with pytest.raises(ConfigError, match=told):
+  with pytest.raises(ConfigError, match=r"\[delta,dense\].*\[delta,linear\]"):
     run.run(hybrid("delta,linear"), folder)
   with pytest.raises(ConfigError, match=r"config\.optimizer\.clip_norm is"):
     run.run(hybrid("delta,dense", **{"optimizer.clip_norm": None}), folder)
@@ -294,7 +288,6 @@ def test_a_budget_of_seconds_is_timed_once_for_all_seeds(
   launched(
     budgeted(attention="dense", seeds="0,3", budget_seconds=10.0), folder
   )
-  # 10 seconds of steps that take a quarter of one.
   for record in records.read(folder)[0]:
     assert "--config.num_steps=40" in record["arguments"]
     assert record["final"]["step"] == 40
@@ -367,13 +360,10 @@ def test_a_run_says_now_and_then_where_it_is(tmp_path, monkeypatch, capsys):
 
 def test_a_row_is_what_a_person_would_run(tmp_path, monkeypatch):
   [run] = plan.plan(small("3", **{"model.num_layers": 1}))
-  found = train_run.command(run, tmp_path, None, 10)
+  script, *rest = train_run.command(run, tmp_path, None, 10)
   root = pathlib.Path(__file__).parents[2]
-  assert found == [
-    str(root / "train.py"),
-    *run.arguments,
-    f"--workdir={tmp_path}",
-  ]
+  assert script == str(root / "train.py")
+  assert rest == [*run.arguments, f"--workdir={tmp_path}"]
   assert train_run.command(run, tmp_path, 0.5, 10)[-1] == "--stop_at=5"
   monkeypatch.chdir(tmp_path)
   config = train_run.command(run, tmp_path, None, 10)[1]
@@ -383,18 +373,10 @@ def test_a_row_is_what_a_person_would_run(tmp_path, monkeypatch):
 @pytest.mark.thorough
 def test_a_run_that_diverges_stops_no_other(tmp_path):
   """Real ones: the second diverges, and the third is trained."""
-  leaves = {
-    "num_steps": 4,
-    "batch_size": 8,
-    "log_every": 1,
-    "task.vocab_size": 16,
-    "task.length": 8,
-    "task.num_pairs": 2,
-    "task.eval_size": 8,
-    "model.num_layers": 1,
-    "model.features": 16,
-    "model.mlp_features": 16,
-  }
+  leaves = {"num_steps": 4, "batch_size": 8, "log_every": 1}
+  leaves |= {"task.vocab_size": 16, "task.length": 8, "task.num_pairs": 2}
+  leaves |= {"task.eval_size": 8, "model.num_layers": 1}
+  leaves |= {"model.features": 16, "model.mlp_features": 16}
   chosen = [
     {"seed": 0},
     {"seed": 1, "optimizer.learning_rate": 1e38},
@@ -408,12 +390,8 @@ def test_a_run_that_diverges_stops_no_other(tmp_path):
   one = small("0,1,2,3", tasks="recall")
   launch(runs, tmp_path, one)
   found = by_seed(tmp_path)
-  assert [found[seed]["status"] for seed in range(4)] == [
-    records.DONE,
-    records.FAILED,
-    records.DONE,
-    records.FAILED,
-  ]
+  statuses = [found[seed]["status"] for seed in range(4)]
+  assert statuses == [records.DONE, records.FAILED] * 2
   assert "not finite" in found[1]["reason"]
   # Of one shape, one is measured.
   first, last = (found[seed]["measured"]["step_seconds"] for seed in (0, 2))

@@ -30,10 +30,8 @@ def test_options_behind_a_name_are_those_of_a_variant():
   for run in runs:
     assert run.mechanism == name
     assert run.options == "num_features=8:kernel=relu"
-    assert of_slots(run) == [
-      f"{SLOT}.num_features=8",
-      f"{SLOT}.kernel=relu",
-    ]
+    typed_options = ["num_features=8", "kernel=relu"]
+    assert of_slots(run) == [f"{SLOT}.{x}" for x in typed_options]
   assert runs[0].leaves == runs[1].leaves
   # Those that are not set, too.
   assert window.options == (
@@ -46,38 +44,40 @@ def test_options_behind_a_name_are_those_of_a_variant():
 
 
 @pytest.mark.parametrize(
-  ("layers", "words"),
+  ("task", "layers", "words"),
   [
-    ("sliding_window,delta", "[sliding_window:window=8,delta]"),
-    ("sliding_window:window=4, delta", "[sliding_window:window=4,delta]"),
+    ("recall", "sliding_window,delta", "[sliding_window:window=8,delta]"),
     (
-      "attention.performer:performer,lsh:num_rounds=3",
+      "recall",
+      "sliding_window:window=4, delta",
+      "[sliding_window:window=4,delta]",
+    ),
+    (
+      "paper/recall",
+      "sliding_window,delta",
+      "[sliding_window:window=64,delta]",
+    ),
+    (
+      *("recall", "attention.performer:performer,lsh:num_rounds=3"),
       "[attention.performer:performer:num_features=128,"
       "lsh:chunk_size=8:num_rounds=3]",
     ),
   ],
 )
-def test_layers_have_the_sizes_that_a_row_of_each_has(layers, words):
-  [run] = planned(attention="both", variants={"both": {"layers": layers}})
+def test_layers_have_the_sizes_that_a_row_of_each_has(task, layers, words):
+  """As the file of the task has them."""
+  both = {"both": {"layers": layers}}
+  [run] = planned(tasks=task, attention="both", variants=both)
   assert of_slots(run) == [f"{SLOT}={words}"]
   # The command that is shown makes the same model.
-  config = plan.config_of("recall", run.mechanism, run.leaves)
+  config = plan.config_of(task, run.mechanism, run.leaves)
   chosen = config.model.attentions["decoder_attention"]
-  assert plan.config_of("recall", layers, run.leaves).model == config.model
+  assert plan.config_of(task, layers, run.leaves).model == config.model
   for layer in chosen:
-    [alone] = plan.config_of("recall", layer.name, {}).model.layers(
+    [alone] = plan.config_of(task, layer.name, {}).model.layers(
       "decoder_attention"
     )[:1]
     assert layer.options.keys() >= alone.options.keys()
-
-
-def test_the_sizes_are_those_of_the_file():
-  [run] = planned(
-    tasks="paper/recall",
-    attention="both",
-    variants={"both": {"layers": "sliding_window,delta"}},
-  )
-  assert of_slots(run) == [f"{SLOT}=[sliding_window:window=64,delta]"]
 
 
 def test_a_name_beside_layers_changes_no_run():
@@ -97,11 +97,9 @@ def test_a_name_beside_layers_changes_no_run():
 def test_a_slot_that_cannot_have_all_layers_is_dense():
   [run] = planned(tasks="copy", attention="both", variants={"both": LAYERS})
   assert run.slots == "dense · sliding_window + delta · dense"
-  assert run.options == (
-    "sliding_window:window=4:dilation=1:block_size=None:implementation=None:"
-    "sinks=False:logits_soft_cap=None:forget=False,"
-    "delta:max_rate=1.0:implementation=None"
-  )
+  window, delta = run.options.split(",")
+  assert window.startswith("sliding_window:window=4:dilation=1:block_size=None")
+  assert delta.startswith("delta:max_rate=1.0:")
 
 
 def test_lists_in_across_stay_lists():
@@ -130,21 +128,15 @@ def test_lists_in_across_stay_lists():
 @pytest.mark.parametrize(
   ("changes", "told"),
   [
-    (
-      {"attention": "sliding_window:windw=8"},
-      "attention: sliding_window:windw=8: windw: .*did you mean 'window'",
-    ),
+    ({"attention": "sliding_window:windw=8"}, "attention: .*: windw"),
     ({"attention": "sliding_widow:window=8"}, "attention: unknown 'sliding_w"),
     ({"attention": "no.module:f:x=1"}, "attention: no module 'no' is found"),
     ({"attention": "lsh:num_rounds=2:x"}, "attention: expected name:option="),
-    (
-      {"variants": {"v": {"layers": "delta,lsh:num_rounds=0"}}},
-      "variants.v.layers: lsh:num_rounds=0: num_rounds: ",
-    ),
+    ({"variants": {"v": {"layers": "lsh:num_rounds=0"}}}, "variants.v.layers"),
     ({"variants": {"v": "delta,flash"}}, "variants.v: expected {'layers': "),
     (
       {"across": {"model": {"decoder_attention": [["dleta", "delta"]]}}},
-      "across.model.decoder_attention: unknown 'dleta'; did you mean 'delta'",
+      "across.model.decoder_attention: unknown 'dleta'",
     ),
   ],
 )
@@ -163,10 +155,8 @@ def test_rows_that_cannot_run_are_told_first(folder, trainer, capsys):
   assert last == (
     "2 of 4 rows cannot run; without them: --config.attention=dense,delta"
   )
-  statuses = [record["status"] for record in records.read(folder)[0]]
-  assert (
-    statuses.count(records.DONE) == statuses.count(records.UNSUPPORTED) == 2
-  )
+  statuses = sorted(record["status"] for record in records.read(folder)[0])
+  assert statuses == [records.DONE] * 2 + [records.UNSUPPORTED] * 2
 
 
 def test_a_comparison_that_trains_nothing_is_a_fault(folder, trainer, tmp_path):

@@ -98,26 +98,23 @@ def work(seconds):
 def test_others_are_seen_and_own_work_and_that_of_a_child_are_not():
   meter = usage.Meter()
   work(0.3)
-  script = "import time\nwhile time.process_time() < 1: pass"
+  script = "import time\nwhile time.process_time() < 0.5: pass"
   child = subprocess.Popen([sys.executable, "-c", script])
   _, _, used = os.wait4(child.pid, 0)
   child.returncode = 0
   elapsed = time.monotonic() - meter._start
   # The machine may be busy with more than the child, never with less.
   seen = meter.others_cores()
-  assert seen * elapsed > 0.8
+  assert seen * elapsed > 0.4
   own = meter.read_child(used)
-  assert 1.0 <= own["cpu_seconds"] < 1.0 + seen * elapsed
+  assert 0.5 <= own["cpu_seconds"] < 0.5 + seen * elapsed
   assert own["others_cores"] < seen
 
 
-def test_the_machine_is_told():
+def test_the_machine_is_told(monkeypatch, tmp_path):
   found = usage.machine()
   assert len(found["commit"]) == 40
   assert found["cpu"]
   assert found["cores"] >= 1
-
-
-def test_outside_of_a_repository_there_is_no_commit(monkeypatch, tmp_path):
   monkeypatch.setattr(usage, "__file__", str(tmp_path / "usage.py"))
-  assert usage._commit() is None
+  assert usage._commit() is None  # It is no repository.

@@ -6,8 +6,6 @@ import pytest
 
 from comparison import process
 
-_READ = "import json, sys; sys.exit(json.load(sys.stdin)['code'])"
-
 
 def ended(script, *arguments, **options):
   return process.run(["-c", script], *arguments, **options)
@@ -19,19 +17,15 @@ def ended(script, *arguments, **options):
     # The last line, whatever its bytes are.
     (r"sys.stderr.buffer.write(b'a\n\n caf\xe9  b \n\n')", 0, "caf� b"),
     ("print('out'); sys.exit('é')", 1, "é"),
-    ("sys.exit(7)", 7, "no message"),
+    ("import json; sys.exit(json.load(sys.stdin)['code'])", 7, "no message"),
     ("os.kill(os.getpid(), 9)", -signal.SIGKILL, "no message"),
   ],
 )
 def test_a_process_ends_with_a_code_and_a_line(script, code, error):
-  found = ended(f"import os, sys; {script}")
+  found = ended(f"import os, sys; {script}", {"code": 7})
   assert (found.code, found.error, found.stop) == (code, error, None)
   assert found.fault == (f"exit code {code}: {error}" if code else "")
   found.end_with_signal()  # None was sent.
-
-
-def test_a_request_is_its_standard_input():
-  assert ended(_READ, {"code": 5}).code == 5
 
 
 def test_a_process_is_watched_and_ends_with_what_watches_it():

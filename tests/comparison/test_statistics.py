@@ -18,9 +18,6 @@ def test_an_unbounded_interval_is_students():
   half = 4.302652729911275 / math.sqrt(3)
   assert (low, high) == pytest.approx((5 - half, 5 + half))
   assert statistics.mean_interval([1.0, 9.0])[0] == 0.0  # Cut at 0.
-
-
-def test_one_value_has_no_interval():
   assert all(map(math.isnan, statistics.mean_interval([0.5], 1.0, 100)))
 
 
@@ -273,21 +270,20 @@ def test_holm_by_hand():
 def test_intervals_of_means_hold_the_true_mean(draw, mean, upper, seeds):
   generator = np.random.default_rng(0)
   held = 0
-  for _ in range(1000):
+  for _ in range(300):
     low, high = statistics.mean_interval(draw(generator, seeds), upper)
     held += low <= mean <= high
-  assert held / 1000 >= 0.94
+  assert held / 300 >= 0.93
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_intervals_of_counts_hold_the_true_share(share):
   """Wilson's coverage swings about 95 % with n; over n it is close."""
-  generator = np.random.default_rng(0)
   held = []
-  for trials in range(5, 30):
-    for solved in generator.binomial(trials, share, 50):
-      low, high = statistics.wilson(solved, trials)
-      held.append(low <= share <= high)
+  for trials in range(5, 30, 2):
+    intervals = [statistics.wilson(n, trials) for n in range(trials + 1)]
+    holds = [low <= share <= high for low, high in intervals]
+    held.append(stats.binom.pmf(range(trials + 1), trials, share) @ holds)
   assert np.mean(held) >= 0.94
 
 

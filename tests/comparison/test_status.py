@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 
 import pytest
 
@@ -61,9 +62,8 @@ def test_what_runs_is_told_with_its_step(workdir):
     assert found[1] == f"running  {runs[2].identity}: begins"
     log = folder / records.RUNS / runs[2].identity
     log.mkdir(parents=True)
-    (log / metrics.FILE).write_text(
-      json.dumps({"step": 300, "split": "train", "seconds": 9}) + "\n"
-    )
+    line = {"step": 300, "split": "train", "seconds": 9}
+    (log / metrics.FILE).write_text(json.dumps(line) + "\n")
     found = status.text(folder).splitlines()
     assert "2 done, 1 running, 1 waiting" in found[0]
     assert found[1].endswith(": step 300 of 1200")
@@ -83,11 +83,6 @@ def test_a_process_that_died_runs_nothing(workdir):
     assert "1 running" in status.text(folder)
 
 
-def test_nobody_knows_before_the_first_is_done(tmp_path):
-  records.plan(tmp_path, [run_of("dense", 0)])
-  assert "no run is done yet" in status.text(tmp_path)
-
-
 def test_the_command(workdir, tmp_path):
   folder, _ = workdir
   code, out, error = commands.run("compare.py", "status", f"--workdir={folder}")
@@ -99,10 +94,8 @@ def test_the_command(workdir, tmp_path):
 
 
 def minutes_left(folder):
-  hours, minutes = (
-    status.text(folder).split("about ")[1].split(" ")[0].split(":")
-  )
-  return 60 * int(hours) + int(minutes)
+  found = re.search(r"about (\d+):(\d+) hours left", status.text(folder))
+  return 60 * int(found[1]) + int(found[2])
 
 
 def at_width(attention, width, seed=0, task="copy"):
@@ -118,6 +111,8 @@ def done(folder, run, minutes):
 
 
 def test_a_run_takes_as_long_as_those_at_its_values(tmp_path):
+  records.plan(tmp_path, [run_of("dense", 0)])
+  assert "no run is done yet" in status.text(tmp_path)
   done(tmp_path, at_width("dense", 16), 10)
   done(tmp_path, at_width("dense", 64), 90)
   done(tmp_path, at_width("lsh", 16), 200)
@@ -231,36 +226,31 @@ def test_runs_of_the_report_wait_for_their_point(tmp_path):
   assert "8 runs: 1 done, 0 running, 6 waiting" in status.text(tmp_path)
 
 
-def test_seeds_that_were_added_later_are_marked_in_the_plan(tmp_path):
-  def added():
-    return {
-      (x["attention"], x["seed"])
-      for x in records.planned_runs(tmp_path).values()
-      if x.get(records.ADDED)
-    }
+def added(folder):
+  return {
+    (x["attention"], x["seed"], x["choosing"])
+    for x in records.planned_runs(folder).values()
+    if x.get(records.ADDED)
+  }
 
-  first = [
-    run_of(name, seed) for name in ("dense", "linear") for seed in (0, 1)
-  ]
+
+def test_seeds_that_were_added_later_are_marked_in_the_plan(tmp_path):
+  names = ("dense", "linear")
+  first = [run_of(name, seed) for name in names for seed in (0, 1)]
   records.plan(tmp_path, first)
   records.plan(tmp_path, first)  # The same command again.
   records.plan(tmp_path, [run_of("lsh", 0)])  # A row with the planned seeds.
-  assert not added()
+  assert not added(tmp_path)
   records.plan(tmp_path, [*first, run_of("dense", 2)])
-  assert added() == {("dense", 2)}
+  assert added(tmp_path) == {("dense", 2, False)}
   records.plan(tmp_path, [*first, run_of("dense", 2), run_of("linear", 2)])
-  assert added() == {("dense", 2), ("linear", 2)}
+  assert added(tmp_path) == {(name, 2, False) for name in names}
 
 
 def test_seeds_behind_a_grid_are_those_of_the_first_plan(tmp_path):
   choosing = [dataclasses.replace(run_of("dense", 10_000), choosing=True)]
   records.plan(tmp_path, choosing, [0, 1])
   records.plan(tmp_path, [run_of("dense", seed) for seed in (0, 1)])
-  assert not any(
-    x.get(records.ADDED) for x in records.planned_runs(tmp_path).values()
-  )
+  assert not added(tmp_path)
   records.plan(tmp_path, choosing, [0, 1, 2])
-  marked = [
-    x for x in records.planned_runs(tmp_path).values() if x.get(records.ADDED)
-  ]
-  assert [(x["seed"], x["choosing"]) for x in marked] == [(2, False)]
+  assert added(tmp_path) == {("dense", 2, False)}

@@ -17,24 +17,12 @@ from tests.models import tiny
 from tests.refusals import assert_refused
 
 LENGTH, VOCAB = 20, 11
-AROUND = {
-  "short_convolution": True,
-  "output_norm": "rms",
-  "output_gate": "silu",
-}
-
-
+AROUND = {"short_convolution": True, "output_norm": "rms"}
+AROUND["output_gate"] = "silu"
 OPTIONS = {"sliding_window": {"window": 4}}
 WIDE = models.AroundConfig(
-  num_heads=6,
-  num_kv_heads=6,
-  num_qk_heads=3,
-  head_dim=5,
-  value_dim=3,
-  short_convolution=True,
-  output_norm="rms",
-  output_gate="silu",
-  position="none",
+  **{"num_heads": 6, "num_kv_heads": 6, "num_qk_heads": 3, "head_dim": 5},
+  **{"value_dim": 3, "position": "none", **AROUND},
 )
 """In the way of Qwen3-Next, of no size that its model has."""
 
@@ -225,14 +213,10 @@ def test_a_depthwise_convolution_is_its_sum(shape, taps):
 def test_norms_and_gates_are_their_formulas(norm, gate, exclusive):
   """The module written out, from the result of its mechanism."""
   dims = Dims(num_heads=2, num_kv_heads=2, head_dim=4, max_length=6)
+  choices = {"output_norm": norm, "output_gate": gate, "exclusive": exclusive}
+  options = {"features": 8, "dtype": "float32"}
   module = MultiHeadAttention(
-    dense(),
-    dims,
-    features=8,
-    config=models.SlotConfig(
-      output_norm=norm, output_gate=gate, exclusive=exclusive
-    ),
-    dtype="float32",
+    dense(), dims, config=models.SlotConfig(**choices), **options
   )
   x = np.random.default_rng(0).normal(size=(1, 6, 8)).astype(np.float32)
   params = jax.jit(module.init)(jax.random.key(0), x)["params"]
@@ -295,15 +279,10 @@ def test_gates_of_low_rank_are_their_formulas(gate):
 
 
 def test_a_layer_without_a_gate_has_no_rank():
-  around = {"output_gate": "sigmoid", "output_gate_rank": 3}
-  _, variables, _ = create(
-    ("gated_delta", "flash"),
-    decoder_around=(
-      models.AroundConfig(),
-      models.AroundConfig(output_gate="none"),
-    ),
-    **around,
-  )
+  gate = {"output_gate": "sigmoid", "output_gate_rank": 3}
+  around = models.AroundConfig(), models.AroundConfig(output_gate="none")
+  names = ("gated_delta", "flash")
+  _, variables, _ = create(names, decoder_around=around, **gate)
   has_gate = [
     "gate_down" in variables["params"][f"decoder_{i}"]["self_attention"]
     for i in range(2)

@@ -41,21 +41,15 @@ CASES = [*itertools.product(tiny.names(), SETTINGS)]
 def test_a_compiled_model_gives_what_its_operations_give(name, setting):
   layers, heads, length, batch = setting
   kind = "decoder" if name in tiny.names("causal") else "encoder"
-  model = models.create(
-    models.ModelConfig(
-      kind=kind,
-      num_layers=layers,
-      num_heads=heads,
-      features=32,
-      mlp_features=64,
-      tie_embeddings=False,
-      **{f"{kind}_attention": tiny.attention(name)},
-    ),
-    source_vocab_size=tiny.VOCAB_SIZE,
-    target_vocab_size=tiny.VOCAB_SIZE,
-    max_source_length=length,
-    max_target_length=length,
+  config = models.ModelConfig(
+    **{"kind": kind, "num_layers": layers, "num_heads": heads, "features": 32},
+    **{"mlp_features": 64, "tie_embeddings": False},
+    **{f"{kind}_attention": tiny.attention(name)},
   )
+  names = ("source_vocab_size", "target_vocab_size")
+  sizes = dict.fromkeys(names, tiny.VOCAB_SIZE)
+  sizes |= {"max_source_length": length, "max_target_length": length}
+  model = models.create(config, **sizes)
   ids = np.random.default_rng(0).integers(1, tiny.VOCAB_SIZE, (batch, length))
   ids = ids.astype(np.int32)
   # The target of an encoder is one class of a whole sequence.

@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -23,11 +24,9 @@ IDS = {"bos_id": BOS, "eos_id": EOS}
     # One of each kind, with each way of telling positions.
     ("dense", "dense", {"norm": "post", "num_layers": 2}),
     ("flash", "flash", {"position": "t5", "num_kv_heads": 1}),
-    ("sliding_window", "dense", {"position": "shaw", "num_kv_heads": 1}),
-    (
-      "sliding_window",
-      "dense",
-      {"position": "disentangled", "num_kv_heads": 1},
+    *(
+      ("sliding_window", "dense", {"position": position, "num_kv_heads": 1})
+      for position in ("shaw", "disentangled")
     ),
     ("performer", "linear", {"position": "rotary", "num_kv_heads": 1}),
     ("lsh", "linformer", {"position": "learned"}),
@@ -125,15 +124,9 @@ def test_samples_follow_the_distribution(translator):
   model, variables = translator
   draws, temperature, top_k = 4000, 1.7, 3
   source = np.repeat(tiny.batch(batch_size=1)["source"], draws, axis=0)
-  sample = {
-    "method": "sample",
-    "temperature": temperature,
-    "top_k": top_k,
-    "rng": jax.random.key(5),
-  }
-  got = models.generate(
-    model, variables, source=source, max_length=1, **IDS, **sample
-  )
+  sample = {"method": "sample", "temperature": temperature, "top_k": top_k}
+  sample |= {"rng": jax.random.key(5), "max_length": 1, **IDS}
+  got = models.generate(model, variables, source=source, **sample)
   counts = np.bincount(got.tokens[:, 0], minlength=tiny.VOCAB_SIZE)
   logits = log_probs(model, variables, source[:1], [[BOS]])[0, 0] / temperature
   logits[np.argsort(logits)[:-top_k]] = -np.inf
@@ -146,14 +139,10 @@ def test_samples_of_rows_and_steps_are_independent():
   """Where all logits are equal, so are the counts of all pairs of neighbours."""
   model, rows = tiny.create("decoder"), 6000
   variables = jax.tree.map(np.zeros_like, tiny.initialized(model))
+  sample = {"method": "sample", "rng": jax.random.key(4), "max_length": 3}
+  prompt = np.full((rows, 1), BOS)
   tokens, scores = models.generate(
-    model,
-    variables,
-    prompt=np.full((rows, 1), BOS),
-    max_length=3,
-    method="sample",
-    rng=jax.random.key(4),
-    **IDS,
+    model, variables, prompt=prompt, **sample, **IDS
   )
   tokens, size = np.asarray(tokens), tiny.VOCAB_SIZE
   ends = np.cumsum(tokens == EOS, axis=1) - (tokens == EOS)
@@ -188,16 +177,9 @@ def test_wide_beam_is_exhaustive(translator):
     for row in source
   ]
   for alpha in (0.0, 0.6, 2.0):
-    got = models.generate(
-      model,
-      variables,
-      source=source,
-      max_length=3,
-      method="beam",
-      beam_size=tiny.VOCAB_SIZE * len(pairs),
-      length_penalty=alpha,
-      **IDS,
-    )
+    beam = {"method": "beam", "beam_size": tiny.VOCAB_SIZE * len(pairs)}
+    beam |= {"length_penalty": alpha, "max_length": 3, **IDS}
+    got = models.generate(model, variables, source=source, **beam)
     for row in range(2):
       best = -np.inf, None
       for pair, score in zip(pairs, scores[row], strict=True):
@@ -210,7 +192,7 @@ def test_wide_beam_is_exhaustive(translator):
       np.testing.assert_allclose(got.scores[row], best[0], atol=1e-4)
 
 
-def plain_beam_search(next_log_probs, beam_size, longest, alpha):
+def plain_beam_search(next_log_probs, beam_size, longest, alpha, ends=(EOS,)):
   """One sequence at a time, in lists: what the compiled search must equal."""
   alive, finished = [(0.0, [])], []
   for _ in range(longest):
@@ -221,11 +203,11 @@ def plain_beam_search(next_log_probs, beam_size, longest, alpha):
         for token, log_prob in enumerate(next_log_probs(ids))
       ),
       reverse=True,
-    )[: 2 * beam_size]
+    )
     for score, ids in candidates[:beam_size]:
-      if ids[-1] == EOS:
+      if ids[-1] in ends:
         finished.append((score / penalty(len(ids), alpha), ids))
-    alive = [c for c in candidates if c[1][-1] != EOS][:beam_size]
+    alive = [c for c in candidates if c[1][-1] not in ends][:beam_size]
     if len(finished) >= beam_size:
       break
   if finished:
@@ -242,17 +224,10 @@ def test_narrow_beams_over_unequal_prompts(translator):
     [[1, 0, 0, 0], [1, 4, 0, 0], [1, 5, 3, 0], [1, 3, 6, 5]], np.int32
   )
   prompt_length = np.array([1, 2, 3, 4])
+  given = {"source": source, "prompt": prompt, "prompt_length": prompt_length}
+  beam = {"method": "beam", "beam_size": beam_size, "length_penalty": alpha}
   got = models.generate(
-    model,
-    variables,
-    source=source,
-    prompt=prompt,
-    prompt_length=prompt_length,
-    max_length=longest,
-    method="beam",
-    beam_size=beam_size,
-    length_penalty=alpha,
-    **IDS,
+    model, variables, **given, **beam, max_length=longest, **IDS
   )
   for row in range(rows):
     given = prompt[row, : prompt_length[row]].tolist()
@@ -310,28 +285,72 @@ def test_beams_over_tables_of_logits(beam_size):
   assert lengths == {1, 2, 3, 4, 5, None}
 
 
+ENDS = (2, 5, 6)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_beams_that_end_by_several_ids_leave_as_many_that_go_on(
+  beam_size, seed
+):
+  rng = np.random.default_rng(seed)
+  logits = rng.normal(size=(7, 7))
+  # At first one id goes on, and then all ends come before the next that does, which
+  # leads to an end that is nearly sure.
+  logits[0, [3, 2, 5, 6, 4]] = 2.0, 1.9, 1.8, 1.7, 1.6
+  logits[4, 2] = 9.0
+  log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  table = np.asarray(logits, np.float32)
+  sizes = {"beam_size": beam_size, "max_length": 4}
+  tokens, scores = beam_search(
+    lambda cache, ids: (jax.numpy.asarray(table)[ids], cache),
+    table[:1],
+    {},
+    np.float32(2.0),
+    **sizes,
+    eos_ids=ENDS,
+    pad_id=0,
+  )
+
+  def next_log_probs(ids):
+    return log_probs[ids[-1] if ids else 0]
+
+  score, ids = plain_beam_search(next_log_probs, beam_size, 4, 2.0, ENDS)
+  assert tokens[0].tolist() == ids + [0] * (4 - len(ids))
+  assert scores[0] == pytest.approx(score, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["greedy", "sample"])
+def test_a_text_goes_on_to_the_first_of_its_ends(method):
+  model = tiny.create("decoder")
+  variables = tiny.initialized(model)
+  prompt = np.arange(1, 7, dtype=np.int32)[:, None]
+  call = {"prompt": prompt, "max_length": 9, "bos_id": 1, "method": method}
+  if method == "sample":
+    call |= {"rng": jax.random.key(1), "temperature": 3.0}
+  endless = np.asarray(models.generate(model, variables, eos_id=-1, **call)[0])
+  for ends in (ENDS, [2, 5, 6], np.array(ENDS), 5, np.int32(5)):
+    tokens, _ = models.generate(model, variables, eos_id=ends, **call)
+    for row, free in zip(np.asarray(tokens), endless, strict=True):
+      places = np.flatnonzero(np.isin(free, ends))
+      length = 1 + places[0] if places.size else 9
+      np.testing.assert_array_equal(row[:length], free[:length])
+      assert not row[length:].any()
+  # Otherwise nothing was tried.
+  assert {*ENDS} & {*endless.ravel().tolist()}
+
+
 def test_second_call_compiles_nothing(translator, monkeypatch):
-  traces, extend = [], decoding._extend
-
-  def counted(*args, **kwargs):
-    traces.append(args)
-    return extend(*args, **kwargs)
-
-  monkeypatch.setattr(decoding, "_extend", counted)
+  """Of an equal model made anew, with other values."""
+  chex.clear_trace_counter()
+  extend = chex.assert_max_traces(decoding._extend, n=1)
+  monkeypatch.setattr(decoding, "_extend", extend)
   model, variables = translator
   for seed in range(3):
-    # An equal model made anew, other values, same shapes.
-    models.generate(
-      model.clone(),
-      variables,
-      source=tiny.batch(seed)["source"],
-      max_length=4,
-      method="sample",
-      temperature=0.5 + seed,
-      rng=jax.random.key(seed),
-      **IDS,
-    )
-  assert len(traces) == 1
+    sample = {"method": "sample", "temperature": 0.5 + seed}
+    sample |= {"rng": jax.random.key(seed), "max_length": 4, **IDS}
+    source = tiny.batch(seed)["source"]
+    models.generate(model.clone(), variables, source=source, **sample)
 
 
 def test_what_cannot_be_generated_raises(translator):

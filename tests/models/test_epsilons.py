@@ -1,45 +1,14 @@
-"""ε of norms, by values that are as small; expected numbers are written out."""
+"""ε of norms, by values that are as small; expected numbers are written out.
+
+Those of layers and powers are in test_values.py.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from models.batch_norm import BatchNorm
 from models.multi_head_attention import orthogonal_part
-from models.norms import NORM_KINDS
-
-RMS = [0.53452248, -1.06904497]
-"""(1e-3, −2e-3) / √(2.5e-6 + 1e-6)."""
-LAYER = [0.83205029, -0.83205029]
-"""±1.5e-3 / √(2.25e-6 + 1e-6)."""
-
-
-@pytest.mark.parametrize(
-  ("kind", "expected"),
-  [
-    ("rms", RMS),
-    ("rms_from_one", RMS),
-    ("layer", LAYER),
-    ("layer_without_bias", LAYER),
-  ],
-)
-def test_epsilon_of_a_norm_is_inside_of_the_root(kind, expected):
-  dtypes = {"dtype": jnp.float32, "param_dtype": jnp.float32}
-  norm = NORM_KINDS[kind](epsilon=1e-6, **dtypes)
-  out, _ = norm.init_with_output(
-    jax.random.key(0), jnp.asarray([[1e-3, -2e-3]])
-  )
-  np.testing.assert_allclose(out[0], expected, rtol=1e-4)
-
-
-def test_every_norm_is_asked():
-  assert set(NORM_KINDS) == {
-    "layer",
-    "rms",
-    "rms_from_one",
-    "layer_without_bias",
-  }
 
 
 def test_epsilon_of_a_batch_norm_is_inside_of_the_root():

@@ -3,6 +3,7 @@
 import functools
 import pathlib
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,39 +22,49 @@ from training.devices.mesh import MeshConfig, shardings
 VECTORS = pathlib.Path(__file__).parent / "experts.npz"
 FEATURES, WIDTH = 10, 7
 GATED = {"gated": True, "activation": "silu", "mlp_bias": False}
+ROUTED = {"experts_per_token": 3, "groups_per_token": 2, "selection_bias": True}
+ROUTED |= {"router_scores": "sigmoid", "routed_scale": 2.5}
+SLOPED = {"gate_limit": 0.8, "gate_offset": 1.0}
 CASES = {
   "softmax": {**GATED, "num_experts": 5, "experts_per_token": 2},
   "one": {"num_experts": 4, "normalize_weights": False, "router_bias": True},
   # More experts than choices: some get no token.
   "groups": {
-    **GATED,
-    "num_experts": 28,
-    "experts_per_token": 3,
-    "expert_groups": 7,
-    "groups_per_token": 2,
-    "router_scores": "sigmoid",
-    "selection_bias": True,
-    "routed_scale": 2.5,
+    **{**GATED, **ROUTED, "num_experts": 28, "expert_groups": 7},
     "shared_features": 6,
   },
   "square_roots": {
-    **GATED,
-    "num_experts": 6,
-    "experts_per_token": 2,
-    "router_scores": "sqrt_softplus",
-    "selection_bias": True,
+    **{**GATED, "num_experts": 6, "experts_per_token": 2},
+    **{"router_scores": "sqrt_softplus", "selection_bias": True},
   },
   "biases": {
-    "gated": True,
-    "activation": "silu",
-    "num_experts": 3,
-    "experts_per_token": 3,
-    "shared_features": 4,
-    "shared_gate": True,
-    "gate_slope": 1.7,
-    "gate_limit": 0.8,
-    "gate_offset": 1.0,
+    **{"gated": True, "activation": "silu", **SLOPED, "gate_slope": 1.7},
+    **{"num_experts": 3, "experts_per_token": 3},
+    **{"shared_features": 4, "shared_gate": True},
   },
+}
+# Of transformers: experts by groups with a bias of the choice and a shared network;
+# weights that do not sum to 1 and a gate of the shared network; biases, limits and
+# a gate of another slope. Routers of the first two compute in float32.
+LAYERS = {
+  "deepseek": (
+    {**ROUTED, "num_experts": 12, "expert_groups": 4, "shared_features": 14},
+    2e-6,
+  ),
+  "qwen": (
+    {
+      **{"num_experts": 6, "experts_per_token": 2, "normalize_weights": False},
+      **{"shared_features": 5, "shared_gate": True},
+    },
+    2e-6,
+  ),
+  "gpt_oss": (
+    {
+      **{"num_experts": 5, "experts_per_token": 3, "expert_features": 9},
+      **{"router_bias": True, "mlp_bias": True, "gate_slope": 1.3, **SLOPED},
+    },
+    1e-12,
+  ),
 }
 
 
@@ -183,10 +194,7 @@ def test_values_and_gradients_are_those_of_the_sum_over_all(case):
 
     got = jax.jit(lambda: gradients(layer.apply))()
     wanted = gradients(lambda v, x: definition(layer.config, v, x, chosen))
-    for one, other in zip(
-      jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True
-    ):
-      np.testing.assert_allclose(one, other, atol=1e-11)
+    chex.assert_trees_all_close(got, wanted, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -233,59 +241,10 @@ def kernels(x):
   return gate, hidden
 
 
-def test_deepseek():
-  """Groups, a bias of the choice, a shared network and a factor."""
-  check_layer(
-    "deepseek",
-    {
-      "num_experts": 12,
-      "experts_per_token": 3,
-      "expert_groups": 4,
-      "groups_per_token": 2,
-      "router_scores": "sigmoid",
-      "selection_bias": True,
-      "routed_scale": 2.5,
-      "shared_features": 14,
-    },
-    tolerance=2e-6,  # Its router computes in float32.
-  )
-
-
-def test_qwen():
-  """Weights that do not sum to 1, and a shared network with a gate."""
-  check_layer(
-    "qwen",
-    {
-      "num_experts": 6,
-      "experts_per_token": 2,
-      "normalize_weights": False,
-      "shared_features": 5,
-      "shared_gate": True,
-    },
-    tolerance=2e-6,
-  )
-
-
-def test_gpt_oss():
-  """Biases, limits, and a gate of another slope."""
-  check_layer(
-    "gpt_oss",
-    {
-      "num_experts": 5,
-      "experts_per_token": 3,
-      "expert_features": 9,
-      "router_bias": True,
-      "mlp_bias": True,
-      "gate_slope": 1.3,
-      "gate_limit": 0.8,
-      "gate_offset": 1.0,
-    },
-    tolerance=1e-12,
-  )
-
-
-def check_layer(name, fields, tolerance):
-  """The output of a layer of transformers, with its weights."""
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_of_transformers(name):
+  """Its output, with its weights."""
+  fields, tolerance = LAYERS[name]
   with np.load(VECTORS) as arrays:
     theirs = {
       path.removeprefix(f"{name}."): arrays[path]
@@ -360,10 +319,8 @@ def test_decoding_token_by_token():
   layers = {"decoder_around": (models.AroundConfig(num_experts=0),) * 1}
   for others in ({}, layers):
     model = decoder(**CASES["groups"], **others)
-    assert ("router" in str(jax.tree.structure(variables(model)))) != bool(
-      others
-    )
     own, batch = variables(model), tiny.batch()
+    assert ("router" in str(jax.tree.structure(own))) != bool(others)
     expected = tiny.forward(model, own, batch)
     got = tiny.step_by_step(model, own, {"inputs": batch["inputs"]})
     np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -417,10 +374,7 @@ def test_sharded_experts_give_the_same_numbers(case):
   assert kernel[0] == "tensor"
   got = step(jax.device_put(own["params"], specs))
   expected = step(own["params"])
-  for one, other in zip(
-    jax.tree.leaves(got), jax.tree.leaves(expected), strict=True
-  ):
-    np.testing.assert_allclose(one, other, atol=1e-6)
+  chex.assert_trees_all_close(got, expected, rtol=1e-7, atol=1e-6)
 
 
 def test_configs_that_do_not_fit():
@@ -433,28 +387,18 @@ def test_configs_that_do_not_fit():
     ("experts_per_token", {**some, "experts_per_token": 7}),
     ("expert_groups", {**some, "expert_groups": 4}),
     ("groups_per_token", {**some, "groups_per_token": 2}),
-    (
-      "experts_per_token",
-      {**some, "expert_groups": 3, "experts_per_token": 3},
-    ),
+    ("experts_per_token", {"expert_groups": 3, "experts_per_token": 3, **some}),
     ("shared_gate", {**some, "shared_gate": True}),
     ("router_scores", {**some, "router_scores": "relu"}),
     ("balance_loss", {**some, "balance_loss": -1.0}),
   )
+  few = {**some, "experts_per_token": 3}
+  few["decoder_around"] = (models.AroundConfig(num_experts=2),)
+  other = (models.AroundConfig(norm="pre"),)
   assert_refused(
     decoder,
-    (
-      "decoder_around[0].norm",
-      {"norm": "post", "decoder_around": (models.AroundConfig(norm="pre"),)},
-    ),
+    ("decoder_around[0].norm", {"norm": "post", "decoder_around": other}),
     {"gate_limit": 1.0},
     ("num_experts", {**some, "mlp_features": 0}),
-    (
-      "decoder_around[0].experts_per_token",
-      {
-        **some,
-        "experts_per_token": 3,
-        "decoder_around": (models.AroundConfig(num_experts=2),),
-      },
-    ),
+    ("decoder_around[0].experts_per_token", few),
   )

@@ -13,13 +13,8 @@ from tests.refusals import assert_refused
 
 COUNT, FEATURES = 3, 5
 FIELDS = {
-  "kind": "decoder",
-  "num_layers": 2,
-  "num_heads": 2,
-  "features": 12,
-  "mlp_features": 7,
-  "position": "rotary",
-  "streams": COUNT,
+  **{"kind": "decoder", "num_layers": 2, "num_heads": 2, "features": 12},
+  **{"mlp_features": 7, "position": "rotary", "streams": COUNT},
 }
 
 
@@ -109,18 +104,15 @@ def test_the_streams_are_joined_as_they_are_read():
 
 def test_a_model_decodes_as_it_is_called():
   """Also with experts by id, and with outputs projected by groups of heads."""
-  model = tiny.create(
-    "decoder",
-    position="rotary",
-    streams=COUNT,
-    stream_steps=4,
-    out_groups=2,
-    out_rank=3,
-    num_experts=3,
-    experts_per_token=2,
-    router_table=tiny.VOCAB_SIZE,
-    router_scores="sqrt_softplus",
-  )
+  experts = {"num_experts": 3, "experts_per_token": 2}
+  experts |= {"router_table": tiny.VOCAB_SIZE, "router_scores": "sqrt_softplus"}
+  streams = {
+    "streams": COUNT,
+    "stream_steps": 4,
+    "out_groups": 2,
+    "out_rank": 3,
+  }
+  model = tiny.create("decoder", position="rotary", **streams, **experts)
   rng = np.random.default_rng(0)
   batch = {"inputs": jnp.asarray(rng.integers(1, 7, (2, 9)))}
   variables = tiny.initialize(model, jax.random.key(0), batch)
@@ -145,11 +137,11 @@ def test_a_model_decodes_as_it_is_called():
 def test_what_does_not_fit_is_told():
   assert_refused(
     make,
-    ("norm", {"norm": "post"}),
-    ("parallel", {"parallel": True}),
-    ("residual_factors", {"residual_factors": (1.0, 0.5)}),
-    ("stream_steps", {"streams": 1, "stream_steps": 3}),
+    {"norm": "post"},
+    {"parallel": True},
+    {"residual_factors": (1.0, 0.5)},
+    {"stream_steps": 3, "streams": 1},
     ("streams", {"kind": "encoder"}),
-    ("out_groups", {"out_groups": 3, "out_rank": 2}),
+    {"out_groups": 3, "out_rank": 2},
     ("out_rank", {"out_groups": 2}),
   )

@@ -15,34 +15,14 @@ from models.norms import NORM_KINDS
 from models.published import family
 from tests.models import tiny
 
-
-def relu(x):
-  return max(x, 0.0)
-
-
-def gelu(x):
-  return x * (1.0 + math.erf(x / math.sqrt(2.0))) / 2.0
-
-
-def gelu_tanh(x):
-  inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
-  return x * (1.0 + math.tanh(inner)) / 2.0
-
-
-def silu(x):
-  return x / (1.0 + math.exp(-x))
-
-
-def relu2(x):
-  return max(x, 0.0) ** 2
-
-
 FORMULAS = {
-  "relu": relu,
-  "relu2": relu2,
-  "gelu": gelu,
-  "gelu_tanh": gelu_tanh,
-  "silu": silu,
+  "relu": lambda x: max(x, 0.0),
+  "relu2": lambda x: max(x, 0.0) ** 2,
+  "gelu": lambda x: x * (1.0 + math.erf(x / math.sqrt(2.0))) / 2.0,
+  "gelu_tanh": lambda x: (
+    x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+  ),
+  "silu": lambda x: x / (1.0 + math.exp(-x)),
 }
 
 
@@ -92,13 +72,8 @@ def module_outputs(kind, length, relative_keys=None, **choices):
   """
   normed = choices.pop("normed", lambda x: x)
   dims = Dims(num_heads=2, num_kv_heads=2, head_dim=4, max_length=length)
-  module = kind(
-    dense(),
-    dims,
-    features=8,
-    config=models.SlotConfig(**choices),
-    dtype="float32",
-  )
+  config = models.SlotConfig(**choices)
+  module = kind(dense(), dims, features=8, config=config, dtype="float32")
   rng = np.random.default_rng(0)
   x = rng.normal(size=(1, length, 8)).astype(np.float32)
   shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), x))
@@ -174,12 +149,8 @@ def test_positions_beside_a_scale_of_embeddings(position, scale):
   model = tiny.create("decoder", position=position, embedding_scale=scale)
   variables = tiny.initialized(model)
   ids = tiny.batch()["inputs"]
-  got = model.apply(
-    variables,
-    ids,
-    np.arange(8)[None],
-    method="embed_inputs",
-  )
+  places = np.arange(8)[None]
+  got = model.apply(variables, ids, places, method="embed_inputs")
   factor = 4.0 if scale is None else scale
   expected = factor * variables["params"]["target_embedding"]["embedding"][ids]
   if position == "learned":

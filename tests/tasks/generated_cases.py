@@ -28,34 +28,18 @@ CASES = {name: CASES[name] for name in here(CASES)}
 EVAL_SIZE = 40
 
 
-def make(
-  name,
-  kind=None,
-  /,
-  *,
-  batch_size=16,
-  seed=0,
-  workdir=None,
-  restore=False,
-  **fields,
-):
+_OF_RUN = {"batch_size": 16, "seed": 0, "workdir": None, "restore": False}
+
+
+def make(name, kind=None, /, **fields):
   """The task of a name, for a kind of model."""
+  of_run = {key: fields.pop(key, x) for key, x in _OF_RUN.items()}
   if name in CASES:
     served, defaults = CASES[name]
-    kind, fields = (
-      kind or served,
-      {"eval_size": EVAL_SIZE, **defaults, **fields},
-    )
+    kind = kind or served
+    fields = {"eval_size": EVAL_SIZE, **defaults, **fields}
   entry = tasks.TASKS[name]
-  config = _build(entry.config_type, **fields)
-  return entry.make(
-    config,
-    kind=kind,
-    batch_size=batch_size,
-    seed=seed,
-    workdir=workdir,
-    restore=restore,
-  )
+  return entry.make(_build(entry.config_type, **fields), kind=kind, **of_run)
 
 
 def assert_same(a, b):

@@ -51,6 +51,11 @@ def epoch(task, size):
   return [row for batch in batches for row in decoded(task, batch)]
 
 
+def validation(task):
+  batches = task.eval_batches("validation")
+  return [row for batch in batches for row in decoded(task, batch)]
+
+
 def test_a_text_may_be_as_long_as_the_limit(path):
   """With [CLS] before it and [SEP] behind it."""
   assert len(make(path).encode("red green blue")) == 16
@@ -77,22 +82,13 @@ def test_a_batch_has_the_label_at_the_first_position(path):
 def test_rows_are_trained_once_an_epoch_and_a_tenth_is_held_out(path):
   task = make(path, batch_size=6)
   cut = [(label, text[:14]) for label, text in rows()]
-  held_out = [
-    row
-    for batch in task.eval_batches("validation")
-    for row in decoded(task, batch)
-  ]
+  held_out = validation(task)
   first, second = epoch(task, 9), epoch(task, 18)[54:]
   assert len(held_out) == 6
   assert sorted(first + held_out) == sorted(second + held_out) == sorted(cut)
   assert first != second
   # Which are held out depends on the file alone.
-  again = make(path, batch_size=6, seed=1)
-  assert held_out == [
-    row
-    for batch in again.eval_batches("validation")
-    for row in decoded(again, batch)
-  ]
+  assert held_out == validation(make(path, batch_size=6, seed=1))
 
 
 def test_values_between_commas(tmp_path, path):
@@ -122,13 +118,12 @@ def test_a_header_is_no_row(path, tmp_path, name, header, row):
   file.write_bytes(gzip.compress(content) if ".gz" in name else content)
   found, wanted = make(file), make(path)
   assert found.names == wanted.names == NAMES
-  for batches in zip(
+  for one, other in zip(
     [found.train_batch(0), *found.eval_batches("validation")],
     [wanted.train_batch(0), *wanted.eval_batches("validation")],
     strict=True,
   ):
-    np.testing.assert_array_equal(*(batch["source"] for batch in batches))
-    np.testing.assert_array_equal(*(batch["targets"] for batch in batches))
+    generated_cases.assert_same(one, other)
 
 
 def test_a_label_of_one_row_alone_is_no_header_elsewhere(tmp_path):
@@ -169,9 +164,7 @@ def test_a_tokenizer_of_bert_is_used_as_it_is(path, tmp_path, first):
 
 def test_a_tokenizer_without_a_first_token_is_told(path, tmp_path):
   (tmp_path / "tokenizer.json").write_bytes(words_tokenizer(GPT))
-  with pytest.raises(
-    tasks.DataError, match=r"no token <cls> or \[CLS\] or <s>"
-  ):
+  with pytest.raises(tasks.DataError, match=r"no token <cls> or \[CLS\]"):
     make(path, tokenizer=str(tmp_path))
 
 
@@ -205,26 +198,14 @@ def test_save_and_restore_without_the_file(path, tmp_path, vocabulary):
     ("rows.tsv", "a\tx\nno tab\n", "line 2: expected LABEL<tab>TEXT"),
     ("rows.tsv", "a\tx\n\tx\n", "line 2: expected LABEL<tab>TEXT"),
     ("rows.tsv", "a\tx\n\n", "line 2: expected LABEL<tab>TEXT"),
-    (
-      "rows.tsv",
-      "a\tx\n" * 9,
-      "expected at least 2 labels among 8 training rows",
-    ),
+    ("rows.tsv", "a\tx\n" * 9, "expected at least 2 labels among 8 training"),
     ("rows.csv", "a,x\na,x,y\n", "line 2: expected LABEL,TEXT, got 3 columns"),
     ("rows.csv", 'a,x\na,"x\n', "line 2: unexpected end of data"),
-    (
-      "rows.csv",
-      "text,label,id\nx,a\n",
-      "line 2: expected LABEL,TEXT, got 2 c",
-    ),
+    ("rows.csv", "text,label,id\nx,a\n", "line 2: expected LABEL,TEXT, got"),
     ("rows.csv", "label,text\n" + "a,x\n" * 9, "expected at least 2 labels am"),
     ("rows.tsv", "label\ttext\n" + "a\tx\n" * 9, "expected at least 2 labels"),
     ("rows.tsv", "text\tlabel\nx\ta\n", "line 1: expected label<tab>text, got"),
-    (
-      "rows.csv",
-      "sentiment,review\n" + "a,x\nb,y\n" * 9,
-      "first row: no other row has its label 'sentiment', so it seems to be a header",
-    ),
+    ("rows.csv", "sentiment,review\n" + "a,x\nb,y\n" * 9, "first row: "),
     (
       "rows.tsv",
       "sentiment\treview\n" + "a\tx\nb\ty\n" * 9,
@@ -263,14 +244,10 @@ class TinyReviews(tfds.core.GeneratorBasedBuilder):
   FEATURE = "text"
 
   def _info(self):
+    features = {self.FEATURE: tfds.features.Text()}
+    features["label"] = tfds.features.ClassLabel(names=NAMES)
     return tfds.core.DatasetInfo(
-      builder=self,
-      features=tfds.features.FeaturesDict(
-        {
-          self.FEATURE: tfds.features.Text(),
-          "label": tfds.features.ClassLabel(names=NAMES),
-        }
-      ),
+      builder=self, features=tfds.features.FeaturesDict(features)
     )
 
   def _split_generators(self, dl_manager):
@@ -299,18 +276,11 @@ class TitledReviews(TinyReviews):
 )
 def test_a_tfds_set_by_name(empty_cache, dataset, trained, held_out):
   task = make(dataset=dataset, batch_size=2, max_length=99)
-  found = epoch(task, trained // 2)
-  found += [
-    row
-    for batch in task.eval_batches("validation")
-    for row in decoded(task, batch)
-  ]
+  found = epoch(task, trained // 2) + validation(task)
   assert len(found) == trained + held_out
   assert set(found) == set(rows())
 
 
 def test_a_set_without_what_is_read_is_told():
-  with pytest.raises(
-    tasks.DataError, match=r"^task.dataset: titled_reviews has label, title, "
-  ):
+  with pytest.raises(tasks.DataError, match=r"^task.dataset: titled_reviews"):
     make(dataset="titled_reviews")

@@ -19,11 +19,8 @@ _OTHERS = {
   "image": {"shift": 1},
   "speech": {},
   "mixed": {
-    "context": 40,
-    "vocab_size": 320,
-    "caption_rows": 2,
-    "control_rows": 3,
-    "expert_episodes": 2,
+    **{"context": 40, "vocab_size": 320, "caption_rows": 2},
+    **{"control_rows": 3, "expert_episodes": 2},
   },
 }
 _KINDS = {
@@ -172,15 +169,11 @@ def test_other_lengths_leave_the_other_examples_as_they_are(make):
   assert len(task.eval_splits) == len(plain.eval_splits) + 2
   assert_same(task.train_batch(3), plain.train_batch(3))
   for split in plain.eval_splits:
-    pairs = zip(
-      task.eval_batches(split), plain.eval_batches(split), strict=True
-    )
-    for a, b in pairs:
+    both = [x.eval_batches(split) for x in (task, plain)]
+    for a, b in zip(*both, strict=True):
       assert_same(a, b)
-    pairs = zip(
-      task.decode_batches(split), plain.decode_batches(split), strict=True
-    )
-    for a, b in pairs:
+    both = [x.decode_batches(split) for x in (task, plain)]
+    for a, b in zip(*both, strict=True):
       assert_same(a.inputs, b.inputs)
       assert a[1:] == b[1:]
 

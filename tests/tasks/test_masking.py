@@ -64,16 +64,18 @@ def test_a_batch_is_a_framed_piece_of_the_training_text(path):
       assert task.decode(row[1:-1]) in train
 
 
+def targets(batches):
+  """Those of each row that is there."""
+  for batch in batches:
+    for row, mask in zip(batch["targets"], batch["source_mask"], strict=True):
+      if mask.any():
+        yield row[mask]
+
+
 def test_the_held_out_text_is_read_once_with_the_same_masks_always(path):
   task = make(path, "encoder")
   batches = list(task.eval_batches("validation"))
-  text = "".join(
-    task.decode(row[mask][1:-1])
-    for batch in batches
-    for row, mask in zip(batch["targets"], batch["source_mask"], strict=True)
-    if mask.any()
-  )
-  assert text == HELD_OUT
+  assert "".join(task.decode(row[1:-1]) for row in targets(batches)) == HELD_OUT
   assert all(batch["source"].shape == (4, 16) for batch in batches)
   for batch in batches:
     assert (batch["source"][~batch["source_mask"]] == 0).all()
@@ -96,11 +98,8 @@ def test_a_tokenizer_of_bert_is_used_as_it_is(path, tmp_path, first):
   (tmp_path / "tokenizer.json").write_bytes(words_tokenizer(BERT, first))
   task = make(path, "encoder", tokenizer=str(tmp_path))
   size = task.target_vocab_size
-  assert (task.pad_id, task.bos_id, task.eos_id) == (
-    size - 4,
-    size - 3,
-    size - 2,
-  )
+  special = [task.pad_id, task.bos_id, task.eos_id]
+  assert special == [size - 4, size - 3, size - 2]
   batches = list(task.eval_batches("validation"))
   for batch in [task.train_batch(0), *batches]:
     mask = batch["source_mask"]
@@ -108,20 +107,10 @@ def test_a_tokenizer_of_bert_is_used_as_it_is(path, tmp_path, first):
     assert (batch["source"][rows, 0] == size - 3).all()
     assert (batch["source"][rows][~mask[rows]] == task.pad_id).all()
     assert batch["source"].max() < size
-  words = [
-    task.labels(row[mask][1:-1])
-    for batch in batches
-    for row, mask in zip(batch["targets"], batch["source_mask"], strict=True)
-    if mask.any()
-  ]
-  assert [word for row in words for word in row] == HELD_OUT.split()
-  assert task.labels(task.encode("the [MASK] of")) == [
-    "[CLS]",
-    "the",
-    "[MASK]",
-    "of",
-    "[SEP]",
-  ]
+  words = [x for row in targets(batches) for x in task.labels(row[1:-1])]
+  assert words == HELD_OUT.split()
+  labels = task.labels(task.encode("the [MASK] of"))
+  assert labels == ["[CLS]", "the", "[MASK]", "of", "[SEP]"]
 
 
 def test_without_cls_and_sep_nothing_is_put_around(path, tmp_path):
@@ -135,10 +124,7 @@ def test_without_cls_and_sep_nothing_is_put_around(path, tmp_path):
 @pytest.mark.parametrize(
   ("special", "message"),
   [
-    (
-      ["[PAD]", "[CLS]", "[SEP]"],
-      "has no token <mask> or [MASK], which masked l",
-    ),
+    (["[PAD]", "[CLS]", "[SEP]"], "has no token <mask> or [MASK],"),
     (["[CLS]", "[MASK]"], "has no token <pad> or [PAD] or "),
   ],
 )

@@ -33,7 +33,7 @@ def t5_sizes(inputs_length, rate, mean):
   return tokens, *lengths(tokens)
 
 
-@pytest.mark.parametrize("context", [31, 64, 128, 512, 1024])
+@pytest.mark.parametrize("context", [31, 128, 512])
 @pytest.mark.parametrize(
   ("rate", "mean"), [(0.15, 3.0), (0.3, 2.0), (0.2, 8.0)]
 )
@@ -44,13 +44,8 @@ def test_lengths_are_those_of_t5(context, rate, mean):
   sizes = fitting_sizes(config)
   text, source, target = t5_sizes(context, rate, mean)
   assert (sizes.text, sizes.source, sizes.target - 1) == (text, source, target)
-
-
-def test_lengths_of_the_paper():
-  # 512 tokens are what 568 leave: 85 of them in 28 spans.
-  sizes = fitting_sizes(TextConfig(path="x", context=512))
-  assert sizes == SpanSizes(568, 85, 28)
-  assert (sizes.source, sizes.target) == (512, 115)
+  if (context, rate) == (512, 0.15):  # Those of the paper.
+    assert (sizes, sizes.target) == (SpanSizes(568, 85, 28), 115)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.15, 0.5, 0.9])
@@ -232,10 +227,8 @@ def test_a_tokenizer_without_enough_sentinels_is_told(path, tmp_path):
   file.write_bytes(words_tokenizer(T5[:2]))
   with pytest.raises(tasks.DataError) as error:
     make(path, "encoder_decoder", tokenizer=str(file))
-  assert str(error.value) == (
-    f"task.tokenizer: {file} has 0 of the tokens <extra_id_0> to <extra_id_1>, "
-    "which span corruption needs"
-  )
+  told = f"task.tokenizer: {file} has 0 of the tokens <extra_id_0> to"
+  assert str(error.value).startswith(told)
 
 
 def test_a_context_without_room_is_told(path):

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 
+import chex
 import numpy as np
 import pyarrow
 from pyarrow import parquet
@@ -44,14 +45,12 @@ def write(folder, name, rows=ROWS, column="text"):
 
 def same(found, wanted):
   """The same batches, trained and held out."""
-  for batches in zip(
-    [found.train_batch(3), *found.eval_batches("validation")],
-    [wanted.train_batch(3), *wanted.eval_batches("validation")],
-    strict=True,
-  ):
-    for name in batches[1]:
-      assert batches[0][name].dtype == batches[1][name].dtype
-      np.testing.assert_array_equal(*(batch[name] for batch in batches))
+  both = (
+    [task.train_batch(3), *task.eval_batches("validation")]
+    for task in (found, wanted)
+  )
+  for one, other in zip(*both, strict=True):
+    chex.assert_trees_all_equal(one, other, strict=True)
   assert found.baselines == wanted.baselines
   sums = {"loss": (3.0, 2.0)}
   assert found.summarize(sums) == wanted.summarize(sums)
@@ -67,14 +66,9 @@ def plain(tmp_path):
 @pytest.mark.parametrize(
   ("name", "column"),
   [
-    ("a.jsonl", "text"),
-    ("a.jsonl.gz", "body"),
-    ("a.JSONL", "text"),
-    ("a.Jsonl.GZ", "body"),
-    ("a.csv", "body"),
-    ("a.CSV", "text"),
-    ("a.parquet", "text"),
-    ("a.Parquet", "body"),
+    *[("a.jsonl", "text"), ("a.jsonl.gz", "body"), ("a.JSONL", "text")],
+    *[("a.Jsonl.GZ", "body"), ("a.csv", "body"), ("a.CSV", "text")],
+    *[("a.parquet", "text"), ("a.Parquet", "body")],
   ],
 )
 def test_a_column_is_the_text_of_its_rows(plain, tmp_path, kind, name, column):
@@ -91,26 +85,28 @@ def test_line_ends_within_a_row_are_those_of_a_plain_file(tmp_path, name):
   assert "".join(source.text_blocks([path], "")) == text
 
 
-@pytest.mark.parametrize("before", ["\n", "\n\r\n\n", "\ufeff", "\ufeff\n"])
-def test_a_header_may_come_behind_empty_lines(tmp_path, before):
-  path = tmp_path / "a.csv"
-  path.write_bytes(f"{before}number,text\n1,one\n\n2,two\n".encode())
-  assert "".join(source.text_blocks([path], "")) == "one\ntwo\n"
-
-
-def test_empty_lines_of_json_are_no_rows(tmp_path):
-  path = tmp_path / "a.jsonl"
-  path.write_text('\n{"text": "one"}\n \n\n{"text": "two"}')
-  assert "".join(source.text_blocks([path], "")) == "one\ntwo\n"
+@pytest.mark.parametrize(
+  ("name", "content"),
+  [
+    ("a.jsonl", '\n{"text": "one"}\n \n\n{"text": "two"}'),
+    *(
+      ("a.csv", f"{before}number,text\n1,one\n\n2,two\n")
+      for before in ("\n", "\n\r\n\n", "\ufeff", "\ufeff\n")
+    ),
+  ],
+)
+def test_empty_lines_are_no_rows_and_may_be_before_a_header(
+  tmp_path, name, content
+):
+  (tmp_path / name).write_bytes(content.encode())
+  assert "".join(source.text_blocks([tmp_path / name], "")) == "one\ntwo\n"
 
 
 def test_files_come_in_the_order_of_a_list_or_of_their_names(plain, tmp_path):
   thirds = ROWS[:50], ROWS[50:90], ROWS[90:]
   names = "1.txt", "2.jsonl", "3.parquet"
   parts = [write(tmp_path, *x) for x in zip(names, thirds, strict=True)]
-  with pytest.raises(
-    tasks.DataError, match=r"1\.txt is plain text, which has no"
-  ):
+  with pytest.raises(tasks.DataError, match=r"1\.txt is plain text,"):
     make(",".join(map(str, parts)), "decoder", column="text")
   wanted = make(plain, "decoder")
   same(make(", ".join(map(str, parts)), "decoder"), wanted)
@@ -225,33 +221,13 @@ def test_ids_are_as_wide_as_they_were_written(tmp_path, name, dtype, size):
 @pytest.mark.parametrize(
   ("dtype", "size", "options", "message"),
   [
-    (
-      "<u4",
-      5000,
-      {},
-      "of 16 bits.*: every second one is 0.* of 32 bits; .*32",
-    ),
+    ("<u4", 5000, {}, "of 16 bits.*: every second one is 0.* of 32 bits"),
     ("<i8", 5000, {}, "of 16 bits.*: every second one is 0.* of 64 bits; .*64"),
     ("<u8", 70_000, {}, "of 32 bits.*: every second one is 0.* of 64 bits"),
     ("<u2", 5000, {"vocab_size": 70_000}, "0 to 69999, .* of uint32"),
-    (
-      "<u2",
-      5000,
-      {"vocab_size": 4999},
-      "0 to 4998, .* got 0 to 4999 of uint16",
-    ),
-    (
-      "<u2",
-      9,
-      {"tail": 1},
-      "of 16 bits.*: .* multiple .*; save them as .npy",
-    ),
-    (
-      "<u4",
-      70_000,
-      {"tail": 2},
-      "of 32 bits.*: .* multiple .*; save them as .npy",
-    ),
+    ("<u2", 5000, {"vocab_size": 4999}, "0 to 4998, .* got 0 to 4999"),
+    ("<u2", 9, {"tail": 1}, "of 16 bits.*: .* multiple .*; save them as .npy"),
+    ("<u4", 70_000, {"tail": 2}, "of 32 bits.*: .* multiple .*; save them"),
   ],
 )
 def test_ids_of_another_width_are_refused(
@@ -291,9 +267,7 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
   assert task.decode(task.encode("7 29 0")) == "7 29 0"
   assert task.decode([7, task.eos_id, 8]) == "7"
   assert "bits_per_character" not in task.summarize({"loss": (1.0, 1.0)})
-  with pytest.raises(
-    ValueError, match=r"ids from 0 to 29, separated by spaces, got '30'"
-  ):
+  with pytest.raises(ValueError, match="ids from 0 to 29, separated"):
     task.encode("30")
   task.save(tmp_path / "run")
   again = make(
@@ -305,37 +279,13 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
 @pytest.mark.parametrize(
   ("name", "options", "message"),
   [
-    (
-      "a.jsonl",
-      {"column": "b"},
-      r"line 1: expected task.column among number, te",
-    ),
-    (
-      "a.csv",
-      {"column": "b"},
-      "a.csv: expected task.column among number, text",
-    ),
-    (
-      "a.parquet",
-      {"column": "b"},
-      "a.parquet: expected task.column among numb",
-    ),
-    (
-      "a.parquet",
-      {"column": "number"},
-      "row 1: expected text in 'number' .* 0",
-    ),
-    (
-      "a.jsonl",
-      {"vocabulary": "ids"},
-      "a.jsonl has text; expected 'characters'",
-    ),
+    ("a.jsonl", {"column": "b"}, "line 1: expected task.column among"),
+    ("a.csv", {"column": "b"}, "a.csv: expected task.column among number"),
+    ("a.parquet", {"column": "b"}, "a.parquet: expected task.column among"),
+    ("a.parquet", {"column": "number"}, "row 1: expected text in 'number'"),
+    ("a.jsonl", {"vocabulary": "ids"}, "a.jsonl has text; expected"),
     ("a.npy", {}, "a.npy has ids, .* or 'ids' with task.vocab_size, got 'char"),
-    (
-      "a.npy",
-      {"vocabulary": "ids", "vocab_size": 9},
-      "ids from 0 to 8, as in task.vocab_size, got 5 to 9",
-    ),
+    ("a.npy", {"vocabulary": "ids", "vocab_size": 9}, "ids from 0 to 8,"),
     ("a.npy", {"vocabulary": "ids", "column": "b"}, "task.column: .* got 'b'"),
     ("f.npy", {"vocabulary": "ids"}, "integers along one axis, got float64"),
     ("odd.bin", {"vocabulary": "ids"}, "odd.bin: .*multiple"),
@@ -377,7 +327,5 @@ def test_a_fault_is_one_line(tmp_path, name, options, message):
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
   path = write(tmp_path, "a.parquet")
   monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-  with pytest.raises(
-    tasks.DataError, match=r"a\.parquet: .*pip install pyarrow"
-  ):
+  with pytest.raises(tasks.DataError, match=r"a\.parquet: .*pip install"):
     make(path, "decoder")

@@ -1,5 +1,6 @@
 """Subwords: trained here, or read from the files of other projects."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -18,18 +19,6 @@ from tests.tasks.text_cases import (
   make,
   words_tokenizer,
 )
-
-
-@pytest.mark.parametrize(
-  "text", [TEXT, "a\n", "", "<eos> <pad>", "naïve 日本 🙂\t\r\n", "x" * 200_000]
-)
-def test_any_text_comes_back(text):
-  tokenizer = train_tokenizer(TEXT, 300)
-  ids = tokenizer.encode_text(text)
-  assert ids.dtype == np.int32
-  assert tokenizer.decode(ids) == text
-  # What reads like a special token is none.
-  assert not ids.size or ids.min() >= 3
 
 
 def test_added_tokens_beyond_the_model_count():
@@ -66,8 +55,9 @@ def test_training_gives_the_same_bytes_in_another_process(path):
     "print(hashlib.sha256(train_tokenizer(text, 320).content()).hexdigest())"
   )
   command = [sys.executable, "-c", code, str(path)]
-  found = {subprocess.check_output(command) for _ in range(2)}
-  assert len(found) == 1
+  found = subprocess.check_output(command, text=True).strip()
+  here = train_tokenizer(TEXT, 320).content()
+  assert found == hashlib.sha256(here).hexdigest()
 
 
 def test_special_tokens_come_first_and_sizes_are_kept(path):
@@ -112,15 +102,12 @@ def test_labels_show_what_cannot_be_seen():
 def test_a_size_that_the_text_does_not_have_is_told(size, message):
   with pytest.raises(tasks.DataError) as error:
     train_tokenizer(TEXT, size)
-  assert str(error.value).startswith(f"task.vocab_size: {message}")
-  assert str(error.value).endswith(f"got {size}")
-
-
-def test_the_largest_size_that_is_told_is_had():
-  with pytest.raises(tasks.DataError) as error:
-    train_tokenizer(TEXT[:200], 100_000)
-  most = int(str(error.value).split("at most ")[1].split()[0])
-  assert train_tokenizer(TEXT[:200], most).size == most
+  told = str(error.value)
+  assert told.startswith(f"task.vocab_size: {message}")
+  assert told.endswith(f"got {size}")
+  if "at most" in message:  # Which can be had.
+    most = int(told.split("at most ")[1].split()[0])
+    assert train_tokenizer(TEXT, most).size == most
 
 
 def test_a_tokenizer_of_gpt_is_used_as_it_is(path, tmp_path):
@@ -129,12 +116,8 @@ def test_a_tokenizer_of_gpt_is_used_as_it_is(path, tmp_path):
   task = make(path, "decoder", context=8, tokenizer=str(tmp_path))
   end = task.target_vocab_size - 1
   assert (task.pad_id, task.bos_id, task.eos_id) == (end,) * 3
-  words = np.concatenate(
-    [
-      batch["targets"][batch["weights"] > 0]
-      for batch in task.eval_batches("validation")
-    ]
-  )
+  batches = task.eval_batches("validation")
+  words = np.concatenate([x["targets"][x["weights"] > 0] for x in batches])
   # Not cut to 8 tokens, as the file says.
   assert task.labels(words) == HELD_OUT.split()[1:]
   assert task.decode([*task.encode("the time"), end, 3]) == "the time"

@@ -92,9 +92,7 @@ def test_two_preparations_at_once(empty_cache):
 def test_a_cache_that_cannot_be_written(folder, monkeypatch, tmp_path):
   (tmp_path / "file").write_text("")
   monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file/cache"))
-  with pytest.raises(
-    tasks.DataError, match="ATTENTION_LAB_CACHE names another"
-  ):
+  with pytest.raises(tasks.DataError, match="ATTENTION_LAB_CACHE"):
     make(**files(folder))
 
 
@@ -113,9 +111,7 @@ def test_a_small_text_supports_fewer_pieces():
 
 
 def test_a_vocabulary_smaller_than_the_alphabet(folder):
-  with pytest.raises(
-    tasks.DataError, match=r"^task\.vocab_size: 6 pieces are too few .* \d+$"
-  ):
+  with pytest.raises(tasks.DataError, match=r"^task\.vocab_size: 6 pieces"):
     make(**files(folder, vocab_size=6))
 
 

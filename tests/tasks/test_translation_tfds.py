@@ -38,14 +38,9 @@ class OneSplitTalks(TinyTalks):
 
 
 def tiny(dataset="tiny_talks", **fields):
-  return {
-    "source": "tfds",
-    "dataset": dataset,
-    "source_language": "pt",
-    "target_language": "en",
-    "vocab_size": 60,
-    **fields,
-  }
+  languages = {"source_language": "pt", "target_language": "en"}
+  set_of = {"source": "tfds", "dataset": dataset, "vocab_size": 60}
+  return languages | set_of | fields
 
 
 def test_a_tfds_set_by_name(empty_cache):
@@ -68,25 +63,16 @@ def test_a_tfds_folder_that_has_it_prepared(tmp_path):
 
 
 def test_a_tfds_set_with_one_split_holds_out_its_end():
-  task = make(**tiny("one_split_talks"))
-  rows = sum(
-    b["weights"].any(axis=1).sum() for b in task.eval_batches("validation")
-  )
-  assert rows == 2
+  batches = make(**tiny("one_split_talks")).eval_batches("validation")
+  assert sum(b["weights"].any(axis=1).sum() for b in batches) == 2
 
 
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
     (tiny("no_such_set"), "task.dataset: TFDS has no 'no_such_set'; see"),
-    (
-      tiny(source_language="fr"),
-      "task.source_language: tiny_talks has en, pt, not 'fr'",
-    ),
-    (
-      tiny("ted_hrlr_translate/xx_to_en"),
-      "task.dataset: ted_hrlr_translate/xx_to_en: ",
-    ),
+    (tiny(source_language="fr"), "task.source_language: tiny_talks has en"),
+    (tiny("ted_hrlr_translate/xx_to_en"), "task.dataset: ted_hrlr_translate/"),
   ],
 )
 def test_tfds_faults(fields, message):

@@ -66,19 +66,16 @@ def newest(workdir, **options):
 
 def records(workdir):
   """Lines of metrics.jsonl without what depends on the clock."""
+  clock = ("tokens_per_second", "seconds")
   return [
-    {
-      k: v
-      for k, v in record.items()
-      if k not in ("tokens_per_second", "seconds")
-    }
+    {k: v for k, v in record.items() if k not in clock}
     for record in metrics.read(workdir)
   ]
 
 
-def emptied(workdir):
-  """What a run has left there, before it is taken away."""
-  left = newest(workdir), records(workdir)
+def emptied(workdir, **options):
+  """What a run has left there, before it is taken away; `options` as of `newest`."""
+  left = newest(workdir, **options), records(workdir)
   for path in sorted(workdir.rglob("*"), reverse=True):
     path.rmdir() if path.is_dir() else path.unlink()
   return left

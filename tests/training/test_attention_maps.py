@@ -18,25 +18,21 @@ def layer(weights, query_labels, key_labels, mechanism="dense"):
 
 def model(encoder="dense", decoder="dense", cross="dense"):
   """What maps read of a model: which mechanism is where."""
-  names = {
-    "encoder_attention": encoder,
-    "decoder_attention": decoder,
-    "cross_attention": cross,
-  }
+  names = {"encoder": encoder, "decoder": decoder, "cross": cross}
   chosen = {
-    slot: (types.SimpleNamespace(name=name),) for slot, name in names.items()
+    f"{slot}_attention": (types.SimpleNamespace(name=name),)
+    for slot, name in names.items()
   }
   return types.SimpleNamespace(config=types.SimpleNamespace(attentions=chosen))
 
 
 SLOTS = [
-  f"{name}_{i}/{kind}_attention"
-  for name, kind in (
-    ("encoder", "self"),
-    ("decoder", "self"),
-    ("decoder", "cross"),
-  )
-  for i in (0, 1)
+  *(f"encoder_{i}/self_attention" for i in (0, 1)),
+  *(
+    f"decoder_{i}/{kind}_attention"
+    for kind in ("self", "cross")
+    for i in (0, 1)
+  ),
 ]
 """Names of the maps of two layers."""
 
@@ -84,15 +80,9 @@ def test_samples_take_one_line_a_field(tmp_path):
   path = tmp_path / "samples.txt"
   samples = [Sample("a", "b\nc", "d"), Sample("e", "f", "g")]
   evaluate.write_samples(path, samples)
-  assert path.read_text().splitlines() == [
-    "source     a",
-    "reference  b\\nc",
-    "output     d",
-    "",
-    "source     e",
-    "reference  f",
-    "output     g",
-  ]
+  first = "source     a\nreference  b\\nc\noutput     d\n"
+  second = "source     e\nreference  f\noutput     g\n"
+  assert path.read_text() == f"{first}\n{second}"
   evaluate.write_samples(path, samples, num=1)
   assert "source     e" not in path.read_text()
 
@@ -183,29 +173,25 @@ def test_weights_below_0_have_a_colour_of_their_own(tmp_path, figures, lowest):
 
 
 def test_every_layer_in_order(mapped):
+  decoder = ("0/cross", "0/self", "10/self", "9/self")
   names = [
-    "decoder_0/cross_attention",
-    "decoder_0/self_attention",
-    "decoder_10/self_attention",
-    "decoder_9/self_attention",
+    *(f"decoder_{x}_attention" for x in decoder),
     "encoder_0/self_attention",
   ]
   mapped(names, np.zeros((1, 2, 3, 3)))
   example = batch_of(5, 6, 0)
   maps = attention_maps.named_maps(model(), {}, task_of(), example)
-  assert {name: shown.title for name, shown in maps.items()} == {
-    "encoder_1_self_attention": "encoder layer 1, self-attention",
-    "decoder_1_self_attention": "decoder layer 1, self-attention",
-    "decoder_1_cross_attention": "decoder layer 1, cross-attention",
-    "decoder_10_self_attention": "decoder layer 10, self-attention",
-    "decoder_11_self_attention": "decoder layer 11, self-attention",
-  }
-  assert list(maps)[:3] == [
-    "encoder_1_self_attention",
-    "decoder_1_self_attention",
-    "decoder_1_cross_attention",
+  assert [(name, shown.title) for name, shown in maps.items()] == [
+    (f"{stack}_{n}_{kind}_attention", f"{stack} layer {n}, {kind}-attention")
+    for stack, n, kind in (
+      *[
+        ("encoder", 1, "self"),
+        ("decoder", 1, "self"),
+        ("decoder", 1, "cross"),
+      ],
+      *[("decoder", 10, "self"), ("decoder", 11, "self")],
+    )
   ]
-  assert list(maps)[-1] == "decoder_11_self_attention"
   for shown in maps.values():
     assert shown.weights.shape == (2, 2, 2)
     assert shown.query_labels == shown.key_labels == ["5", "6"]
@@ -286,13 +272,8 @@ def test_a_report_shows_a_slot_that_the_mechanism_fills(
 def test_two_layers_are_one_picture(tmp_path, figures):
   path = tmp_path / "attention.png"
   wide, narrow = np.full((2, 3, 9), 0.1), np.full((3, 2, 2), 0.5)
-  attention_maps.draw_maps(
-    path,
-    [
-      layer(wide, list("abc"), list("abcdefghi"), "lsh"),
-      layer(narrow, list("ab"), list("ab")),
-    ],
-  )
+  first = layer(wide, list("abc"), list("abcdefghi"), "lsh")
+  attention_maps.draw_maps(path, [first, layer(narrow, list("ab"), list("ab"))])
   assert path.read_bytes().startswith(b"\x89PNG")
   [figure] = figures
   titles = [part.get_suptitle() for part in figure.subfigs]

@@ -95,8 +95,9 @@ def test_a_metric_that_grows_is_best_where_it_is_largest(run, tmp_path):
   assert best(tmp_path, "bleu") == 1
 
 
-@pytest.mark.parametrize("parallel", ["jit", "pmap"])
-@pytest.mark.parametrize("keep", ["newest", "best"])
+@pytest.mark.parametrize(
+  ("parallel", "keep"), [("jit", "newest"), ("pmap", "best")]
+)
 def test_patience_counts_on_after_a_kill(run, lowest, tmp_path, parallel, keep):
   asked = {
     **{"patience": 3, "best_metric": "valley_loss", "parallel": parallel},
@@ -172,13 +173,15 @@ def test_what_cannot_be_honoured_is_told(leaves, message):
     TrainConfig(num_steps=8, batch_size=1, eval_every=8, **leaves)
 
 
+def asking(metric):
+  """A run that keeps the best of a metric."""
+  task, often = {"name": "recall", "eval_size": 16}, {"eval_every": 3}
+  best = {"checkpoint_keep": "best", "best_metric": metric}
+  return config("decoder", task, num_steps=9, **often, **best)
+
+
 def test_a_metric_that_no_evaluation_has_is_told_and_nothing_written(tmp_path):
-  asked = config(
-    "decoder",
-    {"name": "recall"},
-    **{"num_steps": 9, "eval_every": 3},
-    **{"checkpoint_keep": "best", "best_metric": "bleu"},
-  )
+  asked = asking("bleu")
   with pytest.raises(ConfigError, match=r"one of accuracy, loss, .*'bleu'"):
     experiment.begin(asked, tmp_path / "run")
   assert not (tmp_path / "run").exists()
@@ -189,12 +192,7 @@ def test_a_metric_that_no_example_counts_for_is_refused(
   tmp_path, monkeypatch, counted_at
 ):
   """Of two held-out batches, the second may be the first that has one."""
-  asked = config(
-    "decoder",
-    {"name": "recall", "eval_size": 16},
-    **{"num_steps": 9, "eval_every": 3},
-    **{"checkpoint_keep": "best", "best_metric": "rare"},
-  )
+  asked = asking("rare")
   task_type = type(experiment.create(asked).task)
   eval_batches, metric_sums = task_type.eval_batches, task_type.metric_sums
 
@@ -204,11 +202,8 @@ def test_a_metric_that_no_example_counts_for_is_refused(
       yield {**batch, "rare": np.full(rows, float(number == counted_at))}
 
   def with_rare(self, logits, batch):
-    count = jnp.sum(batch["rare"])
-    return {
-      **metric_sums(self, logits, batch),
-      "rare": jnp.stack([count, count]),
-    }
+    rare = jnp.stack([jnp.sum(batch["rare"])] * 2)
+    return metric_sums(self, logits, batch) | {"rare": rare}
 
   monkeypatch.setattr(task_type, "eval_batches", marked)
   monkeypatch.setattr(task_type, "metric_sums", with_rare)

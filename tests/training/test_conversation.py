@@ -93,7 +93,5 @@ def test_an_end_is_where_an_answer_ends(run, variables):
 def test_an_encoder_does_not_answer(run):
   mapping = {"name": "listops", "max_length": 20, "min_length": 5}
   encoder = experiment.create(config("encoder", mapping))
-  with pytest.raises(
-    ConfigError, match="an encoder-only model cannot generate"
-  ):
+  with pytest.raises(ConfigError, match="an encoder-only model"):
     Conversation(encoder, {})

@@ -2,13 +2,11 @@
 
 import jax
 import numpy as np
-import pytest
 
-from tests.training.fake_task import FakeTask, newest
+from tests.training.fake_task import FakeTask
 from tests.training.tiny import Parts, config, make_batch, make_parts
 from training import evaluate, experiment, optimizer
 from training.checkpoint import digests
-from training.config import OptimizerConfig
 from training.devices import mesh, parallel
 from training.state import TrainState
 
@@ -45,43 +43,21 @@ def test_evaluation_reads_the_mean():
   parts, _ = make_parts(ema_decay=DECAY)
   state = after(2, ema_decay=DECAY)[-1]
   run = parts.on()
-  losses = [
-    evaluate.evaluate(
-      run.eval_step,
-      run.mesh,
-      {**state.variables, "params": x},
-      FakeTask(),
-      "test",
-    )
-    for x in (state.ema, state.params)
-  ]
-  assert losses[0]["loss"] != losses[1]["loss"]
-  found = evaluate.evaluate(
-    run.eval_step, run.mesh, state.variables, FakeTask(), "test"
-  )
-  assert found == losses[0]
 
+  def loss(params):
+    variables = {**state.variables, "params": params}
+    steps = run.eval_step, run.mesh
+    return evaluate.evaluate(*steps, variables, FakeTask(), "test")["loss"]
 
-@pytest.mark.parametrize("kind", ["jit", "pmap"])
-def test_a_run_goes_on_with_its_mean(run, tmp_path, kind):
-  """Killed and started again, it ends with the same numbers."""
-  asked = {"parallel": kind, "optimizer": OptimizerConfig(ema_decay=DECAY)}
-  results = run(FakeTask(), **asked)
-  expected = newest(tmp_path, ema_decay=DECAY)
-  assert "['ema']['kernel']" in expected[1]
-  for path in sorted(tmp_path.rglob("*"), reverse=True):
-    path.rmdir() if path.is_dir() else path.unlink()
-  assert run(FakeTask(), stop_at=4, **asked) is None
-  assert run(FakeTask(), **asked) == results
-  assert newest(tmp_path, ema_decay=DECAY) == expected
+  assert loss(state.variables["params"]) == loss(state.ema)
+  assert loss(state.ema) != loss(state.params)
 
 
 def test_the_mean_lies_as_the_parameters_do():
-  run = experiment.create(
-    config(
-      "decoder", {"name": "recall"}, optimizer={"ema_decay": DECAY}, num_steps=1
-    )
-  )
+  """Also that of parameters in bfloat16, in float32."""
+  task, narrow = {"name": "recall"}, {"param_dtype": "bfloat16"}
+  optimizer = {"ema_decay": DECAY}
+  run = experiment.create(config("decoder", task, narrow, optimizer=optimizer))
   sizes = mesh.MeshConfig(data=2, fsdp=2, tensor=2)
   devices = Parts.of(run, mesh=sizes).on(8).mesh
   laid = parallel.shardings(devices, run.shapes)
@@ -91,6 +67,11 @@ def test_the_mean_lies_as_the_parameters_do():
   ]
   assert specs[0] == specs[1]
   assert {name for spec in specs[0] for name in spec} >= {"fsdp", "tensor"}
+  dtypes = [
+    {x.dtype.name for x in jax.tree.leaves(tree)}
+    for tree in (run.shapes.params, run.shapes.ema)
+  ]
+  assert dtypes == [{"bfloat16"}, {"float32"}]
 
 
 def test_the_mean_of_bfloat16_parameters_is_float32():
@@ -113,19 +94,3 @@ def test_the_mean_of_bfloat16_parameters_is_float32():
   evaluated = state.variables["params"]["kernel"]
   assert evaluated.dtype == "bfloat16"
   np.testing.assert_array_equal(evaluated, mean.astype("bfloat16"))
-
-
-def test_a_run_in_bfloat16_keeps_such_a_mean():
-  run = experiment.create(
-    config(
-      "decoder",
-      {"name": "recall"},
-      {"param_dtype": "bfloat16"},
-      optimizer={"ema_decay": DECAY},
-    )
-  )
-  dtypes = [
-    {x.dtype.name for x in jax.tree.leaves(tree)}
-    for tree in (run.shapes.params, run.shapes.ema)
-  ]
-  assert dtypes == [{"bfloat16"}, {"float32"}]

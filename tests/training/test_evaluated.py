@@ -9,7 +9,7 @@ import optax.contrib
 import pytest
 
 from settings.errors import ConfigError
-from tests.training.fake_task import FakeTask, newest, records
+from tests.training.fake_task import FakeTask
 from tests.training.tiny import Parts, config, make_batch, make_parts
 from training import evaluate, experiment, loop
 from training import optimizer as optimizer_lib
@@ -162,20 +162,6 @@ def test_a_run_evaluates_draws_and_generates_from_the_average(
     same(variables["params"], expected["params"])
 
 
-def test_such_a_run_goes_on_as_if_it_had_not_been_stopped(run, tmp_path):
-  asked = {"optimizer": OptimizerConfig(**ADAMW)}
-  results = run(FakeTask(), **asked)
-  expected, lines = newest(tmp_path, **ADAMW), records(tmp_path)
-  for path in sorted(tmp_path.rglob("*"), reverse=True):
-    path.rmdir() if path.is_dir() else path.unlink()
-  assert run(FakeTask(), stop_at=4, **asked) is None
-  assert run(FakeTask(), **asked) == results
-  assert newest(tmp_path, **ADAMW) == expected
-  assert [x for x in records(tmp_path) if x["step"] != 4] == [
-    x for x in lines if x["step"] != 4
-  ]
-
-
 def test_an_average_of_bfloat16_parameters_is_refused():
   narrow = config(
     "decoder",
@@ -183,7 +169,5 @@ def test_an_average_of_bfloat16_parameters_is_refused():
     {"param_dtype": "bfloat16"},
     optimizer=SGD,
   )
-  with pytest.raises(
-    ConfigError, match=r"name: schedule_free_sgd averages .* got 'bfloat16'"
-  ):
+  with pytest.raises(ConfigError, match="name: schedule_free_sgd averages"):
     experiment.create(narrow)

@@ -13,13 +13,7 @@ from tests.training.test_experiment import PAPER
 from training import experiment, experiment_config
 
 OF_DATA = (
-  "text",
-  "bert",
-  "perceiver_bytes",
-  "gpt",
-  "t5",
-  "classify",
-  "multi30k",
+  *("text", "bert", "perceiver_bytes", "gpt", "t5", "classify", "multi30k"),
 )
 # By one of these every leaf is at fault, whatever its type.
 VALUES = (

@@ -47,22 +47,12 @@ def test_a_run_that_another_process_has_ended_is_left_alone(run, tmp_path):
 def test_a_run_writes_its_story(run, tmp_path, capsys):
   results = run(FakeTask())
   assert list(results) == ["validation", "test"]
-  assert results["test"].keys() == {
-    "loss",
-    "accuracy",
-    "exact_match",
-    "signature",
-  }
+  names = {"loss", "accuracy", "exact_match", "signature"}
+  assert results["test"].keys() == names
   lines = [(record["step"], record["split"]) for record in records(tmp_path)]
   assert lines == [
-    (2, "train"),
-    (3, "validation"),
-    (4, "train"),
-    (6, "train"),
-    (6, "validation"),
-    (7, "train"),
-    (7, "validation"),
-    (7, "test"),
+    *[(2, "train"), (3, "validation"), (4, "train"), (6, "train")],
+    *[(6, "validation"), (7, "train"), (7, "validation"), (7, "test")],
   ]
   assert records(tmp_path)[-1] == {"step": 7, "split": "test"} | results["test"]
   seconds = [record["seconds"] for record in metrics.read(tmp_path)]
@@ -147,20 +137,13 @@ def test_seconds_and_tokens_of_training_alone(tmp_path, monkeypatch):
   meter.skip_clock()  # An evaluation.
   take(2, 3.0, 60.0, 30.0)
   assert meter.sums == (230.0, 60.0)
-  assert meter.flush() == pytest.approx(
-    {
-      **{"loss": 230 / 60, "grad_norm": 2.5, "learning_rate": 0.3},
-      "tokens_per_second": 50 / 6,
-    }
-  )
+  numbers = {"loss": 230 / 60, "grad_norm": 2.5, "learning_rate": 0.3}
+  numbers["tokens_per_second"] = 50 / 6
+  assert meter.flush() == pytest.approx(numbers)
   assert (meter.sums, meter.seconds) == ((0.0, 0.0), 56.0)
   take(3, 2.0, 12.0, 4.0)
-  assert meter.flush() == pytest.approx(
-    {
-      **{"loss": 3.0, "grad_norm": 3.5, "learning_rate": 0.4},
-      "tokens_per_second": 2.0,
-    }
-  )
+  numbers = {"loss": 3.0, "grad_norm": 3.5, "learning_rate": 0.4}
+  assert meter.flush() == pytest.approx(numbers | {"tokens_per_second": 2.0})
 
 
 def test_samples_of_an_earlier_split_stay(run, tmp_path):
@@ -184,19 +167,32 @@ def test_what_sentences_are_scored_by_is_kept_of_the_last_split(run, tmp_path):
   assert found == {"statistics": [[3, len("test")], [3, 1]]}
 
 
-@pytest.mark.parametrize("parallel", ["jit", "pmap"])
-def test_stopped_and_continued_equals_uninterrupted(run, tmp_path, parallel):
-  run(FakeTask(), parallel=parallel)
-  expected, lines = emptied(tmp_path)
+# Kinds of steps, and of states: a mean of parameters, parameters at two points.
+@pytest.mark.parametrize(
+  ("parallel", "options"),
+  [
+    ("jit", {}),
+    ("jit", {"ema_decay": 0.75}),
+    ("pmap", {"ema_decay": 0.75}),
+    ("jit", {"name": "schedule_free_adamw", "learning_rate": 0.05}),
+  ],
+)
+def test_stopped_and_continued_equals_uninterrupted(
+  run, tmp_path, parallel, options
+):
+  asked = {"parallel": parallel, "optimizer": OptimizerConfig(**options)}
+  results = run(FakeTask(), **asked)
+  expected, lines = emptied(tmp_path, **options)
+  assert ("['ema']['kernel']" in expected[1]) == ("ema_decay" in options)
   handler = signal.getsignal(signal.SIGTERM)
-  assert run(FakeTask(stop=4), parallel=parallel) is None
+  assert run(FakeTask(stop=4), **asked) is None
   assert signal.getsignal(signal.SIGTERM) is handler
   stopped = metrics.read(tmp_path)[-1]
   assert stopped["step"] < 7
   again = FakeTask()
-  assert run(again, parallel=parallel) is not None
+  assert run(again, **asked) == results
   assert min(again.asked) >= 2
-  assert newest(tmp_path) == expected
+  assert newest(tmp_path, **options) == expected
   assert records(tmp_path) == lines
   assert metrics.read(tmp_path)[-1]["seconds"] > stopped["seconds"]
 
@@ -205,9 +201,8 @@ def test_what_is_said_of_a_run_that_is_stopped_before_a_step(run, tmp_path):
   """Of one that goes on, where it does."""
   assert loop.before_a_step(tmp_path) == "stopped before the first step"
   assert run(FakeTask(), stop_at=3) is None
-  assert loop.before_a_step(tmp_path) == (
-    "stopped and saved at step 3; run it again to continue"
-  )
+  told = "stopped and saved at step 3; run it again to continue"
+  assert loop.before_a_step(tmp_path) == told
 
 
 def test_stopped_at_a_step_and_continued_equals_uninterrupted(run, tmp_path):
@@ -224,10 +219,8 @@ def test_stopped_at_a_step_and_continued_equals_uninterrupted(run, tmp_path):
   assert run(FakeTask(), stop_at=7) is not None
   assert newest(tmp_path) == expected
   there = records(tmp_path)
-  added = [line for line in there if line not in lines]
-  assert [(line["step"], line["split"]) for line in added] == [
-    (5, "validation")
-  ]
+  [added] = [line for line in there if line not in lines]
+  assert (added["step"], added["split"]) == (5, "validation")
   assert [line for line in there if line in lines] == lines
 
 
@@ -282,20 +275,15 @@ def test_an_evaluation_that_cannot_be_right_stops_the_run(
   with pytest.raises(RunError) as info:
     run(FakeTask(measured={"loss": loss}, classes=classes), num_steps=5)
   message = str(info.value)
-  assert message.startswith(
-    f"step 3: held-out loss is {loss:.4g}, but the training loss"
-  )
+  assert message.startswith(f"step 3: held-out loss is {loss:.4g}, but the")
   assert "the compiled evaluation is wrong" in message
   assert str(tmp_path / "config.json") in message
   assert "\n" not in message
   assert "validation" not in {line["split"] for line in records(tmp_path)}
   # At the end of a run too, whose last step is saved.
+  task = FakeTask(measured={"loss": loss}, classes=classes)
   with pytest.raises(RunError, match=r"^step 5: held-out loss is "):
-    run(
-      FakeTask(measured={"loss": loss}, classes=classes),
-      num_steps=5,
-      eval_every=100,
-    )
+    run(task, num_steps=5, eval_every=100)
   assert newest(tmp_path)[0] == 5
   assert run(FakeTask(), num_steps=5)["validation"]["loss"] < 10
 
@@ -334,18 +322,11 @@ def test_an_evaluation_that_may_be_right_stops_nothing(
 def test_unreadable_data_stop_the_run_with_its_checkpoint(run, tmp_path):
   with pytest.raises(RunError) as info:
     run(FakeTask(unreadable=5))
-  assert str(info.value) == (
-    "step 6: data cannot be read: hash mismatch in shard 3"
-  )
+  told = "step 6: data cannot be read: hash mismatch in shard 3"
+  assert str(info.value) == told
   assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"3"}
   with pytest.raises(RunError, match=r"split 'validation': .* disk gone"):
     run(FakeTask(evaluation=True))
-
-
-def test_the_host_never_runs_far_ahead(run):
-  task = FakeTask()
-  run(task, num_steps=3)
-  assert task.asked == [0, 1, 2]
 
 
 def test_more_steps_continue_a_finished_run(run, tmp_path):

@@ -4,6 +4,7 @@ import functools
 import math
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,7 @@ from tests.models import tiny
 from tests.training.tiny import Parts, drawn
 from training import experiment, experiment_config, loop
 from training.checkpoint import Checkpoints
-from training.config import TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.devices import hlo, mesh, parallel
 from training.devices.mesh import MeshConfig
 
@@ -102,12 +103,8 @@ def assert_as_on_one(mesh_name, *run, rtol):
 def test_losses_and_gradients_are_those_of_one_device(name):
   """With dropout, whose masks are the same; norms are those before clipping."""
   assert_as_on_one(name, rtol=2e-5)
-  for leaf, other in zip(
-    jax.tree.leaves(steps(name)[1].params),
-    jax.tree.leaves(steps("one")[1].params),
-    strict=True,
-  ):
-    np.testing.assert_allclose(leaf, other, atol=2e-4)
+  params = steps(name)[1].params, steps("one")[1].params
+  chex.assert_trees_all_close(*params, rtol=1e-7, atol=2e-4)
 
 
 AROUND = {"short_convolution": True, "output_gate": "silu"}
@@ -125,15 +122,11 @@ CASES = {
 @pytest.mark.parametrize(
   ("attention", "around"),
   [
-    pytest.param(
-      name,
-      around,
-      marks=() if name == "performer" else pytest.mark.thorough,
-    )
-    for name, around in (
-      *((name, {}) for name in ATTENTIONS if name != "dense"),
+    ("performer", {}),
+    *thorough(
+      *((x, {}) for x in ATTENTIONS if x not in ("dense", "performer")),
       *((name, AROUND | own) for name, own in CASES.items()),
-    )
+    ),
   ],
 )
 def test_every_mechanism_lies_on_a_mesh(attention, around):
@@ -150,9 +143,7 @@ def test_a_length_that_a_mechanism_cannot_split_is_told_first(tmp_path):
   config["mesh"] = {"sequence": 2}
   config["model"] |= {"num_layers": 1, "features": 16, "mlp_features": 32}
   run = experiment.create(experiment_config.parse(config))
-  with pytest.raises(
-    ConfigError, match=r"^config.mesh.sequence: attention: the mechanism need"
-  ):
+  with pytest.raises(ConfigError, match=r"^config.mesh.sequence: attention"):
     loop.run(run, tmp_path)
 
 
@@ -258,20 +249,13 @@ def test_a_run_moves_to_another_mesh(tmp_path):
 
 def test_rules_split_heads_features_and_ids():
   sizes = {"data": 2, "fsdp": 2, "tensor": 4}
+  attention, mlp = "decoder_0/self_attention", "encoder_0/mlp"
   for path, shape, expected in (
-    (
-      "params/decoder_0/self_attention/query/kernel",
-      (6, 8),
-      ("fsdp", "tensor"),
-    ),
-    ("params/decoder_0/self_attention/out/kernel", (8, 6), ("tensor", "fsdp")),
-    (
-      "opt_state/1/0/mu/encoder_0/mlp/hidden/kernel",
-      (6, 8),
-      ("fsdp", "tensor"),
-    ),
-    ("params/encoder_0/mlp/out/kernel", (8, 6), ("tensor", "fsdp")),
-    ("params/encoder_0/mlp/out/bias", (6,), ("fsdp",)),
+    (f"params/{attention}/query/kernel", (6, 8), ("fsdp", "tensor")),
+    (f"params/{attention}/out/kernel", (8, 6), ("tensor", "fsdp")),
+    (f"opt_state/1/0/mu/{mlp}/hidden/kernel", (6, 8), ("fsdp", "tensor")),
+    (f"params/{mlp}/out/kernel", (8, 6), ("tensor", "fsdp")),
+    (f"params/{mlp}/out/bias", (6,), ("fsdp",)),
     ("params/target_embedding/embedding", (12, 6), ("tensor", "fsdp")),
     # What 'tensor' does not divide, and what no rule names.
     ("params/target_embedding/embedding", (13, 6), (None, "fsdp")),
@@ -281,7 +265,7 @@ def test_rules_split_heads_features_and_ids():
     ("step", (), ()),
   ):
     assert tuple(mesh.spec(path, shape, sizes)) == expected
-  one = mesh.spec("params/encoder_0/mlp/out/kernel", (8, 6), sizes)
+  one = mesh.spec(f"params/{mlp}/out/kernel", (8, 6), sizes)
   assert tuple(mesh.without_fsdp(one)) == ("tensor", None)
 
 
@@ -335,31 +319,26 @@ def test_what_a_mechanism_makes_for_each_head_lies_with_it(name):
     ({"data": 3}, r"^config.mesh.data: expected axes whose product is 8"),
     ({"fsdp": 3}, r"whose product is a divisor of 8, .* data=-1, fsdp=3"),
     ({"data": 2, "fsdp": 2}, r"-1 takes the devices that the others leave"),
-    (
-      {"tensor": 8},
-      r"^config.mesh.tensor: expected a divisor of model.num_heads",
-    ),
+    ({"tensor": 8}, "^config.mesh.tensor: expected a divisor"),
     ({"data": 8}, r"^config.batch_size: 12 rows do not split over 8 devices"),
     (
-      {"data": 2, "fsdp": 4},
-      r"over 8 devices × 1 micro-batches; expected a multiple of 8",
+      {"data": 2, "fsdp": 4, "accumulate_steps": 2},
+      "over 8 devices × 2 micro-batches; expected a multiple of 16",
     ),
-    (
-      {"sequence": 2},
-      r"^config.mesh.sequence: model.decoder_attention: lsh cannot attend to a",
-    ),
+    ({"sequence": 2}, "^config.mesh.sequence: model.decoder_attention: lsh"),
   ],
 )
 def test_meshes_that_do_not_fit(sizes, message):
-  model = models.ModelConfig(
-    kind="decoder",
-    num_layers=1,
-    num_heads=4,
-    features=16,
-    mlp_features=32,
-    decoder_attention=models.AttentionConfig("lsh", {}),
+  widths = {"num_layers": 1, "num_heads": 4, "features": 16, "mlp_features": 32}
+  lsh = models.AttentionConfig("lsh", {})
+  model = models.ModelConfig(kind="decoder", decoder_attention=lsh, **widths)
+  steps = {"accumulate_steps": sizes.pop("accumulate_steps", 1)}
+  config = TrainConfig(
+    num_steps=1,
+    batch_size=12,
+    mesh=MeshConfig(**sizes),
+    optimizer=OptimizerConfig(**steps),
   )
-  config = TrainConfig(num_steps=1, batch_size=12, mesh=MeshConfig(**sizes))
   with pytest.raises(ConfigError, match=message):
     parallel.check_mesh(config, model)
 
@@ -368,10 +347,7 @@ def test_what_cannot_be_said():
   for leaves, message in (
     ({"mesh": {"data": 0}}, r"^config.mesh.data: expected at least 1, or -1, "),
     ({"mesh": {"fsdp": -1}}, r"^config.mesh.data: expected -1 of one axis at "),
-    (
-      {"mesh": {"fsdp": 2}, "parallel": "pmap"},
-      r"^config.mesh.fsdp: parallel='pmap' splits",
-    ),
+    ({"mesh": {"fsdp": 2}, "parallel": "pmap"}, "^config.mesh.fsdp"),
   ):
     with pytest.raises(ConfigError, match=message):
       build(TrainConfig, {"num_steps": 1, "batch_size": 8, **leaves})
@@ -411,7 +387,4 @@ def test_remat_keeps_the_input_of_a_layer_alone():
     )
     found[remat] = jax.jit(jax.grad(loss))(params)
   assert kept["block"] < 0.5 * kept["none"], kept
-  for one, other in zip(
-    *(jax.tree.leaves(found[remat]) for remat in found), strict=True
-  ):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+  chex.assert_trees_all_close(*found.values(), rtol=1e-5, atol=1e-5)

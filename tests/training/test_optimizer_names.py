@@ -40,17 +40,13 @@ ARGUMENTS = {
   name: inspect.signature(factory).parameters
   for name, factory in FACTORIES.items()
 }
-UNMASKED = {
-  "dadapt_adamw": "weight_decay",
-  "madgrad": "weight_decay",
-  "momo": "weight_decay",
-  "momo_adam": "weight_decay",
-  "muon": "adam_weight_decay",
-  "novograd": "weight_decay",
-  "prodigy": "weight_decay",
-  "schedule_free_adamw": "weight_decay",
-  "schedule_free_sgd": "weight_decay",
-}
+UNMASKED = dict.fromkeys(
+  (
+    *("dadapt_adamw", "madgrad", "momo", "momo_adam", "novograd", "prodigy"),
+    *("schedule_free_adamw", "schedule_free_sgd"),
+  ),
+  "weight_decay",
+) | {"muon": "adam_weight_decay"}
 """Weight decays without a mask, as the signatures of Optax have them."""
 
 MASKED = [
@@ -122,14 +118,20 @@ def test_nothing_typed_is_the_call_of_optax_with_a_learning_rate(name):
   jax.tree.map(same, trained(update, params, gradients)[0], own)
 
 
-@pytest.mark.parametrize("name", ["novograd", "adan", "lion", "adabelief"])
-def test_what_is_typed_reaches_optax(name):
+@pytest.mark.parametrize(
+  ("name", "typed"),
+  [
+    *((name, {"b2": 0.6}) for name in ("novograd", "adan", "lion")),
+    ("muon", {"ns_steps": 3}),
+    ("sgd", {"momentum": 0.9}),
+  ],
+)
+def test_what_is_typed_reaches_optax(name, typed):
   params, gradients = draw(0), draw(1, STEPS)
-  typed = FACTORIES[name](learning_rate=RATE, b2=0.6)
-  expected = trained(typed, params, gradients)[0]
-  jax.tree.map(
-    same, trained(make(name, b2=0.6), params, gradients)[0], expected
-  )
+  by_hand = FACTORIES[name](learning_rate=RATE, **typed)
+  expected = trained(by_hand, params, gradients)[0]
+  found = trained(make(name, **typed), params, gradients)[0]
+  jax.tree.map(same, found, expected)
   default = trained(make(name), params, gradients)[0]
   moved = np.abs(default["layer"]["kernel"] - expected["layer"]["kernel"])
   assert moved[-1].max() > 1e-4

@@ -125,12 +125,9 @@ def test_one_is_killed(tmp_path):
   It ends with every bit of a run that nothing happened to.
   """
   arguments = (
-    "--config.num_steps=400",
-    "--config.checkpoint_every=20",
-    "--config.eval_every=400",
-    "--config.log_every=1",
-    "--config.mesh.fsdp=2",
-    "--config.mesh.data=2",
+    *("--config.num_steps=400", "--config.checkpoint_every=20"),
+    *("--config.eval_every=400", "--config.log_every=1"),
+    *("--config.mesh.fsdp=2", "--config.mesh.data=2"),
   )
   whole, workdir = tmp_path / "whole", tmp_path / "run"
   with running(2, whole, *arguments) as processes:

@@ -259,15 +259,6 @@ def test_runs_of_another_seed_and_rate_lower_to_the_same_programs():
   assert states[1][1]["learning_rate"] == pytest.approx(1e-3)
 
 
-def test_loss_falls():
-  parts, state = make_parts(learning_rate=0.05, num_steps=100)
-  losses, programs = [], parts.on()
-  for _ in range(60):
-    state, metrics = programs.update(state, make_batch())
-    losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
-  assert losses[-1] < 0.7 * losses[0]
-
-
 def test_constants_are_redrawn_on_time_and_by_the_step_alone():
   parts, state = make_parts()
   programs = parts._replace(

@@ -40,12 +40,8 @@ def fault(folder, **leaves):
 def test_a_run_is_continued_where_the_schedule_allows(tmp_path, schedule):
   workdir.write_config(tmp_path, config(schedule, num_steps=2))
   workdir.check(tmp_path, config(schedule, num_steps=4))
-  workdir.check(
-    tmp_path,
-    config(
-      schedule, num_steps=4, log_every=1, eval_every=3, checkpoint_every=2
-    ),
-  )
+  line = fault(tmp_path, schedule=schedule, num_steps=1)
+  assert "holds a run of 2 steps, which can be continued but not sh" in line
 
 
 def test_a_cosine_ends_where_it_was_said_to(tmp_path):
@@ -54,16 +50,9 @@ def test_a_cosine_ends_where_it_was_said_to(tmp_path):
   line = fault(tmp_path, schedule="cosine", num_steps=4)
   assert line.startswith("config.num_steps: ")
   assert "ends at step 2 (optimizer.schedule='cosine')" in line
-  assert "with config.optimizer.schedule='constant' can be" in line
   # The schedule is part of what was trained already.
   line = fault(tmp_path, schedule="constant", num_steps=4)
   assert "config.optimizer.schedule is 'cosine' there" in line
-
-
-def test_a_run_is_not_shortened(tmp_path):
-  workdir.write_config(tmp_path, config(num_steps=4))
-  line = fault(tmp_path, num_steps=2)
-  assert "holds a run of 4 steps, which can be continued but not sh" in line
 
 
 def rewrite(folder, change):
@@ -168,8 +157,9 @@ def test_a_leaf_inside_a_list_has_its_default(tmp_path):
 
   rewrite(tmp_path, forget)
   workdir.check(tmp_path, of_layers("rms"))
-  told = r"decoder_around is \[{'output_norm': 'rms'}\] there and \[{'output_norm': 'group'}\] here"
-  with pytest.raises(ConfigError, match=told):
+  with pytest.raises(
+    ConfigError, match=r"decoder_around is \[{'.*'rms'}\] there"
+  ):
     workdir.check(tmp_path, of_layers("group"))
 
 
@@ -186,13 +176,9 @@ def test_a_leaf_that_only_a_run_knows_is_told(tmp_path, place):
 
 
 def test_an_option_that_only_a_run_has_is_told(tmp_path):
+  flash = {"name": "flash", "block_size": 8}
   workdir.write_config(tmp_path, config())
-  rewrite(
-    tmp_path,
-    lambda mapping: mapping["model"].update(
-      decoder_attention={"name": "flash", "block_size": 8}
-    ),
-  )
+  rewrite(tmp_path, lambda x: x["model"].update(decoder_attention=flash))
   line = fault(tmp_path, **{"model.decoder_attention.name": "flash"})
   assert "decoder_attention.block_size is 8 there and 'not set' here" in line
 
@@ -220,20 +206,17 @@ def test_a_damaged_config_is_told(tmp_path, text):
 def test_a_run_of_another_task_is_told_as_one(tmp_path):
   workdir.write_config(tmp_path, config())
   rewrite(tmp_path, lambda mapping: mapping.update(task={"name": "needle"}))
-  assert fault(tmp_path).startswith(
-    f"workdir: {tmp_path} holds a run of the task 'needle', expected one of 'copy'"
+  told = (
+    f"workdir: {tmp_path} holds a run of the task 'needle', expected one of"
   )
+  assert fault(tmp_path).startswith(told)
 
 
 def test_a_run_of_before_images_left_the_transformer_is_read():
   new = config()
   mapping = new.to_mapping()
-  mapping["model"] |= {
-    "patch_size": None,
-    "distillation": False,
-    "image_shape": None,
-    "local_positions": False,
-  }
+  mapping["model"] |= {"patch_size": None, "image_shape": None}
+  mapping["model"] |= {"distillation": False, "local_positions": False}
   assert experiment_config.parse(mapping, restore=True) == new
   mapping["model"]["distillation"] = True
   with pytest.raises(ConfigError, match=r"model.distillation: unknown"):
@@ -282,18 +265,15 @@ def test_what_another_process_began_meanwhile_is_kept(tmp_path):
 
 
 def test_a_folder_is_claimed_once(tmp_path):
+  folder, name = tmp_path / "a", "what.json"
   for _ in range(2):
-    ownership.claim(
-      tmp_path / "a", "what.json", {"seeds": (0, 1), "text": None}
-    )
+    ownership.claim(folder, name, {"seeds": (0, 1), "text": None})
   with pytest.raises(ConfigError, match="another process began something else"):
-    ownership.claim(
-      tmp_path / "a", "what.json", {"seeds": (0, 2), "text": None}
-    )
-  content = atomic.read_json(tmp_path / "a" / "what.json")
+    ownership.claim(folder, name, {"seeds": (0, 2), "text": None})
+  content = atomic.read_json(folder / name)
   assert content == {"seeds": [0, 1], "text": None}
-  with ownership.lock(tmp_path / "a"), pytest.raises(RunError):
-    ownership.claim(tmp_path / "a", "what.json", content, wait=False)
+  with ownership.lock(folder), pytest.raises(RunError):
+    ownership.claim(folder, name, content, wait=False)
 
 
 def test_processes_of_two_hosts_may_have_one_id(tmp_path, monkeypatch):
@@ -317,17 +297,12 @@ def test_a_name_that_is_too_long_is_told(tmp_path):
     workdir.check_writable("workdir", tmp_path / ("x" * 300))
 
 
-def test_what_is_written_is_read(tmp_path):
-  content = {"rate": 0.1, "rows": [1, None], "per_seed": {3: "a"}}
-  atomic.write_json(tmp_path / "a.json", content)
-  expected = json.loads(json.dumps(content))
-  assert atomic.read_json(tmp_path / "a.json") == expected
-
-
 def test_another_byte_is_another_file(tmp_path):
   path = tmp_path / "a.json"
-  content = {"accuracy": 0.125, "seed": 3, "status": "done"}
+  content = {"accuracy": 0.125, "rows": [1, None], "per_seed": {3: "a"}}
   atomic.write_json(path, content)
+  content = json.loads(json.dumps(content))
+  assert atomic.read_json(path) == content
   whole = path.read_bytes()
   for place in range(len(whole)):
     changed = bytearray(whole)
@@ -336,15 +311,11 @@ def test_another_byte_is_another_file(tmp_path):
     found = atomic.read_json(path)
     values = None if found is None else {k: found.get(k) for k in content}
     assert values in (None, content), place
-
-
-def test_a_cut_file_is_none(tmp_path):
-  path = tmp_path / "a.json"
-  atomic.write_json(path, {"accuracy": 0.125})
-  whole = path.read_bytes()
-  for length in range(len(whole) - 1):
-    path.write_bytes(whole[:length])
-    assert atomic.read_json(path) is None
+    path.write_bytes(whole[:place])
+    assert atomic.read_json(path) in (
+      None,
+      *[content] * (place > len(whole) - 2),
+    )
 
 
 def test_another_generator_is_told_and_costs_nothing(tmp_path):

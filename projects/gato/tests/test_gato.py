@@ -19,13 +19,8 @@ from training import experiment, experiment_config, metrics
 
 TINY = {"num_layers": 2, "num_heads": 2, "features": 16, "mlp_features": 16}
 SMALL = {
-  "context": 40,
-  "vocab_size": 320,
-  "caption_rows": 4,
-  "control_rows": 4,
-  "expert_episodes": 4,
-  "eval_size": 9,
-  "play_episodes": 2,
+  **{"context": 40, "vocab_size": 320, "caption_rows": 4, "control_rows": 4},
+  **{"expert_episodes": 4, "eval_size": 9, "play_episodes": 2},
 }
 
 
@@ -40,16 +35,10 @@ def config_of(text, attention="dense", **changes):
 def run(tmp_path_factory, text):
   """Gato after a few steps."""
   folder = tmp_path_factory.mktemp("gato") / "run"
-  return folder, commands.trained(
-    folder,
-    "gato",
-    model=TINY,
-    task=SMALL | {"path": str(text)},
-    num_steps=30,
-    batch_size=16,
-    log_every=10,
-    optimizer={"learning_rate": 0.01, "warmup_steps": 5},
-  )
+  leaves = {"num_steps": 30, "batch_size": 16, "log_every": 10, "model": TINY}
+  leaves["task"] = SMALL | {"path": str(text)}
+  leaves["optimizer"] = {"learning_rate": 0.01, "warmup_steps": 5}
+  return folder, commands.trained(folder, "gato", **leaves)
 
 
 @pytest.mark.thorough
@@ -66,9 +55,8 @@ def test_a_run_learns_plays_and_writes_captions(run):
   assert samples.startswith("source     [image]\nreference  ")
   commands.assert_picture(folder / "attention.png")
   # It goes on with a text, too.
-  code, out, error = commands.run(
-    "generate.py", f"--workdir={folder}", "--max_length=5", stdin="all good\n"
-  )
+  flags = (f"--workdir={folder}", "--max_length=5")
+  code, out, error = commands.run("generate.py", *flags, stdin="all good\n")
   assert (code, error, out.count("\n")) == (0, "", 1)
 
 
@@ -117,16 +105,18 @@ def test_shares_are_summed_by_modality(text):
 
 
 def test_faults_are_one_line(text):
-  config = config_of(text)
-  for changes, message in (
+  for section, leaf, message in (
     (
-      {"model": config["model"] | {"kind": "encoder_decoder"}},
-      "^config.model.local_positions: unknown",
+      "model",
+      {"kind": "encoder_decoder"},
+      "^config.model.local_positions: unk",
     ),
-    ({"task": config["task"] | {"path": "none.txt"}}, "^none.txt: no such"),
+    ("task", {"path": "none.txt"}, "^none.txt: no such"),
   ):
+    config = config_of(text)
+    config[section] |= leaf
     with pytest.raises(ConfigError, match=message):
-      experiment.create(experiment_config.parse(config | changes))
+      experiment.create(experiment_config.parse(config))
 
 
 @pytest.mark.thorough
@@ -163,6 +153,13 @@ def test_a_table_of_shares_has_each_number_in_its_cell(tmp_path, monkeypatch):
   }
 
 
+def model_of(*mechanisms):
+  """What maps read of a model: the mechanisms of its layers."""
+  layers = [types.SimpleNamespace(name=name) for name in mechanisms]
+  config = types.SimpleNamespace(layers=lambda field: layers)
+  return types.SimpleNamespace(config=config)
+
+
 def test_one_example_of_each_kind_is_drawn(monkeypatch, tmp_path):
   """Those of one modality only where there is no other."""
   kinds = {1: "text", 2: "text", 3: "image", 4: "control"}
@@ -170,18 +167,12 @@ def test_one_example_of_each_kind_is_drawn(monkeypatch, tmp_path):
     pad_id=0, modalities=lambda ids: [kinds[int(i)] for i in ids]
   )
   drawn = []
-  monkeypatch.setattr(
-    modality_maps,
-    "shares",
-    lambda model, variables, task, example: example["inputs"].tolist(),
-  )
-  monkeypatch.setattr(
-    modality_maps, "draw_shares", lambda path, *found: drawn.append(found)
-  )
-  layers = [types.SimpleNamespace(name=name) for name in ("dense", "lsh")]
-  model = types.SimpleNamespace(
-    config=types.SimpleNamespace(layers=lambda field: layers)
-  )
+  for name, stand_in in (
+    ("shares", lambda model, variables, task, x: x["inputs"].tolist()),
+    ("draw_shares", lambda path, *found: drawn.append(found)),
+  ):
+    monkeypatch.setattr(modality_maps, name, stand_in)
+  model = model_of("dense", "lsh")
   text, several, again = [1, 2, 0], [3, 1, 0], [1, 3, 3]
   other, unweighted = [4, 2, 2], [4, 3, 0]
   rows = np.array([unweighted, text, several, again, other])
@@ -218,17 +209,13 @@ def test_a_caption_is_drawn_up_to_its_end(
     decode=lambda ids: " ".join(map(str, ids)),
   )
   run = types.SimpleNamespace(task=task, generate=generate)
-  monkeypatch.setattr(
-    modality_maps,
-    "shares",
-    lambda model, variables, task, example: seen.append(example),
-  )
-  monkeypatch.setattr(modality_maps, "draw_shares", lambda *unused: None)
-  model = types.SimpleNamespace(
-    config=types.SimpleNamespace(layers=lambda field: [])
-  )
+  for name, stand_in in (
+    ("shares", lambda model, variables, task, example: seen.append(example)),
+    ("draw_shares", lambda *unused: None),
+  ):
+    monkeypatch.setattr(modality_maps, name, stand_in)
   found = modality_maps.DrawnShares.draw_input(
-    model, tmp_path / "a.png", run, {}, "file", None
+    model_of(), tmp_path / "a.png", run, {}, "file", None
   )
   assert found == text
   # The last word that is written is never read.

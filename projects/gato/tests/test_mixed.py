@@ -20,15 +20,9 @@ from tests.tasks.text_cases import HELD_OUT
 
 
 def make(text, **leaves):
-  small = {
-    "context": 40,
-    "vocab_size": 320,
-    "caption_rows": 3,
-    "control_rows": 4,
-    "expert_episodes": 5,
-    "eval_size": 17,
-    "play_episodes": 3,
-  }
+  small = {"context": 40, "vocab_size": 320, "caption_rows": 3}
+  small |= {"control_rows": 4, "expert_episodes": 5}
+  small |= {"eval_size": 17, "play_episodes": 3}
   leaves = {"batch_size": 12, "path": str(text)} | small | leaves
   return generated_cases.make("mixed", "decoder", **leaves)
 
@@ -93,9 +87,7 @@ def test_places_are_told_in_order_and_once():
     order = [captions.PLACES.index(place) for place in places]
     assert order == sorted(set(order))
   counts = [s.count(",") + 1 for s in drawn(range(300)).captions]
-  assert {n: counts.count(n) > 60 for n in (1, 2, 3)} == dict.fromkeys(
-    (1, 2, 3), True
-  )
+  assert min(counts.count(n) for n in (1, 2, 3)) > 60
   assert max(counts) == 3
 
 
@@ -106,13 +98,9 @@ def test_patches_are_in_raster_order():
   assert found.shape == (1, *captions.PATCHES_SHAPE)
   size = captions.PATCH_SIZE
   for row, column in itertools.product(range(captions.GRID), repeat=2):
-    np.testing.assert_allclose(
-      found[0, row, column] * 255,
-      image[
-        0, row * size : (row + 1) * size, column * size : (column + 1) * size
-      ],
-      rtol=1e-6,
-    )
+    places = (slice(size * i, size * (i + 1)) for i in (row, column))
+    patch = found[0, row, column] * 255
+    np.testing.assert_allclose(patch, image[0][*places], rtol=1e-6)
 
 
 # Control.
@@ -158,9 +146,8 @@ def test_episodes_are_gymnasiums():
       assert not fell
       np.testing.assert_allclose(pole.state, values[step], atol=1e-4)
       _, _, fell, _, _ = pole.step(int(actions[step]))
-      pole.state = (
-        values[step + 1].astype(float) if step + 1 < length else pole.state
-      )
+      if step + 1 < length:
+        pole.state = values[step + 1].astype(float)
     assert fell or length == control.LONGEST
   right = control.expert(episodes.values) == episodes.actions
   assert right[episodes.is_expert].all()
@@ -170,9 +157,7 @@ def test_episodes_are_gymnasiums():
 
 def test_without_gymnasium(text, monkeypatch):
   monkeypatch.setitem(sys.modules, "gymnasium", None)
-  with pytest.raises(
-    tasks.DataError, match=r"^task.control_rows: .* pip install gymnasium"
-  ):
+  with pytest.raises(tasks.DataError, match=r"^task.control_rows:"):
     make(text)
   assert make(text, control_rows=0).play(None, "validation") == {}
 
@@ -210,9 +195,8 @@ def test_captions_are_learned_and_images_are_not(task):
     targets = batch["targets"][row][weights > 0]
     assert targets[-1] == task.eos_id
     assert task.decode(targets) == caption
-    assert (
-      np.flatnonzero(weights)[0] == 15
-    )  # The last patch says the first word.
+    # The last patch says the first word.
+    assert np.flatnonzero(weights)[0] == 15
     assert task.decode(inputs).startswith("[image]" + caption)
     assert batch["local"][row].tolist() == list(range(1, 41))
 
@@ -339,13 +323,8 @@ def test_ids_have_names(task):
   text = task.encode("the party")
   first_bin, first_action = task._first_bin, task._first_action
   ids = [PATCH, PATCH, *text, first_bin + 512, first_action, task._separator]
-  assert task.modalities(ids) == [
-    *["image"] * 2,
-    *["text"] * len(text),
-    "value",
-    "action",
-    "separator",
-  ]
+  kinds = ["image"] * 2 + ["text"] * len(text)
+  assert task.modalities(ids) == [*kinds, "value", "action", "separator"]
   # (25601^(1/1024) − 1) / 100, the middle of the first bin above 0.
   assert task.labels(ids)[-3:] == ["0.0001", "left", "|"]
   assert task.labels([first_action + 1]) == ["right"]
@@ -393,9 +372,7 @@ def test_every_vocabulary_spells_captions(text):
 
 
 def test_faults_name_a_leaf(text):
-  with pytest.raises(
-    ValueError, match=r"^batch_size: expected at least 7 rows"
-  ):
+  with pytest.raises(ValueError, match=r"^batch_size: expected at least 7"):
     make(text, batch_size=6)
   assert_refused(
     functools.partial(make, text),

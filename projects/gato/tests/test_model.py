@@ -23,20 +23,10 @@ SIZES = {"target_vocab_size": VOCABULARY, "max_target_length": LENGTH}
 
 
 def make(**changes):
-  config = models.CONFIGS["gato"](
-    **{
-      "kind": "gato",
-      "num_layers": 2,
-      "num_heads": 2,
-      "features": 8,
-      "mlp_features": 16,
-      "position": "rotary",
-      "local_positions": True,
-      "dtype": "float64",
-      "param_dtype": "float64",
-    }
-    | changes
-  )
+  sizes = {"num_layers": 2, "num_heads": 2, "features": 8, "mlp_features": 16}
+  choices = {"kind": "gato", "position": "rotary", "local_positions": True}
+  choices |= dict.fromkeys(("dtype", "param_dtype"), "float64")
+  config = models.CONFIGS["gato"](**sizes | choices | changes)
   return tiny.of_config(config, **SIZES, input_shapes={"patches": SHAPE})
 
 
@@ -98,10 +88,8 @@ def naive_patches(params, patches):
       y = conv(norm_and_gelu(y, params["second_norm"]), params["second"])
       out = (x + y).reshape(-1) @ np.asarray(params["projection"]["kernel"])
       out = out + np.asarray(params["projection"]["bias"])
-      for axis, place, count in (
-        ("row", row, rows),
-        ("column", column, columns),
-      ):
+      places = ("row", row, rows), ("column", column, columns)
+      for axis, place, count in places:
         table = np.asarray(params[f"{axis}_positions"]["embedding"])
         first = place * PLACES // count
         last = (place + 1) * PLACES // count - 1
@@ -233,15 +221,10 @@ def test_generation_reads_images():
   batch["inputs"][1, :6] = PATCH_ID
   variables = jax.tree.map(lambda x: 4 * x, tiny.variables_of(model, batch))
   lengths = np.array([8, 6], np.int32)
+  prompt = {"prompt": batch["inputs"][:, :8], "prompt_length": lengths}
+  call = {"max_length": 6, "bos_id": 0, "eos_id": VOCABULARY}
   generated = models.generate(
-    model,
-    variables,
-    prompt=batch["inputs"][:, :8],
-    prompt_length=lengths,
-    patches=batch["patches"],
-    max_length=6,
-    bos_id=0,
-    eos_id=VOCABULARY,
+    model, variables, **prompt, patches=batch["patches"], **call
   ).tokens
   rows = batch["inputs"].copy()
   for step in range(6):
@@ -256,16 +239,10 @@ def test_what_does_not_go_together_is_refused(made):
   with pytest.raises(ValueError, match=r"^kind: expected one of gato, got"):
     make(kind="encoder")
   plain = tiny.of_config(model.config, **SIZES)
+  call = {"prompt": batch["inputs"][:, :8], "patches": batch["patches"]}
+  call |= {"max_length": 2, "bos_id": 0, "eos_id": 1}
   with pytest.raises(ValueError, match=r"^patches: this model has none"):
-    models.generate(
-      plain,
-      variables,
-      prompt=batch["inputs"][:, :8],
-      patches=batch["patches"],
-      max_length=2,
-      bos_id=0,
-      eos_id=1,
-    )
+    models.generate(plain, variables, **call)
   with pytest.raises(ValueError, match="of kind 'gato'"):
     models.as_pretrained(model, variables)
 

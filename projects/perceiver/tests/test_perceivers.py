@@ -1,7 +1,5 @@
 """Perceivers are trained on pixels and on bytes, restored, and drawn."""
 
-import dataclasses
-
 import chex
 import numpy as np
 import PIL.Image
@@ -22,15 +20,9 @@ from training.inference import generation
 from training.pictures import attention_maps
 
 TINY = {
-  "num_latents": 5,
-  "num_layers": 1,
-  "num_heads": 2,
-  "features": 16,
-  "mlp_features": 16,
-  "input_features": 16,
-  "input_heads": 2,
-  "output_heads": 2,
-  "dropout_rate": 0.0,
+  **{"num_latents": 5, "num_layers": 1, "num_heads": 2, "features": 16},
+  **{"mlp_features": 16, "input_features": 16, "input_heads": 2},
+  **{"output_heads": 2, "dropout_rate": 0.0},
 }
 
 
@@ -52,14 +44,9 @@ def of_bytes(text, attention="dense", **model):
 def run(tmp_path_factory):
   """A Perceiver after a few steps on the digits."""
   folder = tmp_path_factory.mktemp("pixels") / "run"
-  return folder, commands.trained(
-    folder,
-    "perceiver",
-    model=TINY,
-    num_steps=200,
-    log_every=50,
-    optimizer={"learning_rate": 0.02, "warmup_steps": 20},
-  )
+  leaves = {"num_steps": 200, "log_every": 50, "model": TINY}
+  leaves["optimizer"] = {"learning_rate": 0.02, "warmup_steps": 20}
+  return folder, commands.trained(folder, "perceiver", **leaves)
 
 
 @pytest.mark.thorough
@@ -99,12 +86,9 @@ def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
   monkeypatch.setattr(
     attention_maps, "draw_maps", lambda path, maps: drawn.extend(maps)
   )
+  path, batches = tmp_path / "a.png", began.task.eval_batches("validation")
   attention_maps.draw_attention(
-    tmp_path / "attention.png",
-    began.model,
-    state.variables,
-    began.task,
-    began.task.eval_batches("validation"),
+    path, began.model, state.variables, began.task, batches
   )
   [shown] = drawn
   # Each latent over every position of the text, however long it is.
@@ -144,11 +128,9 @@ def test_every_map_is_named(text):
     "decoder_cross_attention": ((2, 20, 5), ("latent", "output"), "flash"),
   }
   began = experiment.create(experiment_config.parse(of_images()))
-  example = {
-    "image": next(iter(began.task.eval_batches("validation")))["image"]
-  }
+  batch = next(iter(began.task.eval_batches("validation")))
   maps = attention_maps.named_maps(
-    began.model, began.init().variables, began.task, example
+    began.model, began.init().variables, began.task, {"image": batch["image"]}
   )
   read = maps["encoder_cross_attention"]
   assert read.key_labels[:9] == [*(f"0,{i}" for i in range(8)), "1,0"]
@@ -157,33 +139,22 @@ def test_every_map_is_named(text):
 
 def test_panels_over_an_image(tmp_path, monkeypatch):
   """The sharpest latents, and the class rolled out, product by product."""
-  config = dataclasses.replace(
-    experiment_config.parse(of_images(num_blocks=2)).model, num_latents=14
-  )
-  model = tiny.of_config(
-    config, target_vocab_size=10, input_shapes={"image": (3, 4, 1)}
-  )
+  parsed = experiment_config.parse(of_images(num_blocks=2, num_latents=14))
+  sizes = {"target_vocab_size": 10, "input_shapes": {"image": (3, 4, 1)}}
+  model = tiny.of_config(parsed.model, **sizes)
   rng = np.random.default_rng(0)
   read = rng.dirichlet(np.full(12, 0.3), (1, 2, 14))
   among = rng.dirichlet(np.ones(14), (1, 2, 14))
   asked = rng.dirichlet(np.ones(14), (1, 2, 1))
-  monkeypatch.setattr(
-    models,
-    "attention_maps",
-    lambda *unused: {
-      "encoder/cross_attention": read,
-      "encoder_0/self_attention": among,
-      "decoder/cross_attention": asked,
-    },
-  )
+  maps = {"encoder/cross_attention": read, "encoder_0/self_attention": among}
+  maps["decoder/cross_attention"] = asked
+  monkeypatch.setattr(models, "attention_maps", lambda *unused: maps)
   drawn = {}
-  monkeypatch.setattr(
-    latent_maps.overlay,
-    "draw_panels",
-    lambda path, image, panels, heading: drawn.update(
-      {panel.title: panel.seen for panel in panels}
-    ),
-  )
+
+  def draw_panels(path, image, panels, heading):
+    drawn.update({panel.title: panel.seen for panel in panels})
+
+  monkeypatch.setattr(latent_maps.overlay, "draw_panels", draw_panels)
   latent_maps.draw_on_image(
     tmp_path / "a.png", model, {}, {"image": np.zeros((1, 3, 4, 1))}
   )

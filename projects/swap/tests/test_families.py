@@ -16,9 +16,7 @@ from projects.swap.tests import swap_cases as cases
 from tests.models.published.test_equality import usual
 
 ATTENTION = "sliding_window:window=4,gated_delta"
-NO_VALUES = (
-  "the model's mechanism computes its own values, which no other can use"
-)
+NO_VALUES = "the model's mechanism computes its own values"
 REFUSED = ("mamba", "falcon_mamba", "recurrent_gemma", "deepseek_v4")
 
 
@@ -49,13 +47,8 @@ def test_a_decoder_with_other_mechanisms(case, tmp_path):
   shutil.copytree(cases.FOLDERS[case], folder)
   cases.write_tokenizer(folder / "tokenizer.json", case, words=20)
   cases.write_text(tmp_path / "input.txt")
-  asked = Settings(
-    weights=str(folder),
-    text=str(tmp_path / "input.txt"),
-    attention=ATTENTION,
-    context=12,
-    batches=1,
-  )
+  read = {"weights": str(folder), "text": str(tmp_path / "input.txt")}
+  asked = Settings(**read, attention=ATTENTION, context=12, batches=1)
   model = source.read(asked)
   paths = [place.path for place in model.places]
   config, batch = model.described.config, model.task.train_batch(0)

@@ -19,7 +19,8 @@ from tests.models.published.test_equality import (
   loaded,
 )
 
-FLASH = AttentionConfig("flash")
+DENSE, FLASH = AttentionConfig("dense"), AttentionConfig("flash")
+NYSTROM = AttentionConfig("nystrom", {"num_landmarks": 2})
 FORGETTING = AttentionConfig("dense", {"forget": True})
 DECODER = {"kind": "decoder", "position": "none"}
 
@@ -62,25 +63,13 @@ squares_of = jax.jit(substitution.squares, static_argnums=(0, 4))
   ("own", "other", "choices"),
   [
     # Gates of the mechanism's own, grouped heads, rotary positions.
-    (
-      AttentionConfig("dense"),
-      FORGETTING,
-      {"position": "rotary", "num_kv_heads": 1},
-    ),
+    (DENSE, FORGETTING, {"position": "rotary", "num_kv_heads": 1}),
     # Gates of the model's own, and variables of the same names.
     (AttentionConfig("mamba2"), AttentionConfig("gated_delta"), {}),
     # A key mask.
-    (
-      AttentionConfig("dense"),
-      AttentionConfig("nystrom", {"num_landmarks": 2}),
-      {"kind": "encoder"},
-    ),
+    (DENSE, NYSTROM, {"kind": "encoder"}),
     # Two stacks, relative positions.
-    (
-      AttentionConfig("dense"),
-      FLASH,
-      {"kind": "encoder_decoder", "position": "t5"},
-    ),
+    (DENSE, FLASH, {"kind": "encoder_decoder", "position": "t5"}),
   ],
   ids=lambda x: getattr(x, "name", ""),
 )
@@ -102,9 +91,8 @@ def test_any_choice_of_layers_is_the_model_that_has_them(own, other, choices):
   for attention, swapped in ((other, places), ((own, other), last)):
     whole, template, _ = make(attention, **choices)
     put = {place: mechanisms[place] for place in swapped}
-    expected = tiny.forward(
-      whole, with_mechanisms(template, variables, put), batch
-    )
+    put_in = with_mechanisms(template, variables, put)
+    expected = tiny.forward(whole, put_in, batch)
     np.testing.assert_allclose(run(*swapped), expected, atol=2e-4)
     if other != FLASH:  # Which is equal to its own.
       assert np.abs(expected - run()).max() > 0.01
@@ -129,13 +117,12 @@ def test_the_error_is_that_of_the_outputs_on_the_same_inputs():
   same, _ = squares(*made, AttentionConfig("dense"))
   assert same[:, 0].max() == 0
   # A window over everything is exact; a short one is not.
-  for window, is_exact in ((8, True), (2, False)):
-    other = AttentionConfig("sliding_window", {"window": window})
-    found, _ = squares(*made, other)
-    if is_exact:
-      assert (found[:, 0] < 1e-10 * found[:, 1]).all()
-    else:
-      assert (found[:, 0] > 1e-3 * found[:, 1]).all()
+  exact, inexact = (
+    squares(*made, AttentionConfig("sliding_window", {"window": window}))[0]
+    for window in (8, 2)
+  )
+  assert (exact[:, 0] < 1e-10 * exact[:, 1]).all()
+  assert (inexact[:, 0] > 1e-3 * inexact[:, 1]).all()
 
 
 def test_one_call_of_a_mechanism_has_its_own_gates_alone():
@@ -187,16 +174,8 @@ def test_one_call_of_a_mechanism_has_its_own_gates_alone():
   ("own", "other", "message"),
   [
     ("lsh", "flash", "the model has no keys of its own, only queries"),
-    (
-      "latent",
-      "flash",
-      "the model's mechanism computes its own values, which no other can use",
-    ),
-    (
-      "latent",
-      "lsh",
-      "the model's mechanism computes its own values, which no other can use",
-    ),
+    ("latent", "flash", "the model's mechanism computes its own values"),
+    ("latent", "lsh", "the model's mechanism computes its own values,"),
     ("dense", "latent", "computes its own keys and values"),
   ],
 )

@@ -16,23 +16,14 @@ from tests import commands
 from training import experiment_config, workdir
 
 HYBRID = "window_linear:window=4"
-FLAGS = (
-  "--keep=1",
-  "--transfer_steps=10",
-  "--finetune_steps=2",
-  "--finetune_rate=0.01",
-)
+FLAGS = ("--keep=1", "--transfer_steps=10")
+FLAGS += ("--finetune_steps=2", "--finetune_rate=0.01")
 
 
 def swap(folder, *arguments):
-  return commands.run(
-    "swap.py",
-    f"--weights={folder / 'gpt2'}",
-    f"--text={folder / 'input.txt'}",
-    "--context=20",
-    "--batches=1",
-    *arguments,
-  )
+  read = (f"--weights={folder / 'gpt2'}", f"--text={folder / 'input.txt'}")
+  sizes = ("--context=20", "--batches=1")
+  return commands.run("swap.py", *read, *sizes, *arguments)
 
 
 def rows(out, name="results.csv"):
@@ -103,11 +94,9 @@ def test_the_page_names_every_mechanism_and_has_its_figures(finished):
   assert all(name in page for name in ("own", HYBRID, "nystrom"))
   assert page.count("<figure") == 3
   assert HYBRID in (out / "report.md").read_text()
-  assert {path.name for path in (out / "plots").iterdir()} == {
-    f"{stem}.{kind}"
-    for stem in ("quality-cost", "layers", "maps")
-    for kind in ("png", "svg")
-  }
+  stems, kinds = ("quality-cost", "layers", "maps"), ("png", "svg")
+  pictures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
+  assert {path.name for path in (out / "plots").iterdir()} == pictures
 
 
 @pytest.mark.thorough
@@ -179,10 +168,8 @@ def test_data_that_were_replaced_are_told(tmp_path, name, told):
     first = sorted(tensors)[0]
     save_file(tensors | {first: -tensors[first]}, file)
   other = records.claimed(out, asked, source.read(asked).data)
-  with (
-    pytest.raises(ValueError, match=f"a swap of other data: .*{told} is not"),
-    other,
-  ):
+  message = f"a swap of other data: .*{told} is not"
+  with pytest.raises(ValueError, match=message), other:
     pass
 
 
@@ -212,15 +199,9 @@ def test_models_and_texts_that_are_refused(case, options, message, tmp_path):
     cases.write_folder(case, tmp_path / case)
   else:
     shutil.copytree(cases.FOLDERS[case], tmp_path / case)
-  options = {
-    name: str(tmp_path / x) if isinstance(x, str) else x
-    for name, x in {
-      "weights": case,
-      "text": "input.txt",
-      "context": 20,
-      **options,
-    }.items()
-  }
+  options = {"weights": case, "text": "input.txt", "context": 20, **options}
+  for name in {"weights", "text", "tokenizer"} & options.keys():
+    options[name] = str(tmp_path / options[name])
   with pytest.raises(ValueError, match=message) as info:
     source.read(Settings(**options))
   assert "\n" not in str(info.value)
@@ -284,16 +265,9 @@ def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
   case, other, tmp_path
 ):
   """Errors, losses, transfer, cache, folders and fine-tuning, in every layer."""
-  asked, model = cases.read(
-    case,
-    tmp_path,
-    attention=f"flash,{other},latent",
-    batches=1,
-    keep=(1,),
-    length=24,
-    transfer_steps=10,
-    finetune_steps=2,
-  )
+  options = {"attention": f"flash,{other},latent", "keep": (1,), "length": 24}
+  options |= {"batches": 1, "transfer_steps": 10, "finetune_steps": 2}
+  asked, model = cases.read(case, tmp_path, **options)
   own = measure.original_row(model, asked)
   assert own["cache_token_bytes"] == _OWN_CACHE[case]
   assert own["long_step_seconds"] > 0
@@ -325,9 +299,8 @@ def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
     names = [one.name for one in p.model.config.layers("decoder_attention")]
     assert names.count(record["name"]) == len(names) - 1
   (swap,) = flash["swaps"]
-  trained = finetune.finetune(
-    model, choices[0], swap["kept"], asked, tmp_path, swap["folder"]
-  )
+  places = (asked, tmp_path, swap["folder"])
+  trained = finetune.finetune(model, choices[0], swap["kept"], *places)
   assert np.isfinite(trained["finetune_loss"])
 
 
@@ -357,18 +330,16 @@ def test_a_mechanism_that_was_typed_by_its_path(tmp_path, monkeypatch):
   )
   monkeypatch.syspath_prepend(tmp_path)
   typed = "their_swap:mine:feature_map=hedgehog"
-  asked, model = cases.read(
-    "gpt2", tmp_path, attention=typed, keep=(1,), finetune_steps=1
-  )
+  options = {"attention": typed, "keep": (1,), "finetune_steps": 1}
+  asked, model = cases.read("gpt2", tmp_path, **options)
   [choice] = asked.choices(model.context)
   record = measure.mechanism(model, choice, asked, tmp_path)
   (swap,) = record["swaps"]
   folder = tmp_path / "models" / swap["folder"]
   with pytest.raises(ValueError, match="weights import nothing"):
     models.load_pretrained(folder)
-  trained = finetune.finetune(
-    model, choice, swap["kept"], asked, tmp_path, swap["folder"]
-  )
+  places = (asked, tmp_path, swap["folder"])
+  trained = finetune.finetune(model, choice, swap["kept"], *places)
   run = tmp_path / "finetune" / swap["folder"]
   config = experiment_config.parse(workdir.read_config(run), restore=True)
   names = [one.name for one in config.model.layers("decoder_attention")]
@@ -389,25 +360,18 @@ def test_the_characters_of_a_run_are_its_vocabulary(tmp_path):
   other.write_text("the beast in the house is not that\n" * 30)
   run, out = tmp_path / "run", tmp_path / "out"
   sizes = {"num_layers": 1, "num_heads": 2, "features": 16, "mlp_features": 16}
-  commands.trained(
-    run,
-    "text",
-    task={"path": str(text), "context": 16, "eval_batches": 1},
-    num_steps=2,
-    batch_size=8,
-    model=sizes,
-  )
+  task = {"path": str(text), "context": 16, "eval_batches": 1}
+  leaves = {"task": task, "model": sizes, "num_steps": 2, "batch_size": 8}
+  commands.trained(run, "text", **leaves)
   asked = (f"--weights={run}", f"--text={other}", "--attention=flash")
-  code, _, error = commands.run(
-    "swap.py", *asked, "--batches=1", f"--workdir={out}"
-  )
+  more = ("--batches=1", f"--workdir={out}")
+  code, _, error = commands.run("swap.py", *asked, *more)
   assert (code, error) == (0, "")
   own, flash = rows(out)
   assert float(own["loss"]) == pytest.approx(float(flash["loss"]), rel=1e-5)
   swapped = f"--workdir={out / 'models' / 'flash'}"
-  code, line, _ = commands.run(
-    "generate.py", swapped, "--max_length=4", stdin="to be\n"
-  )
+  options = (swapped, "--max_length=4")
+  code, line, _ = commands.run("generate.py", *options, stdin="to be\n")
   assert code == 0
   assert line
   other.write_text("THE BEAST\n" * 100)

@@ -23,16 +23,10 @@ def test_all_is_every_mechanism_with_sizes_for_the_context():
 
 
 def test_options_and_several_of_one_name():
-  typed = (
-    "performer:num_features=32,performer:num_features=64:kernel=relu, "
-    "sliding_window:window=(5, 0)"
-  )
-  choices = settings(attention=typed).choices(64)
-  assert [c.label for c in choices] == [
-    "performer:num_features=32",
-    "performer:num_features=64:kernel=relu",
-    "sliding_window:window=(5, 0)",
-  ]
+  typed = ["performer:num_features=32", "performer:num_features=64:kernel=relu"]
+  typed.append("sliding_window:window=(5, 0)")
+  choices = settings(attention=", ".join(typed)).choices(64)
+  assert [c.label for c in choices] == typed
   assert choices[1].config.options == {"num_features": 64, "kernel": "relu"}
   assert choices[2].config.options == {"window": (5, 0)}
 

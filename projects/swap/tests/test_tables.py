@@ -21,27 +21,19 @@ def test_a_cell_is_in_the_unit_of_its_column():
 
 def test_layers_have_a_panel_for_each_number_and_no_empty_one():
   layers = [
-    {
-      "side": "decoder",
-      "layer": layer,
-      "error": 0.2 + layer,
-      "loss": 2.5 + layer,
-      "transfer_error": 0.1 + layer,
-    }
-    for layer in range(2)
+    {"side": "decoder", "layer": n, "error": 0.2 + n, "loss": 2.5 + n}
+    | {"transfer_error": 0.1 + n}
+    for n in range(2)
   ]
-  records = [
-    {"attention": "own", "swaps": [{"loss": 2.0}]},
-    {"attention": "flash", "layers": layers},
-  ]
-  figure = figures._layers(records)
-  assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == [
-    "error of a layer's output",
-    "the same after the transfer",
-    "loss added by one layer alone, %",
-  ]
-  [hidden] = [axes for axes in figure.axes if not axes.get_visible()]
-  assert hidden.get_title() == ""
+  own = {"attention": "own", "swaps": [{"loss": 2.0}]}
+  figure = figures._layers([own, {"attention": "flash", "layers": layers}])
+  titles = {axes.get_title(): axes.get_visible() for axes in figure.axes}
+  assert titles == {
+    "error of a layer's output": True,
+    "the same after the transfer": True,
+    "loss added by one layer alone, %": True,
+    "": False,
+  }
 
 
 def _swap(keep, *losses, **more):
@@ -101,20 +93,13 @@ def test_rows_have_the_last_of_each_number():
   assert rows.results(beyond)[1]["perplexity"] == math.inf
 
 
-@pytest.mark.parametrize(
-  ("place", "text"),
-  [
-    (0, "own: loss 2.0000 (2 layers kept)"),
-    (
-      1,
-      "lsh (num_rounds=2): loss 4.0000 → 3.0000, loss 2.5000 (1 layer kept)",
-    ),
-    (2, "path: loss 800.0000 → 4.0000 → 1.0000 (2 layers kept)"),
-    (3, "flash: not causal"),
-  ],
-)
-def test_a_record_in_one_line(place, text):
-  assert rows.line(FOUND[place]) == text
+def test_a_record_in_one_line():
+  assert [*map(rows.line, FOUND)] == [
+    "own: loss 2.0000 (2 layers kept)",
+    "lsh (num_rounds=2): loss 4.0000 → 3.0000, loss 2.5000 (1 layer kept)",
+    "path: loss 800.0000 → 4.0000 → 1.0000 (2 layers kept)",
+    "flash: not causal",
+  ]
 
 
 def test_units_of_columns():

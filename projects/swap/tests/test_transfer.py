@@ -9,6 +9,7 @@ import models
 from models.attention_config import AttentionConfig
 from projects.swap import scores, source, substitution, transfer, variant
 from projects.swap.tests import swap_cases as cases
+from tests.attention.forms import thorough
 
 HYBRID = AttentionConfig("window_linear", {"window": 4})
 
@@ -37,18 +38,14 @@ def fitted(model, config, before, steps):
   ("case", "config"),
   [
     ("gpt2", HYBRID),
-    pytest.param(
-      "bert_masked",
-      AttentionConfig("linformer", {"rank": 8}),
-      marks=pytest.mark.thorough,
-    ),
+    *thorough(("bert_masked", AttentionConfig("linformer", {"rank": 8}))),
   ],
 )
 def test_every_layer_comes_nearer(case, config, tmp_path):
   _, model = cases.read(case, tmp_path)
   before = drawn(model, config)
   after = fitted(model, config, before, 40)
-  assert jax.tree.map(np.shape, before) == jax.tree.map(np.shape, after)
+  chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
   errors = scores.make(model, config.build()).errors
   (old, old_whole), (new, new_whole) = map(errors, (before, after))
   assert all(b < 0.95 * a for a, b in zip(old, new, strict=True))
@@ -69,11 +66,9 @@ def test_a_layer_does_not_wait_for_another(tmp_path):
   """Fitting a layer depends on the model's own inputs to it alone."""
   _, model = cases.read("gpt2", tmp_path)
   before, last = drawn(model, HYBRID), model.places[-1].path
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5),
-    fitted(model, HYBRID, {last: before[last]}, 3)[last],
-    fitted(model, HYBRID, before, 3)[last],
-  )
+  alone = fitted(model, HYBRID, {last: before[last]}, 3)[last]
+  among = fitted(model, HYBRID, before, 3)[last]
+  chex.assert_trees_all_close(alone, among, rtol=1e-3, atol=1e-5)
 
 
 def test_a_layer_that_is_kept_keeps_its_own_variables(tmp_path):

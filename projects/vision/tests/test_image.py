@@ -195,15 +195,8 @@ def test_a_folder_of_class_folders(folder):
   chosen = held_out(task)
   assert [label for _, label in chosen] == [0, 0, 1]
   epoch = rows(task.train_batch(step) for step in range(7))
-  whole = [
-    (
-      ((picture(i, 1) / np.float32(255) - 0.5) / 0.5)
-      .astype(np.float32)
-      .tobytes(),
-      int(i >= 6),
-    )
-    for i in range(10)
-  ]
+  images = [(picture(i, 1) / np.float32(255) - 0.5) / 0.5 for i in range(10)]
+  whole = [(x.tobytes(), int(i >= 6)) for i, x in enumerate(images)]
   assert sorted(epoch[:7] + chosen) == sorted(whole)
 
 
@@ -224,10 +217,8 @@ def test_kinds_of_files(tmp_path):
   found = np.concatenate([images.train.images, images.validation.images])
   labels = np.concatenate([images.train.labels, images.validation.labels])
   of_a, of_b = found[labels == 0], found[labels == 1]
-  assert {image.tobytes() for image in of_a} == {
-    colour.tobytes(),
-    np.asarray(palette.convert("RGB")).tobytes(),
-  }
+  wanted = {colour.tobytes(), np.asarray(palette.convert("RGB")).tobytes()}
+  assert {image.tobytes() for image in of_a} == wanted
   assert np.abs(of_b.astype(int) - smooth).max() <= 3
 
 
@@ -235,24 +226,15 @@ def test_kinds_of_files(tmp_path):
 def test_few_bits_are_stretched_to_eight(folder, bits):
   levels = np.arange(30).reshape(6, 5) % 2**bits
   # Rows of a PNG: a filter of 0, then pixels, the first in the high bits.
-  lines = [
-    b"\0"
-    + np.packbits(
-      ((line[:, None] >> np.arange(bits)[::-1]) & 1).astype(np.uint8).ravel()
-    ).tobytes()
-    for line in levels
-  ]
+  ones = (levels[:, :, None] >> np.arange(bits)[::-1]) & 1
+  lines = [b"\0" + np.packbits(line.ravel()).tobytes() for line in ones]
   header = struct.pack(">IIBBBBB", 5, 6, bits, 0, 0, 0, 0)
-  parts = [
-    (b"IHDR", header),
-    (b"IDAT", zlib.compress(b"".join(lines))),
-    (b"IEND", b""),
-  ]
+  content = zlib.compress(b"".join(lines))
+  parts = [(b"IHDR", header), (b"IDAT", content), (b"IEND", b"")]
   chunks = [
-    struct.pack(">I", len(data))
-    + kind
-    + data
-    + struct.pack(">I", zlib.crc32(kind + data))
+    struct.pack(
+      f">I4s{len(data)}sI", len(data), kind, data, zlib.crc32(kind + data)
+    )
     for kind, data in parts
   ]
   file = folder / "dog" / "9.png"
