@@ -25,7 +25,7 @@ from training.experiment_config import ExperimentConfig
 MATCHED, DENSE = "matched", "dense"
 """Feed-forward width of a row: for equal parameters, or that of the dense model."""
 
-TWIN = "feed-forward as in dense"
+COUNTERPART = "feed-forward as in dense"
 """Label of a counterpart: a row whose feed-forward layers were not narrowed."""
 
 _WIDTH = "model.mlp_features"
@@ -207,12 +207,12 @@ def data(runs: Iterable[Run]) -> dict[str, str]:
 def label(run: Mapping[str, Any]) -> str:
   """Returns the name of a row: 'delta', 'delta, features=16', …
 
-  The name of a counterpart ends with `TWIN`.
+  The name of a counterpart ends with `COUNTERPART`.
 
   Args:
     run: attributes of a `Run`, or its record.
   """
-  counterpart = TWIN if run.get("width") == DENSE else ""
+  counterpart = COUNTERPART if run.get("width") == DENSE else ""
   parts = (run["attention"], point(run.get("across", {})), counterpart)
   return ", ".join(filter(None, parts))
 

@@ -39,7 +39,7 @@ from comparison import archive
 from comparison.analysis import remarks
 from comparison.analysis.summary import number
 from comparison.analysis.task import Task, by_task
-from comparison.plan import DENSE, TWIN
+from comparison.plan import COUNTERPART, DENSE
 from comparison.report import files, tables
 from comparison.report.tables import NOTHING, TIED
 
@@ -314,8 +314,8 @@ def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
 
 
 def _name(row: Any, across: str = "") -> str:
-  twin = TWIN if row["width"] == DENSE else ""
-  return ", ".join(filter(None, (f"`{row['attention']}`", across, twin)))
+  counterpart = COUNTERPART if row["width"] == DENSE else ""
+  return ", ".join(filter(None, (f"`{row['attention']}`", across, counterpart)))
 
 
 def _differences(rows: pd.DataFrame) -> dict[Any, str]:

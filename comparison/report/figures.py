@@ -16,7 +16,7 @@ from comparison.analysis import frame
 from comparison.analysis.statistics import unsolved
 from comparison.analysis.summary import COSTS, common, is_counted
 from comparison.analysis.task import Task
-from comparison.plan import TWIN
+from comparison.plan import COUNTERPART
 from comparison.report.lines import (
   Line,
   Styles,
@@ -175,7 +175,7 @@ def capacity(task: Task, styles: Styles) -> Any | None:
   """
   rows = task.ended[task.ended["cache_bytes"].notna()]
   series = []
-  counterparts = rows["width"].eq("dense").map({True: TWIN, False: ""})
+  counterparts = rows["width"].eq("dense").map({True: COUNTERPART, False: ""})
   shared = common(task.summary)
   kinds = [_labels(across, shared) for across in rows["across"]]
   keys = [

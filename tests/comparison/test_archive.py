@@ -143,8 +143,8 @@ def test_cells_by_other_code():
   for record in found.values():
     if record["status"] != records.DONE:
       continue
-    twin = ", feed-forward as in dense" * (record["width"] == "dense")
-    name = f"`{record['attention']}`{twin}"
+    counterpart = ", feed-forward as in dense" * (record["width"] == "dense")
+    name = f"`{record['attention']}`{counterpart}"
     seeds[name].append(record["final"]["accuracy"])
   begin = "<!-- lengths: results/parity.jsonl.xz -->\n"
   table = _APPENDIX.read_text("utf-8").split(begin)[1].split("\n\n")[0]

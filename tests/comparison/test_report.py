@@ -143,7 +143,7 @@ def test_ticks_are_at_places_that_are_apart(places, labels):
   assert [tick.get_text() for tick in ticks] == labels
 
 
-def test_a_twin_has_a_line_of_its_own():
+def test_a_counterpart_has_a_line_of_its_own():
   found = [
     record | {"width": width}
     for record in made_up.across()

@@ -1,4 +1,4 @@
-"""Equal parameters: twins beside narrow rows."""
+"""Equal parameters: counterparts beside narrow rows."""
 
 from comparison import plan, records
 from comparison import run as run_lib
@@ -12,7 +12,7 @@ def compared(**changes):
   return comparison(**{**NARROW, **sizes, **changes})
 
 
-def test_a_row_that_has_to_be_narrow_has_a_twin_as_wide_as_dense():
+def test_a_row_that_has_to_be_narrow_has_a_counterpart_as_wide_as_dense():
   runs = plan.plan(compared(seeds="0,1"))
   names = [(run.attention, run.width == plan.DENSE) for run in runs[:4]]
   additive = [("additive", False), ("additive", True)]
@@ -39,7 +39,7 @@ def test_other_rows_and_unequal_comparisons_have_none():
   assert {run.feed_forward for run in runs} == {None}
 
 
-def test_a_twin_chooses_for_itself(folder, trainer, capsys):
+def test_a_counterpart_chooses_for_itself(folder, trainer, capsys):
   rate = "optimizer.learning_rate"
   best = {plan.MATCHED: 1e-3, plan.DENSE: 1e-2}
   trainer.loss = lambda run, step: abs(run.leaves[rate] - best[run.width])
