@@ -215,8 +215,9 @@ def dsa(
 
   R_t rotates half of the features by position t. DeepSeek-V3.2 has a layer norm of
   x_t · W_k, computes index_query from what its low-rank queries are projected from, and
-  rotates `index_rotary_dim` features as those of queries and keys. Only `loss` trains the indexer. It is
-  the mean of `dsa_indexer_loss` over the visible positions and has no gradient in x.
+  rotates `index_rotary_dim` features as those of queries and keys. Only `loss` trains
+  the indexer. It is the mean of `dsa_indexer_loss` over the visible positions and has
+  no gradient in x.
 
   Args:
     top_k: the number of keys that a query attends to. With T or more, attention is
@@ -229,8 +230,8 @@ def dsa(
     index_rotary_dim: the number of features, even and the first ones, that a model
       with rotary positions rotates; None is half of them, with θ = 10,000 in any model.
 
-    has_indexer: whether the layer has an indexer; without one it takes the index arrays of
-      the nearest layer before it that has one of the same sizes, and so selects the
+    has_indexer: whether the layer has an indexer; without one it takes the index arrays
+      of the nearest layer before it that has one of the same sizes, and so selects the
       same positions (GLM-5). It repeats the scores, which that layer does not keep.
 
   Returns:

@@ -8,9 +8,9 @@ also serve all larger distances. `dense_attention`, `flash_attention`,
 relative keys `[2L+1, H]` need no function: the trained table itself is the
 argument `relative_keys`. It may also be a table per head, `[N, 2L+1, H]`:
 Transformer-XL's logits are then those of the query q + u with a bias
-scale · (v − u) · r. With `relative_queries` as well, it is disentangled attention, whose
-tables are the rows of projected embeddings at `deberta_buckets`. Rotary positions rotate queries and keys before a mechanism
-sees them.
+scale · (v − u) · r. With `relative_queries` as well, it is disentangled attention,
+whose tables are the rows of projected embeddings at `deberta_buckets`. Rotary positions
+rotate queries and keys before a mechanism sees them.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ def t5_buckets(
   """The bucket of every distance s − t from -L to L, L = `max_distance`.
 
   Each small distance has its own bucket. Larger distances share buckets, spaced
-  logarithmically up to L; the last bucket also holds all distances beyond L. Keys after the query have
-  their own half of the buckets, or bucket 0 if causal, as in T5's code.
+  logarithmically up to L; the last bucket also holds all distances beyond L. Keys after
+  the query have their own half of the buckets, or bucket 0 if causal, as in T5's code.
 
   Args:
     max_distance: L.
@@ -130,7 +130,8 @@ def deberta_buckets(
     `[2 · longest + 1]` integers in [0, 2k).
 
   Raises:
-    ValueError: a number is not an int of at least 1 (B: 2), or no distances share a bucket.
+    ValueError: a number is not an int of at least 1 (B: 2), or no distances share a
+      bucket.
 
   Papers: DeBERTa, section 3.1, arXiv:2006.03654; the buckets are those of the code of
   DeBERTa V2.

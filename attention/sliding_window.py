@@ -2,8 +2,8 @@
 
 Without dilation and global tokens, the softmax is one call of
 `attention.softmax.tiles.attend` with a window in its `Visible`. With them, and for
-sequence shards, `attention.softmax.windows` merges several calls. To decode, a ring buffer holds the last
-keys.
+sequence shards, `attention.softmax.windows` merges several calls. To decode, a ring
+buffer holds the last keys.
 """
 
 from collections.abc import Sequence
@@ -89,9 +89,9 @@ def sliding_window_attention(
       keys. Other queries see global keys through `key` and `value`.
     block_size: C, the number of queries in a tile. Only 'xla' takes it. None is the
       choice of `attention.platform.backend.window_rows`.
-    implementation: None, 'xla', 'cudnn' or 'tokamax'. cuDNN takes only a window to the left, without
-      a mask. cuDNN and tokamax need T = S, and support no segments, tables, dropout,
-      dilation or global tokens.
+    implementation: None, 'xla', 'cudnn' or 'tokamax'. cuDNN takes only a window to the
+      left, without a mask. cuDNN and tokamax need T = S, and support no segments,
+      tables, dropout, dilation or global tokens.
     axis_name: mesh axis inside `jax.shard_map`, for a query and key of one sequence.
       Global indices count in the whole sequence; shards do not support dropout.
     is_causal: query t sees keys s ≤ t only.

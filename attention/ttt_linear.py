@@ -81,7 +81,8 @@ def ttt_linear_attention(
     norm_scale: the scale of LN.
     norm_bias: the bias of LN.
     position_offset: o; None is 0.
-    minibatch_size: C. With 1, each gradient is taken at the weights of the position before it.
+    minibatch_size: C. With 1, each gradient is taken at the weights of the position
+      before it.
     epsilon: ε of LN.
     mask: key mask `[B, 1, 1, T]`; masked positions are in no mini-batch, and their
       results are 0.
@@ -96,8 +97,8 @@ def ttt_linear_attention(
   Results and errors: as `gated_linear_attention`; the state is a `TttState`.
 
   Cost: time T·N·H·(3H + 2C); memory B·T·N·H, with gradients also two states for each
-  chunk of `scan.CHUNK` positions. With a mask, segments or an initial state, mini-batches may start
-  anywhere, and a step computes two: time T·N·H·(9H + 2C).
+  chunk of `scan.CHUNK` positions. With a mask, segments or an initial state,
+  mini-batches may start anywhere, and a step computes two: time T·N·H·(9H + 2C).
 
   Paper: Learning to (learn at test time): RNNs with expressive hidden states,
   arXiv:2407.04620, sections 2.3 to 2.5 and 2.7; the bias, the ½ and o are those of its
@@ -259,9 +260,9 @@ def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
     ValueError: `minibatch_size` is not a positive int, or `base_rate` is not above 0.
 
   Its model also has `short_convolution`, `output_norm='rms_joint'` and
-  `output_gate='gelu_tanh'`. Departs from the paper's layer, in which queries and keys are
-  two convolutions of one projection and rotate with the place in the mini-batch, and
-  whose last norm is a layer norm. Paper: arXiv:2407.04620, sections 2.3 to 2.7.
+  `output_gate='gelu_tanh'`. Departs from the paper's layer, in which queries and keys
+  are two convolutions of one projection and rotate with the place in the mini-batch,
+  and whose last norm is a layer norm. Paper: arXiv:2407.04620, sections 2.3 to 2.7.
   """
   if not base_rate > 0.0:
     raise ValueError(f"base_rate: expected a number above 0, got {base_rate!r}")

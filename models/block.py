@@ -182,8 +182,9 @@ class Block(nn.Module):
   ) -> Any:
     """Applies the layer to whole sequences; `call` has options of self-attention.
 
-    With several residual streams `x` and the result are `[B, T, n, F]`. With `shared_gates`,
-    the gates of the nearest layer before, it also returns those for the next layer.
+    With several residual streams `x` and the result are `[B, T, n, F]`. With
+    `shared_gates`, the gates of the nearest layer before, it also returns those for the
+    next layer.
     """
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 

@@ -19,9 +19,9 @@ class Head(nn.Module):
     'hidden'  x
 
   Transform, pooler and biases are optional. If the tables are narrower than x, the
-  transform has their width, or a linear layer without bias takes its place. c is the config's `logit_scale`.
-  `logit_soft_cap` caps the logits of tokens; with `mean_pooling`, x₀ is the mean of all
-  tokens.
+  transform has their width, or a linear layer without bias takes its place. c is the
+  config's `logit_scale`. `logit_soft_cap` caps the logits of tokens; with
+  `mean_pooling`, x₀ is the mean of all tokens.
 
   Attributes:
     config: the config of the model.

@@ -41,9 +41,9 @@ gives to each `MultiHeadAttention`, so that `models.sequence_sharded` and
 `models.replace_attention` can replace it; `state`, names of collections that a
 training step updates, such as the running statistics of batch norm;
 `draw_attention` and `name_map`, which draw its attention
-(`training.pictures.attention_maps`); `input_file` and `draw_input`, which draw that of a file
-(`training.commands.draw_attention`); and `as_published`, which describes it as a published
-model (`models.as_pretrained`).
+(`training.pictures.attention_maps`); `input_file` and `draw_input`, which draw that of
+a file (`training.commands.draw_attention`); and `as_published`, which describes it as a
+published model (`models.as_pretrained`).
 """
 
 

@@ -208,8 +208,9 @@ def sharded_batch(mechanism: Mechanism) -> None:
 def attention_matrix(mechanism: Mechanism) -> None:
   """The result must be linear in `value`, with weights only for visible keys.
 
-  Otherwise the record has `linear_in_values=False`, and the matrix is a derivative. It must be one matrix times the values unless one_matrix=False. Rows must sum to 1
-  unless normalised=False, and may be zero only without visible keys unless sparse=True.
+  Otherwise the record has `linear_in_values=False`, and the matrix is a derivative. It
+  must be one matrix times the values unless one_matrix=False. Rows must sum to 1 unless
+  normalised=False, and may be zero only without visible keys unless sparse=True.
   """
   is_causal = mechanism.directions[-1]
   qkv, call = mechanism.draw_masked()
