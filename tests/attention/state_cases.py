@@ -179,13 +179,7 @@ def trivial(length):
 
 
 def assert_gradients(
-  function,
-  definition,
-  naive,
-  given,
-  tolerance=2e-5,
-  by_largest=True,
-  more=None,
+  function, definition, naive, given, tolerance=2e-5, by_largest=True, more=None
 ):
   """Values, states and all gradients, as a CPU and as an accelerator does it.
 

@@ -17,12 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.testing import (
-  FUNCTION_LAWS,
-  Function,
-  check_function,
-  run_laws,
-)
+from attention.testing import FUNCTION_LAWS, Function, check_function, run_laws
 from attention.testing.modules import from_equinox, from_linen, from_nnx
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -266,12 +261,7 @@ FAULTS = [
     {"window_is_honoured", "window"},
     set(),
   ),
-  (
-    "if scale is None else scale",
-    "",
-    {"scale_is_honoured", "scale"},
-    set(),
-  ),
+  ("if scale is None else scale", "", {"scale_is_honoured", "scale"}, set()),
   (
     "if is_causal",
     "if is_causal is None",

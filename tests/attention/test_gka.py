@@ -21,10 +21,7 @@ from tests.attention.calls import assert_refused
 from tests.attention.state_cases import BATCH, DIM, HEADS, KV_HEADS
 
 # As many iterations as it takes to the exact solution.
-BOTH = (
-  partial(gka_attention, num_iterations=80),
-  definitions.gka_attention,
-)
+BOTH = (partial(gka_attention, num_iterations=80), definitions.gka_attention)
 OTHER = [partial(function, scale=0.7, ridge_ratio=0.05) for function in BOTH]
 
 
@@ -152,10 +149,7 @@ def test_what_does_not_fit_is_told():
         {"initial_state": np.zeros((2, 4, 8, 8), "f")},
       ),
       ("ridge_ratio: expected above 0, got 0.0", {"ridge_ratio": 0.0}),
-      (
-        "num_iterations: expected an int of at least 1",
-        {"num_iterations": 0},
-      ),
+      ("num_iterations: expected an int of at least 1", {"num_iterations": 0}),
       ("is_causal: expected True, got False;", {"is_causal": False}),
     ),
   )

@@ -7,11 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  definitions,
-  gated_linear_attention,
-  log_linear_attention,
-)
+from attention import definitions, gated_linear_attention, log_linear_attention
 from attention.log_linear import LevelState
 from tests.attention import state_cases as cases
 from tests.attention.calls import assert_refused

@@ -88,9 +88,7 @@ def define(query, value, **call):
 
 
 @pytest.mark.parametrize("is_causal_and_packed", [False, True])
-def test_values_and_gradients_are_those_of_the_definition(
-  is_causal_and_packed,
-):
+def test_values_and_gradients_are_those_of_the_definition(is_causal_and_packed):
   """Of out and of lse, which is −∞ where a token is masked."""
   query, value, mask = draw()
   rng = np.random.default_rng(1)

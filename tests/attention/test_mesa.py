@@ -139,10 +139,7 @@ def test_what_does_not_fit_is_told():
         r"regularizer: expected \[4, 8\]",
         {"regularizer": np.ones((4, 7), "f")},
       ),
-      (
-        "num_iterations: expected an int of at least 1",
-        {"num_iterations": 0},
-      ),
+      ("num_iterations: expected an int of at least 1", {"num_iterations": 0}),
       ("is_causal: expected True, got False;", {"is_causal": False}),
     ),
   )

@@ -149,10 +149,7 @@ def test_what_does_not_fit_raises(unchecked):
   assert_refused(
     partial(flash_attention, *draw(12)),
     (
-      (
-        "mask_mod: expected bool, got",
-        {"mask_mod": lambda b, n, t, s: t - s},
-      ),
+      ("mask_mod: expected bool, got", {"mask_mod": lambda b, n, t, s: t - s}),
       ("score_mod: expected a function, got int", {"score_mod": 3}),
       (
         "block_mask: expected the mask_mod that it was made from",

@@ -25,13 +25,7 @@ from tests.attention.calls import (
   jax.jit, static_argnames=("num_landmarks", "steps", "shared_start")
 )
 def attend(
-  qkv,
-  mask=None,
-  scale=None,
-  *,
-  num_landmarks,
-  steps=6,
-  shared_start=False,
+  qkv, mask=None, scale=None, *, num_landmarks, steps=6, shared_start=False
 ):
   return nystrom_attention(
     *qkv,

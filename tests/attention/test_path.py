@@ -5,13 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  Dims,
-  definitions,
-  gates_from_keys,
-  path,
-  path_attention,
-)
+from attention import Dims, definitions, gates_from_keys, path, path_attention
 from tests.attention import calls
 
 

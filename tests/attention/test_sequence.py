@@ -30,7 +30,7 @@ _ALIKE = {"dense", "multiplicative", "linear", *RECURRENT} - {
     "log_linear",
     "momentum_delta",
     "precond_delta",
-  ),
+  )
 }
 """Mechanisms whose parts meet by the code of another: that of flash, of performer,
 of gated_linear, of kimi_delta."""
@@ -101,13 +101,7 @@ def sharded(mechanism, devices, **call):
 
 
 def check(
-  mechanism,
-  devices,
-  length,
-  source=None,
-  in_parts=None,
-  gradients=True,
-  **call,
+  mechanism, devices, length, source=None, in_parts=None, gradients=True, **call
 ):
   """Values and, unless `gradients` is False, gradients against the whole's.
 

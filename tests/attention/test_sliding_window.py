@@ -285,12 +285,7 @@ def test_decode_is_the_causal_call(window, dilation, ring):
   rows = [np.moveaxis(x, 1, 0) for x in (query, key, value[..., :4])]
   _, out = jax.jit(lambda *args: jax.lax.scan(step, *args))(cache, rows)
   expected = definitions.sliding_window_attention(
-    query,
-    key,
-    value[..., :4],
-    window=window,
-    dilation=dilation,
-    is_causal=True,
+    query, key, value[..., :4], window=window, dilation=dilation, is_causal=True
   )
   np.testing.assert_allclose(np.moveaxis(out, 0, 1), expected, atol=1e-5)
 

@@ -8,12 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  ATTENTIONS,
-  TttState,
-  definitions,
-  ttt_linear_attention,
-)
+from attention import ATTENTIONS, TttState, definitions, ttt_linear_attention
 from attention.testing import assert_close
 from tests.attention import state_cases as cases
 from tests.attention.calls import assert_refused

@@ -18,12 +18,7 @@ from attention import mechanism as mechanisms
 from attention.platform import backend
 from attention.testing import assert_close
 import models
-from tests.attention.calls import (
-  assert_refused,
-  in_float64,
-  normal,
-  pulled,
-)
+from tests.attention.calls import assert_refused, in_float64, normal, pulled
 from tests.models import tiny
 
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 6, 5

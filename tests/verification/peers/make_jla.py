@@ -284,10 +284,7 @@ def softmax(file: Vectors) -> None:
     fixed={"mask": mask},
   )
   given = draw.qkv(**grouped) | {"log_forget": draw.decays(1, T, 4)}
-  for mechanism, window in (
-    ("dense", None),
-    ("sliding_window", 6),
-  ):
+  for mechanism, window in (("dense", None), ("sliding_window", 6)):
 
     def call(query, key, value, log_forget, window=window, **ids):
       given = query, key, value, log_forget

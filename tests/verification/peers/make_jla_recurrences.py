@@ -67,14 +67,7 @@ def rwkv6(file: Vectors) -> None:
     }
 
     def call(
-      query,
-      key,
-      value,
-      log_decay,
-      bonus,
-      initial_state,
-      segment_ids,
-      rule=rule,
+      query, key, value, log_decay, bonus, initial_state, segment_ids, rule=rule
     ):
       out, state = rule(
         *(query, key, value, log_decay, bonus),

@@ -18,10 +18,7 @@ SEGMENT_IDS = np.searchsorted((8, 20), np.arange(T), side="right")[None]
 
 def functions(file: Vectors) -> None:
   """The rule, position by position and in mini-batches, and learned offsets."""
-  forms = {
-    "reference": ttt.ttt_linear_reference,
-    "dual": ttt.ttt_linear_dual,
-  }
+  forms = {"reference": ttt.ttt_linear_reference, "dual": ttt.ttt_linear_dual}
   for name, rule in forms.items():
 
     def call(query, key, value, learning_rate, segment_ids, rule=rule, **given):

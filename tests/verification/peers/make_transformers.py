@@ -41,10 +41,7 @@ def softmax(file: Vectors) -> None:
 
   draw = Draw("hf sinks")
   capped = {"logits_soft_cap": 2.0}
-  facts = {
-    "mechanism": "dense",
-    "function": "dense_attention",
-  }
+  facts = {"mechanism": "dense", "function": "dense_attention"}
   file.add(
     "hf_sinks",
     sinks,
