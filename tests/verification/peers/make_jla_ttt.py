@@ -41,7 +41,6 @@ def functions(file: Vectors) -> None:
       call,
       witness=f"ttt.ttt_linear_{name}",
       mechanism="ttt_linear",
-      function="ttt_linear_attention",
       given=draw.qkv(T, value=H)
       | {
         "learning_rate": draw.uniform(0.0, 0.5, 1, T, N),
