@@ -285,22 +285,18 @@ def of_rg_lru(length):
   return jax.tree.map(as_float32, given)
 
 
-def _case(name, function, given, *, exactly=None, **options):
-  """`exactly` are options of the function that its definition does not take."""
-  function = f"{function}_attention"
-  fast, definition = (
-    partial(getattr(x, function), **options)
-    if options
-    else getattr(x, function)
-    for x in (attention, definitions)
-  )
-  return StateCase(
-    name, partial(fast, **exactly) if exactly else fast, definition, given
-  )
+def _case(name, given, function=None, **options):
+  """A case whose function is by default that of its mechanism."""
+  function = f"{function or name.partition('-')[0]}_attention"
+  both = (getattr(x, function) for x in (attention, definitions))
+  fast, definition = (partial(f, **options) if options else f for f in both)
+  if name == "gka":  # As many iterations as it takes to the exact solution.
+    fast = partial(fast, num_iterations=80)
+  return StateCase(name, fast, definition, given)
 
 
 RULES = [
-  _case(f"{rule}-{form}", function, partial(of_rule, rule, form))
+  _case(f"{rule}-{form}", partial(of_rule, rule, form), function)
   for rule, form, function in (
     ("gated", "head", "gated_linear"),
     ("gated", "channel", "gated_linear"),
@@ -315,37 +311,20 @@ RULES = [
   )
 ]
 _NORM = {"minibatch_size": SIZE, "epsilon": 1e-3, "scale": 0.8}
+_OF_CHANNELS = partial(of_precond_delta, channels=(DIM,))
 OTHERS = [
-  _case("mesa", "mesa", of_mesa, scale=0.7),
-  # As many iterations as it takes to the exact solution.
-  _case(
-    "gka",
-    "gka",
-    of_gka,
-    exactly={"num_iterations": 80},
-    scale=0.7,
-    ridge_ratio=0.05,
-  ),
-  _case("gsa", "gsa", of_gsa),
-  _case("log_linear", "log_linear", of_log_linear, scale=0.7),
-  _case("momentum_delta", "momentum_delta", of_momentum_delta, scale=0.7),
-  _case(
-    "precond_delta",
-    "precond_delta",
-    of_precond_delta,
-    squash=1.75,
-    epsilon=0.01,
-  ),
-  _case(
-    "precond_delta-channel",
-    "precond_delta",
-    partial(of_precond_delta, channels=(DIM,)),
-  ),
-  _case("titans", "titans", of_titans, minibatch_size=SIZE),
-  _case("ttt_linear", "ttt_linear", of_ttt_linear, **_NORM),
-  _case("mlstm", "mlstm", of_mlstm, scale=0.7, epsilon=0.1),
-  _case("mamba", "mamba", of_mamba, scale=0.3),
-  _case("rg_lru", "rg_lru", of_rg_lru, scale=0.3),
+  _case("mesa", of_mesa, scale=0.7),
+  _case("gka", of_gka, scale=0.7, ridge_ratio=0.05),
+  _case("gsa", of_gsa),
+  _case("log_linear", of_log_linear, scale=0.7),
+  _case("momentum_delta", of_momentum_delta, scale=0.7),
+  _case("precond_delta", of_precond_delta, squash=1.75, epsilon=0.01),
+  _case("precond_delta-channel", _OF_CHANNELS),
+  _case("titans", of_titans, minibatch_size=SIZE),
+  _case("ttt_linear", of_ttt_linear, **_NORM),
+  _case("mlstm", of_mlstm, scale=0.7, epsilon=0.1),
+  _case("mamba", of_mamba, scale=0.3),
+  _case("rg_lru", of_rg_lru, scale=0.3),
 ]
 CASES = {case.name: case for case in (*RULES, *OTHERS)}
 

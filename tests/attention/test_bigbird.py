@@ -139,7 +139,6 @@ def test_what_does_not_fit_is_refused(unchecked):
     {"random_blocks": blocks[:2]},
     {"random_blocks": blocks[0]},
     {"random_blocks": blocks.astype(np.float32)},
-    {"mask": np.ones((2, 1, 9, 9), bool)},
     ("key_segment_ids", {"query_segment_ids": np.zeros((2, 9), int)}),
     {"is_causal": True},
     {"dropout_rate": 1.0},

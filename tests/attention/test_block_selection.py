@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from attention import (
-  definitions,
   dense_attention,
   moba_attention,
   nsa_attention,
@@ -112,19 +111,6 @@ def test_with_room_for_all_keys_it_is_dense(call):
     for f in (call, dense_attention)
   )
   calls.assert_equal(got, want, 1e-5)
-
-
-def test_compressed_keys_are_means_of_the_past():
-  query, *kv = map(np.asarray, draw())
-  got = jax.jit(nsa(0))(query, *kv)
-  starts = range(0, T - 3, 2)
-  rows = (
-    np.stack([x[:, s : s + 4].mean(axis=1) for s in starts], axis=1) for x in kv
-  )
-  seen = np.array(starts)[None] + 3 <= np.arange(T)[:, None]
-  want = definitions.dense_attention(query, *rows, mask=seen[None, None])
-  np.testing.assert_allclose(got, want, atol=1e-5)
-  assert not np.any(got[:, :3])
 
 
 def test_what_cannot_be_is_told():

@@ -301,12 +301,13 @@ def test_a_factory_or_record_that_is_given_arrays_says_apply(name):
       record(*args, **options)
 
 
-def test_a_record_is_no_attention_function():
-  record = ATTENTIONS["dense"]()
-  with pytest.raises(ValueError, match=r"^fn: expected an attention function"):
-    attention.attention_weights(record, X, X)
-  with pytest.raises(ValueError, match=r"^factory: expected a function"):
-    attention_testing.check_mechanism(record, None)
+def test_a_record_is_no_attention_function(unchecked):
+  for wrong in (ATTENTIONS["dense"](), "dense"):
+    with pytest.raises(ValueError, match=r"^fn: expected an attention functio"):
+      attention.attention_weights(wrong, X, X)
+  for wrong in (ATTENTIONS["dense"](), attention.dense_attention):
+    with pytest.raises(ValueError, match=r"^factory: expected a function"):
+      attention_testing.check_mechanism(wrong, None)
 
 
 RECURRENCES = [n for n, p in PARAMETERS.items() if "segment_ids" in p]

@@ -265,12 +265,6 @@ def test_what_does_not_fit_is_refused(unchecked):
     dict.fromkeys(both, ids[:, 1:]),
     {"dropout_rate": 1.0},
     ("dropout_rng", {"dropout_rate": 0.5}),
-    {"mask": np.ones((B, 1, T, T), bool)},
-    {"mask": np.ones((B, N, 1, T), bool)},
-    {"mask": np.ones((B, 1, 1, T), float32)},
-    {"scale": float("nan")},
-    {"value": value[:, 1:]},
-    {"value": value.astype(int)},
     ("query", {"value": np.ones((B, T, 2 * N, V), float32)}),
     ("query", {"value": np.ones((B, T, 3, V), float32)}),
   )

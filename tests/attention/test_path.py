@@ -141,7 +141,6 @@ def test_what_does_not_fit_is_told(unchecked):
   assert_refused(
     lambda **change: path_attention(**{**draw(9), **change}),
     {"is_causal": False, "log_forget": None},
-    {"mask": np.ones((2, 1, 9, 9), bool)},
     {"beta": np.ones((2, 9, 4), np.float32)},
     {"householder": np.ones((2, 9, 2, 4), np.float32)},
   )

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from attention import (
-  alibi_bias,
   alibi_slopes,
   deberta_buckets,
   definitions,
   dense_attention,
   flash_attention,
   sliding_window_attention,
-  t5_bias,
   t5_buckets,
 )
 from tests.attention.calls import (
@@ -78,24 +76,6 @@ def test_alibi_slopes_are_the_papers():
   np.testing.assert_allclose(alibi_slopes(16)[0], 2**-0.5, rtol=1e-12)
   twelve = [*alibi_slopes(8), *alibi_slopes(16)[0:8:2]]
   np.testing.assert_allclose(alibi_slopes(12), twelve, rtol=1e-12)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_tables_are_biases(is_causal):
-  """The table gives what the T×S bias gives, here longer than L."""
-  length, heads = 23, 4
-  qkv, (embedding,) = draw(length), normal((8, heads), seed=1)
-  distance = np.arange(length)[None, :] - np.arange(length)[:, None]
-  buckets = [[bucket_of(d, 8, 10, is_causal) for d in row] for row in distance]
-  t5 = np.moveaxis(np.asarray(embedding)[np.array(buckets)], 2, 0)
-  alibi = -alibi_slopes(heads)[:, None, None] * np.abs(distance)
-  attend = jax.jit(functools.partial(dense_attention, is_causal=is_causal))
-  learned = jax.jit(lambda x: t5_bias(x, 10, is_causal=is_causal))(embedding)
-  for table, bias in ((learned, t5), (alibi_bias(heads, length), alibi)):
-    got = attend(*qkv, relative_bias=table)
-    call = {"bias": bias[None], "is_causal": is_causal}
-    expected = definitions.dense_attention(*qkv, **call)
-    np.testing.assert_allclose(got, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize(

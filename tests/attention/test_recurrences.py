@@ -123,9 +123,10 @@ def test_chunks_give_what_positions_do(case):
   assert [f"length={positions}" in x for x in loops] == [True, False]
 
 
-@of(
-  ["delta-none", "delta-channel", "gates-channel", "product-head", "comba-head"]
-)
+NORMALIZED = "delta-none", "delta-channel", "gates-channel", "comba-head"
+
+
+@of([*NORMALIZED, "product-head", "mesa"])
 def test_normalized_keys(case):
   """x / √(Σ x² + 10⁻⁶) by hand, as in fla's `use_qk_l2norm_in_kernel`.
 
@@ -148,7 +149,9 @@ def test_normalized_keys(case):
 
   call = {"normalize_keys": True, "mask": mask, "return_state": True}
   run = functools.partial(case.function, **call)
-  calls.assert_defined(lambda given: run(**given), unit, given)
+  spoiled = given | {"key": given["key"].copy()}
+  spoiled["key"][:, 9] = np.nan
+  calls.assert_defined(lambda x: run(**x), unit, given, spoiled=spoiled)
 
 
 @pytest.mark.parametrize("width", [16, 64])

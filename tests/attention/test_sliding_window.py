@@ -173,8 +173,6 @@ def test_what_does_not_fit_is_refused(unchecked):
     {"dilation": 0},
     {"dilation": (1, 2)},
     {"dilation": (1, 2, 3, 0)},
-    {"mask": np.ones((2, 1, 9, 9), bool)},
-    {"mask": np.ones((2, 1, 1, 8), bool)},
     ("key_segment_ids", {"query_segment_ids": ids}),
     {"global_indices": ids[0]},
     {"global_indices": ids[:1]},

@@ -82,7 +82,6 @@ def test_what_does_not_fit_is_told(unchecked):
   assert_refused(
     partial(stick_breaking_attention, *draw(9)),
     {"is_causal": False},
-    {"mask": np.ones((2, 1, 9, 9), bool)},
     {"attend_current": 1},
     {"bias": 1.0},
   )

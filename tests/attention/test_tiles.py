@@ -61,8 +61,6 @@ def cases(length=LENGTH):
   score = {"score_mod": falls}
   window, mask = visible.window(5, 3), {"mask": near(5, 3)}
   return {
-    "plain": (Visible(), {}, {}),
-    "causal": (visible.causal(), {}, causal),
     "mask": (
       visible.key_mask(keep) & visible.pair_mask(pairs),
       {},
@@ -73,13 +71,11 @@ def cases(length=LENGTH):
       {},
       {"query_segment_ids": ids, "key_segment_ids": ids, **causal},
     ),
-    "window": (window, {}, mask),
     "window_causal": (
       window & visible.causal() & visible.key_mask(keep),
       {},
       {"mask": mask["mask"] & key_mask, **causal},
     ),
-    "tables": (Visible(), tables, tables),
     "window_tables": (window, tables, tables | mask),
     "bias": (
       Visible(),
@@ -116,11 +112,7 @@ def pulled(function, *arrays, where="cpu"):
     return calls.pulled(both, *arrays)
 
 
-# What `window_causal`, `window_tables`, `gates` and `mods` have as well is left out.
-@pytest.mark.parametrize(
-  "name",
-  [x for x in CASES if x not in ("plain", "causal", "window", "tables")],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_values_are_the_definition_and_do_not_depend_on_the_tiles(name):
   """Of several visits, and of several tiles a step."""
   qkv = drawn()

@@ -268,7 +268,6 @@ def test_what_is_refused(unchecked):
     ("hidden_logit", given | {"hidden_logit": True}),
     ("is_causal", given | {"is_causal": True}),
     ("block_size", given | {"block_size": 0}),
-    ("mask", given | {"mask": jnp.ones((1, 1, 24, 24), bool)}),
     ("key", given | {"key": key[:, :20], "value": value[:, :20]}),
   )
   assert_refused(

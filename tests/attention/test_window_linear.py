@@ -63,11 +63,16 @@ def test_values_and_all_gradients(length, source, window, alike):
   """With 0.6 of the keys hidden, some windows are empty, and some rows."""
   qkv, trained, mask = draw(length, source, hidden=0.0 if alike else 0.6)
   if alike:
-    qkv[1] = np.repeat(qkv[1][:, :1], source, axis=1)
+    qkv[1] = qkv[1][:, :1]
   options = {"window": window, "scale": 0.7, "mask": mask}
 
   def run(function):
-    return lambda tree: function(*tree[0], **tree[1], **options)
+    def of_tree(tree):
+      (query, key, value), trained = tree
+      key = key.repeat(source // key.shape[1], axis=1)
+      return function(query, key, value, **trained, **options)
+
+    return of_tree
 
   # Of keys that are alike, gradients cancel.
   assert_defined(run(fast), run(define), (qkv, trained), of_largest=1e-5)
@@ -95,7 +100,7 @@ def test_kernels_start_as_the_identity_and_the_share_at_a_tenth():
 
 
 def test_wrong_arguments_are_refused(unchecked):
-  qkv, trained, mask = draw(9)
+  qkv, trained, _ = draw(9)
   square = np.zeros((3, HEAD_DIM, HEAD_DIM), np.float32)
   given = {**trained, "window": 3, "is_causal": True}
   assert_refused(
@@ -104,7 +109,6 @@ def test_wrong_arguments_are_refused(unchecked):
     {"key_kernel": square},
     {"mix": np.zeros(3, np.float32)},
     *({"window": x} for x in (0, -1, 2.0, (2, 0), True)),
-    {"mask": np.repeat(mask, 9, axis=2)},
     {"is_causal": False},
   )
   with pytest.raises(ValueError, match=r"^window: 20 covers all 20"):
