@@ -1,13 +1,15 @@
 """What tests of attention share: arrays, compiled calls with gradients, refusals."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
+from attention import attention_weights
+from attention.platform import backend
 from attention.testing import assert_close
 
 
@@ -50,6 +52,8 @@ def pulled(function: Callable, *arguments: Any, cotangent: Any = None) -> tuple:
   """
 
   def waves(x):
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      return np.zeros(x.shape, jax.dtypes.float0)
     return jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
 
   @jax.jit
@@ -61,6 +65,13 @@ def pulled(function: Callable, *arguments: Any, cotangent: Any = None) -> tuple:
   return jax.device_get(run(arguments, cotangent))
 
 
+def counted(out: Any, lse: Any) -> tuple[Any, Any, Any]:
+  """A result and its log-sum-exp, of which −∞ counts as 0, and where it does."""
+  xp = jnp if isinstance(lse, jax.Array) else np
+  is_empty = lse == -xp.inf
+  return out, xp.where(is_empty, 0.0, lse), 1.0 * is_empty
+
+
 def assert_equal(got: Any, expected: Any, tolerance: float) -> None:
   """Two trees of arrays are alike, each array by its largest number."""
   named = jax.tree_util.tree_leaves_with_path(got)
@@ -69,21 +80,88 @@ def assert_equal(got: Any, expected: Any, tolerance: float) -> None:
       assert_close(x, y, tolerance, jax.tree_util.keystr(path) or "the result")
 
 
-def in_float64(function: Callable, *arguments: Any) -> Any:
-  """A function of `jax.numpy` on arguments in float64, as NumPy's arrays."""
-
-  def wide(x):
-    is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
-    return np.asarray(x, np.float64) if is_float else x
-
-  with jax.enable_x64(True):
-    return jax.device_get(function(*jax.tree.map(wide, arguments)))
-
-
-def assert_refused(
-  function: Callable, cases: Iterable[tuple[str, dict[str, Any]]]
+def assert_defined(
+  function: Callable,
+  definition: Callable,
+  arrays: Any,
+  *,
+  spoiled: Any = None,
+  where: Iterable[str] = ("cpu",),
+  tolerance: float = 1e-5,
+  of_largest: float = 1e-8,
 ) -> None:
-  """Every call with the options of a case raises what begins with its message."""
-  for message, options in cases:
-    with pytest.raises(ValueError, match=f"^{message}"):
-      function(**options)
+  """A function of a tree of arrays has the results and gradients of its definition.
+
+  The definition takes float64, and a gradient is compared with a central difference
+  along a random direction, each array alone. The function takes `spoiled`, which has
+  NaN where nothing is read, and is traced for each platform. A gradient may be off by
+  `tolerance` of itself and by `of_largest` of the largest, which may cancel in it.
+  """
+  leaves, tree = jax.tree.flatten(jax.tree.map(wide, arrays))
+  expected = definition(tree.unflatten(leaves))
+
+  def total(i, moved):
+    results = definition(tree.unflatten([*leaves[:i], moved, *leaves[i + 1 :]]))
+    return sum(
+      np.sum(np.cos(np.arange(x.size)).reshape(x.shape) * x)
+      for x in jax.tree.leaves(results)
+      if np.issubdtype(x.dtype, np.floating)
+    )
+
+  rng, step = np.random.default_rng(1), 1e-6
+  along = {
+    i: rng.standard_normal(x.shape)
+    for i, x in enumerate(leaves)
+    if np.issubdtype(x.dtype, np.floating)
+  }
+  slopes = {
+    i: (total(i, leaves[i] + step * d) - total(i, leaves[i] - step * d))
+    / (2 * step)
+    for i, d in along.items()
+  }
+  for platform in where:
+    with backend.tracing_for(platform):
+      given = arrays if spoiled is None else spoiled
+      found, (gradients,) = pulled(lambda x: function(x), given)
+    assert_equal(found, expected, tolerance)
+    named = jax.tree_util.tree_leaves_with_path(gradients)
+    largest = max(np.linalg.norm(named[i][1]) for i in along)
+    for i, slope in slopes.items():
+      path, x = named[i]
+      got = np.vdot(np.float64(x), along[i])
+      bound = tolerance * np.linalg.norm(x) + of_largest * largest
+      name = f"the gradient of {jax.tree_util.keystr(path)} on a {platform}"
+      assert abs(got - slope) <= bound, f"{name}: {got}, not {slope}"
+
+
+def wide(x: Any) -> np.ndarray:
+  is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+  return np.asarray(x, np.float64 if is_float else None)
+
+
+def assert_dropout(
+  attend: Callable, query: Any, key: Any, value: Any, rate: float = 0.25
+) -> np.ndarray:
+  """Each weight is 0 or 1/(1 - rate) of itself, and gradients agree on which.
+
+  Returns the pairs that are kept, `[B, N, T, S]`.
+  """
+  rng = jax.random.key(3)
+  dropping = partial(attend, dropout_rate=rate, dropout_rng=rng)
+  exact, weights = (
+    np.asarray(jax.jit(partial(attention_weights, f))(query, key))
+    for f in (attend, dropping)
+  )
+  kept, seen = weights != 0, exact != 0
+  np.testing.assert_allclose(weights[kept], exact[kept] / (1 - rate), rtol=2e-5)
+  spread = np.sqrt(rate * (1 - rate) / seen.sum())
+  assert abs(kept[seen].mean() - (1 - rate)) < 4 * spread
+
+  def by_hand(query, key, value):
+    weights = attention_weights(attend, query, key) * kept / (1 - rate)
+    value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
+    return jnp.einsum("BNTS,BSNV->BTNV", weights, value)
+
+  found, expected = (pulled(f, query, key, value) for f in (dropping, by_hand))
+  assert_equal(found, expected, 1e-5)
+  return kept

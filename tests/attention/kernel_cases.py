@@ -12,88 +12,42 @@ import importlib
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from attention import (
-  delta_product_attention,
-  delta_rule_attention,
-  gated_linear_attention,
-  rwkv7_attention,
-)
 from attention.recurrent import kernels
+from tests.attention import state_cases
 
-BATCH, HEADS, KV_HEADS, DIM, VALUE, WRITES = 2, 4, 2, 8, 5, 2
-GATED, DELTA = gated_linear_attention, delta_rule_attention
 CASES = {
-  "decays of heads": ("simple_gla", GATED, "head"),
-  "decays of channels": ("gla", GATED, "channel"),
-  "delta": ("deltanet", DELTA, "beta"),
-  "gated delta": ("gated_deltanet", DELTA, "head beta"),
-  "kimi delta": ("kda", DELTA, "channel beta"),
-  "two gates": ("gdn2", DELTA, "channel beta erase_gate write_gate"),
-  "one gate": ("gdn2", DELTA, "head erase_gate"),
-  "rwkv7": ("rwkv7", rwkv7_attention, "channel removal replacement"),
-  "product": ("gated_deltanet", delta_product_attention, "head beta"),
-  "product, no decay": ("deltanet", delta_product_attention, "beta"),
+  "decays of heads": ("simple_gla", "gated-head"),
+  "decays of channels": ("gla", "gated-channel"),
+  "delta": ("deltanet", "delta-none"),
+  "gated delta": ("gated_deltanet", "delta-head"),
+  "kimi delta": ("kda", "delta-channel"),
+  "two gates": ("gdn2", "gates-channel", "erase_key"),
+  "one gate": ("gdn2", "gates-channel", "erase_key", "beta", "write_gate"),
+  "rwkv7": ("rwkv7", "rwkv7-channel"),
+  "product": ("gated_deltanet", "product-head"),
+  "product, no decay": ("deltanet", "product-head", "log_decay"),
 }
-"""What is called -> kind of jla, function, and options."""
+"""What is called -> kind of jla, case of a state, and options that are left out."""
 
 
-def call(name, length, seed=0):
+def call(name, length):
   """The function of a case and its arguments, with all options, in float32.
 
   Some decays leave nothing: they are −60 or −10³⁰.
   """
-  rng = np.random.default_rng(seed)
-  _, function, names = CASES[name]
-
-  def normal(*shape):
-    return rng.standard_normal((BATCH, length, *shape), np.float32)
-
-  def uniform(*shape):
-    return rng.random((BATCH, length, *shape), np.float32)
-
-  def decays(*shape):
-    x = np.float32(-0.3) * uniform(*shape)
-    x[uniform(*shape) < 0.04] = -60.0
-    x[uniform(*shape) < 0.04] = -1e30
-    return x
-
-  def unit(*shape):
-    x = normal(*shape)
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-  writes = (WRITES,) if function is delta_product_attention else ()
-  key = unit(*writes, KV_HEADS, DIM)
-  removal = -unit(HEADS, DIM)
-  options = {
-    "head": ("log_decay", lambda: decays(HEADS)),
-    "channel": ("log_decay", lambda: decays(HEADS, DIM)),
-    "beta": ("beta", lambda: uniform(*writes, HEADS)),
-    "erase_gate": ("erase_gate", lambda: uniform(HEADS, DIM)),
-    "write_gate": ("write_gate", lambda: uniform(HEADS, VALUE)),
-    "removal": ("removal", lambda: removal),
-    "replacement": ("replacement", lambda: -removal * uniform(HEADS, DIM)),
-  }
-  given = dict(options[option] for option in names.split())
-  arrays = {
-    "query": normal(HEADS, DIM),
-    "key": key,
-    "value": normal(*writes, KV_HEADS, VALUE),
-    "initial_state": rng.standard_normal(
-      (BATCH, HEADS, DIM, VALUE), np.float32
-    ),
-    **{option: make() for option, make in given.items()},
-  }
-  segments = np.cumsum(rng.random((BATCH, length)) < 0.1, axis=1) % 3
-  rest = {
-    "mask": rng.random((BATCH, 1, 1, length)) < 0.8,
-    "segment_ids": segments,
-  }
-  arrays, rest = jax.tree.map(jnp.asarray, (arrays, rest))
-  return functools.partial(
-    function, return_state=True, scale=0.3, **rest
-  ), arrays
+  _, case, *without = CASES[name]
+  case = state_cases.CASES[case]
+  arrays = {n: x for n, x in case.given(length).items() if n not in without}
+  if name == "one gate":  # Of heads, which the kernel takes by channels.
+    arrays["log_decay"] = arrays["log_decay"][..., 0].copy()
+  if "log_decay" in arrays:
+    arrays["log_decay"][0, 3], arrays["log_decay"][1, 5] = -60.0, -1e30
+  arrays, rest = jax.tree.map(
+    jnp.asarray, (arrays, state_cases.options(length))
+  )
+  call = {"return_state": True, "scale": 0.3, **rest}
+  return functools.partial(case.function, **call), arrays
 
 
 def outcome(function, arrays, implementation):

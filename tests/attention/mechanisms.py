@@ -1,75 +1,12 @@
 """What the contract suite runs over: one line a mechanism and setting."""
 
+import importlib
+
 import jax
 import numpy as np
 
-from attention import (
-  additive,
-  bigbird,
-  bigbird_random_blocks,
-  comba,
-  compressed,
-  definitions,
-  delta,
-  delta_product,
-  dense,
-  differential,
-  dsa,
-  flash,
-  gated_delta,
-  gated_delta_2,
-  gated_linear,
-  gka,
-  gsa,
-  hgrn2,
-  kimi_delta,
-  latent,
-  lightning,
-  linear,
-  linformer,
-  log_linear,
-  lsh,
-  mamba,
-  mamba2,
-  mamba3,
-  mesa,
-  mlstm,
-  moba,
-  momentum_delta,
-  multiplicative,
-  nsa,
-  nystrom,
-  path,
-  performer,
-  precond_delta,
-  retention,
-  rg_lru,
-  rwkv6,
-  rwkv7,
-  sliding_window,
-  stick_breaking,
-  strided_2d,
-  titans,
-  ttt_linear,
-  window_2d,
-  window_linear,
-)
-from attention.definitions import delta_product as delta_product_definition
-from attention.definitions import gka as gka_definition
-from attention.definitions import gsa as gsa_definition
-from attention.definitions import log_linear as log_linear_definition
-from attention.definitions import mamba as mamba_definition
-from attention.definitions import mamba3 as mamba3_definition
-from attention.definitions import mesa as mesa_definition
-from attention.definitions import mlstm as mlstm_definition
-from attention.definitions import momentum_delta as momentum_delta_definition
-from attention.definitions import precond_delta as precond_delta_definition
+from attention import ATTENTIONS, bigbird_random_blocks, definitions
 from attention.definitions import recurrent
-from attention.definitions import rg_lru as rg_lru_definition
-from attention.definitions import rwkv6 as rwkv6_definition
-from attention.definitions import rwkv7 as rwkv7_definition
-from attention.definitions import titans as titans_definition
-from attention.definitions import ttt_linear as ttt_linear_definition
 from attention.definitions.linear import (
   elu_plus_one,
   hedgehog_features,
@@ -80,10 +17,27 @@ from attention.definitions.shared import visible_tokens
 from attention.testing import Mechanism
 
 
+def definition_of(name):
+  """The definition of a recurrence with its gates."""
+  if hasattr(recurrent, name):
+    return getattr(recurrent, name)
+  module = importlib.import_module(f"attention.definitions.{name}")
+  return getattr(module, name)
+
+
+def _mechanism(name, definition, options, *facts, **more):
+  return Mechanism(ATTENTIONS[name], definition, options, *facts, **more)
+
+
+def _inputs(key):
+  """The inputs of gates, which are the keys, in float64."""
+  return np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+
+
 def _own_logits(variables, key, options, call):
   """Sinks, cap and forget gates of a record, as options of a definition."""
   params, found = variables.get("params", {}), {}
-  inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+  inputs = _inputs(key)
   if options.get("sinks") == "inputs":
     found["sinks"] = inputs @ params["sink_kernel"]
     mask = call.get("mask")
@@ -100,22 +54,17 @@ def _own_logits(variables, key, options, call):
   return found
 
 
-def _dense(**options):
+def _softmax(name, **options):
+  """Dense, flash or window attention, with logits of their own."""
+  define = getattr(definitions, f"{name}_attention")
+  rest = {k: v for k, v in options.items() if k in ("window", "dilation")}
+
   def attend(variables, query, key, value, **call):
     call = {**_own_logits(variables, key, options, call), **call}
-    return definitions.dense_attention(query, key, value, **call)
+    return define(query, key, value, **rest, **call)
 
-  normalised = not options.get("sinks")
-  return Mechanism(dense, attend, options, normalised, cache="length")
-
-
-def _flash(**options):
-  def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options, call), **call}
-    return definitions.flash_attention(query, key, value, **call)
-
-  normalised = not options.get("sinks")
-  return Mechanism(flash, attend, options, normalised, cache="length")
+  facts = {"sparse": bool(rest), "cache": "nothing" if rest else "length"}
+  return _mechanism(name, attend, options, not options.get("sinks"), **facts)
 
 
 def _multiplicative(**options):
@@ -123,20 +72,7 @@ def _multiplicative(**options):
     kernel = variables["params"]["kernel"] if options["general"] else None
     return definitions.multiplicative_attention(*qkv, kernel=kernel, **call)
 
-  return Mechanism(multiplicative, attend, options, cache="length")
-
-
-def _window(**options):
-  rest = {k: v for k, v in options.items() if k in ("window", "dilation")}
-
-  def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options, call), **call}
-    return definitions.sliding_window_attention(
-      query, key, value, **rest, **call
-    )
-
-  normalised = not options.get("sinks")
-  return Mechanism(sliding_window, attend, options, normalised, sparse=True)
+  return _mechanism("multiplicative", attend, options, cache="length")
 
 
 _FEATURE_MAPS = {"elu": elu_plus_one, "taylor": taylor_features}
@@ -148,7 +84,7 @@ def _linear(**options):
     feature_map = _FEATURE_MAPS[options["feature_map"]]
     return definitions.linear_attention(*qkv, feature_map=feature_map, **call)
 
-  return Mechanism(linear, attend, options)
+  return _mechanism("linear", attend, options, cache="nothing")
 
 
 def _hedgehog():
@@ -162,7 +98,9 @@ def _hedgehog():
       **call,
     )
 
-  return Mechanism(linear, attend, {"feature_map": "hedgehog"})
+  return _mechanism(
+    "linear", attend, {"feature_map": "hedgehog"}, cache="nothing"
+  )
 
 
 def _window_linear(**options):
@@ -172,7 +110,7 @@ def _window_linear(**options):
       *qkv, **params, **options, **call
     )
 
-  return Mechanism(window_linear, attend, options)
+  return _mechanism("window_linear", attend, options, cache="nothing")
 
 
 def _performer(**options):
@@ -184,7 +122,7 @@ def _performer(**options):
       *qkv, projection=projection, kernel=kernel, **call
     )
 
-  return Mechanism(performer, attend, options)
+  return _mechanism("performer", attend, options, cache="nothing")
 
 
 def _linformer(**options):
@@ -194,14 +132,14 @@ def _linformer(**options):
     assert params["key_projection"].ndim == (3 if options["per_head"] else 2)
     return definitions.linformer_attention(*qkv, **params, **call)
 
-  return Mechanism(linformer, attend, options, normalised=False)
+  return _mechanism("linformer", attend, options, normalised=False)
 
 
 def _additive(**options):
   def attend(variables, *qkv, **call):
     return definitions.additive_attention(*qkv, **variables["params"], **call)
 
-  return Mechanism(additive, attend, options, cache="length")
+  return _mechanism("additive", attend, options, cache="length")
 
 
 def _nystrom(**options):
@@ -216,7 +154,7 @@ def _nystrom(**options):
       out += depthwise_convolution(qkv[2], kernel, mask=mask)
     return out
 
-  return Mechanism(nystrom, attend, options, normalised=False)
+  return _mechanism("nystrom", attend, options, normalised=False)
 
 
 def _bigbird(**options):
@@ -234,7 +172,7 @@ def _bigbird(**options):
       query, *rest, block_size=size, random_blocks=random_blocks, **call
     )
 
-  return Mechanism(bigbird, attend, options, pads=False)
+  return _mechanism("bigbird", attend, options, pads=False)
 
 
 def _lsh(**options):
@@ -247,8 +185,8 @@ def _lsh(**options):
       **call,
     )
 
-  return Mechanism(
-    lsh, attend, options, sparse=True, past_error=1e-6, cache="length"
+  return _mechanism(
+    "lsh", attend, options, sparse=True, past_error=1e-6, cache="length"
   )
 
 
@@ -262,7 +200,7 @@ def _window_2d(**options):
       *qkv, grid=None, **rest, **params, **call
     )
 
-  return Mechanism(window_2d, attend, options, sparse=True, pads=False)
+  return _mechanism("window_2d", attend, options, sparse=True, pads=False)
 
 
 def _strided_2d(**options):
@@ -270,11 +208,11 @@ def _strided_2d(**options):
     assert not variables
     return definitions.strided_2d_attention(*qkv, grid=None, **options, **call)
 
-  return Mechanism(strided_2d, attend, options, sparse=True, pads=False)
+  return _mechanism("strided_2d", attend, options, sparse=True, pads=False)
 
 
-def _recurrent(factory, module=recurrent, **options):
-  definition = getattr(module, factory.__name__)
+def _recurrent(name, **options):
+  definition = definition_of(name)
   # The variables have them.
   unread = (
     *("rank", "num_levels", "num_slots", "projection_bias"),
@@ -285,29 +223,29 @@ def _recurrent(factory, module=recurrent, **options):
   def attend(variables, query, key, value, **call):
     params = variables.get("params", {})
     if params:
-      rest["inputs"] = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+      rest["inputs"] = _inputs(key)
     return definition(query, key, value, **rest, **params, **call)
 
-  return Mechanism(
-    factory,
+  return _mechanism(
+    name,
     attend,
     options,
     normalised=False,
     bounded=False,
-    one_matrix=factory not in (gated_delta_2, delta_product),
+    one_matrix=name not in ("gated_delta_2", "delta_product"),
     cache="nothing",
   )
 
 
-def _elementwise(factory, module, **options):
-  definition = getattr(module, factory.__name__)
+def _elementwise(name, **options):
+  definition = definition_of(name)
   rest = {k: options[k] for k in options if k == "norm_epsilon"}
 
   def attend(variables, query, value=None, **call):
     return definition(query, value, **rest, **variables["params"], **call)
 
-  return Mechanism(
-    factory,
+  return _mechanism(
+    name,
     attend,
     options,
     normalised=False,
@@ -324,15 +262,15 @@ def _differential(**options):
     weight -= np.exp(np.sum(p["query_2"] * p["key_2"]))
     return definitions.differential_attention(*qkv, weight=weight, **call)
 
-  return Mechanism(
-    differential, attend, options, normalised=False, cache="length"
+  return _mechanism(
+    "differential", attend, options, normalised=False, cache="length"
   )
 
 
 def _latent(**options):
   def attend(variables, query, key, value=None, **call):
     p = {name: np.asarray(x) for name, x in variables["params"].items()}
-    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    inputs = _inputs(key)
     size = len(p["norm_scale"])
     # A position that a mask hides may hold anything.
     with np.errstate(all="ignore"):
@@ -349,7 +287,7 @@ def _latent(**options):
       **call,
     )
 
-  return Mechanism(latent, attend, options, cache="length")
+  return _mechanism("latent", attend, options, cache="length")
 
 
 def _moba(**options):
@@ -357,12 +295,12 @@ def _moba(**options):
     assert not variables
     return definitions.moba_attention(*qkv, **options, **call)
 
-  return Mechanism(moba, attend, options, cache="length")
+  return _mechanism("moba", attend, options, cache="length")
 
 
 def _indexed_moba(**options):
   def attend(variables, query, key, value, **call):
-    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    inputs = _inputs(key)
     if "mask" in call:
       inputs = np.where(call["mask"][:, 0, 0, :, None], inputs, 0.0)
     call |= {x: options[x] for x in ("block_size", "top_k", "local_blocks")}
@@ -375,7 +313,7 @@ def _indexed_moba(**options):
       call[name] = _half_turned(x * (1 + scale))
     return definitions.moba_attention(query, key, value, **call)
 
-  return Mechanism(moba, attend, options, cache="length")
+  return _mechanism("moba", attend, options, cache="length")
 
 
 def _compressed(**options):
@@ -384,7 +322,7 @@ def _compressed(**options):
 
   def attend(variables, query, key, value=None, *, mask=None, **call):
     p = {name: np.asarray(x) for name, x in variables["params"].items()}
-    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    inputs = _inputs(key)
     batch, length, _ = inputs.shape
     keep = visible_tokens(mask, batch, length)
     inputs = np.where(keep[..., None], inputs, 0.0)
@@ -434,7 +372,9 @@ def _compressed(**options):
       **call,
     )
 
-  return Mechanism(compressed, attend, options, normalised=False, cache=cache)
+  return _mechanism(
+    "compressed", attend, options, normalised=False, cache=cache
+  )
 
 
 def _nsa(**options):
@@ -442,7 +382,7 @@ def _nsa(**options):
 
   def attend(variables, query, key, value, **call):
     p = dict(variables["params"])
-    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    inputs = _inputs(key)
     with np.errstate(all="ignore"):  # A hidden position may hold anything.
       x = np.tensordot(inputs, p.pop("gate_kernel"), 1)
       gates = recurrent.sigmoid(x)
@@ -450,7 +390,7 @@ def _nsa(**options):
       query, key, value, branch_gates=gates, **p, **rest, **call
     )
 
-  return Mechanism(nsa, attend, options, normalised=False, cache="length")
+  return _mechanism("nsa", attend, options, normalised=False, cache="length")
 
 
 def _stick_breaking(**options):
@@ -459,8 +399,8 @@ def _stick_breaking(**options):
     return definitions.stick_breaking_attention(*qkv, **options, **call)
 
   is_strict = not options["attend_current"]
-  return Mechanism(
-    stick_breaking,
+  return _mechanism(
+    "stick_breaking",
     attend,
     options,
     normalised=False,
@@ -472,7 +412,7 @@ def _stick_breaking(**options):
 def _path(**options):
   def attend(variables, query, key, value, **call):
     p = {name: np.asarray(x) for name, x in variables["params"].items()}
-    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    inputs = _inputs(key)
     # A position that a mask hides may hold anything.
     with np.errstate(all="ignore"):
       w = np.tensordot(inputs @ p["householder_down"], p["householder_up"], 1)
@@ -484,7 +424,7 @@ def _path(**options):
       query, key, value, householder=w, beta=beta, **call
     )
 
-  return Mechanism(path, attend, options, cache="length")
+  return _mechanism("path", attend, options, cache="length")
 
 
 def _half_turned(x):
@@ -503,7 +443,7 @@ def _dsa(**options):
   heads, size = options["num_index_heads"], options["index_dim"]
 
   def attend(variables, query, key, value, **call):
-    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    inputs = _inputs(key)
     if "mask" in call:
       inputs = np.where(call["mask"][:, 0, 0, :, None], inputs, 0.0)
     params = dict(variables["params"])
@@ -525,21 +465,25 @@ def _dsa(**options):
     call = {"is_causal": False, "top_k": options["top_k"], **arrays, **call}
     return definitions.dsa_attention(query, key, value, **call)
 
-  return Mechanism(dsa, attend, options, cache="length")
+  return _mechanism("dsa", attend, options, cache="length")
 
 
 MECHANISMS = (
-  _dense(),
-  _dense(sinks=True, logits_soft_cap=2.0, forget=True),
-  _flash(block_size=(8, 5)),
-  _flash(block_size=(8, 5), sinks=True, logits_soft_cap=2.0, forget=True),
-  _dense(sinks="inputs"),
-  _window(window=3, sinks="inputs"),
+  _softmax("dense"),
+  _softmax("dense", sinks=True, logits_soft_cap=2.0, forget=True),
+  _softmax("flash", block_size=(8, 5)),
+  _softmax(
+    "flash", block_size=(8, 5), sinks=True, logits_soft_cap=2.0, forget=True
+  ),
+  _softmax("dense", sinks="inputs"),
+  _softmax("sliding_window", window=3, sinks="inputs"),
   _multiplicative(general=True),
-  _window(window=3),
-  _window(window=3, sinks=True, logits_soft_cap=2.0, forget=True),
-  _window(window=(2, 1), dilation=2),
-  _window(window=(3, 0), dilation=(1, 2, 1, 2)),
+  _softmax("sliding_window", window=3),
+  _softmax(
+    "sliding_window", window=3, sinks=True, logits_soft_cap=2.0, forget=True
+  ),
+  _softmax("sliding_window", window=(2, 1), dilation=2),
+  _softmax("sliding_window", window=(3, 0), dilation=(1, 2, 1, 2)),
   _linear(feature_map="elu"),
   _linear(feature_map="taylor"),
   _hedgehog(),
@@ -557,40 +501,40 @@ MECHANISMS = (
   _window_2d(window=3, shift=1, relative=False),
   _window_2d(window=2, shift=1, hidden_logit=-3.0),
   _strided_2d(stride=2),
-  _recurrent(retention),
-  _recurrent(lightning, depth=0.5),
-  _recurrent(gated_linear, rank=3, temperature=4.0),
-  _recurrent(hgrn2),
-  _recurrent(hgrn2, lower_bound=0.5),
-  _recurrent(mamba2),
+  _recurrent("retention"),
+  _recurrent("lightning", depth=0.5),
+  _recurrent("gated_linear", rank=3, temperature=4.0),
+  _recurrent("hgrn2"),
+  _recurrent("hgrn2", lower_bound=0.5),
+  _recurrent("mamba2"),
   _recurrent(
-    mamba2, projection_bias=True, step_factor=1.5, min_step=0.03, max_step=0.2
+    "mamba2", projection_bias=True, step_factor=1.5, min_step=0.03, max_step=0.2
   ),
-  _recurrent(mamba3, mamba3_definition),
-  _elementwise(mamba, mamba_definition, state_size=5, rank=3),
-  _elementwise(mamba, mamba_definition, state_size=3, norm_epsilon=0.01),
-  _elementwise(rg_lru, rg_lru_definition),
-  _recurrent(mlstm, mlstm_definition),
-  _recurrent(mlstm, mlstm_definition, gate_soft_cap=2.0, epsilon=0.1),
-  _recurrent(delta),
-  _recurrent(gated_delta, max_rate=2.0),
-  _recurrent(kimi_delta, rank=3),
-  _recurrent(kimi_delta, rank=3, lower_bound=-5.0),
-  _recurrent(comba, max_rate=2.0),
-  _recurrent(gated_delta_2, rank=3),
-  _recurrent(delta_product, delta_product_definition),
-  _recurrent(precond_delta, precond_delta_definition),
-  _recurrent(momentum_delta, momentum_delta_definition),
-  _recurrent(rwkv6, rwkv6_definition, rank=3),
-  _recurrent(rwkv7, rwkv7_definition, rank=3),
-  _recurrent(mesa, mesa_definition),
+  _recurrent("mamba3"),
+  _elementwise("mamba", state_size=5, rank=3),
+  _elementwise("mamba", state_size=3, norm_epsilon=0.01),
+  _elementwise("rg_lru"),
+  _recurrent("mlstm"),
+  _recurrent("mlstm", gate_soft_cap=2.0, epsilon=0.1),
+  _recurrent("delta"),
+  _recurrent("gated_delta", max_rate=2.0),
+  _recurrent("kimi_delta", rank=3),
+  _recurrent("kimi_delta", rank=3, lower_bound=-5.0),
+  _recurrent("comba", max_rate=2.0),
+  _recurrent("gated_delta_2", rank=3),
+  _recurrent("delta_product"),
+  _recurrent("precond_delta"),
+  _recurrent("momentum_delta"),
+  _recurrent("rwkv6", rank=3),
+  _recurrent("rwkv7", rank=3),
+  _recurrent("mesa"),
   # A condition number of 6, for float32, and iterations to the exact solution.
-  _recurrent(gka, gka_definition, ridge_ratio=0.2, num_iterations=25),
-  _recurrent(gsa, gsa_definition, num_slots=5),
-  _recurrent(ttt_linear, ttt_linear_definition, minibatch_size=4),
-  _recurrent(titans, titans_definition, minibatch_size=4),
-  _recurrent(titans, titans_definition, minibatch_size=1, max_rate=0.5),
-  _recurrent(log_linear, log_linear_definition, num_levels=10),
+  _recurrent("gka", ridge_ratio=0.2, num_iterations=25),
+  _recurrent("gsa", num_slots=5),
+  _recurrent("ttt_linear", minibatch_size=4),
+  _recurrent("titans", minibatch_size=4),
+  _recurrent("titans", minibatch_size=1, max_rate=0.5),
+  _recurrent("log_linear", num_levels=10),
   _differential(start=0.6),
   _latent(),
   _latent(rank=5, shared_dim=3),

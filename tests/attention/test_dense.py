@@ -1,7 +1,6 @@
-"""What only dense attention has: bias as mask, dropout, jax.nn's numbers."""
+"""What only dense attention has: bias as mask, blocks of rows, its log-sum-exp."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +8,8 @@ import numpy as np
 import pytest
 
 from attention import (
-  Dims,
   attention_weights,
   definitions,
-  dense,
   dense_attention,
   differential_attention,
   flash_attention,
@@ -29,34 +26,20 @@ from attention.softmax.visible import (
 )
 from attention.testing import Case, assert_close
 from tests.attention.calls import (
+  assert_dropout,
   assert_equal,
-  assert_refused,
   draw,
   normal,
   pulled,
   random_mask,
 )
+from tests.refusals import assert_refused
 
 
 def pair_mask_with_an_empty_row():
   mask = np.array(random_mask(2, 4, 13, 13, share=0.5))
   mask[0, 0, 2] = False
   return jnp.asarray(mask)
-
-
-def test_equals_jax_nn():
-  query, key, value = draw(13)
-  call = {
-    "bias": jnp.asarray(Case(("bias",)).draw()[1]["bias"]),
-    "mask": jnp.asarray(np.tri(13, k=3, dtype=bool)[None, None]),
-    "is_causal": True,
-    "scale": 0.3,
-  }
-  got, expected = (
-    jax.jit(functools.partial(f, **call))(query, key, value)
-    for f in (dense_attention, jax.nn.dot_product_attention)
-  )
-  assert_close(got, expected, 1e-6)
 
 
 def test_a_bias_of_minus_infinity_is_a_mask():
@@ -81,33 +64,9 @@ def test_a_nan_is_not_hidden():
 
 
 def test_dropout_drops_a_share_of_the_weights_and_rescales_the_others():
-  query, key, _ = draw(13, batch=8)
-  weigh = functools.partial(attention_weights, dense_attention)
-  weights, dropped = (
-    np.asarray(jax.jit(functools.partial(weigh, **call))(query, key))
-    for call in ({}, {"dropout_rate": 0.25, "dropout_rng": jax.random.key(0)})
-  )
-  kept = dropped != 0
-  # 8·4·13·13 weights: four standard deviations are 0.024.
-  assert abs(kept.mean() - 0.75) < 0.024
-  assert_close(dropped[kept], weights[kept] / 0.75, 1e-6)
+  kept = assert_dropout(dense_attention, *draw(13, batch=8))
   # Each example, head and query draws its own.
   assert len(np.unique(kept.reshape(-1, 13), axis=0)) > 300
-
-
-def test_dropout_is_a_function_of_its_key():
-  arrays = draw(13)
-
-  def drop(key):
-    call = {"dropout_rate": 0.5, "dropout_rng": key}
-    return dense_attention(*arrays, **call)
-
-  first, again, other = map(jax.jit(drop), map(jax.random.key, (0, 0, 1)))
-  assert (first == again).all()
-  assert (first != other).any()
-  outs = jax.jit(jax.vmap(drop))(jax.random.split(jax.random.key(2), 1024))
-  mean = np.mean(outs, axis=0)
-  assert_close(mean, definitions.dense_attention(*arrays), 0.1)
 
 
 def test_what_does_not_fit_is_refused():
@@ -115,71 +74,41 @@ def test_what_does_not_fit_is_refused():
   attend = functools.partial(dense_attention, x, x, x)
   unused = jax.eval_shape(lambda: attend(dropout_rng=jax.random.key(0)))
   assert unused.shape == x.shape
-  rates = (-0.1, 1.0, float("nan"))
   assert_refused(
     attend,
-    (
-      ("dropout_rng: expected a key", {"dropout_rate": 0.1}),
-      *(
-        (r"dropout_rate: expected \[0, 1\)", {"dropout_rate": r}) for r in rates
-      ),
-      (r"bias: .*\[2, 4, 13, 13\]", {"bias": jnp.zeros((2, 3, 13, 13))}),
-    ),
+    ("dropout_rng", {"dropout_rate": 0.1}),
+    *({"dropout_rate": rate} for rate in (-0.1, 1.0, float("nan"))),
+    {"bias": jnp.zeros((2, 3, 13, 13))},
   )
-
-
-def options_of(names, length=13, source=11):
-  """Options as arrays, fixed and trained; a row of the full mask sees nothing."""
-  rng = np.random.default_rng(0)
-  full = rng.random((2, 4, length, source)) < 0.6
-  full[:, :, 3] = False
-  ids = [np.arange(x) // np.array([[5], [7]]) for x in (length, source)]
-  full_bias, head_bias, *tables = normal(
-    (1, 4, length, source), (1, 4, 1, source), (4, 9), (7, 8), (4, 11, 8)
-  )
-  by_distance = "relative_bias", "relative_keys", "relative_queries"
-  fixed = {
-    "full mask": {"mask": full},
-    "key mask": {"mask": rng.random((2, 1, 1, source)) < 0.6},
-    "query mask": {"mask": rng.random((2, 1, length, 1)) < 0.6},
-    "segments": {"query_segment_ids": ids[0], "key_segment_ids": ids[1]},
-    "causal": {"is_causal": True},
-  }
-  trained = {
-    "bias": {"bias": full_bias},
-    "head bias": {"bias": head_bias},
-    "tables": dict(zip(by_distance, tables, strict=True)),
-  }
-
-  def chosen(options):
-    found = (options[x].items() for x in names if x in options)
-    return dict(itertools.chain.from_iterable(found))
-
-  return chosen(fixed), chosen(trained)
 
 
 @pytest.mark.parametrize(
   "names",
   [
-    ["full mask"],
-    ["key mask", "bias"],
-    ["head bias", "causal"],
-    ["segments", "query mask", "tables"],
+    ("full_mask",),
+    ("mask", "bias"),
+    ("bias", "causal"),
+    ("segments", "full_mask", "relative"),
   ],
   ids="-".join,
 )
 def test_blocks_of_rows_change_no_value_and_no_gradient(names):
-  fixed, trained = options_of(names)
+  """With a bias of heads and keys, and a mask of queries, in the last two."""
+  qkv, options = Case(names, source_length=11, value_dim=5).draw()
+  if "causal" in names:
+    options["bias"] = options["bias"][:, :, :1]
+  if "segments" in names:
+    options["mask"] = options["mask"][:, :1, :, :1]
+  tables = "bias", "relative_bias", "relative_keys", "relative_queries"
+  trained = {x: options.pop(x) for x in tables if x in options}
 
   def attend(qkv, trained, block_size):
-    call = {**trained, **fixed, "block_size": block_size, "return_lse": True}
-    out, lse = dense_attention(*qkv, **call)
+    call = {**trained, **options, "block_size": block_size}
+    out, lse = dense_attention(*qkv, **call, return_lse=True)
     return out, jnp.exp(lse)
 
   got, expected = (
-    pulled(
-      functools.partial(attend, block_size=x), draw(13, 11, value=5), trained
-    )
+    pulled(functools.partial(attend, block_size=x), qkv, trained)
     for x in (4, None)
   )
   assert_equal(got, expected, 1e-6)
@@ -243,27 +172,6 @@ def test_the_log_sum_exp_and_its_gradient_are_those_of_flash(shape):
   assert with_sinks or got[0][2][0, 2, 0]
   for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-def test_sinks_from_inputs():
-  """A column of zeros as a value, and the softmax over it and the keys."""
-  length, heads, width = 9, 2, 4
-  query, key, value, inputs = normal(
-    *[(1, length, heads, width)] * 3, (1, length, 5)
-  )
-  record = dense(sinks="inputs")
-  variables = record.init(jax.random.key(0), Dims(heads, heads, width, 16, 5))
-  gates = record.gates(variables, inputs)
-  kernel = np.asarray(variables["params"]["sink_kernel"])
-  assert kernel.shape == (5, heads)
-  logits = np.einsum("bqnh,bknh->bnqk", query, key) / 2.0
-  column = np.moveaxis(np.asarray(inputs) @ kernel, 2, 1)[..., None]
-  weights = jax.nn.softmax(np.concatenate([logits, column], axis=3), axis=3)
-  expected = np.einsum("bnqk,bknh->bqnh", weights[..., :-1], value)
-  out = record.apply(variables, query, key, value, **gates)
-  np.testing.assert_allclose(out, expected, atol=1e-5)
-  with pytest.raises(ValueError, match=r"sinks: dense attention computes it"):
-    record.apply(variables, query, key, value)
 
 
 def test_third_derivatives_of_the_log_sum_exp_agree():

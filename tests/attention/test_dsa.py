@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from attention import definitions, dsa, dsa_attention, dsa_indexer_loss
 from attention.mechanism import Dims
 from attention.softmax import indexer
-from tests.attention.calls import normal
+from tests.attention.calls import assert_defined, normal
 from tests.attention.test_lse import check, of_pairs, weights_of
 from tests.attention.test_selected_blocks import LENGTH, options
 
@@ -69,17 +68,6 @@ def test_of_equal_scores_the_earlier_key_is_taken():
     np.testing.assert_array_equal(got, np.broadcast_to(expected, got.shape))
 
 
-def test_the_future_changes_no_selection():
-  _, index = draw()
-  before = np.asarray(selected(index))
-  changed = {name: np.array(x) for name, x in index.items()}
-  for x in changed.values():
-    x[:, 78:] = 30.0
-  after = np.asarray(selected(changed))
-  np.testing.assert_array_equal(before[:, :78], after[:, :78])
-  assert (before[:, 78:] != after[:, 78:]).any()
-
-
 @pytest.mark.parametrize("top_k", [TOP_K, LENGTH])
 def test_definition_of_both_directions(top_k):
   qkv, index = draw()
@@ -119,7 +107,6 @@ def test_loss(top_k):
 
 @pytest.mark.parametrize("top_k", [None, TOP_K])
 def test_gradients_of_the_loss_reach_the_indexer_alone(top_k):
-  """They are those of a difference of the definition, along some direction."""
   (query, key, _), index = draw(20)
   call = {"top_k": top_k, "scale": 0.7}
 
@@ -127,38 +114,13 @@ def test_gradients_of_the_loss_reach_the_indexer_alone(top_k):
     return jnp.sum(dsa_indexer_loss(query, key, **index, **call))
 
   gradients = jax.jit(jax.grad(total, (0, 1, 2)))(query, key, index)
-  *attention, gradient = gradients
-  assert not any(np.any(x) for x in attention)
-  rng = np.random.default_rng(2)
-  for name, x in index.items():
-    along = rng.standard_normal(x.shape)
-    ends = []
-    for step in (1e-5, -1e-5):
-      moved = {**index, name: np.asarray(x, np.float64) + step * along}
-      loss = definitions.dsa_indexer_loss(query, key, **moved, **call)
-      ends.append(loss.sum() / 2e-5)
-    slope = np.vdot(along, np.asarray(gradient[name], np.float64))
-    np.testing.assert_allclose(slope, ends[0] - ends[1], rtol=1e-3)
-
-
-def test_padding_may_hold_anything():
-  (query, key, value), index = draw()
-  call = {"mask": options()["mask"], "is_causal": True, "top_k": TOP_K}
-  hidden = ~np.asarray(call["mask"])[:, 0, 0]
-
-  @jax.jit
-  @partial(jax.value_and_grad, argnums=(0, 1, 2))
-  def run(index, key, value):
-    out = dsa_attention(query, key, value, **index, **call)
-    loss = dsa_indexer_loss(query, key, **index, **call)
-    return jnp.sum(out**2) + jnp.sum(loss)
-
-  expected = run(index, key, value)
-  arrays = [np.array(x) for x in (index["index_key"], key, value)]
-  for x in arrays:
-    x[hidden] = np.nan
-  got = run(index | {"index_key": arrays[0]}, *arrays[1:])
-  chex.assert_trees_all_equal(got, expected)
+  assert not any(np.any(x) for x in gradients[:2])
+  assert_defined(
+    lambda index: dsa_indexer_loss(query, key, **index, **call),
+    lambda index: definitions.dsa_indexer_loss(query, key, **index, **call),
+    index,
+    tolerance=2e-5,
+  )
 
 
 def test_a_hidden_query_may_hold_anything_for_the_loss():

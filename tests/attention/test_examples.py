@@ -37,11 +37,7 @@ OWN = {
   "delta_rule": {"beta": ones(1, T, N), "log_decay": DECAY[..., 0]},
   "dsa": {"a": X, "b": X[:, :, 0], "w": X[..., 0]},
   "gated_linear": {"log_decay": DECAY[..., 0]},
-  "latent": {
-    "c": X[:, :, 0, :R],
-    "w": ones(R, N, H),
-    "u": ones(R, N, H),
-  },
+  "latent": {"c": X[:, :, 0, :R], "w": ones(R, N, H), "u": ones(R, N, H)},
   "log_linear": {"g": DECAY[..., 0], "scales": ones(1, T, N, 9)},
   "linformer": {"e": ones(T, R) / T, "f": ones(T, R) / T},
   "lsh": {"rotations": ones(2, H, 2)},
@@ -52,18 +48,10 @@ OWN = {
     "log_rate": ones(N, H, H),
   },
   "gka": {"g": DECAY[..., 0], "b": ones(1, T, N), "a": ones(1, T, N)},
-  "mesa": {
-    "g": DECAY[..., 0],
-    "b": ones(1, T, N),
-    "r": ones(N, H),
-  },
+  "mesa": {"g": DECAY[..., 0], "b": ones(1, T, N), "r": ones(N, H)},
   "mlstm": {"g": DECAY[..., 0], "i": X[..., 0]},
   "multiplicative": {"w": KERNEL},
-  "nsa": {
-    "g": ones(1, T, N, 3),
-    "w": ones(N, 32),
-    "u": ones(N, 32),
-  },
+  "nsa": {"g": ones(1, T, N, 3), "w": ones(N, 32), "u": ones(N, 32)},
   "path": {
     "w": X / jnp.linalg.norm(X, axis=-1, keepdims=True),
     "beta": ones(1, T, N),
@@ -82,7 +70,7 @@ OWN = {
   "rwkv6": {"g": DECAY, "u": ones(N, H)},
   "rwkv7": {"g": DECAY, "a": -X / 4, "b": X / 4},
   "titans": {
-    **{"theta": ones(1, T, N) / 8, "m": DECAY[..., 0], "g": DECAY[..., 1]},
+    **{"theta": ones(1, T, N) / 8, "m": DECAY[..., 0], "g": DECAY[..., 1]}
   },
   "ttt_linear": {
     **{"eta": ones(1, T, N), "w": KERNEL, "b": ones(N, H)},

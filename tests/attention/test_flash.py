@@ -1,9 +1,6 @@
-"""Flash attention: exact at any block size, its dropout, its backends."""
+"""Flash attention beyond the contract: whole blocks, dropout, closed gates."""
 
 import functools
-import importlib.util
-import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -19,22 +16,8 @@ from attention import (
 )
 from attention.flash import flash
 from attention.testing import Case, assert_close
-from tests.attention.calls import assert_refused, draw, normal
-from tests.attention.window_cases import check_dropout
-
-
-@functools.partial(jax.jit, static_argnames=("is_causal", "block_size"))
-def with_gradients(qkv, mask, *, is_causal, block_size):
-  """Output and gradients; `block_size` 0 is dense attention."""
-
-  def call(*qkv):
-    options = {"mask": mask, "is_causal": is_causal}
-    if block_size == 0:
-      return dense_attention(*qkv, **options)
-    return flash_attention(*qkv, block_size=block_size, **options)
-
-  out, pullback = jax.vjp(call, *qkv)
-  return out, *pullback(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+from tests.attention.calls import assert_dropout, assert_equal, draw, pulled
+from tests.refusals import assert_refused
 
 
 # 513 positions are two blocks of 272, the second of which moves back.
@@ -49,145 +32,41 @@ def with_gradients(qkv, mask, *, is_causal, block_size):
   ],
 )
 def test_flash_is_dense(length, is_causal, option, block_size):
-  case = Case((option,), length=length, batch=1, num_kv_heads=2)
-  qkv, options = case.draw()
-  # Every step of causality, of the ragged end and of a mask.
-  for mask in (np.ones_like(options["mask"]), options["mask"]):
-    got, expected = (
-      with_gradients(qkv, mask, is_causal=is_causal, block_size=x)
-      for x in (block_size, 0)
-    )
-    for ours, theirs in zip(got, expected, strict=True):
-      np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-def test_a_traced_scale():
-  qkv = draw(13)
-  got = jax.jit(lambda scale: flash_attention(*qkv, scale=scale))(0.2)
-  assert_close(got, definitions.dense_attention(*qkv, scale=0.2), 1e-6)
+  """At every step of causality, of the ragged end and of a mask."""
+  qkv, options = Case((option,), length=length, batch=1).draw()
+  options["is_causal"] = is_causal
+  flash = functools.partial(flash_attention, block_size=block_size, **options)
+  dense = functools.partial(dense_attention, **options)
+  assert_equal(pulled(flash, *qkv), pulled(dense, *qkv), 1e-5)
 
 
 def test_dropout_drops_weights_of_dense_attention():
-  """Each weight is 0 or 1/(1 - rate) of dense's, and gradients agree on which."""
-  qkv, (cotangent,) = draw(150, batch=1), normal((1, 150, 4, 8), seed=1)
+  """Neither heads, rows nor blocks share their draws."""
   attend = functools.partial(flash_attention, block_size=(64, 32))
-  kept = check_dropout(attend, qkv, cotangent)
-  # Neither heads, rows nor blocks share their draws.
-  blocks = (
-    kept[:, :, :128, :128].reshape(4, 2, 64, 4, 32).transpose(0, 1, 3, 2, 4)
-  )
+  kept = assert_dropout(attend, *draw(150, batch=1))[:, :, :128, :128]
+  blocks = kept.reshape(4, 2, 64, 4, 32).transpose(0, 1, 3, 2, 4)
   assert len({block.tobytes() for block in blocks.reshape(32, -1)}) == 32
 
 
 def test_what_does_not_fit_is_refused(unchecked):
   """The logits of dense attention as well."""
   x = jnp.zeros((1, 4, 2, 8))
+  forget = jnp.zeros((1, 4, 2))
   attend = functools.partial(flash_attention, x, x, x)
-  logits = (
-    (r"sinks: expected \[2\] for \[N\]", {"sinks": jnp.zeros(3)}),
-    (
-      r"sinks: .* or \[1, 4, 2\] for \[B, T, N\], got",
-      {"sinks": jnp.zeros((1, 1, 2))},
-    ),
-    ("logits_soft_cap: .* above 0, got 0.0", {"logits_soft_cap": 0.0}),
-    ("logits_soft_cap: .* a finite numb", {"logits_soft_cap": jnp.ones(())}),
-    ("log_forget: .*is_causal=True", {"log_forget": jnp.zeros((1, 4, 2))}),
-    (
-      r"log_forget: expected \[1, 4, 2\] for",
-      {"log_forget": jnp.zeros((1, 3, 2)), "is_causal": True},
-    ),
-  )
   for function in (attend, functools.partial(dense_attention, x, x, x)):
-    assert_refused(function, logits)
-  needs = "needs a GPU, got cpu; use 'xla' or None"
-  assert_refused(
-    attend,
-    [
-      (f"implementation: {message}", {"implementation": name})
-      for name, message in (
-        ("cudnn", f"'cudnn' {needs}"),
-        ("tokamax", f"'tokamax' {needs}"),
-        ("triton", "expected None or one of xla, cudnn, tokamax, got 'triton'"),
-      )
-    ],
-  )
-  for size in (0, (4,), (4, -1), True, 2.0):
     assert_refused(
-      flash, [("block_size: expected a pos", {"block_size": size})]
+      function,
+      {"sinks": jnp.zeros(3)},
+      {"sinks": jnp.zeros((1, 1, 2))},
+      {"logits_soft_cap": 0.0},
+      {"logits_soft_cap": jnp.ones(())},
+      {"log_forget": forget},
+      {"log_forget": forget[:, :3], "is_causal": True},
     )
-
-
-def on_a_gpu(monkeypatch):
-  """Makes the choice as on a GPU; calls are recorded, not made."""
-  calls = []
-
-  def kernel(query, key, value, **options):
-    calls.append(options)
-    # The kernels average all values where a query sees nothing.
-    return dense_attention(query, key, value, scale=options["scale"])
-
-  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-  tokamax = types.SimpleNamespace(dot_product_attention=kernel)
-  monkeypatch.setitem(sys.modules, "tokamax", tokamax)
-  return calls
-
-
-def traced_on_a_gpu(*qkv, **options):
-  """The result of a compiled call; JAX keeps traces by function."""
-  return jax.jit(lambda *qkv: flash_attention(*qkv, **options))(*qkv)
-
-
-def in_half(qkv):
-  return [np.asarray(x).astype(jnp.bfloat16) for x in qkv]
-
-
-def test_cudnn_is_the_choice_on_a_gpu(monkeypatch):
-  calls = on_a_gpu(monkeypatch)
-  mask = np.ones((2, 1, 1, 13), bool)
-  mask[0, ..., :2], mask[1] = False, False
-  out = traced_on_a_gpu(
-    *in_half(draw(13)), mask=jnp.asarray(mask), is_causal=True
-  )
-  assert len(calls) == 1
-  assert calls[0]["implementation"] == "cudnn"
-  assert calls[0]["is_causal"]
-  # Queries 0 and 1 of the first example and all of the second see nothing.
-  rows = np.asarray(out, np.float32).any(axis=(2, 3))
-  np.testing.assert_array_equal(rows[0], np.arange(13) >= 2)
-  assert not rows[1].any()
-
-
-def test_tokamax_when_it_is_asked_for(monkeypatch):
-  calls = on_a_gpu(monkeypatch)
-  qkv = in_half(draw(13, value=5))
-  out = traced_on_a_gpu(*qkv, scale=0.2, implementation="tokamax")
-  # Exactly the names of tokamax 0.0.12; no `implementation`: it chooses.
-  assert calls == [
-    {"scale": 0.2, "mask": None, "bias": None, "is_causal": False}
-  ]
-  assert_close(out, definitions.dense_attention(*qkv, scale=0.2), 2e-2)
-
-
-@pytest.mark.parametrize(
-  ("dtype", "options", "reason"),
-  [
-    ("float32", (), "takes float16 and bfloat16, got float32"),
-    ("bfloat16", ("segments",), "cannot take query_segment_ids"),
-    ("bfloat16", ("relative_bias",), "cannot take relative_bias"),
-  ],
-)
-def test_what_cudnn_cannot_serve_is_xlas(monkeypatch, dtype, options, reason):
-  calls = on_a_gpu(monkeypatch)
-  qkv, call = Case(options).draw()
-  qkv = qkv if dtype == "float32" else in_half(qkv)
-  out = traced_on_a_gpu(*qkv, **jax.tree.map(jnp.asarray, call))
-  expected = definitions.dense_attention(*qkv, **call)
-  assert_close(out, expected, 1e-6 if dtype == "float32" else 2e-2)
-  assert not calls
-  with pytest.raises(ValueError, match=f"^implementation: 'cudnn' {reason}"):
-    traced_on_a_gpu(*qkv, implementation="cudnn", **call)
+  names = "cudnn", "tokamax", "triton"
+  assert_refused(attend, *({"implementation": name} for name in names))
+  sizes = 0, (4,), (4, -1), True, 2.0
+  assert_refused(flash, *({"block_size": size} for size in sizes))
 
 
 def test_forgetting_keeps_its_digits_over_a_long_sequence():

@@ -17,12 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.testing import (
-  FUNCTION_LAWS,
-  Function,
-  check_function,
-  run_laws,
-)
+from attention.testing import FUNCTION_LAWS, Function, check_function, run_laws
 from attention.testing.modules import from_equinox, from_linen, from_nnx
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -117,168 +112,88 @@ _NAN = {
 }
 _PACKED = {"packing", "packing_of_nan", "packing_by_lengths"}
 _BATCH = {"examples_apart", "order_of_examples", "shard_map"}
+
+
+def given(name, value):
+  """A change of an array before anything is computed."""
+  first = "dtype, steps = query.dtype,"
+  return first, f"dtype, {name}, steps = query.dtype, {value},"
+
+
 # What was a line, what it becomes, the laws that find it, and those that it may break
 # as well.
 FAULTS = [
-  ("far >= 0)", "far >= -1)", {"future", "prefixes", "lengths"}, _MASKED),
-  (
-    _KEYS,
-    f"jnp.log(len(steps) + 1.0) * {_KEYS}",
-    {"prefixes", "lengths", "lengths_by_mask"},
-    _MASKED | _PACKED,
-  ),
-  (
-    _KEYS,
-    f"(1.0 + 0.1 * steps)[None, None, :, None] * {_KEYS}",
-    {"padding_on_the_left", "packing", "packing_by_lengths"},
-    {"padding_of_one_example"},
-  ),
-  (
-    "jnp.where(rows, value, 0.0)",
-    "jnp.where(rows, value, 0.0) + 0.1 * value[:, -1:]",
-    {"padding_on_the_right", "lengths_by_mask"},
-    _MASKED | _NAN | _EMPTY,
-  ),
-  ('side="right"', 'side="left"', {"packing_by_lengths"}, set()),
-  (
-    "visible &= same[:, None]",
-    "visible &= (same | jnp.roll(same, 1, axis=1))[:, None]",
-    _PACKED,
-    set(),
-  ),
-  (
-    "jnp.where(visible[..., None], pairs, 0.0)",
-    "pairs",
-    {"packing_of_nan"},
-    set(),
-  ),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, query, steps = query.dtype, query - 0.5 * query.mean(0)[None],",
-    {"examples_apart", "shard_map"},
-    _MASKED | _PACKED | _BATCH | _EMPTY,
-  ),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, query, steps = query.dtype, query.at[0].multiply(2.0),",
-    {"order_of_examples", "shard_map"},
-    {"packing_by_lengths"},
-  ),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, query, steps = query.dtype, query.at[:, :, 0].multiply(2.0),",
-    {"order_of_heads"},
-    set(),
-  ),
-  (
-    "jnp.repeat(x, groups, axis=2)",
-    "jnp.tile(x, (1, 1, groups, 1))",
-    {"grouped_heads"},
-    set(),
-  ),
-  (
-    "jnp.sum(pairs, axis=-2)",
-    "jnp.sum(pairs, axis=-2) + (total == 0.0) * jnp.swapaxes(query, 1, 2)",
-    _EMPTY,
-    set(),
-  ),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, value, steps = query.dtype, value + 0.0 * value.sum(1)[:, None],",
-    {*_NAN, "packing_of_nan"},
-    set(),
-  ),
-  ("abs(far) <= window", "abs(far) <= window + 2", {"window"}, set()),
-  (
-    "* jnp.swapaxes(value, 1, 2)",
-    "* scale * jnp.swapaxes(value, 1, 2)",
-    {"scale"},
-    set(),
-  ),
-  (
-    "(x.astype(jnp.float32) for",
-    "(x.astype(jnp.float8_e4m3fn if x.dtype == jnp.bfloat16 else x.dtype)"
-    ".astype(jnp.float32) for",
-    {"bfloat16"},
-    set(),
-  ),
-  (
-    "jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))",
-    "0.0",
-    {"huge_logits"},
-    set(),
-  ),
-  (
-    _KEYS,
-    _KEYS.replace("key)", "jax.lax.stop_gradient(key))"),
-    {"grad"},
-    set(),
-  ),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, query, steps = query.dtype, query * (1 + isinstance(query, "
-    "jax.core.Tracer)),",
-    {"jit", "vmap", "scan", "shard_map", "grad"},
-    _NAN,
-  ),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, query, steps = query.dtype, only_reverse(query),",
-    {"jvp"},
-    set(),
-  ),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, query, steps = query.dtype, query * next(COUNTS),",
-    {"checkpoint", "jit", "grad"},
-    {*FUNCTION_LAWS},
-  ),
-  ("  visible &= mask", "  pass", _MASKED, set()),
-  ("jnp.where(rows, key, 0.0),", "key,", {"gradients_beside_nan"}, set()),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, mask, steps = query.dtype, mask if len(query) > 1 else None,",
-    {"padding_of_one_example"},
-    set(),
-  ),
-  (
-    "jnp.where(rows, value, 0.0)",
-    "jnp.where(rows, value, 0.0) + 0.1 * value[:, len(steps) // 2][:, None]",
-    {"content_of_masked_positions"},
-    _MASKED | _NAN | _EMPTY,
-  ),
-  (
-    "dtype, steps = query.dtype,",
-    "dtype, mask, steps = query.dtype, None,",
-    {"mask_is_honoured", *_EMPTY, *_MASKED, *_NAN},
-    {"content_of_masked_positions"},
-  ),
-  ("logits += bias", "pass", {"bias_is_honoured"}, set()),
-  (
-    "visible &= same[:, None]",
-    "pass",
-    {"segments_are_honoured", *_PACKED},
-    set(),
-  ),
-  (
-    "if window is not None",
-    "if window is None and False",
-    {"window_is_honoured", "window"},
-    set(),
-  ),
-  (
-    "if scale is None else scale",
-    "",
-    {"scale_is_honoured", "scale"},
-    set(),
-  ),
-  (
-    "if is_causal",
-    "if is_causal is None",
-    {"causality_is_honoured", "future"},
-    {"prefixes", "lengths"},
-  ),
-]
+  ("far >= 0)", "far >= -1)",
+   {"future", "lengths", "prefixes"}, _MASKED),
+  (_KEYS, f"jnp.log(len(steps) + 1.0) * {_KEYS}",
+   {"lengths", "lengths_by_mask", "prefixes"}, _MASKED | _PACKED),
+  (_KEYS, f"(1.0 + 0.1 * steps)[None, None, :, None] * {_KEYS}",
+   {"packing", "packing_by_lengths", "padding_on_the_left"},
+   {"padding_of_one_example"}),
+  ("jnp.where(rows, value, 0.0)",
+   "jnp.where(rows, value, 0.0) + 0.1 * value[:, -1:]",
+   {"lengths_by_mask", "padding_on_the_right"}, _MASKED | _NAN | _EMPTY),
+  ('side="right"', 'side="left"',
+   {"packing_by_lengths"}, set()),
+  ("visible &= same[:, None]",
+   "visible &= (same | jnp.roll(same, 1, axis=1))[:, None]",
+   _PACKED, set()),
+  ("jnp.where(visible[..., None], pairs, 0.0)", "pairs",
+   {"packing_of_nan"}, set()),
+  (*given("query", "query - 0.5 * query.mean(0)[None]"),
+   {"examples_apart", "shard_map"}, _MASKED | _PACKED | _BATCH | _EMPTY),
+  (*given("query", "query.at[0].multiply(2.0)"),
+   {"order_of_examples", "shard_map"}, {"packing_by_lengths"}),
+  (*given("query", "query.at[:, :, 0].multiply(2.0)"),
+   {"order_of_heads"}, set()),
+  ("jnp.repeat(x, groups, axis=2)", "jnp.tile(x, (1, 1, groups, 1))",
+   {"grouped_heads"}, set()),
+  ("jnp.sum(pairs, axis=-2)",
+   "jnp.sum(pairs, axis=-2) + (total == 0.0) * jnp.swapaxes(query, 1, 2)",
+   _EMPTY, set()),
+  (*given("value", "value + 0.0 * value.sum(1)[:, None]"),
+   _NAN | {"packing_of_nan"}, set()),
+  ("abs(far) <= window", "abs(far) <= window + 2",
+   {"window"}, set()),
+  ("* jnp.swapaxes(value, 1, 2)", "* scale * jnp.swapaxes(value, 1, 2)",
+   {"scale"}, set()),
+  ("(x.astype(jnp.float32) for",
+   "(x.astype(jnp.float8_e4m3fn if x.dtype == jnp.bfloat16 else x.dtype)"
+   ".astype(jnp.float32) for",
+   {"bfloat16"}, set()),
+  ("jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))", "0.0",
+   {"huge_logits"}, set()),
+  (_KEYS, _KEYS.replace("key)", "jax.lax.stop_gradient(key))"),
+   {"grad"}, set()),
+  (*given("query", "query * (1 + isinstance(query, jax.core.Tracer))"),
+   {"grad", "jit", "scan", "shard_map", "vmap"}, _NAN),
+  (*given("query", "only_reverse(query)"),
+   {"jvp"}, set()),
+  (*given("query", "query * next(COUNTS)"),
+   {"checkpoint", "grad", "jit"}, {*FUNCTION_LAWS}),
+  ("  visible &= mask", "  pass",
+   _MASKED, set()),
+  ("jnp.where(rows, key, 0.0),", "key,",
+   {"gradients_beside_nan"}, set()),
+  (*given("mask", "mask if len(query) > 1 else None"),
+   {"padding_of_one_example"}, set()),
+  ("jnp.where(rows, value, 0.0)",
+   "jnp.where(rows, value, 0.0) + 0.1 * value[:, len(steps) // 2][:, None]",
+   {"content_of_masked_positions"}, _MASKED | _NAN | _EMPTY),
+  (*given("mask", "None"),
+   _MASKED | _NAN | _EMPTY | {"mask_is_honoured"},
+   {"content_of_masked_positions"}),
+  ("logits += bias", "pass",
+   {"bias_is_honoured"}, set()),
+  ("visible &= same[:, None]", "pass",
+   _PACKED | {"segments_are_honoured"}, set()),
+  ("if window is not None", "if window is None and False",
+   {"window", "window_is_honoured"}, set()),
+  ("if scale is None else scale", "",
+   {"scale", "scale_is_honoured"}, set()),
+  ("if is_causal", "if is_causal is None",
+   {"causality_is_honoured", "future"}, {"lengths", "prefixes"}),
+]  # fmt: skip
 _CONTENT = {
   "content_of_masked_positions",
   "content_of_masked_positions_after_a_state",

@@ -15,15 +15,15 @@ from attention import (
   make_block_mask,
   sliding_window_attention,
 )
-from attention.platform import backend
 from attention.testing import assert_close
 from tests.attention.calls import (
+  assert_defined,
   assert_equal,
-  assert_refused,
   draw,
   normal,
   pulled,
 )
+from tests.refusals import assert_refused
 
 HEADS = 4
 
@@ -66,36 +66,31 @@ def test_values_are_the_definition(name):
 
 @pytest.mark.parametrize("name", ["flash", "window"])
 def test_gradients_reach_what_a_score_mod_closes_over(name):
-  """Against dense attention, which autodiff differentiates; floats and integers."""
+  """Floats, and integers that have no gradient."""
   (table,) = normal((HEADS, 80), seed=1)
   documents = np.sort(np.arange(74).reshape(2, 37) % 3, axis=1)
-  documents = jnp.asarray(documents, jnp.int32)
 
-  def run(function, documents, table, *qkv):
-    def score_mod(score, b, n, t, s):
-      del b
-      return score * (1.0 + table[n, t - s + 37])
+  def run(function):
+    def of_tree(tree):
+      table, documents, qkv = tree
 
-    def mask_mod(b, n, t, s):
-      del n
-      return documents[b, t] == documents[b, s]
+      def score_mod(score, b, n, t, s):
+        del b
+        return score * (1.0 + table[n, t - s + 37])
 
-    return function(*qkv, score_mod=score_mod, mask_mod=mask_mod)
+      def mask_mod(b, n, t, s):
+        del n
+        return documents[b, t] == documents[b, s]
 
-  def found(function):
-    return pulled(partial(run, function), documents, table, *draw(37))
+      return function(*qkv, score_mod=score_mod, mask_mod=mask_mod)
 
-  def window_of_dense(*qkv, mask_mod, **call):
-    def near(b, n, t, s):
-      return mask_mod(b, n, t, s) & (abs(t - s) <= 9)
+    return of_tree
 
-    return dense_attention(*qkv, mask_mod=near, **call)
-
-  expected = found(window_of_dense if name == "window" else dense_attention)
-  fast, _ = FUNCTIONS[name]
+  fast, definition = FUNCTIONS[name]
+  tree = table, jnp.asarray(documents, jnp.int32), draw(37)
   for size, where in (({}, "cpu"), ({"block_size": 8}, "gpu")):
-    with backend.tracing_for(where):
-      assert_equal(found(partial(fast, **size)), expected, 2e-5)
+    functions = run(partial(fast, **size)), run(definition)
+    assert_defined(*functions, tree, where=(where,), tolerance=2e-5)
 
 
 @pytest.mark.parametrize(("length", "sizes"), [(37, (5, 16)), (40, (8, 5))])
@@ -145,29 +140,18 @@ def test_a_row_without_keys_gives_zeros():
 
 
 def test_what_does_not_fit_raises(unchecked):
-  blocks = partial(make_block_mask, prefix, batch=2)
+  of_12, of_13 = (make_block_mask(prefix, batch=2, length=x) for x in (12, 13))
   assert_refused(
     partial(flash_attention, *draw(12)),
-    (
-      (
-        "mask_mod: expected bool, got",
-        {"mask_mod": lambda b, n, t, s: t - s},
-      ),
-      ("score_mod: expected a function, got int", {"score_mod": 3}),
-      (
-        "block_mask: expected the mask_mod that it was made from",
-        {"block_mask": blocks(length=12)},
-      ),
-      (
-        r"block_mask: expected one for lengths \(12, 12\), got \(13, 13\)",
-        {"block_mask": blocks(length=13), "mask_mod": prefix},
-      ),
-    ),
+    {"mask_mod": lambda b, n, t, s: t - s},
+    {"score_mod": 3},
+    {"block_mask": of_12},
+    {"block_mask": of_13, "mask_mod": prefix},
   )
-  with pytest.raises(ValueError, match=r"^batch: expected an int of at least"):
-    make_block_mask(prefix, length=4, batch=0)
-  with pytest.raises(ValueError, match=r"^mask_mod: expected None with .*dila"):
-    WINDOW(*draw(12), dilation=2, mask_mod=prefix)
+  attend = partial(WINDOW, *draw(12))
+  assert_refused(attend, {"mask_mod": prefix, "dilation": 2})
+  make = partial(make_block_mask, prefix, length=4)
+  assert_refused(make, {"batch": 0})
 
 
 @jax.custom_vjp
@@ -191,6 +175,10 @@ CONTROL_FLOW = {
     x.shape[0] > 0, lambda y: y * w, lambda y: y, x
   ),
   "checkpoint": lambda x, w: jax.checkpoint(jnp.sin)(x * w),
+  # Literals, which do not vary over devices as the scores do.
+  "where": lambda x, w: jnp.where(
+    w < 0.3, x - w * jax.nn.relu(x - 2.0), jnp.clip(x, -2, 2)
+  ),
 }
 
 
@@ -237,30 +225,3 @@ def test_a_mod_with_control_flow_inside_of_shard_map(name, blocks):
     for f in (sharded, partial(total, dense_attention))
   )
   assert_equal(found, expected, 1e-5)
-
-
-def test_a_mod_inside_of_shard_map():
-  """There its literals and arrays do not vary over devices, and the scores do."""
-  auto = (jax.sharding.AxisType.Auto,)
-  mesh = jax.make_mesh((2,), ("x",), auto, devices=jax.devices()[:2])
-  slopes = jnp.asarray([0.1, 0.2, 0.3, 0.4])
-
-  def score_mod(score, b, n, t, s):
-    del b
-    falls = slopes[n] * jax.nn.relu(t - s - 2.0)
-    return jnp.where(t < 2 * s, score - falls, jnp.clip(score, -2, 2))
-
-  def run(*qkv):
-    def total(*qkv):
-      see = {"score_mod": score_mod, "mask_mod": lambda b, n, t, s: s <= t + 2}
-      return (flash_attention(*qkv, **see) ** 2).sum(axis=(1, 2, 3))
-
-    out, pullback = jax.vjp(total, *qkv)
-    return out, pullback(jnp.ones_like(out))
-
-  rows = jax.P("x")
-  parts = jax.shard_map(run, mesh=mesh, in_specs=(rows,) * 3, out_specs=rows)
-  qkv = draw(16)
-  found, expected = jax.jit(parts)(*qkv), jax.jit(run)(*qkv)
-  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    assert_close(one, other, 1e-6)

@@ -1,18 +1,15 @@
 """PaTH attention: all gradients, extremes, long prompts, errors."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  Dims,
-  definitions,
-  gates_from_keys,
-  path,
-  path_attention,
-)
+from attention import Dims, definitions, gates_from_keys, path, path_attention
 from tests.attention import calls
+from tests.refusals import assert_refused
 
 
 def draw(length, seed=0):
@@ -74,22 +71,8 @@ def naive(given, mask, query_segment_ids, key_segment_ids):
   return out, jnp.swapaxes(lse, 1, 2)
 
 
-@jax.jit
-def pulled(given, call, weights):
-  """Gradients, result and lse; of rows that see nothing lse counts as 0."""
-
-  def loss(given):
-    out, lse = path_attention(**given, **call, return_lse=True)
-    return total(out, lse, weights)
-
-  return jax.grad(loss, has_aux=True)(given)
-
-
-def total(out, lse, weights):
-  sees = lse > -jnp.inf
-  lse = jnp.where(sees, lse, 0.0)
-  total = jnp.sum(out * weights) + jnp.sum(lse * weights[..., 0])
-  return total, (out, lse, sees * 1.0)
+def attend(given, call):
+  return calls.counted(*path_attention(**given, **call, return_lse=True))
 
 
 def test_values_and_all_gradients():
@@ -98,36 +81,29 @@ def test_values_and_all_gradients():
   Hidden positions may hold anything.
   """
   given, call = draw(300), options(300)
-  weights = np.random.default_rng(2).normal(size=(2, 300, 4, 5))
 
   @jax.jit
-  def expected(given):
-    def loss(given):
-      out, lse = naive(given, **call)
-      return total(out, lse, weights)
+  def exact(given):
+    return calls.counted(*naive(given, **call))
 
-    return jax.grad(loss, has_aux=True)(given)
+  def define(given):
+    with jax.enable_x64(True):
+      return jax.device_get(exact(given))
 
-  wanted = calls.in_float64(expected, given)
   spoiled = {name: x.copy() for name, x in given.items()}
   for name in spoiled.keys() - {"query"}:
     spoiled[name][~np.asarray(call["mask"])[:, 0, 0]] = np.nan
-  for arrays in (given, spoiled):
-    found = pulled(arrays, call, np.float32(weights))
-    paths = jax.tree_util.tree_leaves_with_path(wanted)
-    for one, (where, other) in zip(jax.tree.leaves(found), paths, strict=True):
-      bound = 3e-6 * max(1.0, np.abs(other).max())
-      np.testing.assert_allclose(one, other, atol=bound, err_msg=str(where))
+  run = partial(attend, call=call)
+  calls.assert_defined(run, define, given, spoiled=spoiled)
 
 
 def test_extremes():
   """Without turns it is dense attention; reflections all along, everything
   forgotten at once, and large scores.
   """
-  call, weights = options(300), np.ones((2, 300, 4, 5), np.float32)
-  given = draw(300)
+  given, call = draw(300), options(300)
   given["beta"][:] = 0.0
-  _, (found, *_) = pulled(given, call, weights)
+  found, *_ = attend(given, call)
   plain = {x: given[x] for x in ("query", "key", "value", "log_forget")}
   expected = definitions.dense_attention(**plain, **call, is_causal=True)
   np.testing.assert_allclose(found, expected, atol=2e-6)
@@ -135,11 +111,11 @@ def test_extremes():
   given["householder"][:, 20:40] = given["householder"][:, 20:21]
   given["log_forget"][:, ::7], given["log_forget"][:, 3::7] = -1e4, -90.0
   given["query"] *= 30.0
-  by_name, (found, *_) = pulled(given, call, weights)
+  (found, *_), gradients = calls.pulled(partial(attend, call=call), given)
   expected = definitions.path_attention(**given, **call)
   np.testing.assert_allclose(found, expected, atol=1e-4)
-  for name, gradient in by_name.items():
-    assert np.isfinite(gradient).all(), name
+  for x in jax.tree.leaves(gradients):
+    assert np.isfinite(x).all()
 
 
 @pytest.mark.parametrize("forget", [False, True])
@@ -162,15 +138,9 @@ def test_prompts_longer_than_a_block(forget):
 
 
 def test_what_does_not_fit_is_told(unchecked):
-  calls.assert_refused(
+  assert_refused(
     lambda **change: path_attention(**{**draw(9), **change}),
-    (
-      ("is_causal: expected True, ", {"is_causal": False, "log_forget": None}),
-      ("mask: expected a key mask", {"mask": np.ones((2, 1, 9, 9), bool)}),
-      (r"beta: expected \[2, 9, 2\] for", {"beta": np.ones((2, 9, 4), "f")}),
-      (
-        r"householder: expected \[",
-        {"householder": np.ones((2, 9, 2, 4), "f")},
-      ),
-    ),
+    {"is_causal": False, "log_forget": None},
+    {"beta": np.ones((2, 9, 4), np.float32)},
+    {"householder": np.ones((2, 9, 2, 4), np.float32)},
   )

@@ -30,7 +30,7 @@ _ALIKE = {"dense", "multiplicative", "linear", *RECURRENT} - {
     "log_linear",
     "momentum_delta",
     "precond_delta",
-  ),
+  )
 }
 """Mechanisms whose parts meet by the code of another: that of flash, of performer,
 of gated_linear, of kimi_delta."""
@@ -101,13 +101,7 @@ def sharded(mechanism, devices, **call):
 
 
 def check(
-  mechanism,
-  devices,
-  length,
-  source=None,
-  in_parts=None,
-  gradients=True,
-  **call,
+  mechanism, devices, length, source=None, in_parts=None, gradients=True, **call
 ):
   """Values and, unless `gradients` is False, gradients against the whole's.
 
@@ -407,13 +401,13 @@ def crossing(mechanism, devices, length, **call):
 def promised(mechanism, devices, length, is_causal):
   """What docs/scaling.md says of it, in bytes of float32."""
   of_position = BATCH * KV_HEADS * (DIM + DIM)
-  options = mechanism.options
+  options, share = mechanism.options, (devices - 1) / devices
   match mechanism.name:
     case "dense" | "flash" | "multiplicative":
-      numbers = length * of_position * (devices - 1) / devices
+      numbers = length * of_position * share
     case "additive":
       of_position = BATCH * (HEADS * options["width"] + KV_HEADS * DIM)
-      numbers = length * of_position * (devices - 1) / devices
+      numbers = length * of_position * share
     case "sliding_window":
       sides = options["window"]
       left, right = sides if isinstance(sides, tuple) else (sides, sides)
@@ -430,35 +424,32 @@ def promised(mechanism, devices, length, is_causal):
       rows = DIM + 1 + (mechanism.name == "performer")
       state = BATCH * KV_HEADS * features * rows
       rounds = math.log2(devices) + 1
-      numbers = state * (rounds if is_causal else 2 * (devices - 1) / devices)
+      numbers = state * (rounds if is_causal else 2 * share)
     case "window_linear":
       state = BATCH * KV_HEADS * 2 * DIM * (DIM + 1)
       numbers = options["window"] * (of_position + BATCH / 4)
       numbers += state * (math.log2(devices) + 1)
     case "linformer":
-      rows = 2 * BATCH * KV_HEADS * options["rank"] * DIM
-      numbers = rows * 2 * (devices - 1) / devices
+      numbers = 4 * BATCH * KV_HEADS * options["rank"] * DIM * share
     case "bigbird":
       block = options["block_size"]
-      numbers = length * of_position * (devices - 1) / devices
+      numbers = length * of_position * share
       # Queries of global blocks; results, sums and largest logits.
       ends = BATCH * HEADS * (DIM + DIM + 2)
-      numbers += 2 * block * ends * 2 * (devices - 1) / devices
+      numbers += 2 * block * ends * 2 * share
       # The mask: bytes round the ring, and a few whole numbers of the globals.
       numbers += length * BATCH / 4
     case "nystrom":
       # Means of queries and keys; results, their sums and the largest logits.
       of_landmark = HEADS * DIM + KV_HEADS * DIM + HEADS * (DIM + 2)
       rows = BATCH * options["num_landmarks"] * of_landmark
-      numbers = rows * 2 * (devices - 1) / devices + BATCH * devices
+      numbers = rows * 2 * share + BATCH * devices
       filtered = options.get("conv_kernel_size", 1) - 1
       numbers += filtered * BATCH * KV_HEADS * DIM
     case "differential":
-      of_position = 2 * BATCH * KV_HEADS * (DIM // 2 + DIM)
-      numbers = length * of_position * (devices - 1) / devices
+      numbers = length * 2 * BATCH * KV_HEADS * (DIM // 2 + DIM) * share
     case "latent":
-      of_position = 2 * BATCH * HEADS * DIM
-      numbers = length * of_position * (devices - 1) / devices
+      numbers = length * 2 * BATCH * HEADS * DIM * share
     case "gated_linear" | "hgrn2" | "rwkv6":
       numbers = carried(devices, DIM)
     case "retention" | "lightning" | "mamba2" | "mamba3":

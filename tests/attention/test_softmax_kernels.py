@@ -113,11 +113,7 @@ def test_window_on_cudnn(monkeypatch, is_causal, length):
 
 @pytest.mark.parametrize(
   ("names", "window"),
-  [
-    ((), 10**12),
-    (("mask", "scale"), (2, 4)),
-    (("mask", "causal"), (2, 4)),
-  ],
+  [((), 10**12), (("mask", "scale"), (2, 4)), (("mask", "causal"), (2, 4))],
 )
 def test_window_on_tokamax(monkeypatch, names, window):
   calls = emulate(monkeypatch, "gpu")

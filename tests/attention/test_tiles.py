@@ -61,8 +61,6 @@ def cases(length=LENGTH):
   score = {"score_mod": falls}
   window, mask = visible.window(5, 3), {"mask": near(5, 3)}
   return {
-    "plain": (Visible(), {}, {}),
-    "causal": (visible.causal(), {}, causal),
     "mask": (
       visible.key_mask(keep) & visible.pair_mask(pairs),
       {},
@@ -73,13 +71,11 @@ def cases(length=LENGTH):
       {},
       {"query_segment_ids": ids, "key_segment_ids": ids, **causal},
     ),
-    "window": (window, {}, mask),
     "window_causal": (
       window & visible.causal() & visible.key_mask(keep),
       {},
       {"mask": mask["mask"] & key_mask, **causal},
     ),
-    "tables": (Visible(), tables, tables),
     "window_tables": (window, tables, tables | mask),
     "bias": (
       Visible(),
@@ -102,8 +98,6 @@ def cases(length=LENGTH):
 
 
 CASES = cases()
-# What `window_causal`, `window_tables`, `gates` and `mods` have as well.
-PARTS = ("plain", "causal", "window", "tables", "window_gates")
 
 
 def pulled(function, *arrays, where="cpu"):
@@ -120,28 +114,25 @@ def pulled(function, *arrays, where="cpu"):
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_the_definition_and_do_not_depend_on_the_tiles(name):
-  """Gradients neither: of several visits, and of several tiles a step."""
+  """Of several visits, and of several tiles a step."""
   qkv = drawn()
   sees, logits, options = CASES[name]
-  arrays = {x: y for x, y in logits.items() if isinstance(y, jax.Array)}
-  rest = {x: y for x, y in logits.items() if x not in arrays}
+  trained = {x: y for x, y in logits.items() if isinstance(y, jax.Array)}
+  rest = {x: y for x, y in logits.items() if x not in trained}
 
-  def found(block, where):
-    def run(qkv, arrays):
-      return attend(*qkv, sees, Logits(**rest, **arrays), block=block)
+  def run(block):
+    def of_tree(tree):
+      own = Logits(**rest, **tree[1])
+      return attend(*tree[0], sees, own, block=block)[0]
 
-    return pulled(run, qkv, arrays, where=where)
+    return of_tree
 
-  expected = definitions.dense_attention(*qkv, **options)
-  if name in PARTS:
-    run = jax.jit(
-      lambda *qkv: attend(*qkv, sees, Logits(**logits), block=(8, 8))
-    )
-    assert_close(run(*qkv)[0], expected, 1e-5)
-    return
-  got = found((5, 16), "cpu")
-  assert_close(got[0][0], expected, 1e-5)
-  calls.assert_equal(found((8, None), "gpu"), got, 2e-5)
+  def define(tree):
+    return definitions.dense_attention(*tree[0], **options | tree[1])
+
+  for block, where in (((5, 16), "cpu"), ((8, None), "gpu")):
+    more = {"where": (where,), "tolerance": 2e-5}
+    calls.assert_defined(run(block), define, (qkv, trained), **more)
 
 
 def plain(query, key, value, sinks, pairs):

@@ -25,23 +25,6 @@ def explicit_axes(apply, qkv, call):
     return _value_and_gradient(apply)(*arrays)
 
 
-def checkpoint(apply, qkv, call):
-  """Computed again in the backward pass."""
-  return _value_and_gradient(jax.checkpoint(apply))(qkv, call)
-
-
-def shard_map(apply, qkv, call):
-  """Each device has its rows, and JAX checks what varies."""
-  rows = jax.P("batch")
-  mapped = jax.shard_map(
-    _value_and_gradient(apply),
-    mesh=mesh_of_rows(),
-    in_specs=(rows, rows),
-    out_specs=(rows, rows),
-  )
-  return jax.jit(mapped)(qkv, call)
-
-
 def vmap(apply, qkv, call):
   """Over every array alone, each of two rows that are equal."""
   arrays, tree = jax.tree.flatten((qkv, call))
@@ -84,7 +67,8 @@ def _value_and_gradient(apply):
   return both
 
 
-_WAYS = (explicit_axes, checkpoint, shard_map, vmap, hessian)
+_WAYS = (explicit_axes, vmap, hessian)
+"""The contract has `checkpoint` inside of `shard_map`."""
 
 
 @fault("a random transformation of a mechanism", 500, "values and gradients")

@@ -77,6 +77,20 @@ def states_of_segments(draw, given):
   return given | {"initial_state": np.stack([state, *more], 1)}
 
 
+def add_with_states(file, name, call, draw, given, *, witness, **facts):
+  """Adds a case with a state, and one whose segments have states of their own."""
+  state = {"options": {"return_state": True}}
+  file.add(name, call, witness=witness, given=given, **state, **facts)
+  file.add(
+    f"{name}_packed",
+    packed(call),
+    witness=f"{witness}, states of segments",
+    given=states_of_segments(draw, given),
+    **PACKED,
+    **facts,
+  )
+
+
 def results(pair) -> dict[str, torch.Tensor]:
   """The results of a function that returns (out, state)."""
   return {"out": pair[0], "state": pair[1]}

@@ -29,10 +29,7 @@ PARAMS: dict[str, tuple[str, dict[str, str]]] = {
     "gated_deltanet",
     {"rate_kernel": "b_proj.weight", "step_kernel": "a_proj.weight", **STEPS},
   ),
-  "kimi_delta": (
-    "kda",
-    {"rate_kernel": "b_proj.weight", **LOW_RANK, **STEPS},
-  ),
+  "kimi_delta": ("kda", {"rate_kernel": "b_proj.weight", **LOW_RANK, **STEPS}),
   "gated_delta_2": (
     "gdn2",
     {

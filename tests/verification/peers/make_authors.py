@@ -46,7 +46,6 @@ def moba(file: Vectors, folder: pathlib.Path) -> None:
     call,
     witness="MoBA 61e456b, moba_attn_varlen_naive",
     mechanism="moba",
-    function="moba_attention",
     given={name: draw.normal(1, T, N, H) for name in names},
     options={"block_size": 4, "top_k": 3},
   )
@@ -77,7 +76,6 @@ def lolcats(file: Vectors, folder: pathlib.Path) -> None:
     call,
     witness="lolcats 375df84, hybrid_attention_quadratic",
     mechanism="window_linear",
-    function="window_linear_attention",
     given={
       "query": draw.normal(1, T, N, H),
       "key": draw.normal(1, T, N, H),

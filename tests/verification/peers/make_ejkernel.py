@@ -8,7 +8,6 @@ JAX_PLATFORMS=cpu VENV/bin/python tests/verification/peers/make_ejkernel.py
 from typing import Any
 
 from ejkernel.kernels import _xla as xla
-import jax
 import jax.numpy as jnp
 import numpy as np
 from vectors import Draw, Vectors, jax_results, unit
@@ -67,7 +66,6 @@ def recurrences(file: Vectors) -> None:
     rwkv7,
     witness="rwkv7",
     mechanism="rwkv7",
-    function="rwkv7_attention",
     given=draw.qkv()
     | {
       "log_decay": draw.decays(1, T, N, H),
@@ -100,7 +98,6 @@ def softmax(file: Vectors) -> None:
     attend,
     witness="attention, with sinks and a soft cap",
     mechanism="dense",
-    function="dense_attention",
     given=given,
     fixed={"mask": mask},
     options={"logits_soft_cap": 2.0},
@@ -116,7 +113,6 @@ def softmax(file: Vectors) -> None:
     latent,
     witness="flash_mla",
     mechanism="latent",
-    function="latent_attention",
     given={
       "query": draw.normal(1, T, 3, H),
       "latent": draw.normal(1, T, 5),
@@ -127,14 +123,6 @@ def softmax(file: Vectors) -> None:
   )
 
 
-def main() -> None:
-  """Writes the file."""
-  jax.config.update("jax_default_matmul_precision", "highest")
-  file = Vectors("ejkernel", "ejkernel 0.0.80.3", jax_results)
-  for add in (recurrences, softmax):
-    add(file)
-  file.write()
-
-
 if __name__ == "__main__":
-  main()
+  file = Vectors("ejkernel", "ejkernel 0.0.80.3", jax_results)
+  file.write(recurrences, softmax)

@@ -22,6 +22,7 @@ from fla_naive import (
   N,
   T,
   V,
+  add_with_states,
   heads_first,
   packed,
   peer,
@@ -62,7 +63,6 @@ def linear(file: Vectors) -> None:
     call,
     witness="naive_recurrent_linear_attn",
     mechanism="linear",
-    function="linear_attention",
     given=Draw("linear").qkv(),
     options={"is_causal": True},
   )
@@ -140,24 +140,9 @@ def other_states(file: Vectors) -> None:
     )
 
   state = {"options": {"return_state": True}}
-  file.add(
-    "product",
-    call,
-    witness="naive_recurrent_gated_delta_product",
-    mechanism="delta_product",
-    function="delta_product_attention",
-    given=given,
-    **state,
-  )
-  file.add(
-    "product_packed",
-    packed(call),
-    witness="naive_recurrent_gated_delta_product, states of segments",
-    mechanism="delta_product",
-    function="delta_product_attention",
-    given=states_of_segments(draw, given),
-    **PACKED,
-  )
+  witness = "naive_recurrent_gated_delta_product"
+  facts = {"witness": witness, "mechanism": "delta_product"}
+  add_with_states(file, "product", call, draw, given, **facts)
   dplr = peer("generalized_delta_rule/dplr").dplr_recurrence
 
   def call(query, key, value, removal, replacement, log_decay, initial_state):
@@ -174,24 +159,8 @@ def other_states(file: Vectors) -> None:
     "replacement": removed * draw.uniform(0, 1, 1, T, N, H),
     "initial_state": draw.normal(1, N, H, V),
   }
-  file.add(
-    "dplr",
-    call,
-    witness="dplr_recurrence",
-    mechanism="rwkv7",
-    function="rwkv7_attention",
-    given=given,
-    **state,
-  )
-  file.add(
-    "dplr_packed",
-    packed(call),
-    witness="dplr_recurrence, states of segments",
-    mechanism="rwkv7",
-    function="rwkv7_attention",
-    given=states_of_segments(draw, given),
-    **PACKED,
-  )
+  facts = {"witness": "dplr_recurrence", "mechanism": "rwkv7"}
+  add_with_states(file, "dplr", call, draw, given, **facts)
   mesa = peer("mesa_net").naive_mesa_net_exact
 
   def call(query, key, value, log_decay, beta, regularizer, initial_state):
@@ -216,7 +185,6 @@ def other_states(file: Vectors) -> None:
     call,
     witness="naive_mesa_net_exact",
     mechanism="mesa",
-    function="mesa_attention",
     given=given,
     **state,
   )
@@ -227,7 +195,6 @@ def other_states(file: Vectors) -> None:
     packed(call),
     witness="naive_mesa_net_exact, states of segments",
     mechanism="mesa",
-    function="mesa_attention",
     given=given,
     **PACKED,
   )
@@ -246,7 +213,6 @@ def other_states(file: Vectors) -> None:
     call,
     witness="naive_log_linear_attn",
     mechanism="log_linear",
-    function="log_linear_attention",
     given=given,
   )
 
@@ -265,7 +231,6 @@ def softmax(file: Vectors) -> None:
     call,
     witness="naive_parallel_attn, sinks",
     mechanism="dense",
-    function="dense_attention",
     given=given,
     options={"is_causal": True},
   )
@@ -279,7 +244,6 @@ def softmax(file: Vectors) -> None:
     call,
     witness="naive_parallel_attn, a window, sinks and forget gates",
     mechanism="sliding_window",
-    function="sliding_window_attention",
     given=given | {"log_forget": draw.decays(1, T, 4)},
     options={"window": 8, "is_causal": True},
   )
@@ -295,7 +259,6 @@ def softmax(file: Vectors) -> None:
     call,
     witness="naive_forgetting_attn",
     mechanism="dense",
-    function="dense_attention",
     given=given,
     options={"is_causal": True},
   )
@@ -315,7 +278,7 @@ def softmax(file: Vectors) -> None:
     given = query, key, value, householder, beta, forget
     return {"out": path(*given, H**-0.5, 16)}
 
-  facts = {"mechanism": "path", "function": "path_attention"}
+  facts = {"mechanism": "path"}
   file.add("path", call, witness="naive_path_attn", given=given, **facts)
   file.add(
     "path_forget",
@@ -341,7 +304,6 @@ def softmax(file: Vectors) -> None:
         call,
         witness="naive_stickbreaking_attn",
         mechanism="stick_breaking",
-        function="stick_breaking_attention",
         given=given,
         options={"attend_current": current},
       )
@@ -376,7 +338,6 @@ def selected(file: Vectors, attend: Any) -> None:
       call,
       witness="naive_dsa",
       mechanism="dsa",
-      function="dsa_attention",
       given=draw.qkv(heads=4, kv_heads=2) | index,
       fixed=fixed,
       options={"top_k": 7},
@@ -414,7 +375,6 @@ def selected(file: Vectors, attend: Any) -> None:
     call,
     witness="naive_nsa_compression, _topk and _selection",
     mechanism="nsa",
-    function="nsa_attention",
     given=draw.qkv(heads=4, kv_heads=2)
     | {"branch_gates": draw.uniform(0, 1, 1, T, 4, 3)},
     fixed={"key_weights": even, "value_weights": even},
@@ -422,13 +382,6 @@ def selected(file: Vectors, attend: Any) -> None:
   )
 
 
-def main() -> None:
-  """Writes the file."""
-  file = Vectors("fla", "fla-core 0.6.0")
-  for add in (linear, delta, other_states, softmax):
-    add(file)
-  file.write()
-
-
 if __name__ == "__main__":
-  main()
+  file = Vectors("fla", "fla-core 0.6.0")
+  file.write(linear, delta, other_states, softmax)

@@ -12,14 +12,21 @@ The functions are naive references, as in make_fla.py. fla's M has the other sig
 import types
 from unittest import mock
 
-from fla_naive import PACKED, H, N, T, V, packed, peer, states_of_segments
+from fla_naive import (
+  H,
+  N,
+  T,
+  V,
+  add_with_states,
+  peer,
+)
 from make_fla_recurrences import layer
 import torch
 from torch.nn import functional
 from vectors import Draw, Vectors, unit
 
 NAIVE = peer("momentum_delta_rule")
-FACTS = {"mechanism": "momentum_delta", "function": "momentum_delta_attention"}
+FACTS = {"mechanism": "momentum_delta"}
 
 
 def call(
@@ -62,20 +69,9 @@ def rule(file: Vectors) -> None:
   chunks = {name: x for name, x in given.items() if name != "query"}
   chunks = {"query": given["query"], **chunks}
   given["initial_state"] = draw.normal(1, N, 2 * H, V)
-  file.add(
-    "momentum_delta",
-    call,
+  add_with_states(
+    *(file, "momentum_delta", call, draw, given),
     witness="recurrent_momentum_delta_rule_ref",
-    given=given,
-    options={"return_state": True},
-    **FACTS,
-  )
-  file.add(
-    "momentum_delta_packed",
-    packed(call),
-    witness="recurrent_momentum_delta_rule_ref, states of segments",
-    given=states_of_segments(draw, given),
-    **PACKED,
     **FACTS,
   )
   file.add(
@@ -155,13 +151,6 @@ def gates(file: Vectors) -> None:
   )
 
 
-def main() -> None:
-  """Writes the file."""
-  file = Vectors("fla_momentum", "fla-core 0.6.0")
-  for add in (rule, gates):
-    add(file)
-  file.write()
-
-
 if __name__ == "__main__":
-  main()
+  file = Vectors("fla_momentum", "fla-core 0.6.0")
+  file.write(rule, gates)

@@ -19,15 +19,13 @@ from unittest import mock
 
 from fla_naive import (
   OPS,
-  PACKED,
   H,
   N,
   T,
   V,
+  add_with_states,
   heads_first,
-  packed,
   peer,
-  states_of_segments,
 )
 import torch
 from torch.nn import functional
@@ -141,23 +139,8 @@ def rwkv6(file: Vectors) -> None:
     "bonus": draw.normal(N, H),
     "initial_state": draw.normal(1, N, H, V),
   }
-  facts = {"mechanism": "rwkv6", "function": "rwkv6_attention"}
-  file.add(
-    "rwkv6",
-    call,
-    witness="naive_recurrent_rwkv6",
-    given=given,
-    options={"return_state": True},
-    **facts,
-  )
-  file.add(
-    "rwkv6_packed",
-    packed(call),
-    witness="naive_recurrent_rwkv6, states of segments",
-    given=states_of_segments(draw, given),
-    **PACKED,
-    **facts,
-  )
+  facts = {"witness": "naive_recurrent_rwkv6", "mechanism": "rwkv6"}
+  add_with_states(file, "rwkv6", call, draw, given, **facts)
 
 
 def gsa(file: Vectors) -> None:
@@ -179,23 +162,8 @@ def gsa(file: Vectors) -> None:
     "slot_weights": draw.uniform(0, 1, 1, T, N, slots),
     "initial_state": draw.normal(1, N, slots, H + V),
   }
-  facts = {"mechanism": "gsa", "function": "gsa_attention"}
-  file.add(
-    "gsa",
-    call,
-    witness="naive_recurrent_gsa",
-    given=given,
-    options={"return_state": True},
-    **facts,
-  )
-  file.add(
-    "gsa_packed",
-    packed(call),
-    witness="naive_recurrent_gsa, states of segments",
-    given=states_of_segments(draw, given),
-    **PACKED,
-    **facts,
-  )
+  facts = {"witness": "naive_recurrent_gsa", "mechanism": "gsa"}
+  add_with_states(file, "gsa", call, draw, given, **facts)
 
   def same(x, *rest):
     del rest
@@ -301,7 +269,6 @@ def precond_delta(file: Vectors) -> None:
         else "naive_recurrent_precond_gated_delta_rule"
       ),
       mechanism="precond_delta",
-      function="precond_delta_attention",
       given=given,
       options=options,
     )
@@ -360,13 +327,6 @@ def precond_delta(file: Vectors) -> None:
   )
 
 
-def main() -> None:
-  """Writes the file."""
-  file = Vectors("fla_recurrences", "fla-core 0.6.0")
-  for add in (hgrn2, rwkv6, based, gsa, precond_delta):
-    add(file)
-  file.write()
-
-
 if __name__ == "__main__":
-  main()
+  file = Vectors("fla_recurrences", "fla-core 0.6.0")
+  file.write(hgrn2, rwkv6, based, gsa, precond_delta)

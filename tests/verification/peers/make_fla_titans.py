@@ -68,7 +68,6 @@ def main() -> None:
     run,
     witness="titans.naive.combine_params, with the gradients of the paper",
     mechanism="titans",
-    function="titans_attention",
     given=draw.qkv()
     | {
       "learning_rate": draw.uniform(0.0, 0.15, 1, T, N),

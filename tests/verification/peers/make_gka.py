@@ -102,7 +102,7 @@ def rule(file: Vectors, naive: Any) -> None:
       [half @ half.swapaxes(2, 3), draw.normal(1, N, H, H)], -1
     ),
   }
-  facts = {"mechanism": "gka", "function": "gka_attention"}
+  facts = {"mechanism": "gka"}
   options = {"ridge_ratio": 0.125, "return_state": True}
   file.add(
     "gka",

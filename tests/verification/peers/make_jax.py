@@ -27,7 +27,7 @@ def main() -> None:
     "key": draw.normal(1, S, 2, H),
     "value": draw.normal(1, S, 2, H),
   }
-  facts = {"mechanism": "dense", "function": "dense_attention"}
+  facts = {"mechanism": "dense"}
 
   def call(query, key, value, bias, mask):
     return {"out": attend(query, key, value, bias, mask)}
@@ -90,7 +90,6 @@ def main() -> None:
       call,
       witness="jax.nn.dot_product_attention, a local window",
       mechanism="sliding_window",
-      function="sliding_window_attention",
       given=square,
       options={"window": window, "is_causal": not window[1]},
     )

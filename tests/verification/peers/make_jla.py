@@ -99,7 +99,6 @@ def recurrences(file: Vectors) -> None:
     call,
     witness="reference.gated_delta_product",
     mechanism="delta_product",
-    function="delta_product_attention",
     given=given,
     fixed={"segment_ids": SEGMENT_IDS},
     options={"return_state": True},
@@ -195,7 +194,6 @@ def gated(file: Vectors) -> None:
     call,
     witness="log_linear_simple_gla_reference",
     mechanism="log_linear",
-    function="log_linear_attention",
     given=draw.qkv()
     | {
       "log_decay": draw.decays(1, T, N),
@@ -258,7 +256,6 @@ def gated(file: Vectors) -> None:
     call,
     witness="ops.rwkv7",
     mechanism="rwkv7",
-    function="rwkv7_attention",
     given=given,
     fixed={"segment_ids": SEGMENT_IDS},
     options={"return_state": True},
@@ -279,15 +276,11 @@ def softmax(file: Vectors) -> None:
     call,
     witness="sink_attention, a mask of pairs",
     mechanism="dense",
-    function="dense_attention",
     given=draw.qkv(**grouped, value=H) | {"sinks": draw.normal(4)},
     fixed={"mask": mask},
   )
   given = draw.qkv(**grouped) | {"log_forget": draw.decays(1, T, 4)}
-  for mechanism, window in (
-    ("dense", None),
-    ("sliding_window", 6),
-  ):
+  for mechanism, window in (("dense", None), ("sliding_window", 6)):
 
     def call(query, key, value, log_forget, window=window, **ids):
       given = query, key, value, log_forget
@@ -300,7 +293,6 @@ def softmax(file: Vectors) -> None:
       call,
       witness="forgetting_attention",
       mechanism=mechanism,
-      function=f"{mechanism}_attention",
       given=given,
       fixed=BOTH_IDS,
       options={"is_causal": True} | ({"window": 5} if window else {}),
@@ -326,7 +318,6 @@ def softmax(file: Vectors) -> None:
     call,
     witness="path_attention_reference, forget gates divided by the scale",
     mechanism="path",
-    function="path_attention",
     given=given,
     fixed=BOTH_IDS,
   )
@@ -338,7 +329,6 @@ def softmax(file: Vectors) -> None:
     },
     witness="moba_attention",
     mechanism="moba",
-    function="moba_attention",
     given=Draw("jla moba").qkv(**grouped, value=H),
     options=options,
   )
@@ -356,7 +346,6 @@ def softmax(file: Vectors) -> None:
     call,
     witness="sparse_attention.nsa",
     mechanism="nsa",
-    function="nsa_attention",
     given=draw.qkv(**grouped)
     | {"branch_gates": draw.uniform(0, 1, 1, T, 4, 3)},
     fixed={"key_weights": even, "value_weights": even},
@@ -376,7 +365,6 @@ def softmax(file: Vectors) -> None:
     call,
     witness="dsa_index_scores, dsa_select and dsa",
     mechanism="dsa",
-    function="dsa_attention",
     given=draw.qkv(**grouped)
     | {
       "index_query": draw.normal(1, T, 3, 6),
@@ -388,14 +376,6 @@ def softmax(file: Vectors) -> None:
   )
 
 
-def main() -> None:
-  """Writes the file."""
-  jax.config.update("jax_default_matmul_precision", "highest")
-  file = Vectors("jla", "jax-linear-attention 0.1.0", jax_results)
-  for add in (recurrences, gated, gates, softmax):
-    add(file)
-  file.write()
-
-
 if __name__ == "__main__":
-  main()
+  file = Vectors("jla", "jax-linear-attention 0.1.0", jax_results)
+  file.write(recurrences, gated, gates, softmax)

@@ -67,14 +67,7 @@ def rwkv6(file: Vectors) -> None:
     }
 
     def call(
-      query,
-      key,
-      value,
-      log_decay,
-      bonus,
-      initial_state,
-      segment_ids,
-      rule=rule,
+      query, key, value, log_decay, bonus, initial_state, segment_ids, rule=rule
     ):
       out, state = rule(
         *(query, key, value, log_decay, bonus),
@@ -89,7 +82,6 @@ def rwkv6(file: Vectors) -> None:
       call,
       witness=f"rwkv6.{name}",
       mechanism="rwkv6",
-      function="rwkv6_attention",
       given=given,
       fixed={"segment_ids": SEGMENT_IDS},
       options={"return_state": True},
@@ -122,15 +114,6 @@ def rwkv6(file: Vectors) -> None:
   )
 
 
-def main() -> None:
-  """Writes the file."""
-  jax.config.update("jax_default_matmul_precision", "highest")
-  version = "jax-linear-attention 0.1.0"
-  file = Vectors("jla_recurrences", version, jax_results)
-  for add in (hgrn2, rwkv6):
-    add(file)
-  file.write()
-
-
 if __name__ == "__main__":
-  main()
+  file = Vectors("jla_recurrences", "jax-linear-attention 0.1.0", jax_results)
+  file.write(hgrn2, rwkv6)

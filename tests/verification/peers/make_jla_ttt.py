@@ -18,10 +18,7 @@ SEGMENT_IDS = np.searchsorted((8, 20), np.arange(T), side="right")[None]
 
 def functions(file: Vectors) -> None:
   """The rule, position by position and in mini-batches, and learned offsets."""
-  forms = {
-    "reference": ttt.ttt_linear_reference,
-    "dual": ttt.ttt_linear_dual,
-  }
+  forms = {"reference": ttt.ttt_linear_reference, "dual": ttt.ttt_linear_dual}
   for name, rule in forms.items():
 
     def call(query, key, value, learning_rate, segment_ids, rule=rule, **given):
@@ -44,7 +41,6 @@ def functions(file: Vectors) -> None:
       call,
       witness=f"ttt.ttt_linear_{name}",
       mechanism="ttt_linear",
-      function="ttt_linear_attention",
       given=draw.qkv(T, value=H)
       | {
         "learning_rate": draw.uniform(0.0, 0.5, 1, T, N),

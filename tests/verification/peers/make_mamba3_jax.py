@@ -23,11 +23,7 @@ def main() -> None:
   jax.config.update("jax_default_matmul_precision", "highest")
   file = Vectors("mamba3_jax", "mamba3-jax 1.0.1", jax_results)
   config = modeling.Mamba3Config(
-    hidden_size=N * V // 2,
-    state_size=H,
-    head_dim=V,
-    expand=2,
-    chunk_size=8,
+    hidden_size=N * V // 2, state_size=H, head_dim=V, expand=2, chunk_size=8
   )
 
   def call(query, key, value, inputs, **params):

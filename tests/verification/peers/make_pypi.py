@@ -50,7 +50,6 @@ def low_rank(file: Vectors) -> None:
       call,
       witness=f"linformer 0.2.3, {length} of 33 positions",
       mechanism="linformer",
-      function="linformer_attention",
       given=draw.qkv(length=length, value=H) | projections,
     )
 
@@ -68,7 +67,6 @@ def low_rank(file: Vectors) -> None:
     landmarks,
     witness="nystrom-attention 0.0.14",
     mechanism="nystrom",
-    function="nystrom_attention",
     given=Draw("nystrom").qkv(length=35, value=H),
     options={"num_landmarks": 7, "shared_start": True},
   )
@@ -108,7 +106,6 @@ def features(file: Vectors) -> None:
         ),
         witness=f"performer-pytorch 1.1.4, {kernel} kernel",
         mechanism="performer",
-        function="performer_attention",
         given=given | {"projection": projection},
         options={"kernel": kernel, "is_causal": causal},
       )
@@ -123,7 +120,6 @@ def features(file: Vectors) -> None:
     linear,
     witness="performer-pytorch 1.1.4, linear_attention",
     mechanism="linear",
-    function="linear_attention",
     given=given,
   )
 
@@ -154,7 +150,6 @@ def hashes(file: Vectors) -> None:
     call,
     witness="reformer-pytorch 1.4.4, LSHAttention",
     mechanism="lsh",
-    function="lsh_attention",
     given={
       "query": draw.normal(1, length, N, H),
       "value": draw.normal(1, length, N, H),
@@ -203,7 +198,6 @@ def translation(file: Vectors) -> None:
       lambda causal=causal, **given: additive(**given, is_causal=causal),
       witness="keras 3.15.1, AdditiveAttention",
       mechanism="additive",
-      function="additive_attention",
       given=given
       | {
         "query_kernel": draw.normal(N, H, 5),
@@ -221,19 +215,11 @@ def translation(file: Vectors) -> None:
         ),
         witness="keras 3.15.1, Attention",
         mechanism="multiplicative",
-        function="multiplicative_attention",
         given=given | kernel,
         options=options,
       )
 
 
-def main() -> None:
-  """Writes the file."""
-  file = Vectors("pypi", "packages named in each row")
-  for add in (low_rank, features, hashes, translation):
-    add(file)
-  file.write()
-
-
 if __name__ == "__main__":
-  main()
+  file = Vectors("pypi", "packages named in each row")
+  file.write(low_rank, features, hashes, translation)

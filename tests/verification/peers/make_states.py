@@ -11,7 +11,6 @@ import functools
 import sys
 from unittest import mock
 
-import jax
 import jax.numpy as jnp
 from jla.ops import reference
 import numpy as np
@@ -70,7 +69,6 @@ def mamba(file: Vectors) -> None:
       call,
       witness="reference.mamba1",
       mechanism="mamba",
-      function="mamba_attention",
       given=given,
       fixed={"segment_ids": SEGMENT_IDS},
       options={"return_state": True},
@@ -148,7 +146,6 @@ def mlstm(file: Vectors) -> None:
       call,
       witness="reference.mlstm",
       mechanism="mlstm",
-      function="mlstm_attention",
       given=given,
       options={"epsilon": epsilon},
     )
@@ -167,7 +164,6 @@ def mlstm(file: Vectors) -> None:
     packed,
     witness="reference.mlstm",
     mechanism="mlstm",
-    function="mlstm_attention",
     given=draw.qkv(T, N) | gates(draw),
     fixed={"segment_ids": SEGMENT_IDS},
   )
@@ -214,17 +210,12 @@ def mlstm_kernels(file: Vectors) -> None:
 
 def main() -> None:
   """Writes the files."""
-  jax.config.update("jax_default_matmul_precision", "highest")
-
   for peer, version, *parts in (
     ("jla_states", "jax-linear-attention 0.1.0", mamba, mlstm),
     ("recurrentgemma", "recurrentgemma 1.0.1", rg_lru),
     ("mlstm_kernels", "mlstm-kernels 2.0.6", mlstm_kernels),
   ):
-    file = Vectors(peer, version, jax_results)
-    for add in parts:
-      add(file)
-    file.write()
+    Vectors(peer, version, jax_results).write(*parts)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,6 @@ def main() -> None:
       call(size),
       witness="NeuralMemory.store_memories with a linear memory",
       mechanism="titans",
-      function="titans_attention",
       given=draw.qkv(T, value=H)
       | {
         "learning_rate": draw.uniform(0.0, 0.15, 1, T, N),

@@ -84,7 +84,6 @@ def main() -> None:
       call,
       witness=f"flex_attention, {name.replace('_', ' and ')}",
       mechanism=function,
-      function=f"{function}_attention",
       given=Draw(f"flex {name}").qkv(heads=N, kv_heads=K, value=4),
       fixed=fixed,
       options={**options, "return_lse": True},

@@ -41,10 +41,7 @@ def softmax(file: Vectors) -> None:
 
   draw = Draw("hf sinks")
   capped = {"logits_soft_cap": 2.0}
-  facts = {
-    "mechanism": "dense",
-    "function": "dense_attention",
-  }
+  facts = {"mechanism": "dense"}
   file.add(
     "hf_sinks",
     sinks,
@@ -76,7 +73,6 @@ def softmax(file: Vectors) -> None:
     alibi,
     witness="bloom build_alibi_tensor",
     mechanism="dense",
-    function="dense_attention",
     # Six heads, which are no power of two.
     given=Draw("hf alibi").qkv(heads=6, kv_heads=3),
     options={"relative_bias": {"alibi_bias": [6, T]}, "is_causal": True},
@@ -195,7 +191,6 @@ def latent(file: Vectors) -> None:
     call,
     witness="DeepseekV3Attention",
     mechanism="latent",
-    function="latent_attention",
     given={
       "query": draw.normal(1, T, heads, own + turned),
       "latent": draw.normal(1, T, rank),
@@ -349,14 +344,7 @@ def recurrences(file: Vectors) -> None:
   )
 
 
-def main() -> None:
-  """Writes the file."""
+if __name__ == "__main__":
   transformers.set_seed(0)
   file = Vectors("transformers", f"transformers {transformers.__version__}")
-  for add in (softmax, positions, recurrences, sparse):
-    add(file)
-  file.write()
-
-
-if __name__ == "__main__":
-  main()
+  file.write(softmax, positions, recurrences, sparse)

@@ -45,7 +45,6 @@ def main() -> None:
     attend,
     witness="BertSelfAttention, relative_key",
     mechanism="dense",
-    function="dense_attention",
     given=given,
   )
 
@@ -57,7 +56,6 @@ def main() -> None:
     lambda **given: attend(**given, mask=mask),
     witness="BertSelfAttention, relative_key and a mask",
     mechanism="sliding_window",
-    function="sliding_window_attention",
     given=given,
     options={"window": 6},
   )

@@ -106,14 +106,8 @@ def rg_lru(file: Vectors) -> None:
   )
 
 
-def main() -> None:
-  """Writes the file."""
-  version = f"transformers {transformers.__version__}"
-  file = Vectors("transformers_states", version)
-  for add in (mamba, rg_lru):
-    add(file)
-  file.write()
-
-
 if __name__ == "__main__":
-  main()
+  file = Vectors(
+    "transformers_states", f"transformers {transformers.__version__}"
+  )
+  file.write(mamba, rg_lru)

@@ -72,7 +72,6 @@ def sparse(file: Vectors) -> None:
       call,
       witness="LongformerSelfAttention",
       mechanism="sliding_window",
-      function="sliding_window_attention",
       given=arrays,
       fixed=fixed,
       options={"window": window},
@@ -125,7 +124,6 @@ def bigbird(file: Vectors) -> None:
     call,
     witness="BigBirdBlockSparseAttention, training",
     mechanism="bigbird",
-    function="bigbird_attention",
     given=given,
     fixed={"random_blocks": random_blocks},
     options={"block_size": size},
@@ -167,7 +165,6 @@ def nystrom(file: Vectors) -> None:
       lambda query, key, value, start=start: run(query, key, value, start),
       witness=f"{witness}, the {start} start",
       mechanism="nystrom",
-      function="nystrom_attention",
       given=given,
       options={"num_landmarks": landmarks, "shared_start": shared},
     )
@@ -226,7 +223,6 @@ def grids(file: Vectors) -> None:
       lambda shift=shift, **given: call(shift=shift, **given),
       witness=f"SwinAttention, shifted by {shift}",
       mechanism="window_2d",
-      function="window_2d_attention",
       given=given,
       options={
         "grid": grid,
@@ -273,7 +269,6 @@ def strides(file: Vectors) -> None:
     call,
     witness="CvtSelfAttention, with a class token",
     mechanism="strided_2d",
-    function="strided_2d_attention",
     given=Draw("hf cvt").qkv(length=1 + rows * columns, value=H),
     options={"grid": (rows, columns), "stride": 2},
   )

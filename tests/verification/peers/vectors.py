@@ -148,9 +148,10 @@ def jax_results(
   """Results of a function of JAX arrays, cotangents and gradients."""
   import jax
 
-  results, pullback = jax.vjp(lambda x: dict(call(**x, **fixed)), dict(given))
-  cotangents = cotangents_of(results, draw, constant)
-  (gradients,) = pullback(cotangents)
+  with jax.default_matmul_precision("highest"):
+    results, pullback = jax.vjp(lambda x: dict(call(**x, **fixed)), dict(given))
+    cotangents = cotangents_of(results, draw, constant)
+    (gradients,) = pullback(cotangents)
   return results, cotangents, gradients
 
 
@@ -172,8 +173,8 @@ class Vectors:
     *,
     witness: str,
     mechanism: str,
-    function: str,
     given: Arrays,
+    function: str = "",
     fixed: Arrays | None = None,
     options: Mapping[str, Any] | None = None,
     call: Mapping[str, Any] | None = None,
@@ -182,7 +183,8 @@ class Vectors:
   ) -> Arrays:
     """Adds a case: `peer(**given, **fixed)` are its results, by name.
 
-    It has no gradients through the results named by `constant`.
+    It has no gradients through the results named by `constant`. The function is by
+    default the mechanism's, such as `mesa_attention`.
     """
     assert name not in self._index["cases"], name
     given = {n: np.asarray(x, np.float32) for n, x in given.items()}
@@ -206,7 +208,7 @@ class Vectors:
     self._index["cases"][name] = {
       "witness": witness,
       "mechanism": mechanism,
-      "function": function,
+      "function": function or f"{mechanism}_attention",
       "options": dict(options or {}),
       "call": dict(call or {}),
       "definition": definition,
@@ -214,8 +216,10 @@ class Vectors:
     }
     return results
 
-  def write(self) -> None:
-    """Writes `<peer>.npz` beside this file."""
+  def write(self, *parts: Callable[["Vectors"], None]) -> None:
+    """Writes `<peer>.npz` beside this file; each part adds cases first."""
+    for add in parts:
+      add(self)
     path = HERE / f"{self._index['peer']}.npz"
     floats = np.concatenate(self._floats).astype("<f4")
     np.savez_compressed(
