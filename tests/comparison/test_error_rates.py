@@ -26,14 +26,14 @@ def test_equal_rows_are_told_apart_in_one_table_of_twenty(
 @pytest.mark.parametrize("kind", error_rates.KINDS)
 def test_a_small_table_keeps_its_rate(kind, monkeypatch):
   error_rates.quicken(monkeypatch)
-  found = error_rates.rate(kind, 4, 4, 200)
-  assert found <= stats.binom.ppf(0.9999, 200, 0.05) / 200
+  found = error_rates.rate(kind, 4, 4, 100)
+  assert found <= stats.binom.ppf(0.9999, 100, 0.05) / 100
 
 
 def test_a_better_row_of_ten_is_found_with_five_seeds(monkeypatch):
   """Paired tests with Holm's correction find a quarter of its nine differences."""
   error_rates.quicken(monkeypatch)
-  _, found = error_rates.share_found(error_rates.means, 10, 5, 200, above=2.0)
+  _, found = error_rates.share_found(error_rates.means, 10, 5, 100, above=2.0)
   assert found >= 0.3
 
 
@@ -41,10 +41,10 @@ def test_rows_that_are_far_away_hide_no_difference():
   """A table with two groups of equal rows is right about each of them."""
   generator = np.random.default_rng(0)
   wrong = 0
-  for _ in range(200):
+  for _ in range(100):
     values = generator.normal(size=(6, 5))
     values[3:] -= 20
     found = statistics.against_first(values[np.argsort(-values.mean(axis=1))])
     wrong += bool((found.p_values[1:3] < 0.05).any())
     assert (found.p_values[3:] < 0.05).all()
-  assert wrong <= stats.binom.ppf(0.9999, 200, 0.05)
+  assert wrong <= stats.binom.ppf(0.9999, 100, 0.05)

@@ -40,10 +40,7 @@ def test_model_config_refuses():
     *({"num_qk_heads": 3}, {"num_qk_heads": 2, "num_kv_heads": 2}),
     {"shared_key_dim": 2},
     {"shared_key_dim": 4096, "latent_rank": 3, "position": "rotary"},
-    (
-      "position",
-      {"shared_key_dim": 3, "latent_rank": 3, "position": "rotary"},
-    ),
+    ("position", {"shared_key_dim": 3, "latent_rank": 3, "position": "rotary"}),
     {"short_convolution_bias": True},
     {"shared_norm": True},
     {"shared_norm": True, "parallel": True, "norm": "output"},

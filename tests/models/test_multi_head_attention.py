@@ -80,28 +80,14 @@ def test_variables_go_to_their_collections():
   assert log == [{"is_causal": True}]
 
 
-def test_dropout_reaches_the_mechanism():
-  log = []
-  module, variables, _ = made(scaled(log))
-  module, rngs = module.clone(dropout_rate=0.5), {"dropout": jax.random.key(3)}
-  log.clear()
-  jax.eval_shape(
-    lambda: module.apply(variables, X, deterministic=False, rngs=rngs)
-  )
-  assert log[0]["dropout_rate"] == 0.5
-
-
 def test_slot_is_the_formula():
   module, variables, kernels = made(features=16)
   y = X[::-1]
   ids = np.array([[0, 0, 0, 1, 1, 1]] * 2)
   segments = {"query_segment_ids": ids, "key_segment_ids": ids}
   expected = by_hand(kernels, X, y, ((4, 8), (2, 8), (2, 8)), **segments)
-  got, state = jax.jit(
-    lambda variables: module.apply(
-      variables, X, y, mutable=["intermediates"], **segments
-    )
-  )(variables)
+  call = {"mutable": ["intermediates"], **segments}
+  got, state = jax.jit(lambda v: module.apply(v, X, y, **call))(variables)
   np.testing.assert_allclose(got, expected, atol=1e-5)
   weights = np.asarray(state["intermediates"]["attention_weights"][0])
   assert weights.shape == (2, 4, 6, 6)
@@ -115,10 +101,8 @@ def test_slot_is_the_formula():
     (DIMS, {"value_dim": 3}, (X, Y), ((4, 8), (2, 8), (2, 3))),
     # Heads of values that share queries and keys.
     (
-      DIMS._replace(num_kv_heads=4),
-      {"value_dim": 3, "num_qk_heads": 2},
-      (X,),
-      ((2, 8), (2, 8), (4, 3)),
+      *(DIMS._replace(num_kv_heads=4), {"value_dim": 3, "num_qk_heads": 2}),
+      *((X,), ((2, 8), (2, 8), (4, 3))),
     ),
   ],
 )

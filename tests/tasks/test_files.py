@@ -47,20 +47,16 @@ def fault(folder):
   return str(error.value).replace(str(folder), "DIR")
 
 
-def test_splits(folder):
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_splits(folder, name):
   write(folder, test_2016_en="d\n", test_2016_de="w\n", notes_en="n\n")
+  for language in ("en", "de"):
+    (folder / f"val.{language}").rename(folder / f"{name}.{language}")
   assert read(folder) == {
     "train": [("a", "x"), ("b", "y"), ("c", "z")],
     "validation": [("a", "x")],
     "test_2016": [("d", "w")],
   }
-
-
-@pytest.mark.parametrize("name", ["val", "valid", "validation"])
-def test_names_of_the_validation_split(folder, name):
-  for language in ("en", "de"):
-    (folder / f"val.{language}").rename(folder / f"{name}.{language}")
-  assert read(folder)["validation"] == [("a", "x")]
 
 
 def test_gzip_and_plain_can_be_mixed(folder):
@@ -116,12 +112,7 @@ def test_faults_are_one_line(folder, gone, written, message):
   assert fault(folder).startswith(message)
 
 
-def test_a_missing_folder(tmp_path):
+def test_a_missing_folder_and_the_home_of_nobody(tmp_path):
   assert fault(tmp_path / "no") == "DIR: no such folder (task.path)"
-
-
-def test_the_home_of_nobody():
-  with pytest.raises(
-    tasks.DataError, match=r"^~nosuchuser/a: .*\(task\.path\)"
-  ):
+  with pytest.raises(tasks.DataError, match=r"^~nosuchuser/a: .*\(task\.path"):
     typed_path("~nosuchuser/a")

@@ -62,9 +62,8 @@ def test_the_setting_of_long_range_arena():
 
 
 def test_operators_are_a_quarter_and_alike():
-  task = make(
-    "listops", min_length=1, max_length=200, max_depth=2, batch_size=3000
-  )
+  sizes = {"min_length": 1, "max_length": 200, "max_depth": 2}
+  task = make("listops", batch_size=3000, **sizes)
   source = task.train_batch(0)["source"]
   counts = collections.Counter(task.labels(source[:, 1]))
   operators = [counts[symbol] / 3000 for symbol in SOLVE]

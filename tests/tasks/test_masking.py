@@ -139,13 +139,10 @@ def test_a_tokenizer_that_lacks_a_token_is_told(
   assert message in str(error.value)
 
 
-def test_a_context_without_room_is_told(path):
+def test_what_is_typed_has_to_fit_and_a_context_has_room(path):
+  make(path, "encoder", context=4)
   with pytest.raises(ValueError, match=r"^task\.context: expected at least 4"):
     make(path, "encoder", context=3)
-  make(path, "encoder", context=4)
-
-
-def test_what_is_typed_has_to_fit(path):
   task = make(path, "encoder")
   assert len(task.encode("t" * 14)) == 16
   with pytest.raises(ValueError, match=r"^17 characters, more than the model"):

@@ -59,10 +59,8 @@ def test_accuracy_is_reported_by_depth(split, num_depths):
   logits[deepest] *= -1
   sums = task.metric_sums(jnp.asarray(logits), batch)
   metrics = task.summarize({k: tuple(v) for k, v in sums.items()})
-  names = [
-    f"accuracy_depth_{round(100 * i / (num_depths - 1))}"
-    for i in range(num_depths)
-  ]
+  depths = [round(100 * i / (num_depths - 1)) for i in range(num_depths)]
+  names = [f"accuracy_depth_{depth}" for depth in depths]
   assert list(metrics) == ["accuracy", *names]
   assert [metrics[n] for n in names] == [1.0] * (num_depths - 1) + [0.0]
   assert metrics["accuracy"] == pytest.approx(1 - deepest[:40].sum() / 40)

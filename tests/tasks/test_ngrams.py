@@ -83,21 +83,15 @@ def test_of_an_encoder_decoder_targets_count_with_their_sentinels(path):
   counted = [batch["weights"] > 0 for batch in batches]
   assert task.baselines["bigram_loss"] < task.baselines["unigram_loss"]
   # A sentinel follows BOS always, and EOS the last one.
-  held_out = Pairs(
-    *(
-      np.concatenate(
-        [b[name][w] for b, w in zip(batches, counted, strict=True)]
-      )
-      for name in ("inputs", "targets")
-    )
+  both = list(zip(batches, counted, strict=True))
+  left, token = (
+    np.concatenate([batch[name][there] for batch, there in both])
+    for name in ("inputs", "targets")
   )
+  held_out = Pairs(left, token)
   training = task._training_pairs()
   expected = naive(training, held_out, task.target_vocab_size)
   assert task.baselines == pytest.approx(expected)
   # Each token of the training text is in a target about once.
-  assert (
-    0.9
-    < np.isin(training.token, task._vocabulary.ordinary).sum()
-    / len(task._train)
-    < 1.1
-  )
+  ordinary = np.isin(training.token, task._vocabulary.ordinary).sum()
+  assert 0.9 < ordinary / len(task._train) < 1.1

@@ -222,16 +222,13 @@ def test_a_tokenizer_of_t5_is_used_as_it_is(path, tmp_path):
   assert ids[-1] == task.eos_id
 
 
-def test_a_tokenizer_without_enough_sentinels_is_told(path, tmp_path):
+def test_what_leaves_no_room_or_has_no_sentinels_is_told(path, tmp_path):
+  with pytest.raises(ValueError, match=r"^task\.context: expected at least 3"):
+    make(path, "encoder_decoder", context=2)
+  make(path, "encoder_decoder", context=3)
   file = tmp_path / "tokenizer.json"
   file.write_bytes(words_tokenizer(T5[:2]))
   with pytest.raises(tasks.DataError) as error:
     make(path, "encoder_decoder", tokenizer=str(file))
   told = f"task.tokenizer: {file} has 0 of the tokens <extra_id_0> to"
   assert str(error.value).startswith(told)
-
-
-def test_a_context_without_room_is_told(path):
-  with pytest.raises(ValueError, match=r"^task\.context: expected at least 3"):
-    make(path, "encoder_decoder", context=2)
-  make(path, "encoder_decoder", context=3)

@@ -54,14 +54,14 @@ def test_of_two_names_the_first_counts(role, first, second):
 
 def test_what_stands_in_for_a_token_that_is_not_there():
   """The end pads (GPT-2), and padding begins (T5); id 0 is one in both."""
-  special = SpecialTokens.find({"<pad>": 0, "</s>": 4})
-  assert (special.pad, special.bos, special.eos) == (0, 0, 4)
-  special = SpecialTokens.find({"[PAD]": 0, "[SEP]": 4, "[CLS]": 2})
-  assert (special.pad, special.bos, special.eos) == (0, 2, 4)
-  special = SpecialTokens.find({"[SEP]": 0})
-  assert (special.pad, special.bos, special.eos) == (0, 0, 0)
-  special = SpecialTokens.find({"<s>": 0, "<eos>": 5})
-  assert (special.pad, special.bos, special.eos) == (5, 0, 5)
+  for ids, pad, bos, eos in (
+    ({"<pad>": 0, "</s>": 4}, 0, 0, 4),
+    ({"[PAD]": 0, "[SEP]": 4, "[CLS]": 2}, 0, 2, 4),
+    ({"[SEP]": 0}, 0, 0, 0),
+    ({"<s>": 0, "<eos>": 5}, 5, 0, 5),
+  ):
+    special = SpecialTokens.find(ids)
+    assert (special.pad, special.bos, special.eos) == (pad, bos, eos), ids
 
 
 @pytest.mark.parametrize("role", TABLE)

@@ -164,10 +164,7 @@ def test_a_run_evaluates_draws_and_generates_from_the_average(
 
 def test_an_average_of_bfloat16_parameters_is_refused():
   narrow = config(
-    "decoder",
-    {"name": "recall"},
-    {"param_dtype": "bfloat16"},
-    optimizer=SGD,
+    "decoder", {"name": "recall"}, {"param_dtype": "bfloat16"}, optimizer=SGD
   )
   with pytest.raises(ConfigError, match="name: schedule_free_sgd averages"):
     experiment.create(narrow)

@@ -15,7 +15,7 @@ METRICS = {
   "induction": {"loss", "accuracy"},
   "selective_copy": {"loss", "accuracy", "sequence_accuracy"},
   "state_tracking": {
-    *{"loss", "accuracy", "sequence_accuracy", "last_accuracy"},
+    *{"loss", "accuracy", "sequence_accuracy", "last_accuracy"}
   },
   "listops": {"loss", "accuracy"},
   "pathfinder": {"loss", "accuracy"},

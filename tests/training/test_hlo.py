@@ -12,22 +12,12 @@ ROWS, WIDTH = 8, 16
 PART = 4 * (ROWS // DEVICES) * WIDTH
 
 
-def sent(local, out=None):
+def sent(local):
   """What a function of a part of [8, 16] float32 sends, compiled on 4 devices."""
-  mesh = jax.make_mesh(
-    (DEVICES,),
-    ("x",),
-    axis_types=(jax.sharding.AxisType.Auto,),
-    devices=jax.devices()[:DEVICES],
-  )
-  rows = jax.P("x")
-  function = jax.shard_map(
-    local,
-    mesh=mesh,
-    in_specs=rows,
-    out_specs=rows if out is None else out,
-    check_vma=False,
-  )
+  devices, automatic = jax.devices()[:DEVICES], (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh((DEVICES,), ("x",), automatic, devices=devices)
+  specs = {"in_specs": jax.P("x"), "out_specs": jax.P("x")}
+  function = jax.shard_map(local, mesh=mesh, **specs, check_vma=False)
   x = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, WIDTH)))
   text = jax.jit(function).lower(x.astype(jnp.float32)).compile().as_text()
   return hlo.bytes_sent(text)

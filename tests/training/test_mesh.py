@@ -97,8 +97,7 @@ def assert_as_on_one(mesh_name, *run, rtol):
 
 
 @pytest.mark.parametrize(
-  "name",
-  [*thorough(*((name,) for name in list(MESHES)[1:-1])), ALL],
+  "name", [*thorough(*((name,) for name in list(MESHES)[1:-1])), ALL]
 )
 def test_losses_and_gradients_are_those_of_one_device(name):
   """With dropout, whose masks are the same; norms are those before clipping."""

@@ -13,13 +13,7 @@ from models.published import files
 from settings.errors import ConfigError, RunError
 from settings.leaves import put
 from tests import commands
-from training import (
-  atomic,
-  experiment,
-  experiment_config,
-  ownership,
-  workdir,
-)
+from training import atomic, experiment, experiment_config, ownership, workdir
 
 
 def config(schedule="constant", of=copy, **leaves):

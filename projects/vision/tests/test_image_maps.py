@@ -29,7 +29,7 @@ def test_rollout_of_weights_that_are_no_distribution():
 def test_labels_are_rows_and_columns():
   p = models.load_pretrained(FOLDERS["vit"])
   assert image_maps.labels(p.model, 10)[:5] == [
-    *["[CLS]", "0,0", "0,1", "0,2", "1,0"],
+    *["[CLS]", "0,0", "0,1", "0,2", "1,0"]
   ]
   p = models.load_pretrained(FOLDERS["deit"])
   assert image_maps.labels(p.model, 11)[:3] == ["[CLS]", "[DIST]", "0,0"]
