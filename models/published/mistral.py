@@ -67,7 +67,7 @@ def describe_with_temperature(
 ) -> Described:
   """Implements `Family.describe` for Ministral 3."""
   choices = rotary.choices(theirs, _YARN)
-  parameters = theirs.get("rope_parameters") or {}
+  parameters = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
   kind = "yarn"
   family.only(parameters, rope_type=kind, type=kind)
   return describe(

@@ -210,6 +210,30 @@ def test_a_file_may_have_keys_of_layers_that_its_model_lacks(case):
   assert len({*map(repr, kinds.values())}) == len(kinds)
 
 
+def _has_one_set(config):
+  """Whether a file of version 5 has the same rotary positions for all layers."""
+  parameters = config.get("rope_parameters") or {}
+  has_others = config["model_type"] in ("gpt_neox", "recurrent_gemma")
+  return parameters.get("rope_theta") is not None and not has_others
+
+
+@pytest.mark.parametrize("case", [x for x in _ALL if _has_one_set(_ALL[x][0])])
+def test_rotary_positions_by_the_keys_of_version_4(case):
+  """Each family reads both, though version 4 may not have it."""
+  config, folder = _ALL[case]
+  family = FAMILIES[config["model_type"]]
+  names = weights.without_copies(
+    family, load._by_table_name(family, files.read_tensors(folder))
+  )
+  old = {x: y for x, y in config.items() if x != "rope_parameters"}
+  scaling = dict(config["rope_parameters"])
+  for name in ("rope_theta", "partial_rotary_factor"):
+    if name in scaling:
+      old[name] = scaling.pop(name)
+  old["rope_scaling"] = scaling
+  assert described(old, names) == described(config, names)
+
+
 _VALUES = (True, False, 2, 0.5, "relu", [2, 2])
 """One of each type."""
 
