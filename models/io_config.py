@@ -78,9 +78,9 @@ class HeadConfig:
 
   mean_pooling: bool = False
   pooler: bool = False
-  pooler_activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "silu"] = (
-    "tanh"
-  )
+  pooler_activation: Literal[
+    "tanh", "relu", "gelu", "gelu_tanh", "silu", "relu2"
+  ] = "tanh"
   head_transform: bool = False
   transform_bias: bool = True
   transform_activation: str | None = None

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge
 import numpy as np
 
 from models.attention_config import AttentionConfig
@@ -95,7 +96,8 @@ def describe(
     query_rank=rank,
     out_groups=family.size(theirs, "o_groups", 8),
     out_rank=family.size(theirs, "o_lora_rank", 1024),
-    streams=family.size(theirs, "hc_mult", 4),
+    # One stream would have weights, too, and ours has none.
+    streams=family.value(theirs, "hc_mult", Annotated[int, Ge(2)], 4),
     stream_steps=family.size(theirs, "hc_sinkhorn_iters", 20),
     stream_epsilon=family.number(theirs, "hc_eps", 1e-6),
     num_experts=family.size(theirs, "n_routed_experts", 256),

@@ -116,7 +116,8 @@ def of_qwen(
     ValueError: a layer is named twice.
   """
   every = family.size(theirs, "decoder_sparse_step", 1)
-  dense = family.value(theirs, "mlp_only_layers", list[int], ())
+  named = theirs.get("mlp_only_layers") is not None
+  dense = family.value(theirs, "mlp_only_layers", list[int]) if named else ()
   if len({*dense}) < len(dense):
     raise ValueError(f"mlp_only_layers: expected each layer once, got {dense}")
   fields: dict[str, Any] = {
@@ -143,7 +144,6 @@ def describe_mixtral(
     names,
     head,
     window=None,
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 8),
     norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
     num_experts=count(theirs, 8, least=1),
     experts_per_token=family.size(theirs, "num_experts_per_tok", 2),

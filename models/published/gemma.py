@@ -24,6 +24,7 @@ def describe(
     names,
     head,
     head_dim=family.size(theirs, "head_dim", 256),
+    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 16),
     mlp_bias=False,
     activation=family.ACTIVATIONS[name],
     norm_kind="rms_from_one",

@@ -33,6 +33,7 @@ def describe(
     theirs,
     names,
     head,
+    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 4),
     mlp_bias=False,
     activation=family.activation(
       theirs, "hidden_activation", "gelu_pytorch_tanh"

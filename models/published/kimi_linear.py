@@ -78,13 +78,15 @@ def _old(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layers(theirs: Mapping[str, Any]) -> list[str]:
   """The type of every layer; the first files count them from 1."""
-  layers = family.value(_old(theirs), "full_attn_layers", list[int], ())
+  old = _old(theirs)
+  layers = family.value(old, "full_attn_layers", list[int], ())
   exact = {layer - 1 for layer in layers}
+  has_lists = {"full_attn_layers", "kda_layers"} <= old.keys()
   return [
     *llama.layer_types(
       theirs,
       _RECURRENT,
-      lambda i: i in exact if exact else i > 0 and i % 4 == 0,
+      lambda i: i in exact if has_lists else i > 0 and i % 4 == 0,
     )
   ]
 

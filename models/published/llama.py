@@ -91,6 +91,7 @@ def windows(
   """
   exact = AttentionConfig("dense", options)
   if NEAR not in kinds:
+    family.optional_size(theirs, "sliding_window", default)  # It has no effect.
     return (exact,)
   local, window = exact, family.size(theirs, "sliding_window", default)
   if window <= family.size(theirs, "max_position_embeddings"):

@@ -35,7 +35,6 @@ def describe(
     theirs,
     names,
     head,
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 8),
     norm="residual",
     norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
     output_norm_epsilon=1e-6,

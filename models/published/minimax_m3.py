@@ -14,7 +14,7 @@ from models.published.family import Described, Layout, Row
 from models.published.keys import because
 
 _ROTARY: rotary.LayerTypes = {
-  None: rotary.Rotary(default=5000000.0, share=(), whole=1.0)
+  None: rotary.Rotary(default=5000000.0, whole=1.0)
 }
 _SPARSE = "minimax_m3_sparse"
 

@@ -24,9 +24,13 @@ def describe(
     window: in files that have none.
     **others: the fields in which a family differs.
   """
-  biases = {"attention_bias": False, "mlp_bias": False}
-  others = {**biases, "decoder_attention": mechanism(theirs, window), **others}
-  return llama.describe(theirs, names, head, **others)
+  fields: dict[str, Any] = {
+    "num_kv_heads": family.optional_size(theirs, "num_key_value_heads", 8),
+    "attention_bias": False,
+    "mlp_bias": False,
+    "decoder_attention": mechanism(theirs, window),
+  }
+  return llama.describe(theirs, names, head, **fields | others)
 
 
 def mechanism(
@@ -63,7 +67,7 @@ def describe_with_temperature(
 ) -> Described:
   """Implements `Family.describe` for Ministral 3."""
   choices = rotary.choices(theirs, _YARN)
-  parameters = theirs.get("rope_parameters") or {}
+  parameters = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
   kind = "yarn"
   family.only(parameters, rope_type=kind, type=kind)
   return describe(
@@ -72,7 +76,6 @@ def describe_with_temperature(
     head,
     window=None,
     head_dim=family.optional_size(theirs, "head_dim", 128),
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 8),
     norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
     query_temperature="steps",
     temperature_rate=family.number(parameters, "llama_4_scaling_beta", None),

@@ -89,10 +89,10 @@ def _layers(theirs: Mapping[str, Any]) -> Sequence[str]:
 
 def _mechanism(theirs: Mapping[str, Any], kind: str) -> AttentionConfig:
   """The mechanism of a layer; one without attention has none to use."""
-  if kind != _RECURRENT:
-    return AttentionConfig("dense")
   # In transformers, a step is at least what others begin with.
   least = family.number(theirs, "time_step_min", 0.001)
+  if kind != _RECURRENT:
+    return AttentionConfig("dense")
   has_bias = family.flag(theirs, "use_bias", False)
   options = {"projection_bias": has_bias, "min_step": least}
   return AttentionConfig("mamba2", options)

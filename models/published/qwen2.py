@@ -20,6 +20,7 @@ def describe(
     names,
     head,
     head_dim=None,
+    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 32),
     attention_bias=True,
     out_bias=False,
     mlp_bias=False,

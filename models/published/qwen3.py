@@ -16,6 +16,7 @@ def describe(
     names,
     head,
     head_dim=family.size(theirs, "head_dim", 128),
+    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 32),
     mlp_bias=False,
     query_key_norm="rms",
     decoder_attention=qwen2.last_windows(theirs),

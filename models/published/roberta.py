@@ -17,11 +17,14 @@ def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`."""
-  family.only(theirs, hidden_act="gelu")  # Its head has no other.
   counted = positions(theirs)
   vocab_size = family.size(theirs, "vocab_size")
+  # Its head has no other activation.
+  own = {"transform_activation": "gelu"} if head == "tokens" else {}
   return Described(
-    bert.encoder(theirs, head, pooler=bert.has_pooler(names, head), **counted),
+    bert.encoder(
+      theirs, head, pooler=bert.has_pooler(names, head), **own, **counted
+    ),
     vocab_size,
     bert.num_labels(theirs) if head == "class" else vocab_size,
     family.size(theirs, "max_position_embeddings") - counted["position_offset"],

@@ -256,6 +256,7 @@ CHANGES = {
   "cohere2": [
     {"layer_types": None},
     {"layer_types": None, "sliding_window_pattern": 2},
+    {"layer_types": [EXACT] * 4},
     {"logit_scale": None},
     {"layer_norm_eps": None},
     {"rope_parameters": None},
@@ -269,8 +270,10 @@ CHANGES = {
     {"pos_att_type": ["c2p"]},
     {"pos_att_type": "p2c | c2p", "hidden_act": None},
   ],
+  "deberta_v2_classes": [{"pooler_hidden_act": "relu2"}],
   "deberta_v2_masked": [{"max_relative_positions": 9}],
-  "xlm_roberta_masked": [{"layer_norm_eps": 0.1}],
+  "xlm_roberta_masked": [{"layer_norm_eps": 0.1}, {"hidden_act": "relu"}],
+  "xlm_roberta_classes": [{"hidden_act": "silu"}],
 }
 
 

@@ -122,6 +122,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.4}
     ({"scoring_func": "softmax"}, "scoring_func: expected one of sqrts"),
     ({"layer_types": ["full_attention"] * 4}, "layer_types: expected 4 of"),
     ({"mlp_layer_types": ["moe"]}, "mlp_layer_types: expected 4 of hash_moe"),
+    ({"hc_mult": 1}, "hc_mult: expected at least 2, got 1"),
     ({"compress_rates": {}}, "compress_rates: expected a number above 0"),
     ({"quantization_config": {"a": 1}}, "quantization_config: FP8"),
     (

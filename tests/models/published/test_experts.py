@@ -10,6 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import models
+from models.published import files
+from models.published.catalog import FAMILIES
 from tests.models import tiny
 from tests.models.published.test_equality import (
   FOLDERS,
@@ -217,6 +219,26 @@ def test_another_mechanism(case, tmp_path):
   models.save_pretrained(tmp_path, p)
   again = models.load_pretrained(tmp_path)
   np.testing.assert_array_equal(compute(again, inputs), out)
+
+
+def test_a_null_names_no_layer_without_experts(tmp_path):
+  folder = changed("qwen3_5_moe_text", tmp_path, mlp_only_layers=None)
+  p = models.load_pretrained(folder)
+  assert p.model == loaded("qwen3_5_moe_text").model
+
+
+@pytest.mark.parametrize("exact", [[2, 4], []])
+def test_lists_of_the_first_files_of_kimi_linear(exact):
+  """An empty one is a model without exact attention, not one without a list."""
+  config = files.read_config(FOLDERS["kimi_linear"])
+  others = [i for i in range(1, 7) if i not in exact]
+  lists = {"full_attn_layers": exact, "kda_layers": others}
+  depth = {"num_hidden_layers": 6, "mlp_layer_types": None}
+  old = config | depth | {"layer_types": None, "linear_attn_config": lists}
+  made = FAMILIES["kimi_linear"].describe(old, (), "tokens").config
+  names = [layer.name for layer in made.layers("decoder_attention")]
+  wanted = {i + 1 for i, name in enumerate(names) if name == "latent"}
+  assert wanted == {*exact}
 
 
 def test_the_first_files_of_kimi_linear_have_other_keys(tmp_path):

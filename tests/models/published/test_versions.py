@@ -191,6 +191,49 @@ def test_no_key_is_lost(case):
     assert len(after) < 240, after
 
 
+_KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types")
+_WITH_KINDS = [case for case in _ALL if {*_KINDS} & {*_ALL[case][0]}]
+
+
+@pytest.mark.parametrize("case", _WITH_KINDS)
+def test_a_file_may_have_keys_of_layers_that_its_model_lacks(case):
+  """transformers writes the keys of all kinds of layers whichever there are."""
+  config, folder = _ALL[case]
+  family, kinds = FAMILIES[config["model_type"]], {}
+  names = weights.without_copies(
+    family, load._by_table_name(family, files.read_tensors(folder))
+  )
+  for key in {*_KINDS} & {*config}:
+    for kind in {*config[key]}:
+      made, _ = read(config | {key: [kind] * len(config[key])}, names)
+      kinds[key, kind] = made.config
+  assert len({*map(repr, kinds.values())}) == len(kinds)
+
+
+def _has_one_set(config):
+  """Whether a file of version 5 has the same rotary positions for all layers."""
+  parameters = config.get("rope_parameters") or {}
+  has_others = config["model_type"] in ("gpt_neox", "recurrent_gemma")
+  return parameters.get("rope_theta") is not None and not has_others
+
+
+@pytest.mark.parametrize("case", [x for x in _ALL if _has_one_set(_ALL[x][0])])
+def test_rotary_positions_by_the_keys_of_version_4(case):
+  """Each family reads both, though version 4 may not have it."""
+  config, folder = _ALL[case]
+  family = FAMILIES[config["model_type"]]
+  names = weights.without_copies(
+    family, load._by_table_name(family, files.read_tensors(folder))
+  )
+  old = {x: y for x, y in config.items() if x != "rope_parameters"}
+  scaling = dict(config["rope_parameters"])
+  for name in ("rope_theta", "partial_rotary_factor"):
+    if name in scaling:
+      old[name] = scaling.pop(name)
+  old["rope_scaling"] = scaling
+  assert described(old, names) == described(config, names)
+
+
 _VALUES = (True, False, 2, 0.5, "relu", [2, 2])
 """One of each type."""
 
@@ -212,6 +255,8 @@ _SHOWN_ELSEWHERE_IN = {
   "glm_moe_dsa": {"hidden_act", "norm_topk_prob"},
   # `bert.encoder` reads them, in cases of BERT.
   "nystromformer": {"hidden_act", "layer_norm_eps"},
+  # `test_plain` compares another value, of one of them.
+  **{"roberta": {"hidden_act"}, "xlm-roberta": {"hidden_act"}},
   # `test_deepseek` and `test_states` compare another value.
   **{"deepseek_v4": {"hidden_act"}, "nemotron_h": {"mlp_hidden_act"}},
 }
@@ -258,8 +303,7 @@ _DEFAULTS = json.loads((_HERE.parent / "defaults.json").read_text())
 
 
 _OF_SIZES = {
-  # Small heads have no divisor as large, and files without it are of equal heads.
-  *("num_key_value_heads", "head_dim"),
+  "head_dim",
   *("padding_q", "padding_kv"),  # They follow the kernels, 3 by default.
 }
 """Keys whose defaults fit the default sizes alone."""
@@ -267,10 +311,15 @@ _OF_SIZES = {
 
 _NOT_COMPARED = {
   "deepseek_v4": {"rope_parameters"},  # Shares of a head that is 512 wide.
+  # They have as many as heads.
+  **{
+    name: {"num_key_value_heads"}
+    for name in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
+  },
   # Its folders have them by the names of the first files.
   "kimi_linear": {
     *("n_group", "n_shared_experts", "norm_topk_prob", "num_experts_per_tok"),
-    *("num_experts", "num_local_experts"),
+    *("num_experts", "num_local_experts", "num_key_value_heads"),
   },
 }
 """Family -> keys whose defaults do not fit its folders."""
@@ -323,6 +372,9 @@ def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
         for name, x in config.items()
         if "rope" not in name and "rotary" not in name
       }
+    if key == "num_key_value_heads":  # A divisor of the number of heads.
+      heads = 2 * defaults[key]
+      without |= {"num_attention_heads": heads, "hidden_size": 12 * heads}
     compared += _same_without(key, without, defaults[key], names)
   assert compared
   # Lists of the kinds of layers.
