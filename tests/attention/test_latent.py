@@ -9,13 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  ATTENTIONS,
-  Dims,
-  definitions,
-  latent,
-  latent_attention,
-)
+from attention import ATTENTIONS, Dims, definitions, latent, latent_attention
 from models.attention_module_config import SlotConfig
 from models.multi_head_attention import MultiHeadAttention
 from tests.attention.calls import assert_defined
