@@ -123,6 +123,14 @@ def test_the_cache_has_the_latent_numbers_alone():
   assert sum(x.size for x in jax.tree.leaves(cache)) == 2 * 10 * (6 + 4) + 2
 
 
+def test_the_record_makes_its_own_keys():
+  mechanism, dims, variables = record(rank=6, shared_dim=4)
+  query = jnp.ones((2, 9, HEADS, 12))
+  gates = mechanism.gates(variables, jnp.ones((2, 9, dims.features)))
+  apply = functools.partial(mechanism.apply, variables, query, value=None)
+  assert_refused(lambda key: apply(key=key, **gates), {"key": query})
+
+
 @functools.cache
 def slot(**choices):
   dims = Dims(HEADS, HEADS, 12, 16, 24)
