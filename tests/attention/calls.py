@@ -72,6 +72,16 @@ def counted(out: Any, lse: Any) -> tuple[Any, Any, Any]:
   return out, xp.where(is_empty, 0.0, lse), 1.0 * is_empty
 
 
+def lse_of(share: Any, sinks: Any = None) -> np.ndarray:
+  """The log-sum-exp of logits, from what a sink of 0 leaves of values of 1.
+
+  That is Σ e^x / (Σ e^x + 1) = σ(lse); `sinks` are logits that count as well.
+  """
+  with np.errstate(divide="ignore"):
+    lse = np.log(share) - np.log1p(-share)
+  return lse if sinks is None else np.logaddexp(lse, sinks)
+
+
 def assert_equal(got: Any, expected: Any, tolerance: float) -> None:
   """Two trees of arrays are alike, each array by its largest number."""
   named = jax.tree_util.tree_leaves_with_path(got)

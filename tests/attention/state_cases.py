@@ -202,8 +202,7 @@ def of_titans(length):
     learning_rate=rng.uniform(0.0, 0.1, size=shape),
     log_momentum=-rng.exponential(0.7, size=shape),
     initial_state=attention.TitansState(
-      *(rng.normal(size=state) for _ in range(3)),
-      np.array([2, SIZE], np.int32),
+      *(rng.normal(size=state) for _ in range(3)), np.array([2, SIZE], np.int32)
     ),
   )
   if length > 40:

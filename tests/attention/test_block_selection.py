@@ -7,11 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  dense_attention,
-  moba_attention,
-  nsa_attention,
-)
+from attention import dense_attention, moba_attention, nsa_attention
 from attention.platform import backend
 from attention.softmax.block_selection import best_blocks, selected_blocks
 from tests.attention import calls

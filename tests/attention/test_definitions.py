@@ -15,6 +15,7 @@ from attention.definitions.shared import visible_pairs
 from attention.testing import Case
 from tests.attention.forms import FUNCTIONS
 from tests.attention.mechanisms import ONE_EACH
+from tests.refusals import assert_refused
 
 # Arguments of the fast functions that do not say what is computed, but how, and
 # dropout, whose draws are an implementation's own.
@@ -201,18 +202,15 @@ def masks_broadcast(mechanism):
     )
 
 
-def test_one_of_two_segment_ids_is_refused():
+def test_options_need_what_they_go_with():
   arrays, call = Case(("segments",)).draw()
   del call["key_segment_ids"]
   with pytest.raises(ValueError, match=r"^query_segment_ids, key_segment_ids"):
     definitions.dense_attention(*arrays, **call)
-
-
-def test_global_projections_and_tables_need_what_they_go_with():
   arrays, call = Case(("global", "relative")).draw()
-  with pytest.raises(ValueError, match=r"^global_indices: expected None"):
-    definitions.sliding_window_attention(*arrays, window=1, **call)
-  with pytest.raises(ValueError, match=r"^global_qkv: expected global_indices"):
-    definitions.sliding_window_attention(
-      *arrays, window=1, global_qkv=tuple(arrays)
-    )
+  window = functools.partial(
+    definitions.sliding_window_attention, *arrays, window=1
+  )
+  assert_refused(
+    window, ("global_indices", call), {"global_qkv": tuple(arrays)}
+  )

@@ -68,17 +68,12 @@ def test_of_equal_scores_the_earlier_key_is_taken():
     np.testing.assert_array_equal(got, np.broadcast_to(expected, got.shape))
 
 
-@pytest.mark.parametrize("top_k", [TOP_K, LENGTH])
-def test_definition_of_both_directions(top_k):
+def test_with_room_for_all_keys_it_is_dense():
   qkv, index = draw()
   for more in ({"is_causal": True}, {"is_causal": False, **options()}):
-    call = {**index, **more, "top_k": top_k}
-    got = jax.jit(partial(dsa_attention, **call))(*qkv)
-    expected = definitions.dsa_attention(*qkv, **call)
+    got = dsa_attention(*qkv, **index, **more, top_k=LENGTH)
+    expected = definitions.dense_attention(*qkv, **more)
     np.testing.assert_allclose(got, expected, atol=2e-6)
-    if top_k == LENGTH:
-      whole = definitions.dense_attention(*qkv, **more)
-      np.testing.assert_allclose(got, whole, atol=2e-6)
 
 
 def test_lse_is_that_of_the_keys_selected():

@@ -1,5 +1,6 @@
 """The first lines of every docstring work as they stand."""
 
+import functools
 import inspect
 import re
 import typing
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 import attention
+from attention.testing import assert_close
+from tests.attention.calls import pulled
 
 FUNCTIONS = [name for name in attention.__all__ if name.endswith("_attention")]
 
@@ -94,6 +97,24 @@ def test_the_example_runs(name):
   names = {name: getattr(attention, name)} | arrays
   out = jax.eval_shape(lambda: eval(code, names))
   assert (out.shape, out.dtype) == (X.shape, X.dtype)
+
+
+SCALED = "dense", "flash", "sliding_window", "lsh", "nystrom", "window_2d"
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_traced_scale_has_a_gradient(name):
+  """Only the product of scale and query matters."""
+  name = f"{name}_attention"
+  code, arrays = example(name)
+
+  def run(scale, query):
+    function = functools.partial(getattr(attention, name), scale=scale)
+    return eval(code, {name: function} | arrays | {"q": query})
+
+  out, (by_scale, by_query) = pulled(run, jnp.float32(0.4), X)
+  assert_close(out, run(0.4, X), 1e-6)
+  np.testing.assert_allclose(0.4 * by_scale, np.sum(by_query * X), rtol=1e-3)
 
 
 def options(function):

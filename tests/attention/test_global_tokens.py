@@ -1,8 +1,4 @@
-"""Global tokens beside every other option of a window: results, lse and gradients.
-
-All numbers are those of the definition in float64. Its lse is what a sink of 0 leaves
-of values of 1: Σ e^x / (Σ e^x + 1) = σ(lse).
-"""
+"""Global tokens beside every other option of a window: results, lse and gradients."""
 
 import numpy as np
 import pytest
@@ -10,7 +6,7 @@ import pytest
 from attention import Visible, causal, definitions, sliding_window_attention
 from attention.softmax.logits import Logits
 from attention.softmax.visible import window
-from tests.attention.calls import assert_defined, counted
+from tests.attention.calls import assert_defined, counted, lse_of
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM, VALUE = 2, 21, 4, 2, 6, 5
 INDICES = np.array([[3, -1, 16, 3], [20, 0, -1, 40]], np.int32)
@@ -103,11 +99,7 @@ def defined(options, *qkv):
 
   ones = [np.ones_like(x) if i % 3 == 2 else x for i, x in enumerate(qkv)]
   share = run(tuple(ones), sinks=np.zeros(HEADS))[..., 0]
-  with np.errstate(divide="ignore"):
-    lse = np.log(share) - np.log1p(-share)
-  if "sinks" in options:
-    lse = np.logaddexp(lse, options["sinks"])
-  return run(qkv), lse
+  return run(qkv), lse_of(share, options.get("sinks"))
 
 
 # Every other case has projections of its own for global queries.

@@ -9,13 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import (
-  ATTENTIONS,
-  Dims,
-  definitions,
-  latent,
-  latent_attention,
-)
+from attention import ATTENTIONS, Dims, definitions, latent, latent_attention
 from models.attention_module_config import SlotConfig
 from models.multi_head_attention import MultiHeadAttention
 from tests.attention.calls import assert_defined
@@ -127,6 +121,14 @@ def test_the_cache_has_the_latent_numbers_alone():
   assert cache.latent.shape == (2, 10, 6)
   assert cache.shared_key.shape == (2, 10, 4)
   assert sum(x.size for x in jax.tree.leaves(cache)) == 2 * 10 * (6 + 4) + 2
+
+
+def test_the_record_makes_its_own_keys():
+  mechanism, dims, variables = record(rank=6, shared_dim=4)
+  query = jnp.ones((2, 9, HEADS, 12))
+  gates = mechanism.gates(variables, jnp.ones((2, 9, dims.features)))
+  apply = functools.partial(mechanism.apply, variables, query, value=None)
+  assert_refused(lambda key: apply(key=key, **gates), {"key": query})
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention import Dims, definitions, linformer, linformer_attention
+from attention.platform import backend
 from tests.attention.calls import assert_defined, draw, normal, random_mask
 from tests.refusals import assert_refused
 
@@ -46,9 +47,10 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_blocks_leave_no_seam(tiny_tiles, per_head):
+def test_blocks_leave_no_seam(monkeypatch, per_head):
   """Lengths that no block divides, projections longer than the input."""
-  tiny_tiles(128)
+  monkeypatch.setattr(backend, "LEAST_ROWS", 128)
+  monkeypatch.setattr(backend, "DIAGONAL_ROWS", 128)
   shape = (2, 160, 6) if per_head else (160, 6)
   projections = [x / 12 for x in map(np.asarray, normal(shape, shape, seed=1))]
   keep = random_mask(2, 150, share=0.8)

@@ -1,9 +1,6 @@
 """Preconditioned DeltaNet without its preconditioner."""
 
-from attention import (
-  delta_rule_attention,
-  precond_delta_attention,
-)
+from attention import delta_rule_attention, precond_delta_attention
 from attention.testing import assert_close
 from tests.attention import state_cases as cases
 

@@ -77,7 +77,7 @@ def test_gradients_of_strong_decays(case):
   state_cases.assert_gradients(case, given, state_cases.trivial(150))
 
 
-@of([x for x in STRONG if x != "log_linear"] + ["product-head", "titans"])
+@of([*STRONG, "product-head", "titans"])
 def test_extreme_decays_stay_finite(case):
   """Everything is forgotten at once, again and again; nothing ever is."""
   given = case.given(150)
@@ -151,7 +151,8 @@ def test_normalized_keys(case):
   run = functools.partial(case.function, **call)
   spoiled = given | {"key": given["key"].copy()}
   spoiled["key"][:, 9] = np.nan
-  calls.assert_defined(lambda x: run(**x), unit, given, spoiled=spoiled)
+  more = {"spoiled": spoiled, "tolerance": 3e-5}
+  calls.assert_defined(lambda x: run(**x), unit, given, **more)
 
 
 @pytest.mark.parametrize("width", [16, 64])

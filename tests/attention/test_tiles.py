@@ -1,6 +1,7 @@
 """`attend`, the loop of the softmax family: values, lse, gradients, merging."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention import definitions
-from attention.platform import backend, layout
+from attention.platform import layout
 from attention.softmax import visible
 from attention.softmax.logits import Logits
 from attention.softmax.tiles import attend, merge
@@ -100,16 +101,9 @@ def cases(length=LENGTH):
 CASES = cases()
 
 
-def pulled(function, *arrays, where="cpu"):
-  """The result, lse and gradients; lse of −∞ counts as 0."""
-
-  def both(*arrays):
-    out, lse = function(*arrays)
-    assert lse.dtype == jnp.float32
-    return out, jnp.where(jnp.isinf(lse), 0.0, lse)
-
-  with backend.tracing_for(where):
-    return calls.pulled(both, *arrays)
+def pulled(function):
+  """The result, lse and gradients."""
+  return calls.pulled(lambda *qkv: calls.counted(*function(*qkv)), *drawn())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -136,15 +130,10 @@ def test_values_are_the_definition_and_do_not_depend_on_the_tiles(name):
 
 
 def plain(query, key, value, sinks, pairs):
-  """(out, lse) by whole matrices, for autodiff."""
-  key, value = (jnp.repeat(x, HEADS // KV_HEADS, axis=2) for x in (key, value))
-  x = jnp.einsum("btnh,bsnh->bnts", query, key) / DIM**0.5
-  x = jnp.where(pairs, x, -1e30)
-  column = jnp.broadcast_to(sinks[None, :, None, None], (*x.shape[:3], 1))
-  x = jnp.concatenate([x, column], -1)
-  lse = jax.scipy.special.logsumexp(x, axis=-1)
-  p = jnp.exp(x - lse[..., None])[..., : key.shape[1]]
-  return jnp.einsum("bnts,bsnv->btnv", p, value), jnp.moveaxis(lse, 1, 2)
+  """(out, lse) by the definition."""
+  run = partial(definitions.dense_attention, query, key, mask=pairs)
+  share = run(np.ones_like(value), sinks=np.zeros(HEADS))[..., 0]
+  return run(value, sinks=sinks), calls.lse_of(share, sinks)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +145,7 @@ def plain(query, key, value, sinks, pairs):
   ],
 )
 def test_lse_and_its_gradients(sides, block, where):
-  """A loss of out and lse together, against autodiff through whole matrices."""
+  """Of out and lse together."""
   arrays = (*drawn(), jnp.asarray(np.linspace(-1, 1, HEADS, dtype=np.float32)))
   sides = sides or (None, None)
   pairs = near(*(LENGTH if x is None else x for x in sides))
@@ -165,9 +154,9 @@ def test_lse_and_its_gradients(sides, block, where):
     sees = visible.window(*sides)
     return attend(query, key, value, sees, Logits(sinks=sinks), block=block)
 
-  got = pulled(fast, *arrays, where=where)
-  expected = pulled(lambda *x: plain(*x, pairs), *arrays)
-  calls.assert_equal(got, expected, 1e-5)
+  calls.assert_defined(
+    lambda x: fast(*x), lambda x: plain(*x, pairs), arrays, where=(where,)
+  )
 
 
 def test_rows_that_see_nothing():
@@ -214,7 +203,7 @@ def test_gradients_of_keys_are_summed_in_float32():
 
 
 def test_merge_of_disjoint_keys_is_the_whole():
-  keep = calls.random_mask(BATCH, 30, share=0.5)
+  keep = calls.random_mask(BATCH, LENGTH, share=0.5)
 
   def merged(*qkv):
     parts = (visible.causal() & visible.key_mask(m) for m in (keep, ~keep))
@@ -223,7 +212,7 @@ def test_merge_of_disjoint_keys_is_the_whole():
   def whole(*qkv):
     return attend(*qkv, visible.causal())
 
-  got, expected = (pulled(f, *drawn(30)) for f in (merged, whole))
+  got, expected = (pulled(f) for f in (merged, whole))
   calls.assert_equal(got, expected, 1e-5)
 
 
@@ -286,7 +275,7 @@ def test_dropout_is_the_same_for_all_tiles():
       dropout = {"dropout_rate": 0.4, "dropout_rng": key}
       return attend(*qkv, sees, block=block, **dropout)
 
-    return pulled(run, *drawn())
+    return pulled(run)
 
   expected = found((37, 37))
   for block in ((8, None), (8, 5)):

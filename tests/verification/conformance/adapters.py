@@ -54,149 +54,88 @@ def _unit(key):
   return (key / jnp.linalg.norm(key, axis=-1, keepdims=True)).astype(key.dtype)
 
 
-def _packed_recurrence(rule, *gates, unit=True):
+def _function(call, same, **renamed):
+  """A call whose options have the names of the laws, or other ones."""
+  return Function(call, names={x: x for x in same.split()} | renamed)
+
+
+_PACKED = "segment_ids cu_seqlens initial_state scale"
+
+
+def _jla_function(rule):
   """A rule of jax-linear-attention, which returns out and state."""
-
-  def call(
-    query,
-    key,
-    value,
-    *,
-    segment_ids=None,
-    cu_seqlens=None,
-    initial_state=None,
-    return_state=False,
-    scale=None,
-  ):
-    out = rule(
-      query,
-      _unit(key) if unit else key,
-      value,
-      *(gate(key) for gate in gates),
-      segment_ids=segment_ids,
-      cu_seqlens=cu_seqlens,
-      initial_state=initial_state,
-      output_final_state=return_state,
-      scale=scale,
-    )
-    return out if return_state or not isinstance(out, tuple) else out[0]
-
-  return call
+  return _function(rule, _PACKED, return_state="output_final_state")
 
 
 def _jla(name, *gates, unit=True):
   from jla.ops import chunked
 
-  return _packed_recurrence(getattr(chunked, name), *gates, unit=unit)
+  rule = getattr(chunked, name)
+
+  def call(query, key, value, **options):
+    given = query, _unit(key) if unit else key, value
+    return rule(*given, *(gate(key) for gate in gates), **options)
+
+  return _jla_function(call)
 
 
 def _jla_rwkv7():
   from jla.ops.rwkv7 import rwkv7
 
-  def rule(query, key, value, decay, **options):
+  def call(query, key, value, **options):
     removed = _unit(key)
-    return rwkv7(query, key, value, decay, -removed, 0.5 * removed, **options)
+    given = query, key, value, _channel_decay(key)
+    return rwkv7(*given, -removed, 0.5 * removed, **options)
 
-  return _packed_recurrence(rule, _channel_decay, unit=False)
+  return _jla_function(call)
 
 
 def _jla_path():
   from jla.ops.path_attention import path_attention
 
-  def call(query, key, value, *, segment_ids=None, scale=None):
-    return path_attention(
-      query,
-      key,
-      value,
-      _unit(key),
-      _beta(key),
-      segment_ids=segment_ids,
-      scale=scale,
-    )
+  def call(query, key, value, **options):
+    return path_attention(query, key, value, _unit(key), _beta(key), **options)
 
-  return call
+  return _function(call, "segment_ids scale")
 
 
 def _ejkernel_attention():
   from ejkernel.kernels._xla.attention import attention
 
-  def call(
-    query,
-    key,
-    value,
-    *,
-    mask=None,
-    bias=None,
-    scale=None,
-    is_causal=False,
-    window=None,
-  ):
-    return attention(
-      query,
-      key,
-      value,
-      attention_mask=mask,
-      bias=bias,
-      softmax_scale=scale,
-      causal=is_causal,
-      sliding_window=window,
-      dtype=query.dtype,
-    )[0]
+  def call(query, key, value, **options):
+    return attention(query, key, value, dtype=query.dtype, **options)
 
-  return call
+  return _function(
+    call,
+    "bias",
+    mask="attention_mask",
+    scale="softmax_scale",
+    is_causal="causal",
+    window="sliding_window",
+  )
 
 
 def _ejkernel_gla():
   from ejkernel.kernels._xla.gla import recurrent_gla
 
-  def call(
-    query,
-    key,
-    value,
-    *,
-    cu_seqlens=None,
-    initial_state=None,
-    return_state=False,
-    scale=None,
-  ):
-    out = recurrent_gla(
-      query,
-      key,
-      value,
-      _channel_decay(key),
-      softmax_scale=scale,
-      cu_seqlens=cu_seqlens,
-      initial_state=initial_state,
-    )
-    return out if return_state else out[0]
+  def call(query, key, value, return_state=False, **options):
+    del return_state  # It always returns both.
+    return recurrent_gla(query, key, value, _channel_decay(key), **options)
 
-  return call
+  same = "cu_seqlens initial_state return_state"
+  return _function(call, same, scale="softmax_scale")
 
 
 def _ejkernel_gated_delta():
   from ejkernel.kernels._xla.gated_delta_rule import gated_delta_rule
 
-  def call(
-    query,
-    key,
-    value,
-    *,
-    segment_ids=None,
-    initial_state=None,
-    return_state=False,
-  ):
-    out = gated_delta_rule(
-      query,
-      key,
-      value,
-      _beta(key),
-      _decay(key),
-      seg_ids=segment_ids,
-      initial_state=initial_state,
-    )
-    return out if return_state else out[0]
+  def call(query, key, value, return_state=False, **options):
+    del return_state  # It always returns both.
+    gates = _beta(key), _decay(key)
+    return gated_delta_rule(query, key, value, *gates, **options)
 
-  return call
+  same = "initial_state return_state"
+  return _function(call, same, segment_ids="seg_ids")
 
 
 def _tokamax():
@@ -222,21 +161,13 @@ def _fa4():
 def _rwkv_ops():
   import rwkv_ops
 
-  def call(query, key, value, *, initial_state=None, return_state=False):
+  def call(query, key, value, **options):
     removed = _unit(key)
-    out = rwkv_ops.generalized_delta_rule(
-      query,
-      jnp.exp(_channel_decay(key)).astype(key.dtype),
-      key,
-      value,
-      -removed,
-      0.5 * removed,
-      initial_state=initial_state,
-      output_final_state=return_state,
-    )
-    return out if return_state or not isinstance(out, tuple) else out[0]
+    decay = jnp.exp(_channel_decay(key)).astype(key.dtype)
+    given = query, decay, key, value, -removed, 0.5 * removed
+    return rwkv_ops.generalized_delta_rule(*given, **options)
 
-  return call
+  return _function(call, "initial_state", return_state="output_final_state")
 
 
 def _mamba3():
@@ -351,30 +282,12 @@ def _ours(name, *gates, **options):
   if not gates:
     return function
 
-  def call(
-    query,
-    key,
-    value,
-    *,
-    mask=None,
-    segment_ids=None,
-    scale=None,
-    initial_state=None,
-    return_state=False,
-  ):
-    return function(
-      query,
-      key if name == "gated_linear_attention" else _unit(key),
-      value,
-      **{x: gate(key) for x, gate in gates},
-      mask=mask,
-      segment_ids=segment_ids,
-      scale=scale,
-      initial_state=initial_state,
-      return_state=return_state,
-    )
+  def call(query, key, value, **options):
+    own = key if name == "gated_linear_attention" else _unit(key)
+    read = {x: gate(key) for x, gate in gates}
+    return function(query, own, value, **read, **options)
 
-  return call
+  return _function(call, "mask segment_ids scale initial_state return_state")
 
 
 _GDN = ("log_decay", _decay), ("beta", _beta)

@@ -12,14 +12,7 @@ The functions are naive references, as in make_fla.py. fla's M has the other sig
 import types
 from unittest import mock
 
-from fla_naive import (
-  H,
-  N,
-  T,
-  V,
-  add_with_states,
-  peer,
-)
+from fla_naive import H, N, T, V, add_with_states, peer
 from make_fla_recurrences import layer
 import torch
 from torch.nn import functional

@@ -17,16 +17,7 @@ import types
 from typing import Any
 from unittest import mock
 
-from fla_naive import (
-  OPS,
-  H,
-  N,
-  T,
-  V,
-  add_with_states,
-  heads_first,
-  peer,
-)
+from fla_naive import OPS, H, N, T, V, add_with_states, heads_first, peer
 import torch
 from torch.nn import functional
 from vectors import Draw, Vectors, unit
