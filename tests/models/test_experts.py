@@ -381,9 +381,7 @@ def test_configs_that_do_not_fit():
   some = {"num_experts": 6}
   assert_refused(
     MlpConfig,
-    {"experts_per_token": 2},
-    {"shared_gate": True},
-    {"balance_loss": 0.1},
+    *({"experts_per_token": 2}, {"shared_gate": True}, {"balance_loss": 0.1}),
     ("experts_per_token", {**some, "experts_per_token": 7}),
     ("expert_groups", {**some, "expert_groups": 4}),
     ("groups_per_token", {**some, "groups_per_token": 2}),
