@@ -75,8 +75,7 @@ def test_options_of_generate_that_cannot_be(run):
     lambda **options: run.generate(["3"], **options),
     *({"max_length": x} for x in ("4", 4.0, 0)),
     *({"seed": x} for x in (-1, None)),
-    {"batch_size": 0},
-    {"temperature": "hot", "method": "sample"},
+    *({"batch_size": 0}, {"temperature": "hot", "method": "sample"}),
     {"top_k": True, "method": "sample"},
     {"beam_size": [2], "method": "beam"},
   )

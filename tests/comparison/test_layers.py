@@ -46,21 +46,17 @@ def test_options_behind_a_name_are_those_of_a_variant():
 @pytest.mark.parametrize(
   ("task", "layers", "words"),
   [
-    ("recall", "sliding_window,delta", "[sliding_window:window=8,delta]"),
+    ("recall", "sliding_window,delta", "sliding_window:window=8,delta"),
     (
       "recall",
       "sliding_window:window=4, delta",
-      "[sliding_window:window=4,delta]",
+      "sliding_window:window=4,delta",
     ),
-    (
-      "paper/recall",
-      "sliding_window,delta",
-      "[sliding_window:window=64,delta]",
-    ),
+    ("paper/recall", "sliding_window,delta", "sliding_window:window=64,delta"),
     (
       *("recall", "attention.performer:performer,lsh:num_rounds=3"),
-      "[attention.performer:performer:num_features=128,"
-      "lsh:chunk_size=8:num_rounds=3]",
+      "attention.performer:performer:num_features=128,"
+      "lsh:chunk_size=8:num_rounds=3",
     ),
   ],
 )
@@ -68,7 +64,7 @@ def test_layers_have_the_sizes_that_a_row_of_each_has(task, layers, words):
   """As the file of the task has them."""
   both = {"both": {"layers": layers}}
   [run] = planned(tasks=task, attention="both", variants=both)
-  assert of_slots(run) == [f"{SLOT}={words}"]
+  assert of_slots(run) == [f"{SLOT}=[{words}]"]
   # The command that is shown makes the same model.
   config = plan.config_of(task, run.mechanism, run.leaves)
   chosen = config.model.attentions["decoder_attention"]

@@ -348,8 +348,7 @@ def test_choices_of_an_encoder_that_nothing_reads():
     lambda **choices: nested.make(
       models.ModelConfig, kind="encoder", num_layers=3, **config | choices
     ),
-    {"encoder_around": ()},
-    {"short_convolution": True},
+    *({"encoder_around": ()}, {"short_convolution": True}),
     ("encoder_around[0].short_convolution", {"encoder_around": (convolved,)}),
     {"input_norm": False, "norm": "post"},
     *({"mean_pooling": True}, {"head_transform": True}),

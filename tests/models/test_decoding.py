@@ -364,13 +364,11 @@ def test_what_cannot_be_generated_raises(translator):
     *({"temperature": 0.5}, {"beam_size": 8}),
     ("rng", {"method": "sample"}),
     {"temperature": 0.0, "method": "sample"},
-    {"top_k": 8, "method": "sample"},
-    {"beam_size": 0, "method": "beam"},
+    *({"top_k": 8, "method": "sample"}, {"beam_size": 0, "method": "beam"}),
     {"length_penalty": -1.0, "method": "beam"},
     # The model has 12 positions.
     *({"max_length": x} for x in (0, 13)),
-    {"source": None},
-    {"prompt": np.ones((2, 3), int)},
+    *({"source": None}, {"prompt": np.ones((2, 3), int)}),
     {"prompt_length": [0, 1, 2], "prompt": prompt},
     {"prompt_length": [1, 1, 1]},
   )

@@ -137,9 +137,7 @@ def test_a_model_decodes_as_it_is_called():
 def test_what_does_not_fit_is_told():
   assert_refused(
     make,
-    {"norm": "post"},
-    {"parallel": True},
-    {"residual_factors": (1.0, 0.5)},
+    *({"norm": "post"}, {"parallel": True}, {"residual_factors": (1.0, 0.5)}),
     {"stream_steps": 3, "streams": 1},
     ("streams", {"kind": "encoder"}),
     {"out_groups": 3, "out_rank": 2},

@@ -72,8 +72,7 @@ def test_what_is_not_there_is_told():
   fields = ("activation", "position", "norm_kind")
   assert_refused(
     tiny.create,
-    {"norm_kind": f"{HERE}:Norm"},
-    {"position": "nowhere:ramp"},
+    *({"norm_kind": f"{HERE}:Norm"}, {"position": "nowhere:ramp"}),
     {"activation": "sillu"},
     # What is there, and is none.
     *({field: "os:getcwd"} for field in fields),

@@ -66,8 +66,7 @@ def test_decoding_token_by_token(kind, fields):
 def test_configs_that_do_not_fit():
   assert_refused(
     SlotConfig,
-    {"temperature_rate": 0.1},
-    {"temperature_length": 3},
+    *({"temperature_rate": 0.1}, {"temperature_length": 3}),
     ("temperature_length", {"query_temperature": "steps"}),
     ("temperature_length", {"query_temperature": "log", **STEPS}),
   )

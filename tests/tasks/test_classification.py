@@ -227,12 +227,9 @@ def test_faults_are_one_line(tmp_path, name, content, message):
 def test_config_refuses():
   assert_refused(
     ClassificationConfig,
-    {"path": ""},
-    {"path": "a", "dataset": "b"},
-    {"held_out": 0.0, "path": "a"},
-    {"held_out": math.nan, "path": "a"},
-    {"max_length": 2, "path": "a"},
-    {"vocabulary": "x", "path": "a"},
+    *({"path": ""}, {"path": "a", "dataset": "b"}),
+    *({"held_out": 0.0, "path": "a"}, {"held_out": math.nan, "path": "a"}),
+    *({"max_length": 2, "path": "a"}, {"vocabulary": "x", "path": "a"}),
   )
 
 

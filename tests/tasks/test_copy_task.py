@@ -233,9 +233,7 @@ def test_encode_refuses(line, lengths, message):
 def test_config_refuses():
   assert_refused(
     CopyConfig,
-    {"kind": "swap"},
-    {"vocab_size": 1},
-    {"max_length": 0},
+    *({"kind": "swap"}, {"vocab_size": 1}, {"max_length": 0}),
     {"min_length": 17},
     *({"eval_lengths": x} for x in ((16,), (8,), (0,), (32, 32))),
     {"eval_size": 0},

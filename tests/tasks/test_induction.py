@@ -40,8 +40,7 @@ def test_the_special_symbol_is_anywhere_and_answers_are_uniform():
 def test_config_refuses():
   assert_refused(
     InductionConfig,
-    {"vocab_size": 2},
-    {"length": 3},
+    *({"vocab_size": 2}, {"length": 3}),
     *({"eval_lengths": x} for x in ((3,), (256,), (9, 9))),
     {"eval_size": 0},
   )

@@ -84,10 +84,6 @@ def test_lengths_that_do_not_occur_are_told():
 def test_config_refuses():
   assert_refused(
     ListopsConfig,
-    {"max_depth": 1},
-    {"max_args": 1},
-    {"min_length": 0},
-    {"min_length": 2001},
-    {"train_size": -1},
-    {"eval_size": 0},
+    *({"max_depth": 1}, {"max_args": 1}, {"min_length": 0}),
+    *({"min_length": 2001}, {"train_size": -1}, {"eval_size": 0}),
   )

@@ -69,14 +69,9 @@ def test_accuracy_is_reported_by_depth(split, num_depths):
 def test_config_refuses():
   assert_refused(
     NeedleConfig,
-    {"num_depths": 1},
-    {"num_distractors": -1},
-    {"num_keys": 3},
-    {"num_values": 1},
-    {"num_fillers": 0},
-    {"length": 11},
-    {"eval_lengths": (8,)},
-    {"eval_size": 4},
+    *({"num_depths": 1}, {"num_distractors": -1}, {"num_keys": 3}),
+    *({"num_values": 1}, {"num_fillers": 0}, {"length": 11}),
+    *({"eval_lengths": (8,)}, {"eval_size": 4}),
   )
 
 

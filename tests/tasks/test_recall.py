@@ -71,14 +71,9 @@ def test_numbers_of_pairs_come_as_often_and_have_splits_of_their_own():
 def test_config_refuses():
   assert_refused(
     RecallConfig,
-    {"num_pairs": 0},
-    {"vocab_size": 9},
-    {"length": 15},
-    {"fewer_pairs": (4,)},
-    {"fewer_pairs": (3, 2)},
-    {"power": 0.0},
-    {"train_size": -1},
-    {"eval_size": 0},
+    *({"num_pairs": 0}, {"vocab_size": 9}, {"length": 15}),
+    *({"fewer_pairs": (4,)}, {"fewer_pairs": (3, 2)}, {"power": 0.0}),
+    *({"train_size": -1}, {"eval_size": 0}),
   )
 
 

@@ -54,9 +54,7 @@ def test_nothing_but_symbols():
 def test_config_refuses():
   assert_refused(
     SelectiveCopyConfig,
-    {"vocab_size": 3},
-    {"num_tokens": 0},
-    {"length": 15},
+    *({"vocab_size": 3}, {"num_tokens": 0}, {"length": 15}),
     *({"eval_lengths": x} for x in ((15,), (0,), (4096,), (99, 99))),
     {"eval_size": 0},
   )

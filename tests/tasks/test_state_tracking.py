@@ -64,9 +64,6 @@ def test_what_is_lost_half_way_is_not_hidden_by_the_prefixes(split):
 def test_config_refuses():
   assert_refused(
     StateTrackingConfig,
-    {"letters": 1},
-    {"letters": 6},
-    {"length": 0},
-    {"eval_lengths": (32,)},
+    *({"letters": 1}, {"letters": 6}, {"length": 0}, {"eval_lengths": (32,)}),
     {"eval_size": 0},
   )

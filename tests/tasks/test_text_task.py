@@ -276,10 +276,8 @@ def test_encode_refuses(path, line, message):
 def test_config_refuses():
   assert_refused(
     TextConfig,
-    {"path": ""},
-    {"context": 1, "path": "a"},
-    {"eval_batches": -1, "path": "a"},
-    {"vocabulary": "words", "path": "a"},
+    *({"path": ""}, {"context": 1, "path": "a"}),
+    *({"eval_batches": -1, "path": "a"}, {"vocabulary": "words", "path": "a"}),
     {"vocab_size": 0, "path": "a"},
     *({"mask_rate": x, "path": "a"} for x in (0.0, 1.0, math.nan)),
     *({"mean_span_length": x, "path": "a"} for x in (0.5, math.nan)),

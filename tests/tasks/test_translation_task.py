@@ -300,16 +300,10 @@ def test_held_out_pairs_longer_than_any_trained_one(folder):
 def test_config_refuses():
   assert_refused(
     TranslationConfig,
-    {"source": "web"},
-    {"path": "", "source": "files"},
-    {"dataset": "", "source": "tfds"},
-    {"source_language": ""},
-    {"target_language": "en"},
-    {"vocab_size": 3},
-    {"max_length": 1},
-    {"num_buckets": 0},
-    {"max_number": 10},
-    {"num_train": 0},
+    *({"source": "web"}, {"path": "", "source": "files"}),
+    *({"dataset": "", "source": "tfds"}, {"source_language": ""}),
+    *({"target_language": "en"}, {"vocab_size": 3}, {"max_length": 1}),
+    *({"num_buckets": 0}, {"max_number": 10}, {"num_train": 0}),
     {"num_validation": 0},
   )
 

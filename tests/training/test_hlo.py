@@ -80,22 +80,19 @@ ONE_GATHER = """ENTRY %main (x: f32[6]) -> f32[24] {{
 @pytest.mark.parametrize(
   ("groups", "axes"),
   [
-    ("replica_groups={{0,1,2,3},{4,5,6,7}}", "y"),
-    ("replica_groups={{0,2,4,6},{1,3,5,7}}", "x, y"),
-    ("replica_groups=[2,4]<=[8]", "y"),
-    ("replica_groups=[2,4]<=[4,2]T(1,0)", "x, y"),
-    ("replica_groups=mesh['x'=2,'y'=4] {'y'}", "y"),
-    (
-      "replica_groups=mesh['x'=2,'y'=4], device_ids=(7,6,5,4,3,2,1,0) {'y'}",
-      "y",
-    ),
-    ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", "y"),
-    ("replica_groups=mesh['a'=8,'b'=1] {'a':(2)4}", "y"),
-    ("replica_groups=mesh['a'=4,'b'=1,'c'=2] {'a':(1)2,'c'}", "x, y"),
+    ("{{0,1,2,3},{4,5,6,7}}", "y"),
+    ("{{0,2,4,6},{1,3,5,7}}", "x, y"),
+    ("[2,4]<=[8]", "y"),
+    ("[2,4]<=[4,2]T(1,0)", "x, y"),
+    ("mesh['x'=2,'y'=4] {'y'}", "y"),
+    ("mesh['x'=2,'y'=4], device_ids=(7,6,5,4,3,2,1,0) {'y'}", "y"),
+    ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", "y"),
+    ("mesh['a'=8,'b'=1] {'a':(2)4}", "y"),
+    ("mesh['a'=4,'b'=1,'c'=2] {'a':(1)2,'c'}", "x, y"),
   ],
 )
 def test_groups_of_four_in_each_way_that_xla_writes_them(groups, axes):
-  text = ONE_GATHER.format(groups=groups)
+  text = ONE_GATHER.format(groups=f"replica_groups={groups}")
   assert hlo.bytes_sent(text) == {"all-gather": 24 * 4 * 3 / 4}
   assert hlo.sent_along(text, {"x": 2, "y": 4}) == {
     (axes, "all-gather"): (1, 24 * 4 * 3 / 4)

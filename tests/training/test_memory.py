@@ -59,19 +59,18 @@ def test_what_does_not_fit_is_told(leaves, sizes, leaf, gigabytes):
   assert "\n" not in str(told.value)
 
 
-def test_arrays_may_lie_on_devices(monkeypatch):
+def test_arrays_may_lie_on_devices_and_several_hosts_share_a_run(monkeypatch):
   device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 4 * GB})
-  monkeypatch.setattr(memory.jax, "local_devices", lambda: [device] * 2)
-  memory.check(config(), 3, held=8 * GB)
-  with pytest.raises(ConfigError, match="more than the 9 GB of memory here"):
-    memory.check(config(), 3, held=10 * GB)
-
-
-def test_several_hosts_share_a_run(monkeypatch):
-  monkeypatch.setattr(memory.jax, "process_count", lambda: 16)
-  memory.check(config(), 3, held=15 * GB)
-  with pytest.raises(ConfigError, match="more than the 16 GB of memory here"):
-    memory.check(config(), 3, held=17 * GB)
+  for name, found, fits in (
+    ("local_devices", [device] * 2, 9),
+    ("process_count", 16, 16),
+  ):
+    with monkeypatch.context() as patch:
+      patch.setattr(memory.jax, name, lambda found=found: found)
+      memory.check(config(), 3, held=(fits - 1) * GB)
+      told = f"more than the {fits} GB of memory here"
+      with pytest.raises(ConfigError, match=told):
+        memory.check(config(), 3, held=(fits + 1) * GB)
 
 
 @pytest.mark.parametrize(

@@ -376,10 +376,7 @@ def test_faults_name_a_leaf(text):
     make(text, batch_size=6)
   assert_refused(
     functools.partial(make, text),
-    {"context": 20},
-    {"caption_rows": -1},
-    {"max_shapes": 5},
-    {"context": 5},
+    *({"context": 20}, {"caption_rows": -1}, {"max_shapes": 5}, {"context": 5}),
     {"eval_size": 0},
     prefix="task.",
   )

@@ -222,19 +222,15 @@ def test_fourier_features():
 def test_configs_that_cannot_be():
   assert_refused(
     functools.partial(dataclasses.replace, CONFIG),
-    {"kind": "encoder"},
-    {"head": "hidden"},
-    {"num_latents": 0},
-    {"output_mlp_features": 0},
-    {"dropout_rate": 1.0},
+    *({"kind": "encoder"}, {"head": "hidden"}, {"num_latents": 0}),
+    *({"output_mlp_features": 0}, {"dropout_rate": 1.0}),
     ("query_features", {"num_heads": 3}),
     {"value_features": 5},
     ("input_query_features", {"input_heads": 4}),
     ("output_query_features", {"output_heads": 4}),
     {"output_features": 8},
     ("head", {"fourier_bands": 3}),
-    {"activation": "mish"},
-    {"cross_attention": ()},
+    *({"activation": "mish"}, {"cross_attention": ()}),
     {"cross_attention": (tiny.attention("dense"),) * 3},
     {"cross_attention": tiny.attention("nystrom")},
     {"encoder_attention": tiny.attention("window_linear")},
@@ -247,8 +243,7 @@ LOW = (models.AttentionConfig("linformer", {"rank": 6}),) * 2
 def test_sizes_that_do_not_fit():
   assert_refused(
     create,
-    {"max_source_length": None},
-    {"source_vocab_size": 0},
+    *({"max_source_length": None}, {"source_vocab_size": 0}),
     {"max_target_length": None},
   )
   for config, sizes, message in (

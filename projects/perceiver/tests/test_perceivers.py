@@ -205,9 +205,7 @@ def test_faults():
     lambda **model: experiment.create(
       experiment_config.parse(of_images(**model))
     ),
-    {"fourier_bands": None},
-    {"num_latent": 3},
-    {"num_latents": None},
+    *({"fourier_bands": None}, {"num_latent": 3}, {"num_latents": None}),
     {"cross_attention": {"name": "nystrom", "num_landmarks": 2}},
     prefix="config.model.",
   )

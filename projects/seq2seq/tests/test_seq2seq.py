@@ -199,14 +199,10 @@ def test_its_config_survives_json(name):
 def test_what_cannot_work_raises():
   assert_refused(
     lambda **changes: Seq2SeqConfig(**{**SIZES, **changes}),
-    {"cell": "gur"},
-    {"decoder": "loung"},
-    {"kind": "decoder"},
-    {"num_layers": 0},
-    {"features": 9},
+    *({"cell": "gur"}, {"decoder": "loung"}, {"kind": "decoder"}),
+    *({"num_layers": 0}, {"features": 9}),
     ("features", {"num_heads": 3}),
-    {"dropout_rate": 1.0},
-    {"dtype": "float8"},
+    *({"dropout_rate": 1.0}, {"dtype": "float8"}),
     {"cross_attention": tiny.attention("sliding_window")},
   )
 

@@ -242,21 +242,15 @@ def test_mechanisms_without_tables_by_distance_are_refused():
 def test_configs_that_cannot_be():
   assert_refused(
     config,
-    {"kernel_size": 4},
-    {"position": "shaw"},
-    {"features": 15},
-    {"features": 18, "num_heads": 4},
-    {"position": "rotary", "features": 6},
-    {"num_layers": 0},
-    {"activation": "mish"},
-    {"encoder_attention": ()},
+    *({"kernel_size": 4}, {"position": "shaw"}, {"features": 15}),
+    *({"features": 18, "num_heads": 4}, {"position": "rotary", "features": 6}),
+    *({"num_layers": 0}, {"activation": "mish"}, {"encoder_attention": ()}),
     {"encoder_attention": models.AttentionConfig("window_linear")},
   )
   sizes = {"features": (4, 4), "kernel_sizes": (3, 3), "strides": (2, 2)}
   assert_refused(
     lambda **changes: ExtractorConfig(**sizes | changes),
-    {"strides": (2,)},
-    {"features": ()},
+    *({"strides": (2,)}, {"features": ()}),
     ("kernel_sizes[1]", {"kernel_sizes": (3, 0)}),
     {"norm": "batch"},
   )

@@ -1,7 +1,5 @@
 """Conformers are trained by CTC, on any number of devices, and drawn."""
 
-import shutil
-
 import chex
 import jax
 import numpy as np
@@ -114,20 +112,6 @@ def test_a_run_learns_and_draws(trained):
   # What counts most comes first.
   assert out.index("error_rate") < out.rindex("loss")
   commands.assert_picture(folder / "attention.png")
-
-
-@pytest.mark.thorough
-def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path):
-  """From the checkpoint half-way, the end has the same numbers."""
-  folder, _ = trained
-  again = tmp_path / "run"
-  shutil.copytree(folder, again)
-  shutil.rmtree(again / "checkpoints" / "120")
-  commands.trained(again, "conformer", **LONGER)
-  ends = [metrics.read(one)[-1] for one in (folder, again)]
-  for end in ends:
-    end.pop("seconds")
-  assert ends[0] == ends[1]
 
 
 @pytest.mark.thorough

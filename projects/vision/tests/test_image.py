@@ -330,9 +330,7 @@ def test_ids_are_names_and_an_image_is_not_typed(folder):
 def test_config_refuses():
   generated_cases.assert_refused(
     ImageConfig,
-    {"source": ""},
-    {"path": "", "source": "folder"},
-    {"path": "x"},
+    *({"source": ""}, {"path": "", "source": "folder"}, {"path": "x"}),
     *({"held_out": x} for x in (0.0, 1.0, math.nan)),
     {"shift": -1},
     # A mirrored digit is none.

@@ -78,12 +78,8 @@ def test_images_of_another_size():
 def test_faults_of_the_config():
   assert_refused(
     functools.partial(nested.replace, CONFIG),
-    {"patch_size": 0},
-    {"kind": "decoder"},
-    {"head": "tokens"},
-    {"position": "rotary"},
-    {"embedding_scale": 2.0},
-    {"vocab_size": 5},
+    *({"patch_size": 0}, {"kind": "decoder"}, {"head": "tokens"}),
+    *({"position": "rotary"}, {"embedding_scale": 2.0}, {"vocab_size": 5}),
   )
 
 

@@ -104,11 +104,9 @@ def test_every_mechanism_that_can_serve(config, name):
 def test_what_cannot_be_is_refused():
   assert_refused(
     functools.partial(dataclasses.replace, SWIN),
-    {"depths": ()},
-    {"num_heads": (2,)},
+    *({"depths": ()}, {"num_heads": (2,)}),
     ("features", {"num_heads": (3, 2)}),
-    {"features": (8, 8)},
-    {"patch_size": (2, 2, 2)},
+    *({"features": (8, 8)}, {"patch_size": (2, 2, 2)}),
     {"patch_stride": (2, 2)},
     ("patch_padding[0]", {"patch_padding": (-1,)}),
     {"convolution": 2},
