@@ -230,6 +230,7 @@ def _best_rows(files: str, folder: Path) -> list[tuple[Task, Any, str]]:
   return list(rows.values())
 
 
+@functools.cache
 def _points(task: Task) -> pd.DataFrame:
   """Points at the lengths of a task, of whole sequences if it answers every prefix."""
   is_mean = bool(remarks.older_metric(task.summary))

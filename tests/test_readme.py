@@ -44,16 +44,7 @@ def test_it_is_read_in_a_minute():
   assert not [line for line in lines if len(line) > 120]
 
 
-def test_its_counts_are_those_of_the_records(monkeypatch):
-  # Points of a task are the same for each of its rows, of which there are dozens.
-  points, compute = {}, results._points
-
-  def points_once(task):
-    if id(task) not in points:
-      points[id(task)] = compute(task)
-    return points[id(task)]
-
-  monkeypatch.setattr(results, "_points", points_once)
+def test_its_counts_are_those_of_the_records():
   assert results.remade(_README, _ROOT) == _README, (
     "README.md: run `python -m docs.results README.md`"
   )

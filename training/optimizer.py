@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import inspect
 from typing import Any, cast
 
@@ -204,16 +205,8 @@ def check_update(
 
 def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
   """Finds an optimiser of Optax, or by import path, that takes a learning rate."""
-  known = {
-    name: factory
-    for module in (optax.contrib, optax)
-    for name, factory in vars(module).items()
-    if inspect.isfunction(factory)
-    and not name.startswith("_")
-    and "learning_rate" in inspect.signature(factory).parameters
-  }
   try:
-    factory = resolve(name, known, "factory")
+    factory = resolve(name, _optax_factories(), "factory")
   except ValueError as error:
     raise ValueError(f"name: {error}") from error
   # Some C functions have no signature, nor have objects that are not callable.
@@ -226,6 +219,19 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
       f"name: expected a function of a learning_rate, got {name!r}"
     )
   return factory
+
+
+@functools.cache
+def _optax_factories() -> dict[str, Callable[..., Any]]:
+  """The optimisers of Optax that take a learning rate, by name."""
+  return {
+    name: factory
+    for module in (optax.contrib, optax)
+    for name, factory in vars(module).items()
+    if inspect.isfunction(factory)
+    and not name.startswith("_")
+    and "learning_rate" in inspect.signature(factory).parameters
+  }
 
 
 def _in_float32(

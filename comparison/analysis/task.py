@@ -17,7 +17,7 @@ _TRAINED = ("test", "validation")
 """Splits of the trained length; the first existing one is used."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # Tables cannot be compared.
 class Task:
   """All results of one task.
 
