@@ -13,9 +13,7 @@ from models.published import deepseek, experts, family, llama, rotary
 from models.published.family import Described, Layout, Row
 from models.published.keys import because
 
-_ROTARY: rotary.LayerTypes = {
-  None: rotary.Rotary(default=5000000.0, whole=1.0)
-}
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=5000000.0, whole=1.0)}
 _SPARSE = "minimax_m3_sparse"
 
 
