@@ -215,9 +215,9 @@ def compressed(
     Only `loss` trains these: the mean of `dsa_indexer_loss` over entries.
 
   Raises:
-    ValueError: an argument is not a positive int, `rotary_dim` is odd, or there are options
-      of an indexer without entries or without `top_k`; by `init`, P is not below H or
-      is above D.
+    ValueError: an argument is not a positive int, `rotary_dim` is odd, or there are
+      options of an indexer without entries or without `top_k`; by `init`, P is above H
+      or D.
 
   Cost: as `compressed_attention`. The cache has W·H + T/m·(H + D) numbers, and those of
   A·m positions.
@@ -250,7 +250,7 @@ def compressed(
   def init(key, dims):
     checks.check_features("compressed", dims.features)
     width, head_dim = rotary_width(dims.head_dim), dims.head_dim
-    for name, most in (("head", head_dim - 1), ("index", index_dim)):
+    for name, most in (("head", head_dim), ("index", index_dim)):
       if width > most and (name == "head" or top_k is not None):
         raise ValueError(
           f"rotary_dim: expected at most {most} of the {name} dimension, got {width}"

@@ -26,13 +26,11 @@ def describe(
   del names
   kinds = _kinds(theirs)
   has_bias = family.flag(theirs, "norm_bias", False)
-  mechanisms = {
-    llama.EXACT: AttentionConfig("dense"),
-    llama.NEAR: AttentionConfig(
-      "sliding_window",
-      {"window": family.size(theirs, "local_attention", 128) // 2},
-    ),
-  }
+  longest = family.size(theirs, "max_position_embeddings", 8192)
+  exact = local = AttentionConfig("dense")
+  if (side := family.size(theirs, "local_attention", 128) // 2) < longest:
+    local = AttentionConfig("sliding_window", {"window": side})
+  mechanisms = {llama.EXACT: exact, llama.NEAR: local}
   positions = {kind: rotary.choices(theirs, _TYPES, kind) for kind in _TYPES}
   config = nested.make(
     ModelConfig,
@@ -65,7 +63,7 @@ def describe(
     config,
     vocab_size,
     bert.num_labels(theirs) if head == "class" else vocab_size,
-    family.size(theirs, "max_position_embeddings", 8192),
+    longest,
   )
 
 

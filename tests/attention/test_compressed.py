@@ -323,7 +323,7 @@ def test_hyperparameters_that_do_not_fit_are_told(unchecked):
     ("rotary_dim", {"rotary_dim": 3}),
   )
   for options, dims in (
-    ({"rotary_dim": 8}, Dims(2, 2, 8, 9, 10)),
+    ({"rotary_dim": 10}, Dims(2, 2, 8, 9, 10)),
     ({"rotary_dim": 6, "top_k": 2, "index_dim": 4}, Dims(2, 2, 8, 9, 10)),
   ):
     with pytest.raises(ValueError, match="rotary_dim: expected at most"):

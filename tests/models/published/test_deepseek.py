@@ -24,7 +24,7 @@ DEEPSEEK = (
   *("deepseek_v3", "deepseek_v3_full_rank", "deepseek_v32"),
   "glm_moe_dsa",
 )
-CASES = (*DEEPSEEK, "deepseek_v4", "minimax_m3_text")
+CASES = (*DEEPSEEK, "deepseek_v4", "deepseek_v4_whole", "minimax_m3_text")
 
 
 def on_the_left(inputs):

@@ -84,3 +84,22 @@ def test_the_head_follows_the_base_model(tmp_path):
 )
 def test_what_the_files_do_not_hold_is_refused(tmp_path, case, values, message):
   assert_not_read(case, tmp_path, message, **values)
+
+
+def test_a_window_that_reaches_over_all_positions_is_none(tmp_path):
+  """As the default of 128 does in a model of few positions."""
+  wide, longest = (
+    models.load_pretrained(
+      changed("modernbert", tmp_path / str(width), local_attention=width)
+    )
+    for width in (128, 126)
+  )
+  names = [
+    {layer.name for layer in p.model.config.layers("encoder_attention")}
+    for p in (wide, longest)
+  ]
+  assert names == [{"dense"}, {"dense", "sliding_window"}]
+  inputs = {"input_ids": np.arange(1, 61)[None]}
+  np.testing.assert_allclose(
+    compute(wide, inputs), compute(longest, inputs), atol=1e-5
+  )

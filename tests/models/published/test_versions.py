@@ -163,8 +163,14 @@ _SAME = {
   ("xlstm", "ffn_round_up_to_multiple_of"): 14,
   ("falcon_h1_plain", "mamba_norm_before_gate"): True,  # It has no norm there.
   # Both sets of `rope_parameters` have their own.
-  ("deepseek_v4", "compress_rope_theta"): 240000.125,
-  ("deepseek_v4", "rope_theta"): 15000.125,
+  **{
+    (case, key): theta
+    for case in ("deepseek_v4", "deepseek_v4_whole")
+    for key, theta in (
+      ("compress_rope_theta", 240000.125),
+      ("rope_theta", 15000.125),
+    )
+  },
 }
 """Values of a folder's key that mean what its own value means."""
 
