@@ -15,7 +15,7 @@ from models.published.family import Described, Family, Layout, Row
 from models.published.keys import because
 from models.short_convolution import WIDTH
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.5, scaled=False)}
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.5)}
 _KINDS = ("recurrent", "attention")
 
 
@@ -70,6 +70,12 @@ def describe(
     "attention": AttentionConfig("sliding_window", {"window": (window - 1, 0)}),
     "recurrent": AttentionConfig("rg_lru"),
   }
+  positions = rotary.choices(theirs, _ROTARY)
+  if positions["rotary_scaling"] is not None:
+    raise ValueError(
+      "rope_parameters: expected rope_type 'default' in this family, got "
+      f"{positions['rotary_scaling'].rope_type!r}"
+    )
   config = nested.make(
     ModelConfig,
     kind="decoder",
@@ -83,7 +89,7 @@ def describe(
     activation="gelu_tanh",
     out_bias=True,
     position="rotary",
-    **rotary.choices(theirs, _ROTARY),
+    **positions,
     norm="pre",
     norm_kind="rms_from_one",
     norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-6),

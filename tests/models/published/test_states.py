@@ -167,6 +167,20 @@ def test_another_mechanism_has_the_inputs_of_the_state(
     ("recurrent_gemma", {"block_types": ["local"]}, "block_types: expected a"),
     ("recurrent_gemma", {"head_dim": 8}, "head_dim: expected 12, got 8"),
     ("recurrent_gemma", {"intermediate_size": 59}, "intermediate_size: expect"),
+    *(
+      (
+        "recurrent_gemma",
+        values,
+        "rope_parameters: expected rope_type 'default'",
+      )
+      for values in (
+        {
+          "rope_parameters": None,
+          "rope_scaling": {"type": "linear", "factor": 2.0},
+        },
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+      )
+    ),
     (
       "recurrent_gemma",
       {"hidden_activation": "gelu"},
