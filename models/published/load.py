@@ -180,10 +180,10 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     theirs = files.read_config(folder)
   else:
     theirs, arrays = _to_published(READERS["run"](folder))
-  has_images = texts.is_multimodal(theirs)
-  if has_images:
+  text = texts.find(theirs)
+  if text is not None:
     try:
-      theirs = texts.text_config(theirs)
+      theirs = texts.text_config(theirs, text)
     except ValueError as error:
       raise ValueError(f"{folder / files.CONFIG}: {error}") from None
   keys = Keys(theirs)
@@ -195,8 +195,8 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
       name: files.Tensor(lambda x=x: x, folder) for name, x in arrays.items()
     }
   )
-  if has_images:
-    raw = texts.text_tensors(raw)
+  if text is not None:
+    raw = texts.text_tensors(raw, text)
   tensors, head = (
     _by_table_name(family, raw),
     family.architectures[architecture],

@@ -1,47 +1,89 @@
 """The text model inside of a multimodal one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import functools
+import re
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from models.published import files
 from models.published.keys import WITHOUT_EFFECT
 
-TEXTS: Mapping[str, str] = MappingProxyType(
+
+class Text(NamedTuple):
+  """Where a multimodal model keeps its text model.
+
+  Attributes:
+    architecture: of the text model.
+    renamed: `(pattern, replacement)` of names of its tensors.
+    images: the prefixes of all other tensors.
+    unread: keys of `config.json` on which no text depends.
+  """
+
+  architecture: str
+  renamed: tuple[tuple[str, str], ...] = (
+    (r"^model\.language_model\.", "model."),
+  )
+  images: tuple[str, ...] = ("model.visual.",)
+  unread: tuple[str, ...] = (
+    *("image_token_id", "video_token_id"),
+    *("vision_start_token_id", "vision_end_token_id"),
+  )
+
+
+_MINIMAX_M3 = Text(
+  "MiniMaxM3VLForCausalLM",
+  renamed=(
+    (r"^language_model\.lm_head\.", "lm_head."),
+    (r"^language_model\.model\.", "model."),
+    (r"\.block_sparse_moe\.e_score_", ".mlp.gate.e_score_"),
+    (r"\.block_sparse_moe\.", ".mlp."),
+    (r"\.index_([qk]_proj|[qk]_norm)\.", r".indexer.\1."),
+  ),
+  images=("vision_tower.", "multi_modal_projector.", "patch_merge_mlp."),
+  unread=(
+    *("image_token_index", "video_token_index"),
+    *("merged_hidden_size", "projector_hidden_size"),
+  ),
+)
+
+TEXTS: Mapping[str, Text] = MappingProxyType(
   {
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration": Text("Qwen3_5ForCausalLM"),
+    "Qwen3_5MoeForConditionalGeneration": Text("Qwen3_5MoeForCausalLM"),
+    "MiniMaxM3SparseForConditionalGeneration": _MINIMAX_M3,
   }
 )
-"""Architecture of a multimodal model -> that of its text model."""
+"""Architecture of a multimodal model -> its text model."""
 
 _CONFIG = "text_config"
-_TEXT, _IMAGES = "model.language_model.", "model.visual."
 _KNOWN = {
   *("architectures", "model_type", _CONFIG, "vision_config"),
-  *("image_token_id", "video_token_id"),
-  *("vision_start_token_id", "vision_end_token_id", "tie_word_embeddings"),
-  *WITHOUT_EFFECT,
+  *("tie_word_embeddings", *WITHOUT_EFFECT),
 }
 
 
-def is_multimodal(theirs: Mapping[str, Any]) -> bool:
-  """Whether a `config.json` is of a multimodal model whose text model is known."""
+def find(theirs: Mapping[str, Any]) -> Text | None:
+  """Returns the text model of a multimodal `config.json`; None for any other."""
   names = theirs.get("architectures")
-  return isinstance(names, list) and len(names) == 1 and names[0] in TEXTS
+  is_one = isinstance(names, list) and len(names) == 1
+  return TEXTS.get(names[0]) if is_one else None
 
 
-def text_config(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def text_config(theirs: Mapping[str, Any], text: Text) -> dict[str, Any]:
   """Returns the `config.json` of the text model.
 
   Args:
     theirs: that of the multimodal model.
+    text: from `find`.
 
   Raises:
     ValueError: a key is unknown, or the text model has none.
   """
   for key, value in theirs.items():
-    if key not in _KNOWN:
+    if key not in _KNOWN and key not in text.unread:
       raise ValueError(
         f"{key}: no text model depends on it; expected a config without it, got "
         f"{value!r:.80}"
@@ -51,13 +93,58 @@ def text_config(theirs: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError(f"{_CONFIG}: expected an object, got {own!r:.80}")
   # The head belongs to the multimodal model.
   outer = {k: theirs[k] for k in ("tie_word_embeddings",) if k in theirs}
-  return {**own, **outer, "architectures": [TEXTS[theirs["architectures"][0]]]}
+  return {**own, **outer, "architectures": [text.architecture]}
 
 
-def text_tensors(tensors: files.Tensors) -> dict[str, files.Tensor]:
+def text_tensors(tensors: files.Tensors, text: Text) -> dict[str, files.Tensor]:
   """Returns the tensors of the text model by their names in one without images."""
-  return {
-    name.replace(_TEXT, "model.", 1): tensor
-    for name, tensor in tensors.items()
-    if not name.startswith(_IMAGES)
-  }
+  found = {}
+  for name, tensor in tensors.items():
+    if not name.startswith(text.images):
+      for pattern, replacement in text.renamed:
+        name = re.sub(pattern, replacement, name)
+      found[name] = tensor
+  return _with_joined_gates(found) if text is _MINIMAX_M3 else found
+
+
+def _with_joined_gates(
+  tensors: Mapping[str, files.Tensor],
+) -> dict[str, files.Tensor]:
+  """Joins gate and up projections, and stacks the kernels of experts.
+
+  Incomplete ones keep their names, so that the reader names what is missing.
+  """
+  tensors = dict(tensors)
+
+  def join(name, rows):
+    """Replaces the tensors named in `rows`, each row one expert, if all are there."""
+    names = [x for row in rows for x in row]
+    if rows and all(x in tensors for x in names):
+      parts = [[tensors.pop(x) for x in row] for row in rows]
+      read = functools.partial(_join, parts, name.endswith("_proj"))
+      tensors[name] = files.Tensor(read, parts[0][0].file)
+
+  for name in [x for x in tensors if x.endswith(".gate_proj.weight")]:
+    place = name.removesuffix("gate_proj.weight")
+    join(f"{place}gate_up_proj.weight", [[name, f"{place}up_proj.weight"]])
+  for name in [x for x in tensors if x.endswith(".experts.0.w1.weight")]:
+    place = name.removesuffix("0.w1.weight")
+    count = sum(
+      bool(re.fullmatch(rf"{re.escape(place)}\d+\.w1\.weight", x))
+      for x in tensors
+    )
+    for whole, kernels in (
+      ("gate_up_proj", ("w1", "w3")),
+      ("down_proj", ("w2",)),
+    ):
+      rows = [[f"{place}{i}.{x}.weight" for x in kernels] for i in range(count)]
+      join(place + whole, rows)
+  return tensors
+
+
+def _join(
+  rows: Sequence[Sequence[files.Tensor]], is_stacked: bool
+) -> np.ndarray:
+  """Concatenates the tensors of each row, and stacks the rows of experts."""
+  arrays = [np.concatenate([x.read() for x in row]) for row in rows]
+  return np.stack(arrays) if is_stacked else arrays[0]

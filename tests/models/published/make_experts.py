@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import sys
 
+from make_deepseek import CASES
 from make_fixtures import draw
 import numpy as np
 import torch
@@ -45,18 +46,21 @@ def draw_experts(model, gain, seed):
       weight.copy_(value)
 
 
-def multimodal(name, kind, text):
+QWEN_IMAGES = {"depth": 1, "num_heads": 2, "num_position_embeddings": 4}
+MINIMAX_IMAGES = {"num_hidden_layers": 1, "num_attention_heads": 2}
+MINIMAX_IMAGES |= {"image_size": 4}
+
+
+def multimodal(name, kind, text, images, **more):
   """Writes a folder of a model of images and text, and logits of text alone."""
   if len(sys.argv) > 1 and name not in sys.argv[1:]:
     return
   path = HERE / "multimodal" / name
   shutil.rmtree(path, ignore_errors=True)
   made = getattr(transformers, kind)
-  images = {"depth": 1, "hidden_size": 8, "intermediate_size": 6}
-  images |= {"num_heads": 2, "out_hidden_size": text["hidden_size"]}
-  images |= {"num_position_embeddings": 4, "patch_size": 2}
-  tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
-  config = made.config_class(text_config=text, vision_config=images, **tied)
+  images |= {"hidden_size": 8, "intermediate_size": 6, "patch_size": 2}
+  more["tie_word_embeddings"] = text["tie_word_embeddings"]
+  config = made.config_class(text_config=text, vision_config=images, **more)
   model = made(config)
   draw(model, 5, 1.5)
   draw_experts(model, 1.5, 5)
@@ -388,10 +392,16 @@ def main():
     {"moe_renormalize": True},
   )
   kind = "Qwen3_5ForConditionalGeneration"
-  multimodal("qwen3_5", kind, qwen3_5 | {"tie_word_embeddings": False})
+  images = QWEN_IMAGES | {"out_hidden_size": qwen3_5["hidden_size"]}
+  text = qwen3_5 | {"tie_word_embeddings": False}
+  multimodal("qwen3_5", kind, text, images)
   kind = "Qwen3_5MoeForConditionalGeneration"
   text = recurrent | experts | {"tie_word_embeddings": True}
-  multimodal("qwen3_5_moe", kind, text)
+  multimodal("qwen3_5_moe", kind, text, images)
+  text = CASES["minimax_m3_text"][1] | {"tie_word_embeddings": False}
+  kind = "MiniMaxM3SparseForConditionalGeneration"
+  width = {"projector_hidden_size": 6}
+  multimodal("minimax_m3", kind, text, MINIMAX_IMAGES, **width)
 
 
 if __name__ == "__main__":
