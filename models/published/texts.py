@@ -97,12 +97,18 @@ def text_config(theirs: Mapping[str, Any], text: Text) -> dict[str, Any]:
 
 
 def text_tensors(tensors: files.Tensors, text: Text) -> dict[str, files.Tensor]:
-  """Returns the tensors of the text model by their names in one without images."""
+  """Returns the tensors of the text model by their names in one without images.
+
+  Raises:
+    ValueError: two tensors have the same name there.
+  """
   found = {}
   for name, tensor in tensors.items():
     if not name.startswith(text.images):
       for pattern, replacement in text.renamed:
         name = re.sub(pattern, replacement, name)
+      if name in found:
+        raise ValueError(f"{tensor.file}: {name}: there twice, under two names")
       found[name] = tensor
   return _with_joined_gates(found) if text is _MINIMAX_M3 else found
 

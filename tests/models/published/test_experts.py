@@ -7,7 +7,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import models
 from models.published import files
@@ -168,6 +168,16 @@ def test_text_of_a_multimodal_folder(case, family, tmp_path):
   }
   assert text.keys() == ours.keys() < theirs.keys() | text.keys()
   assert all(np.array_equal(text[name], ours[name]) for name in ours)
+
+
+def test_an_expert_that_lacks_a_kernel_in_a_multimodal_folder(tmp_path):
+  shutil.copytree(MULTIMODAL / "minimax_m3", tmp_path, dirs_exist_ok=True)
+  tensors = load_file(tmp_path / "model.safetensors")
+  prefix = "language_model.model.layers.1.block_sparse_moe"
+  del tensors[f"{prefix}.experts.3.w3.weight"]
+  save_file(tensors, tmp_path / "model.safetensors")
+  with pytest.raises(ValueError, match=r"experts\.gate_up_proj: missing"):
+    models.load_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
