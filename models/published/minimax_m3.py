@@ -1,8 +1,9 @@
 """MiniMax-M3, its text: an indexer selects blocks of keys."""
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from annotated_types import Ge
 import numpy as np
@@ -15,12 +16,21 @@ from models.published.keys import because
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=5000000.0, whole=1.0)}
 _SPARSE = "minimax_m3_sparse"
+_OLDER = {
+  "index_n_heads": "sparse_num_index_heads",
+  "index_head_dim": "sparse_index_dim",
+  "index_block_size": "sparse_block_size",
+  "index_topk_blocks": "sparse_topk_blocks",
+  "index_local_blocks": "sparse_local_block",
+}
+"""Key of `config.json` -> its name in the published `sparse_attention_config`."""
 
 
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`."""
+  theirs = _with_new_names(theirs)
   epsilon = family.number(theirs, "rms_norm_eps", 1e-6)
   positions = rotary.choices(theirs, _ROTARY)
   width = family.size(theirs, "head_dim", 128)
@@ -76,6 +86,30 @@ def describe(
   size = family.size(theirs, "dense_intermediate_size", 12288)
   config = dataclasses.replace(made.config, mlp_features=size)
   return made._replace(config=config)
+
+
+def _with_new_names(theirs: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The keys of a config, those of the published form under their new names."""
+  sparse: dict[str, Any] = {}
+  if theirs.get("sparse_attention_config") is not None:
+    kind = dict[str, Any]
+    sparse = family.value(theirs, "sparse_attention_config", kind)
+  new = {name: sparse[old] for name, old in _OLDER.items() if old in sparse}
+  for name, kinds, chosen in (
+    (
+      "layer_types",
+      (llama.EXACT, _SPARSE),
+      sparse.get("sparse_attention_freq"),
+    ),
+    ("mlp_layer_types", ("dense", "sparse"), theirs.get("moe_layer_freq")),
+  ):
+    if theirs.get(name) is None and chosen is not None:
+      if not isinstance(chosen, list):
+        raise ValueError(
+          f"{name}: expected a number for each layer, got {chosen!r}"
+        )
+      new[name] = [kinds[bool(x)] for x in chosen]
+  return ChainMap(new, cast(Any, theirs))
 
 
 def rows(config: ModelConfig) -> list[Row]:

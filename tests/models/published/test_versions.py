@@ -216,6 +216,29 @@ def test_a_file_may_have_keys_of_layers_that_its_model_lacks(case):
   assert len({*map(repr, kinds.values())}) == len(kinds)
 
 
+def test_minimax_m3_by_the_keys_of_its_published_files():
+  """As its class in transformers reads them."""
+  config, folder = _ALL["minimax_m3_text"]
+  names = set(load_file(folder / "model.safetensors"))
+  sparse = {
+    "sparse_num_index_heads": config["index_n_heads"],
+    "sparse_index_dim": config["index_head_dim"],
+    "sparse_block_size": config["index_block_size"],
+    "sparse_topk_blocks": config["index_topk_blocks"],
+    "sparse_local_block": config["index_local_blocks"],
+    "sparse_attention_freq": [1, 0, 1, 0],
+  }
+  rest = {k: x for k, x in config.items() if not k.startswith("index_")}
+  del rest["layer_types"], rest["mlp_layer_types"]
+  more = {"sparse_attention_config": sparse, "moe_layer_freq": [0, 1, 0, 1]}
+  assert described(rest | more, names) == described(config, names)
+  more["sparse_attention_config"] = sparse | {"sparse_block_size": 4}
+  changed = described(config | {"index_block_size": 4}, names)
+  assert described(rest | more, names) == changed
+  with pytest.raises(ValueError, match="mlp_layer_types: expected a number"):
+    described(rest | more | {"moe_layer_freq": 2}, names)
+
+
 def _has_one_set(config):
   """Whether a file of version 5 has the same rotary positions for all layers."""
   parameters = config.get("rope_parameters") or {}
