@@ -273,7 +273,7 @@ def _check_segments(name, ids, sizes, given) -> None:
 
 def _check_log_forget(name, log_forget, sizes, given) -> None:
   del log_forget
-  # `Visible` checks itself that it is causal.
+  # `logits_from_options` checks that a `visible` is causal.
   if not given.get("is_causal") and "visible" not in given:
     raise ValueError(
       f"{name}: expected is_causal=True with it, got False; forget gates lie "

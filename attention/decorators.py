@@ -117,7 +117,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
 def _with_shared_options(
   parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[Mapping[str, inspect.Parameter], AbstractSet[str]]:
-  """All parameters, those in `**pairs: Unpack[…]` among them, and the latter's names."""
+  """All parameters, with the keywords in `**pairs: Unpack[…]`, and their names."""
   *own, last = parameters.values()
   if last.kind is not last.VAR_KEYWORD:
     return parameters, frozenset()

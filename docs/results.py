@@ -145,9 +145,9 @@ def steps(task: Task) -> pd.DataFrame:
   table = tables.steps(task)
   assert table is not None
   frame = table.frame()
-  kib = [number(x / 1024) for x in task.ended["cache_bytes"]]
-  frame.insert(1, "KiB", kib)
-  names = [_name(row) for _, row in task.ended.iterrows()]
+  rows = task.ended[task.ended["row"].isin(task.steps["row"])]
+  frame.insert(1, "KiB", [number(x / 1024) for x in rows["cache_bytes"]])
+  names = [_name(row) for _, row in rows.iterrows()]
   return frame.drop(columns="mechanism").set_axis(names)
 
 

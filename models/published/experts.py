@@ -116,8 +116,7 @@ def of_qwen(
     ValueError: a layer is named twice.
   """
   every = family.size(theirs, "decoder_sparse_step", 1)
-  named = theirs.get("mlp_only_layers") is not None
-  dense = family.value(theirs, "mlp_only_layers", list[int]) if named else ()
+  dense = family.optional(theirs, "mlp_only_layers", list[int], ())
   if len({*dense}) < len(dense):
     raise ValueError(f"mlp_only_layers: expected each layer once, got {dense}")
   fields: dict[str, Any] = {

@@ -299,6 +299,13 @@ def size(
   return value(theirs, name, Count, default)
 
 
+def optional(
+  theirs: Mapping[str, Any], name: str, kind: Any, default: Any
+) -> Any:
+  """As `value`, but null means the default, too."""
+  return default if theirs.get(name) is None else value(theirs, name, kind)
+
+
 def optional_size(
   theirs: Mapping[str, Any], name: str, default: int | None = None
 ) -> int | None:

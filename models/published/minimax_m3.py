@@ -90,10 +90,8 @@ def describe(
 
 def _with_new_names(theirs: Mapping[str, Any]) -> Mapping[str, Any]:
   """The keys of a config, those of the published form under their new names."""
-  sparse: dict[str, Any] = {}
-  if theirs.get("sparse_attention_config") is not None:
-    kind = dict[str, Any]
-    sparse = family.value(theirs, "sparse_attention_config", kind)
+  key, kind = "sparse_attention_config", dict[str, Any]
+  sparse = family.optional(theirs, key, kind, {})
   new = {name: sparse[old] for name, old in _OLDER.items() if old in sparse}
   for name, kinds, chosen in (
     (

@@ -1,5 +1,6 @@
 """The text model inside of a multimodal one."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 import functools
 import re
@@ -20,6 +21,7 @@ class Text(NamedTuple):
     renamed: `(pattern, replacement)` of names of its tensors.
     images: the prefixes of all other tensors.
     unread: keys of `config.json` on which no text depends.
+    has_parts: whether files have a tensor for each projection of each expert.
   """
 
   architecture: str
@@ -31,10 +33,12 @@ class Text(NamedTuple):
     *("image_token_id", "video_token_id"),
     *("vision_start_token_id", "vision_end_token_id"),
   )
+  has_parts: bool = False
 
 
 _MINIMAX_M3 = Text(
   "MiniMaxM3VLForCausalLM",
+  has_parts=True,
   renamed=(
     (r"^language_model\.lm_head\.", "lm_head."),
     (r"^language_model\.model\.", "model."),
@@ -110,10 +114,10 @@ def text_tensors(tensors: files.Tensors, text: Text) -> dict[str, files.Tensor]:
       if name in found:
         raise ValueError(f"{tensor.file}: {name}: there twice, under two names")
       found[name] = tensor
-  return _with_joined_gates(found) if text is _MINIMAX_M3 else found
+  return _join_parts(found) if text.has_parts else found
 
 
-def _with_joined_gates(
+def _join_parts(
   tensors: Mapping[str, files.Tensor],
 ) -> dict[str, files.Tensor]:
   """Joins gate and up projections, and stacks the kernels of experts.
@@ -125,7 +129,7 @@ def _with_joined_gates(
   def join(name, rows):
     """Replaces the tensors named in `rows`, each row one expert, if all are there."""
     names = [x for row in rows for x in row]
-    if rows and all(x in tensors for x in names):
+    if all(x in tensors for x in names):
       parts = [[tensors.pop(x) for x in row] for row in rows]
       read = functools.partial(_join, parts, name.endswith("_proj"))
       tensors[name] = files.Tensor(read, parts[0][0].file)
@@ -133,12 +137,10 @@ def _with_joined_gates(
   for name in [x for x in tensors if x.endswith(".gate_proj.weight")]:
     place = name.removesuffix("gate_proj.weight")
     join(f"{place}gate_up_proj.weight", [[name, f"{place}up_proj.weight"]])
-  for name in [x for x in tensors if x.endswith(".experts.0.w1.weight")]:
-    place = name.removesuffix("0.w1.weight")
-    count = sum(
-      bool(re.fullmatch(rf"{re.escape(place)}\d+\.w1\.weight", x))
-      for x in tensors
-    )
+  matches = (
+    re.fullmatch(r"(.*\.experts\.)\d+\.w1\.weight", x) for x in tensors
+  )
+  for place, count in Counter(x[1] for x in matches if x).items():
     for whole, kernels in (
       ("gate_up_proj", ("w1", "w3")),
       ("down_proj", ("w2",)),

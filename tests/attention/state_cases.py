@@ -344,13 +344,6 @@ def trivial(length):
   return {"mask": np.ones_like(chosen["mask"]), "segment_ids": ids}
 
 
-def as_jax(tree):
-  """NumPy's arrays as JAX's, all else as it is."""
-  return jax.tree.map(
-    lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
-  )
-
-
 def compiled(function, **options):
   """The result and the state, as a program of the arrays that it is given."""
   return jax.jit(lambda given: function(**given, **options, return_state=True))
