@@ -18,6 +18,7 @@ figures. A mistake raises a one-line `ConfigError`; a failed run raises a `RunEr
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -267,11 +268,12 @@ def compare(
   from comparison.report import files
 
   process.replace_signs()
-  if isinstance(leaves.get("seeds"), int):
-    leaves["seeds"] = list(range(leaves["seeds"]))
+  if isinstance(leaves.get("seeds"), Integral):
+    leaves["seeds"] = range(leaves["seeds"])
   for name in ("attention", "tasks", "seeds"):
-    if isinstance(leaves.get(name), (list, tuple)):
-      leaves[name] = ",".join(map(str, leaves[name]))
+    values = leaves.get(name, "")
+    if isinstance(values, Iterable) and not isinstance(values, str):
+      leaves[name] = ",".join(map(str, values))
   parsed = config_lib.parse(_mapping(config, leaves), set(leaves))
   name = config if isinstance(config, str) else "comparison"
   default = folder_lib.default_workdir(name, parsed)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import typing
 from typing import Any, TypeVar
 
@@ -84,7 +85,15 @@ def _adapter(dataclass_type: Any) -> TypeAdapter:
 
 
 def _plain(value: Any, path: str) -> Any:
-  """Converts user input to plain JSON values."""
+  """Converts user input to plain JSON values.
+
+  From Python, a number may be NumPy's or JAX's, a list may be an array or a range, and
+  a text may be a path.
+  """
+  if hasattr(value, "tolist"):
+    value = value.tolist()
+  if isinstance(value, os.PathLike):
+    value = os.fspath(value)
   if dataclasses.is_dataclass(value):
     value = to_mapping(value)
   if hasattr(value, "items"):
@@ -94,7 +103,7 @@ def _plain(value: Any, path: str) -> Any:
           f"{path}: expected fields named by text, got {name!r}"
         )
     return {name: _plain(x, f"{path}.{name}") for name, x in value.items()}
-  if isinstance(value, list | tuple):
+  if isinstance(value, list | tuple | range):
     return [_plain(x, f"{path}[{i}]") for i, x in enumerate(value)]
   if not isinstance(value, bool | int | float | str | None):
     raise ConfigError(

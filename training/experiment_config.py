@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from importlib.util import find_spec
 import inspect
+import os
 import pathlib
 from typing import Any
 
@@ -119,6 +120,8 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
     task_type = tasks.find(name).config_type
   model_leaves = dict(sections["model"].items())
   weights = model_leaves.pop("weights", "")
+  if isinstance(weights, os.PathLike):
+    weights = os.fspath(weights)
   if not isinstance(weights, str):
     raise ConfigError(
       f"config.model.weights: expected a folder, got {weights!r}"
