@@ -285,6 +285,14 @@ def test_shards(folder):
   index.write_text(json.dumps({"weight_map": places}))
   sharded = models.load_pretrained(folder)
   same(sharded.variables, loaded("bert_masked").variables)
+  content = index.read_bytes()
+  # Written back, as after training: neither reader may find the old shards.
+  changed = jax.tree.map(lambda x: x + 1, sharded.variables)
+  models.save_pretrained(folder, sharded._replace(variables=changed))
+  same(models.load_pretrained(folder).variables, changed)
+  assert not index.exists()
+  (folder / "model.safetensors").unlink()
+  index.write_bytes(content)
   for weight_map, message in (
     (places | {"bert.more": places[names[0]]}, "bert.more is missing"),
     ({names[1]: places[names[1]]}, "is not in model.safetensors.index.json"),
