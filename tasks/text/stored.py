@@ -109,13 +109,15 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
   ids = mapped[0]
   if len(mapped) > 1:
     dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in mapped]
-    # The same bytes mean other ids in another format or with another width.
+    # The same bytes mean other ids in another format or with another width. The size
+    # of the vocabulary determines the width in the cache.
     suffixes = [files.suffix(path) for path in paths]
 
     def write(scratch: pathlib.Path) -> pathlib.Path:
       return _write(scratch / "ids", mapped, dtype)
 
-    place = cache.folder("texts") / _key("ids", suffixes, dtypes, digests)
+    key = _key("ids", suffixes, dtypes, dtype.__name__, digests)
+    place = cache.folder("texts") / key
     ids = np.memmap(cache.prepare(place, write), dtype, mode="r")
   cut = boundary(len(ids))
   return vocabulary, Parts(ids[:cut], ids[cut:])
