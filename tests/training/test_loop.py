@@ -288,6 +288,17 @@ def test_an_evaluation_that_cannot_be_right_stops_the_run(
   assert run(FakeTask(), num_steps=5)["validation"]["loss"] < 10
 
 
+def test_a_loss_is_a_mean_over_weights_that_sum_to_less_than_1(tmp_path):
+  """By hand: (0.5 · 3 + 0.125 · 7) / 0.625."""
+  meter = LossMeter((0.0, 0.0), 0.0, tmp_path)
+  for number, (weight, nats) in enumerate([(0.5, 3.0), (0.125, 7.0)]):
+    sums = np.array([weight * nats, weight])
+    metrics = {"loss": sums, "updates": number + 1, "grad_norm": 1.0}
+    meter.add(number, metrics | {"learning_rate": 0.1})
+  meter.fetch()
+  assert meter.flush()["loss"] == pytest.approx(3.8)
+
+
 def test_a_model_that_overfits_goes_on(tmp_path):
   """With two labels ten times guessing is 6.9 nats, which such a model passes."""
   meter = LossMeter((0.1, 1.0), 0.0, tmp_path)
