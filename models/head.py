@@ -77,6 +77,9 @@ class Head(nn.Module):
     if config.head == "class":
       first = x[:, :1]
       if own.mean_pooling:
+        if mask is not None:
+          # A row of padding, which fills the last batch, has a mean that is no NaN.
+          mask = mask | ~jnp.any(mask, axis=1, keepdims=True)
         shown = None if mask is None else mask[:, :, None]
         first = jnp.mean(x, axis=1, keepdims=True, where=shown)
       if own.pooler:

@@ -22,6 +22,21 @@ def _inputs():
   return {"inputs": tiny.batch()["inputs"]}
 
 
+def test_a_row_of_padding_has_a_mean_that_is_no_nan():
+  """The last batch of an evaluation has such rows; NaN times weight 0 is NaN."""
+  model = tiny.create("encoder", head="class", mean_pooling=True)
+  variables = tiny.initialized(model)
+  source = np.array([[3, 1, 5, 0], [2, 6, 0, 0], [0, 0, 0, 0]])
+  logits = tiny.forward(model, variables, {"source": source})
+  assert np.isfinite(logits).all()
+  for row, length in ((0, 3), (1, 2)):
+    alone = {"source": source[row : row + 1, :length]}
+    expected = tiny.forward(model, variables, alone)
+    np.testing.assert_allclose(logits[row], expected[0], rtol=1e-5, atol=1e-6)
+  gradients = tiny.gradients(model, variables, {"source": source})
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
+
+
 @pytest.mark.parametrize("name", CAUSAL)
 def test_future_inputs_change_no_earlier_logits(name):
   model = tiny.create("decoder", decoder_attention=tiny.attention(name))
