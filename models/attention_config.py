@@ -7,6 +7,7 @@ import inspect
 import types
 from typing import Annotated, Any, ClassVar, cast
 
+import numpy as np
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
@@ -212,6 +213,8 @@ def _build(config: AttentionConfig) -> Attention:
 
 
 def _frozen(value: Any) -> Any:
+  if isinstance(value, np.generic):  # JSON lacks it.
+    return value.item()
   if isinstance(value, list | tuple):
     return tuple(_frozen(item) for item in value)
   return value

@@ -411,6 +411,17 @@ def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
   same(again.variables, p.variables)
 
 
+def test_options_of_numpy_are_saved_as_numbers(tmp_path):
+  """Such as those of a loop over `np.arange`."""
+  chosen = {"name": "sliding_window", "window": (np.int64(3), np.int32(0))}
+  p = models.load_pretrained(FOLDERS["gpt2"], attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  [written] = json.loads((tmp_path / "config.json").read_text())[
+    load.MECHANISMS
+  ]["decoder_attention"]
+  assert written == {"name": "sliding_window", "window": [3, 0]}
+
+
 def test_another_mechanism_is_saved_with_its_variables(tmp_path):
   chosen = ["flash", PERFORMER]
   p = models.load_pretrained(FOLDERS["gpt2"], attention=chosen)
