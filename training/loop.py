@@ -34,6 +34,8 @@ def run(
   experiment: Experiment,
   workdir: pathlib.Path,
   stop_at: int | None = None,
+  *,
+  ends_process: bool = False,
 ) -> Results | None:
   """Trains from the newest checkpoint, or from the start, to the end.
 
@@ -47,6 +49,9 @@ def run(
     stop_at: number of updates after which to evaluate the first held-out split,
       save and return; None trains to the end. The schedule is that of the whole run
       either way.
+    ends_process: whether a signal before the first new step ends the process at
+      once, even while XLA compiles. A notebook would lose all that it holds; there
+      the run ends after that step.
 
   Returns:
     Final metrics of every split; None if `stop_at` or SIGTERM stopped the run
@@ -60,7 +65,7 @@ def run(
   """
   with Signals() as signals:
     # With several processes, the others would wait for this one forever.
-    if not cluster.are_several():
+    if ends_process and not cluster.are_several():
       signals.exit_message = before_a_step(workdir)
     results = _run(experiment, workdir, stop_at, signals)
   if results is None and signals.stop == signal.SIGINT:

@@ -14,7 +14,7 @@ import pytest
 from settings.errors import RunError
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import CLASSES, make_batch, make_parts
-from training import evaluate, loop, loss_meter, metrics, step
+from training import evaluate, loop, loss_meter, metrics, signals, step
 from training.config import OptimizerConfig
 from training.loss_meter import LossMeter
 
@@ -195,6 +195,18 @@ def test_stopped_and_continued_equals_uninterrupted(
   assert newest(tmp_path, **options) == expected
   assert records(tmp_path) == lines
   assert metrics.read(tmp_path)[-1]["seconds"] > stopped["seconds"]
+
+
+def test_a_notebook_outlives_a_signal_before_the_first_step(
+  run, tmp_path, monkeypatch
+):
+  """It comes while the first step is compiled, and the run ends after that step."""
+  ended = []
+  monkeypatch.setattr(signals.os, "_exit", ended.append)
+  assert run(FakeTask(stop=0)) is None
+  assert not ended
+  step_of_checkpoint, _ = newest(tmp_path)
+  assert 1 <= step_of_checkpoint < 7
 
 
 def test_what_is_said_of_a_run_that_is_stopped_before_a_step(run, tmp_path):
