@@ -20,11 +20,7 @@ from models.config import ModelConfig
 from models.experts import Experts
 from models.hyper_connections import HyperConnection
 from models.mlp import Mlp
-from models.multi_head_attention import (
-  MultiHeadAttention,
-  apply_mechanism,
-  scale_by,
-)
+from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 
 Gates = Mapping[str, Array]
 """The gates of a mechanism, computed from the inputs of its layer."""
@@ -289,7 +285,8 @@ class Block(nn.Module):
 
     def attend_scaled(name, x):
       module = getattr(self, name)
-      return attend(module, scale_by(x, module.config.input_factor))
+      factor = module.config.input_factor
+      return attend(module, x if factor == 1.0 else factor * x)
 
     functions = {
       **{x: partial(attend_scaled, x) for x in self._causal},
@@ -330,7 +327,7 @@ class Block(nn.Module):
       # A second attention has the inputs of the first.
       inputs = x if name != "second_attention" else inputs
       out = residual(name, inputs)
-      x = scale_by(x, own) + scale_by(out, new)
+      x = x + out if own == new == 1.0 else own * x + new * out
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x

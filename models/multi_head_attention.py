@@ -197,8 +197,7 @@ class MultiHeadAttention(nn.Module):
         (config.out_groups, width, config.out_rank),
         self.param_dtype,
       )
-    scale, out_bias = self.out_scale, self.config.out_bias
-    self.out = self.projection(self.features, kernel_init(scale), out_bias)
+    self.out = self.projection(self.features, config.out_bias, self.out_scale)
     self.mechanism = mechanism_variables(self, self.attention, dims)
 
   def __call__(
@@ -391,15 +390,20 @@ class MultiHeadAttention(nn.Module):
 
   @nn.nowrap
   def projection(
-    self, size: int, init: Any = None, use_bias: bool | None = None
+    self, size: int, use_bias: bool | None = None, scale: float = 1.0
   ) -> nn.Dense:
-    """Creates a dense layer, with a bias if the config has one."""
+    """Creates a dense layer whose kernel begins with deviation `scale` / √fan_in.
+
+    It has a bias if `use_bias` says so, or by default if the config has one.
+    """
     return nn.Dense(
       size,
       use_bias=self.config.attention_bias if use_bias is None else use_bias,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      kernel_init=init or kernel_init(),
+      kernel_init=nn.initializers.variance_scaling(
+        scale**2, "fan_in", "truncated_normal"
+      ),
     )
 
   def project(
@@ -424,7 +428,9 @@ class MultiHeadAttention(nn.Module):
     def heads(name):
       if name not in sources or name not in self.projections:
         return None
-      x = scale_by(getattr(self, name)(sources[name]), factors[name])
+      x = getattr(self, name)(sources[name])
+      if factors[name] != 1.0:
+        x = factors[name] * x
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
       if self.config.projection_activation != "none":
@@ -607,8 +613,8 @@ class MultiHeadAttention(nn.Module):
       function = getattr(
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
       )
-      factor = self.config.projection_factors[3]
-      gates = function(scale_by(self.gate(inputs), factor))
+      gates, factor = self.gate(inputs), self.config.projection_factors[3]
+      gates = function(gates if factor == 1.0 else factor * gates)
       out = out * gates.reshape(*out.shape[:3], -1)
     if kind in ("rms_joint", "rms_grouped"):
       out = self._normalize_output(out)
@@ -655,11 +661,6 @@ def every_head(
   return repeat_heads(query, value), key
 
 
-def scale_by(x: Array, factor: float) -> Array:
-  """Multiplies x by a factor other than 1."""
-  return x if factor == 1.0 else factor * x
-
-
 def orthogonal_part(
   out: Float[Array, "B T N V"], value: Float[Array, "B T K V"]
 ) -> Float[Array, "B T N V"]:
@@ -668,10 +669,3 @@ def orthogonal_part(
   wide, own = out.astype(jnp.float32), unit_length(value)
   along = jnp.sum(wide * own, axis=-1, keepdims=True)
   return (wide - along * own).astype(out.dtype)
-
-
-def kernel_init(scale: float = 1.0):
-  """Truncated normal initializer with standard deviation `scale` / √fan_in."""
-  return nn.initializers.variance_scaling(
-    scale**2, "fan_in", "truncated_normal"
-  )
