@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 
 from attention import mechanism as mechanisms
 import models
@@ -41,16 +42,15 @@ class Experiment(NamedTuple):
     config: the validated config.
     task: data, vocabulary and metric.
     model: the Linen module.
-    draw: `(seed, peak) -> TrainState`, with random parameters and this peak learning
-      rate.
-    shapes: shapes and dtypes of that state.
+    optimizer: as `make_step` makes it.
+    shapes: shapes and dtypes of the state.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
 
   config: ExperimentConfig
   task: tasks.Task
   model: nn.Module
-  draw: Callable[..., TrainState]
+  optimizer: optax.GradientTransformation
   shapes: TrainState
   generate: Callable[..., Any]
 
@@ -60,13 +60,22 @@ class Experiment(NamedTuple):
     Args:
       mesh: the mesh to shard it over; None is one device.
     """
-    config = self.config
-    if config.weights:
-      state = _published_state(config, self.model)
+    numbers = seed_and_peak(self.config.train)
+    if self.config.weights:
+      variables = _published_variables(self.config, self.model)
+      state = _first_state(
+        self.config.train, self.optimizer, variables, *numbers
+      )
       return state if mesh is None else parallel.place_state(mesh, state)
     where = None if mesh is None else parallel.shardings(mesh, self.shapes)
-    draw = jax.jit(self.draw, out_shardings=where)
-    return draw(*seed_and_peak(config.train))
+    return jax.jit(lambda *x: self.draw(*x), out_shardings=where)(*numbers)
+
+  def draw(self, seed: Any, peak: Any) -> TrainState:
+    """Creates the first state with random parameters and this peak learning rate."""
+    variables = _random_variables(self.model, seed)
+    return _first_state(
+      self.config.train, self.optimizer, variables, seed, peak
+    )
 
 
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
@@ -143,11 +152,15 @@ def create(
   with _refusals(config):
     model = models.create(config.model, **_sizes(config, task))
     variables = jax.eval_shape(
-      functools.partial(_draw_variables, model), train.seed
+      functools.partial(_random_variables, model), train.seed
     )
-  _check_optimizer(train, variables["params"])
-  draw = functools.partial(_draw_state, model, train)
-  shapes = jax.eval_shape(draw, *seed_and_peak(train))
+  optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
+  _check_optimizer(train, optimizer, variables["params"])
+  shapes = jax.eval_shape(
+    functools.partial(_first_state, train, optimizer),
+    variables,
+    *seed_and_peak(train),
+  )
   if fits:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     memory.check(config, task.target_vocab_size, *lengths, held=held)
@@ -178,7 +191,7 @@ def create(
       **options,
     )
 
-  return Experiment(config, task, model, draw, shapes, generate)
+  return Experiment(config, task, model, optimizer, shapes, generate)
 
 
 def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
@@ -302,35 +315,24 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
     ) from error
 
 
-def _draw_variables(model, seed) -> Any:
+def _random_variables(model, seed) -> Any:
   return models.initialize(model, jax.random.key(seed), model.example())
 
 
-def _draw_state(model, config, seed, peak) -> TrainState:
-  return _first_state(config, _draw_variables(model, seed), seed, peak)
-
-
-def _published_state(config, model) -> TrainState:
-  """The state of a run that starts from published weights."""
+def _published_variables(config, model) -> Any:
   # The config has every mechanism, including those of the folder.
   opened = load.open_folder(Path(config.weights), config.model.attentions)
-  key = jax.random.key(config.train.seed)
-  variables = load.read_variables(opened, model, key)
-  return _first_state(config.train, variables, *seed_and_peak(config.train))
+  return load.read_variables(opened, model, jax.random.key(config.train.seed))
 
 
-def _first_state(config, variables, seed, peak) -> TrainState:
-  optimizer = optimizer_lib.make_optimizer(
-    config.optimizer, config.num_steps, peak
-  )
+def _first_state(config, optimizer, variables, seed, peak) -> TrainState:
   has_ema = config.optimizer.ema_decay > 0
-  return TrainState.first(variables, optimizer, seed, has_ema)
+  return TrainState.first(variables, optimizer, seed, has_ema, peak)
 
 
-def _check_optimizer(config, params) -> None:
+def _check_optimizer(config, optimizer, params) -> None:
   """Raises ConfigError if the optimiser cannot update parameters of these shapes."""
   name = config.optimizer.name
-  optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps)
   try:
     optimizer_lib.check_update(name, optimizer, params)
   except ValueError as error:
