@@ -1,11 +1,13 @@
 """The loop of a run: restore, train, evaluate, checkpoint, report."""
 
+from collections.abc import Callable, Generator
+import concurrent.futures
 import contextlib
 import functools
 import math
 import pathlib
 import signal
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -20,11 +22,12 @@ from training.experiment import Experiment
 from training.loss_meter import LossMeter
 from training.metrics import MetricsWriter, Progress, format_values
 from training.pictures import attention_maps
-from training.prefetch import prefetch
 from training.signals import Interrupted, Signals
 from training.state import TrainState
 from training.step import make_eval_step, make_step
 from training.workdir import STOPPED, final_metrics
+
+T = TypeVar("T")
 
 Results = dict[str, dict[str, Any]]
 """Split → metric name → value."""
@@ -269,6 +272,36 @@ def _train(
       if evaluation or save:
         meter.skip_clock()
   return state
+
+
+def prefetch(
+  make: Callable[[int], T], first: int, last: int, depth: int = 2
+) -> Generator[T, None, None]:
+  """Yields `make(first), …, make(last - 1)`, computed ahead in one thread.
+
+  So the next batches are ready while the device computes. At most `depth` results are
+  computed ahead.
+
+  Yields:
+    The results.
+
+  Raises:
+    Exception: the exception that `make` raised, in place of its result.
+  """
+  executor = concurrent.futures.ThreadPoolExecutor(
+    1, thread_name_prefix="prefetch"
+  )
+  try:
+    ahead = [
+      executor.submit(make, i) for i in range(first, min(first + depth, last))
+    ]
+    for i in range(first, last):
+      result = ahead.pop(0).result()
+      if i + depth < last:
+        ahead.append(executor.submit(make, i + depth))
+      yield result
+  finally:
+    executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _evaluate(
