@@ -144,9 +144,6 @@ def create(
     symbols = (getattr(config.task, leaf, None) or 0 for leaf in _SYMBOLS)
     memory.check(config, max(symbols))
   task = _make_task(config, workdir, restore)
-  lengths = task.max_source_length or 0, task.max_target_length or 0
-  if fits:
-    memory.check(config, task.target_vocab_size, *lengths)
   if not restore:
     _check_generates(config, task)
   with _refusals(config):
@@ -163,6 +160,7 @@ def create(
   )
   if fits:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    lengths = task.max_source_length or 0, task.max_target_length or 0
     memory.check(config, task.target_vocab_size, *lengths, held=held)
   if train.redraw_every and not jax.tree.leaves(
     shapes.collections["constants"]
@@ -247,21 +245,25 @@ def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
   Returns:
     One line per attention module; none if no mechanism was typed.
   """
-  typed = split(config_file.partition(":")[2])
+  fields = [
+    field
+    for field, chosen in config.model.attentions.items()
+    if [one.name for one in chosen] == ["dense"]
+  ]
+  typed = split(config_file.partition(":")[2]) if fields else []
   try:
     names = dict.fromkeys(mechanism(word)[0] for word in typed)
     candidates = {name: mechanisms.example(name) for name in names}
   except ValueError:  # A file may define its own names.
     return []
-  lines = []
-  for field, chosen in config.model.attentions.items():
-    if "dense" in candidates or [one.name for one in chosen] != ["dense"]:
-      continue
-    place = field.removesuffix("_attention")
-    for name, candidate in candidates.items():
-      if obstacle := attention_config.obstacle(candidate, field):
-        lines.append(f"{place}: dense, because {name} cannot {obstacle}")
-  return lines
+  if "dense" in candidates:
+    return []
+  return [
+    f"{field.removesuffix('_attention')}: dense, because {name} cannot {obstacle}"
+    for field in fields
+    for name, candidate in candidates.items()
+    if (obstacle := attention_config.obstacle(candidate, field))
+  ]
 
 
 def _make_task(
