@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import alibi_bias, t5_bias
-from models import tables
+from models import embeddings
 from models.block import Block, apply_layers, first_gates
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
     """Creates the tables and layers of the kind."""
     config = self.config
     table = functools.partial(
-      tables.token_table,
+      embeddings.token_table,
       features=config.embedding_dim,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
