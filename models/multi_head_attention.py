@@ -474,11 +474,15 @@ class MultiHeadAttention(nn.Module):
       positions: `[B, T]` or `[1, T]`, for rotary.
     """
     if query is not None:
-      query = self._rotate_last(self._normalize("query", query), positions)
+      query = self._normalize("query", query)
+      if self.rotary:
+        query = self._rotate_last(query, positions)
       query = self._with_temperature(query, positions)
       query = self._repeat_heads(query)
     if key is not None:
-      key = self._rotate_last(self._normalize("key", key), positions)
+      key = self._normalize("key", key)
+      if self.rotary:
+        key = self._rotate_last(key, positions)
       key = self._repeat_heads(key)
     return query, key
 
@@ -498,8 +502,6 @@ class MultiHeadAttention(nn.Module):
     return getattr(self, f"{name}_norm")(joint).reshape(x.shape)
 
   def _rotate(self, x, positions, fraction=None):
-    if not self.rotary:
-      return x
     config, scaling = self.config, self.config.rotary_scaling
     return rotate(
       x,
@@ -551,6 +553,8 @@ class MultiHeadAttention(nn.Module):
     if self.attention.reads_query_inputs:
       arrays += (self._low_rank(inputs),)
     gates = dict(self.attention.gates(self.mechanism, *arrays))
+    if not self.rotary:
+      return gates
     if "shared_key" in gates:
       key = gates["shared_key"][:, :, None]
       self._check_pairs(key.shape[-1])
@@ -578,7 +582,7 @@ class MultiHeadAttention(nn.Module):
 
   def _check_pairs(self, width: int) -> None:
     """Raises ValueError if a shared key of this width cannot be rotated."""
-    if self.rotary and (width < 2 or width % 2):
+    if width < 2 or width % 2:
       raise ValueError(
         "position: rotary rotates pairs of the key that all heads share; expected "
         f"an even width of at least 2, got {width}"
