@@ -82,37 +82,28 @@ def make_mesh(
   )
 
 
-def on_mesh(
-  mesh: jax.sharding.Mesh, forward: Callable[..., Any], model: Any
-) -> Callable[..., Any]:
-  """Makes a forward pass compute on sequence shards and gather variables along 'fsdp'.
+def sequence_sharded(mesh: jax.sharding.Mesh, model: Any) -> Any:
+  """Returns the model with attention on sequence shards, if the mesh has any."""
+  if mesh.shape.get(mesh_lib.SEQUENCE, 1) == 1:
+    return model
+  return models.sequence_sharded(model, mesh, mesh_lib.SEQUENCE)
 
-  Without gathering, XLA may split a layer's computation along its features instead of
+
+def gather(mesh: jax.sharding.Mesh, variables: Any) -> Any:
+  """Gathers variables that the mesh shards along 'fsdp', for a forward pass.
+
+  Otherwise XLA may split a layer's computation along its features instead of
   gathering its parameters. XLA's scheduler decides when each is gathered; on a CPU
   that is at the beginning of a step.
-
-  Args:
-    mesh: from `make_mesh`.
-    forward: `(model, variables, …) -> …`.
-    model: its first argument.
-
-  Returns:
-    `(variables, …) -> …`.
   """
-  if mesh.shape.get(mesh_lib.SEQUENCE, 1) > 1:
-    model = models.sequence_sharded(model, mesh, mesh_lib.SEQUENCE)
-
-  def call(variables, *arguments, **options):
-    if mesh.shape.get(mesh_lib.FSDP, 1) > 1:
-      variables = jax.tree.map(
-        _gather,
-        variables,
-        mesh_lib.shardings(mesh, variables, mesh_lib.without_fsdp),
-        mesh_lib.shardings(mesh, variables),
-      )
-    return forward(model, variables, *arguments, **options)
-
-  return call
+  if mesh.shape.get(mesh_lib.FSDP, 1) == 1:
+    return variables
+  return jax.tree.map(
+    _gather,
+    variables,
+    mesh_lib.shardings(mesh, variables, mesh_lib.without_fsdp),
+    mesh_lib.shardings(mesh, variables),
+  )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
