@@ -99,7 +99,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
     best.check_metric(run)
   _checked_data(workdir, notes)
   cluster.wait("all have looked at the folder")
-  if cluster.is_first():
+  if jax.process_index() == 0:
     workdir_lib.make(workdir)
     # A run that another process trains there keeps its config.
     with ownership.lock(workdir):

@@ -63,7 +63,7 @@ def run(
   """
   with Signals() as signals:
     # With several processes, the others would wait for this one forever.
-    if not cluster.are_several():
+    if jax.process_count() == 1:
       signals.exit_message = before_a_step(workdir)
     results = _run(experiment, workdir, stop_at, signals)
   if results is None and signals.stop == signal.SIGINT:
@@ -83,7 +83,7 @@ def _run(
   built = experiment.model, experiment.task, config, mesh
   step, eval_step = make_step(*built), make_eval_step(*built)
   with contextlib.ExitStack() as stack:
-    if cluster.is_first():
+    if jax.process_index() == 0:
       stack.enter_context(ownership.lock(workdir))
     # Another process may have finished the run since this one checked.
     finished = final_metrics(workdir, experiment.config)
@@ -108,14 +108,14 @@ def _run(
     else:
       state = parallel.place_state(mesh, state)
     first = int(state.step)
-    writer = MetricsWriter(workdir, first, cluster.is_first(), config.log)
+    writer = MetricsWriter(workdir, first, jax.process_index() == 0, config.log)
     stack.callback(writer.close)
     stack.enter_context(cluster.heartbeat(workdir))
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 
     # With several processes, one profile is enough.
-    profiled = config.profiled if cluster.is_first() else range(0)
+    profiled = config.profiled if jax.process_index() == 0 else range(0)
     profile = Profile(profiled, workdir, first)
     stack.callback(profile.close)
     meter = LossMeter(
@@ -202,7 +202,7 @@ def _train(
   if stop_at <= first < last:
     print(stopped_at(first))
     return None
-  progress = Progress(first, last, shown=cluster.is_first())
+  progress = Progress(first, last, shown=jax.process_index() == 0)
 
   def load(number):
     try:
@@ -229,7 +229,7 @@ def _train(
       evaluation = (is_due or done == stop_at) and done < last
       save = done % config.checkpoint_every == 0 or done == last
       stop = signals.stop is not None or done == stop_at
-      if cluster.are_several():
+      if jax.process_count() > 1:
         # All processes have to stop at the same step.
         stop = (log or evaluation or save) and cluster.any_of(stop)
       if log or evaluation or save or stop or number == first:
@@ -337,17 +337,17 @@ def _finish(
   """
   task, results, samples = experiment.task, {}, []
   variables = state.variables
-  if cluster.are_several():  # Only the first process generates and draws.
+  if jax.process_count() > 1:  # Only the first process generates and draws.
     variables = parallel.to_host(variables)
   for split in task.eval_splits:
     values = _evaluate(task, eval_step, mesh, state, meter, split)
-    if cluster.is_first():
+    if jax.process_index() == 0:
       decoded, scores = evaluate.generate(experiment, variables, split)
       samples = decoded or samples
       # Scores of generation and play come before the loss.
       values = scores | values
     results[split] = values
-  if cluster.is_first():
+  if jax.process_index() == 0:
     if samples:
       evaluate.write_samples(workdir / "samples.txt", samples)
       evaluate.write_sentences(workdir / evaluate.SENTENCES, task, samples)

@@ -15,7 +15,6 @@ import numpy as np
 import models
 from settings.errors import ConfigError
 from training.config import TrainConfig
-from training.devices import cluster
 from training.devices import mesh as mesh_lib
 from training.devices.mesh import MeshConfig
 from training.state import TrainState
@@ -159,7 +158,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 def place_state(mesh: jax.sharding.Mesh, state: TrainState) -> TrainState:
   """Copies a state to the devices, sharded over the mesh."""
-  if cluster.are_several():
+  if jax.process_count() > 1:
     # A restored state is already there.
     return _put(state, shardings(mesh, state))
   # The result of device_put may share memory with the original, which donation frees.
@@ -202,7 +201,7 @@ def read_batch(
     batch_size: total number of rows.
   """
   # With 'pmap', every process makes all rows.
-  if not cluster.are_several() or mesh.axis_names == (AXIS,):
+  if jax.process_count() == 1 or mesh.axis_names == (AXIS,):
     return place_batch(mesh, make())
   rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
   parts = rows.addressable_devices_indices_map((batch_size,)).values()
@@ -216,7 +215,7 @@ def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:
   Every process has the whole arrays; with `length`, the total number of rows, it has
   only its own rows.
   """
-  if not cluster.are_several():
+  if jax.process_count() == 1:
     return jax.device_put(tree, shardings)
 
   def put(array, sharding):
