@@ -1,7 +1,6 @@
 """A layer of a Transformer, for encoders and decoders."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 import math
 from typing import Any, cast
 
@@ -124,12 +123,6 @@ class Block(nn.Module):
     has_any = self.config.slot.self_attention
     return has_any and self.self_attention.attention.shares_gates
 
-  @property
-  def _causal(self) -> tuple[str, ...]:
-    """The sub-layers whose attention is to the layer's own sequence."""
-    names = "self_attention", "second_attention"
-    return tuple(name for name in names if name in self.sublayers)
-
   @nn.nowrap
   def make_attention(
     self,
@@ -195,22 +188,16 @@ class Block(nn.Module):
         x, memory, deterministic=deterministic, mask=memory_mask
       )
 
-    # Padding does not count in the load-balance loss of experts.
-    counted = {"mask": mask} if self.config.mlp.num_experts else {}
-    counted |= self._ids(ids)
-    x = self._layer(x, attend, attend_across, deterministic, **counted)
+    x = self._layer(x, attend, attend_across, deterministic, mask, ids)
     return x if shared_gates is None else (x, next_gates)
-
-  def _ids(self, ids):
-    """The ids, if they choose the experts."""
-    return {"ids": ids} if self.config.mlp.router_table else {}
 
   def start(
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
   ) -> None:
     """Creates the caches for `decode` of up to `max_length` positions."""
-    for name in self._causal:
-      getattr(self, name).start(batch, max_length)
+    for name in self.sublayers:
+      if name in ("self_attention", "second_attention"):
+        getattr(self, name).start(batch, max_length)
     if memory is not None:
       self.cross_attention.project_memory(memory)
 
@@ -247,8 +234,7 @@ class Block(nn.Module):
     def attend_across(x):
       return self.cross_attention.attend_memory(x, memory_mask)
 
-    ids_of = self._ids(ids)
-    x = self._layer(x, attend, attend_across, deterministic=True, **ids_of)
+    x = self._layer(x, attend, attend_across, deterministic=True, ids=ids)
     return x if shared_gates is None else (x, next_gates)
 
   def _gates(
@@ -278,28 +264,29 @@ class Block(nn.Module):
     attend: Callable[[MultiHeadAttention, Array], Array],
     attend_across: Callable[[Array], Array],
     deterministic: bool,
-    **counted: Any,
+    mask: Bool[Array, "B 1 1 T"] | None = None,
+    ids: Int[Array, "B T"] | None = None,
   ) -> Array:
     """Applies the residual sub-layers in order."""
     kind, module_config = self.config.norm, self.config.slot
 
-    def attend_scaled(name, x):
+    def sublayer(name, x):
+      if name == "mlp":
+        # Padding does not count in the load-balance loss of experts.
+        has_experts = self.config.mlp.num_experts > 0
+        return self.mlp(x, mask, ids) if has_experts else self.mlp(x)
+      if name == "cross_attention":
+        return attend_across(x)
       module = getattr(self, name)
       factor = module.config.input_factor
       return attend(module, x if factor == 1.0 else factor * x)
-
-    functions = {
-      **{x: partial(attend_scaled, x) for x in self._causal},
-      "cross_attention": attend_across,
-      "mlp": lambda x: self.mlp(x, **counted),
-    }
 
     def residual(name, x):
       # A sub-layer without a norm has the identity.
       has_first = name == "second_attention" or module_config.shared_norm
       first = "self_attention" if has_first else name
       norm = getattr(self, f"{first}_norm", lambda x: x)
-      out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
+      out = sublayer(name, norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "sandwich":
         norm = getattr(self, f"{name}_out_norm")
       if kind in ("output", "sandwich"):

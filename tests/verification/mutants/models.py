@@ -8,8 +8,8 @@ _PUBLISHED = "tests/models/published"
 
 MUTANTS = (
   Mutant("models/block.py",
-    'functions[name](norm(x) if kind in ("pre", "sandwich") else x)',
-    'functions[name](norm(x) if kind == "pre" else x)',
+    'sublayer(name, norm(x) if kind in ("pre", "sandwich") else x)',
+    'sublayer(name, norm(x) if kind == "pre" else x)',
     _PUBLISHED, "norm 'sandwich' does not norm what a layer reads"),
   Mutant("models/block.py",
     "return sum((residual(name, x) for name in self.sublayers), start=x)",
