@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+import psutil
 
 from attention import mechanism as mechanisms
 import models
@@ -27,7 +28,7 @@ from tasks.base import save_vocabulary
 from training import best, ownership
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
-from training.devices import cluster, memory, parallel
+from training.devices import cluster, parallel
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState, is_schedule_free, seed_and_peak
 
@@ -142,7 +143,7 @@ def create(
   fits = check_memory and not restore
   if fits:
     symbols = (getattr(config.task, leaf, None) or 0 for leaf in _SYMBOLS)
-    memory.check(config, max(symbols))
+    check_size(config, max(symbols))
   task = _make_task(config, workdir, restore)
   if not restore:
     _check_generates(config, task)
@@ -161,7 +162,7 @@ def create(
   if fits:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     lengths = task.max_source_length or 0, task.max_target_length or 0
-    memory.check(config, task.target_vocab_size, *lengths, held=held)
+    check_size(config, task.target_vocab_size, *lengths, held=held)
   if train.redraw_every and not jax.tree.leaves(
     shapes.collections["constants"]
   ):
@@ -190,6 +191,35 @@ def create(
     )
 
   return Experiment(config, task, model, optimizer, shapes, generate)
+
+
+def check_size(
+  config: ExperimentConfig, symbols: int, sources=0, targets=1, held=0
+) -> None:
+  """Raises ConfigError if a run certainly needs more memory than there is.
+
+  The estimate of a batch counts the inputs of layers and the logits. The estimate of
+  the state counts `held` bytes, or three copies of the embedding tables and MLPs.
+  """
+  model, tokens = config.model, max(sources, targets)
+  layers, width, inner = (
+    size if isinstance(size := getattr(model, name, 0), int) else 0
+    for name in ("num_layers", "features", "mlp_features")
+  )
+  rows = config.train.batch_size // config.train.optimizer.accumulate_steps
+  positions = min(tokens, getattr(model, "num_latents", tokens))
+  batch = rows * (2 * layers * width * positions + 4 * targets * symbols)
+  state = max(held, 6 * width * (2 * layers * inner + symbols))
+  needed, memory = batch + state, psutil.virtual_memory().total
+  for device in jax.local_devices() if needed > memory else ():
+    memory += (device.memory_stats() or {}).get("bytes_limit", 0)
+  memory *= jax.process_count()  # Assumes equal hosts.
+  if needed > memory:
+    raise ConfigError(
+      f"config.{'batch_size' if batch > state else 'model'}: parameters, moments "
+      f"and {rows:,} × {tokens:,} tokens of {symbols:,} symbols take at least "
+      f"{-(-needed // 10**9):,} GB, more than the {memory // 10**9} GB of memory here"
+    )
 
 
 def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
