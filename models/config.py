@@ -434,13 +434,11 @@ class ModelConfig:
     else:
       check_unread(self.slot, ("disentangled",), is_position)
     if self.position == "t5":
-      distance, buckets = (
-        self.slot.relative_distance,
-        self.slot.relative_buckets,
-      )
+      slot = self.slot
+      options = {"num_buckets": slot.relative_buckets}
       try:
         for is_causal in (False, True):
-          t5_buckets(distance, num_buckets=buckets, is_causal=is_causal)
+          t5_buckets(slot.relative_distance, is_causal=is_causal, **options)
       except ValueError as error:
         raise ValueError(f"relative_distance: {error}") from None
     if self.position != "learned":

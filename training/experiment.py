@@ -142,7 +142,7 @@ def create(
   # A run that was trained elsewhere may still generate here.
   fits = check_memory and not restore
   if fits:
-    symbols = (getattr(config.task, leaf, None) or 0 for leaf in _SYMBOLS)
+    symbols = (getattr(config.task, field, None) or 0 for field in _SYMBOLS)
     check_size(config, max(symbols))
   task = _make_task(config, workdir, restore)
   if not restore:
