@@ -89,7 +89,7 @@ class Block(nn.Module):
         out_scale=out_scale,
       )
     if config.mlp_features:
-      network = Experts if config.mlp.num_experts else Mlp
+      network: Any = Experts if config.mlp.num_experts else Mlp
       self.mlp = network(config, out_scale)
     for name in self.sublayers:
       if name == "second_attention":
