@@ -69,7 +69,9 @@ class Experiment(NamedTuple):
       )
       return state if mesh is None else parallel.place_state(mesh, state)
     where = None if mesh is None else parallel.shardings(mesh, self.shapes)
-    return jax.jit(lambda *x: self.draw(*x), out_shardings=where)(*numbers)
+    # `jit` hashes what it compiles, and the run cannot be hashed.
+    draw = functools.partial(Experiment.draw, self)
+    return jax.jit(draw, out_shardings=where)(*numbers)
 
   def draw(self, seed: Any, peak: Any) -> TrainState:
     """Creates the first state with random parameters and this peak learning rate."""
