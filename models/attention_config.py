@@ -62,6 +62,8 @@ class AttentionConfig:
           f"{key}: expected a number, text, true, false or a list, got {value!r}"
         )
     object.__setattr__(self, "options", types.MappingProxyType(options))
+    # `_build` remembers import paths, which a name from data must not follow.
+    mechanisms.check_imports(self.name)
     self.build()
 
   def __hash__(self):
@@ -69,7 +71,6 @@ class AttentionConfig:
 
   def build(self) -> Attention:
     """Returns the mechanism; equal configs give the same object."""
-    mechanisms.check_imports(self.name)
     return _build(self)
 
   @property

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention.mechanism import resolve
-from models import tables
+from models import embeddings
 from models.config import ACTIVATIONS, ModelConfig
 
 
@@ -95,7 +95,7 @@ class Head(nn.Module):
       x = self.projection(x)
     if own.logit_scale != 1.0:
       x = x * own.logit_scale
-    logits = tables.logits(x, table)
+    logits = embeddings.logits(x, table)
     if own.head_bias:
       logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
     cap = own.logit_soft_cap

@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import Dims
+from models import embeddings
 from models import positions as position_encodings
-from models import tables
 from models.attention_config import AttentionConfig
 from models.attention_module_config import SlotConfig
 from models.config import PAD_ID, ModelConfig
@@ -196,7 +196,7 @@ class Perceiver(DrawnLatents, nn.Module):
       if source_mask is None:
         source_mask = source != PAD_ID
       mask = source_mask[:, None, None, :]
-      table = tables.token_table(
+      table = embeddings.token_table(
         self.source_vocab_size,
         config.input_features,
         config.dtype,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import models
-from models import nested, positions
+from models import embeddings, nested
 from models.block import Block
 from tests.attention.forms import KINDS
 from tests.models import tiny
@@ -76,7 +76,7 @@ def test_sinusoidal_is_vaswani():
   for p, i in np.ndindex(length, features // 2):
     angle = p / 10000.0 ** (2 * i / features)
     expected[p, 2 * i : 2 * i + 2] = np.sin(angle), np.cos(angle)
-  got = positions.sinusoidal(jnp.arange(length)[None], features)
+  got = embeddings.sinusoidal(jnp.arange(length)[None], features)
   assert got.shape == (1, length, features)
   np.testing.assert_allclose(got[0], expected, atol=1e-5)
 
