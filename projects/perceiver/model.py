@@ -11,7 +11,6 @@ import numpy as np
 
 from attention import Dims
 from models import embeddings
-from models import positions as position_encodings
 from models.attention_config import AttentionConfig
 from models.attention_module_config import SlotConfig
 from models.config import PAD_ID, ModelConfig
@@ -332,9 +331,7 @@ def _sines(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
   """Sines and cosines of each position, with the scale of `_STD`."""
   del key
   size, width = shape
-  waves = position_encodings.sinusoidal(
-    np.arange(size)[None], width + width % 2
-  )
+  waves = embeddings.sinusoidal(np.arange(size)[None], width + width % 2)
   return (math.sqrt(2) * _STD * waves[0, :, :width]).astype(dtype)
 
 
