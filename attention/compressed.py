@@ -25,7 +25,7 @@ from attention.softmax import entries as pooling
 from attention.softmax import indexer
 from attention.softmax.block_selection import positions_seen
 from attention.softmax.entries import norm, rotate
-from attention.softmax.tiles import Output, merge, with_sinks
+from attention.softmax.rows import Output, merge, with_sinks
 
 _INSTEAD = (
   "compressed attention selects entries for each query; give a key mask"

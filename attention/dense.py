@@ -30,9 +30,8 @@ from attention.softmax.cache import (
 )
 from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, tables_at
 from attention.softmax.mods import MaskMod, ScoreMod
-from attention.softmax.rows import softmax_and_lse
+from attention.softmax.rows import Output, softmax_and_lse, with_sinks
 from attention.softmax.sharding import attend_to_shards
-from attention.softmax.tiles import Output, with_sinks
 from attention.softmax.visible import EVERY_PAIR, Visible
 
 _WHOLE = 512
@@ -109,7 +108,7 @@ def dense_attention(
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]`, in
     the dtype of the logits, −∞ for a query that sees no key. Both have gradients,
     so that results over disjoint sets of keys can be merged
-    (`attention.softmax.tiles.merge`).
+    (`attention.softmax.rows.merge`).
 
   Cost: time T·S·N·(H+V), three quarters of it for a causal call of several
   blocks; memory B·N·C·S float32, because it computes whole rows, C queries at a

@@ -21,7 +21,7 @@ from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.block_selection import compact, positions_seen
 from attention.softmax.indexer import dsa_indexer_loss
-from attention.softmax.tiles import Output
+from attention.softmax.rows import Output
 
 _PARTS = 4
 """The most parts into which causal queries are split; no part reads later keys."""

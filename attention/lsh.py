@@ -2,7 +2,7 @@
 
 Each round sorts the tokens of a head by (segment, bucket, position) and cuts them
 into chunks of C; a chunk attends to itself and to the chunk before it. The rounds
-are merged by the log-sum-exp of their logits (`attention.softmax.tiles.merge`).
+are merged by the log-sum-exp of their logits (`attention.softmax.rows.merge`).
 
 The paper weighs a pair that occurs in N_ij rounds by 1 / N_ij in each. Here the first
 of these rounds counts it with weight 1, which gives the same sum. A comparison of
@@ -24,9 +24,14 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend, layout
-from attention.softmax import dropout, tiles
+from attention.softmax import dropout
 from attention.softmax.cache import prompt_rows
-from attention.softmax.rows import block_attention, masked_softmax
+from attention.softmax.rows import (
+  Output,
+  block_attention,
+  masked_softmax,
+  merge,
+)
 
 
 @attention_function
@@ -44,7 +49,7 @@ def lsh_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   return_lse: bool = False,
-) -> tiles.Output:
+) -> Output:
   r"""Each token attends to nearby tokens of its hash bucket, in several rounds.
 
     out = lsh_attention(q, v, rotations=rotations, chunk_size=64)
@@ -133,7 +138,7 @@ def lsh_attention(
     jax.checkpoint(attend, prevent_cse=False),
     (jnp.arange(len(order)), order, _by_position(place, order)),
   )
-  parts = tiles.merge(*zip(*parts, strict=True))
+  parts = merge(*zip(*parts, strict=True))
   out, lse = (jnp.swapaxes(x, 1, 2) for x in parts)
   is_alone = lse == -jnp.inf
   # The weight of a token for itself: 1, or NaN where the token is NaN.

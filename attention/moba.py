@@ -27,8 +27,8 @@ from attention.softmax.block_selection import (
   indexed_blocks,
 )
 from attention.softmax.cache import append
+from attention.softmax.rows import Output
 from attention.softmax.selected_blocks import selected_attention
-from attention.softmax.tiles import Output
 
 
 @attention_function

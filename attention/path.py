@@ -33,8 +33,7 @@ from attention.recurrent.recurrence import unit_length
 from attention.recurrent.scan import chunk_size, scan_leftward
 from attention.recurrent.triangular import inverse
 from attention.softmax.logits import forget_sums
-from attention.softmax.rows import softmax_and_lse
-from attention.softmax.tiles import Output, merge
+from attention.softmax.rows import Output, merge, softmax_and_lse
 from attention.softmax.visible import visible_in_tile
 
 BLOCK = 128

@@ -30,7 +30,8 @@ from attention.softmax.cache import (
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.kernels import Implementation
 from attention.softmax.logits import PLAIN, Logits, WindowOptions
-from attention.softmax.tiles import Output, attend, with_sinks
+from attention.softmax.rows import Output, with_sinks
+from attention.softmax.tiles import attend
 from attention.softmax.visible import EVERY_PAIR, Visible
 
 

@@ -24,7 +24,8 @@ from attention import checks
 from attention.platform.derivative import match_varying, with_backward
 from attention.softmax import tiles
 from attention.softmax.kernels import InParts
-from attention.softmax.tiles import Tiling, attend, make_tiling, merge
+from attention.softmax.rows import merge
+from attention.softmax.tiles import Tiling, attend, make_tiling
 from attention.softmax.visible import Visible
 
 
@@ -399,7 +400,7 @@ def _all_to_all(query, key, value, visible, logits, *, axis_name, block):
 def merged_over(
   axis_name: str, out: Float[Array, "B T N V"], lse: Float[Array, "B T N"]
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """`tiles.merge` over the devices, each of which has a result for the same queries."""
+  """`rows.merge` over the devices, each of which has a result for the same queries."""
   largest = jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name)
   largest = jnp.where(largest == -jnp.inf, 0.0, largest)
   share = jnp.exp(lse - largest)[..., None]

@@ -10,8 +10,8 @@ recomputes every tile. With g the cotangent of out and h that of lse,
 
   p = e^(x − lse)    dv = (p Δ)ᵀ g    dx = p (Δ g vᵀ − δ),   δ = Σ g · out − h
 
-so merging partial results by their lse (`merge`: global tokens, rings, sinks) needs no
-derivative of its own.
+so merging partial results by their lse (`rows.merge`: global tokens, rings) and adding
+sinks (`rows.with_sinks`) need no derivative of their own.
 
 A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries takes the keys of
 its span in one visit, or block after block with an online softmax. The last block of
@@ -39,6 +39,8 @@ from attention.platform.layout import cut, key_dot, put, query_dot
 from attention.softmax import dropout
 from attention.softmax.logits import Logits
 from attention.softmax.mods import match_varying_except_mods
+from attention.softmax.rows import merge as merge
+from attention.softmax.rows import with_sinks
 from attention.softmax.visible import Visible
 
 _ONE_VISIT = 2048
@@ -46,12 +48,6 @@ _ONE_VISIT = 2048
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 """Stands for −∞, so that differences are finite in an empty row as well."""
-
-Output = (
-  Float[Array, "B T N V"]
-  | tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]
-)
-"""The result of an attention function: out, or (out, lse) with `return_lse`."""
 
 
 def attend(
@@ -129,8 +125,9 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
   query, *arrays, constants = inputs
 
   def visit(q, start, j, sums):
-    k, v, scores = _keys(grid, constants, arrays, start, j)
-    places, shown, kept = _pairs(grid, constants, q, start, j)
+    first, fresh = grid.first(constants.visible, start, j)
+    tile = _tile(grid, constants, arrays, q, start, first, fresh)
+    k, v, scores, places, shown, kept = tile
     x = scores.tile(q, k, places, constants.score_arrays)
     if shown is not None:
       x = jnp.where(shown, x, _LOWEST)
@@ -195,10 +192,11 @@ def backward(
   lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
   def visit(j, rows, start):
-    """Gradients of the queries of a tile, and of its keys, values and scores."""
+    """Gradients of queries, and the first key and gradients of the other arrays."""
     q, g, delta, row_lse = rows
-    k, v, scores = _keys(grid, constants, arrays, start, j)
-    places, shown, kept = _pairs(grid, constants, q, start, j)
+    first, fresh = grid.first(constants.visible, start, j)
+    tile = _tile(grid, constants, arrays, q, start, first, fresh)
+    k, v, scores, places, shown, kept = tile
     x, pull = scores.vjp(q, k, places, constants.score_arrays)
     p = jnp.exp(x - row_lse)
     p = p if shown is None else jnp.where(shown, p, 0.0)
@@ -209,7 +207,7 @@ def backward(
     dv = key_dot(dropped.astype(g.dtype), g, v.shape[1])
     dq, dk, dscores = pull(p * (dp - delta))
     dscores = jax.tree.map(lambda x: x.astype(jnp.float32), dscores)
-    return dq, (dk, dv, dscores)
+    return dq, first, (dk, dv, dscores)
 
   def step(i, carry):
     dquery, totals = carry
@@ -223,11 +221,10 @@ def backward(
 
     def body(j, carry):
       dq, totals = carry
-      more, parts = grid.each(partial(visit, j))(rows, starts)
-      dtype = arrays[0].dtype
-      return dq + more, _accumulate(
-        grid, constants, totals, parts, starts, j, dtype
-      )
+      more, firsts, parts = grid.each(partial(visit, j))(rows, starts)
+      parts = starts, firsts, j, parts
+      visible, dtype = constants.visible, arrays[0].dtype
+      return dq + more, _accumulate(grid, visible, totals, parts, dtype)
 
     carry = zeros(q, jnp.float32), totals
     if grid.one_visit:
@@ -255,20 +252,16 @@ def backward(
   return dquery, *totals, constants
 
 
-def _keys(grid, constants, arrays, start, visit):
-  """Keys, values and scores of a tile, linear in `arrays`."""
-  key, value, scores = arrays
-  first, _ = grid.first(constants.visible, start, visit)
-  key, value = (
-    jnp.swapaxes(cut(x, first, grid.width), 1, 2) for x in (key, value)
-  )
-  return key, value, scores.cut(start, grid.rows, first, grid.width)
+def _tile(grid, constants, arrays, query, start, first, fresh):
+  """The keys, values and scores of a tile, its positions, visible pairs and Δ.
 
-
-def _pairs(grid, constants, query, start, visit):
-  """A tile's positions, its visible pairs (None is all) and Δ (None is 1)."""
+  Visible pairs of None are all pairs; a Δ of None is 1.
+  """
   visible = constants.visible
-  first, fresh = grid.first(visible, start, visit)
+  key, value = (
+    jnp.swapaxes(cut(x, first, grid.width), 1, 2) for x in arrays[:2]
+  )
+  scores = arrays[2].cut(start, grid.rows, first, grid.width)
   shown = visible.block(start, grid.rows, first, grid.width, fresh)
   places = visible.places(start, first)
   kept = None
@@ -281,14 +274,13 @@ def _pairs(grid, constants, query, start, visit):
       places[0] + jnp.arange(grid.rows),
       places[1] + jnp.arange(grid.width),
     )
-  return places, shown, kept
+  return key, value, scores, places, shown, kept
 
 
-def _accumulate(grid, constants, totals, parts, starts, visit, dtype):
+def _accumulate(grid, visible, totals, parts, dtype):
   """Totals plus the gradients of a step: keys and values in `dtype`, and scores."""
   key, value, scores = totals
-  *key_parts, score_parts = parts
-  visible = constants.visible
+  starts, firsts, visit, (*key_parts, score_parts) = parts
   if grid.tiles_per_step > 1:
     if visible.block_mask is not None:  # Tiles may be anywhere.
       wanted = visible.block_mask.visited[grid.row(starts), visit]
@@ -298,21 +290,19 @@ def _accumulate(grid, constants, totals, parts, starts, visit, dtype):
       begin, first = visible.places(starts[0], 0)
       begin = begin - first - visible.left
       add = partial(layout.add_tiles, begin=begin, rows=grid.rows)
-    tiles = jax.vmap(
-      lambda start, scores: _keys(
-        grid, constants, (*totals[:2], scores), start, visit
-      )[2],
-      (0, None),
-    )
-    (more,) = jax.linear_transpose(partial(tiles, starts), scores)(score_parts)
+
+    def tiles(scores):
+      cut_one = partial(scores.cut, rows=grid.rows, width=grid.width)
+      return jax.vmap(lambda i, j: cut_one(start=i, first=j))(starts, firsts)
+
+    (more,) = jax.linear_transpose(tiles, scores)(score_parts)
     key, value = map(add, (key, value), key_parts)
     return [key, value, jax.tree.map(jnp.add, scores, more)]
-  first, _ = grid.first(visible, starts, visit)
   key, value = (
-    layout.add(total, jnp.swapaxes(part, 1, 2), first)
+    layout.add(total, jnp.swapaxes(part, 1, 2), firsts)
     for total, part in zip((key, value), key_parts, strict=True)
   )
-  return [key, value, scores.accumulate(score_parts, starts, first)]
+  return [key, value, scores.accumulate(score_parts, starts, firsts)]
 
 
 class Tiling(NamedTuple):
@@ -327,7 +317,6 @@ class Tiling(NamedTuple):
     tiles_per_step: the number of tiles in a step; 1 unless each has one visit.
     size: the number of queries in a step.
     steps: the number of steps.
-    is_ragged: whether the last step is moved back over rows of the previous step.
     dropout_rate: share of weights that are set to zero.
   """
 
@@ -339,11 +328,10 @@ class Tiling(NamedTuple):
   tiles_per_step: int
   size: int
   steps: int
-  is_ragged: bool
   dropout_rate: float
 
   def start(self, i: Array) -> Array:
-    """The first query of step i; the last step is moved back."""
+    """The first query of step i; a partial last step is moved back."""
     return jnp.minimum(i * self.size, self.length - self.size)
 
   def starts(self, i: Array) -> Array:
@@ -361,7 +349,7 @@ class Tiling(NamedTuple):
     `old` replaces the rows that the previous step computed.
     """
     x = cut(x, self.start(i), self.size)
-    if old is not None and self.is_ragged:
+    if old is not None and self.length % self.size:
       x = jnp.where(self._is_new(i), x, old)
     if self.tiles_per_step == 1:
       return jnp.swapaxes(x, 1, 2)
@@ -377,7 +365,7 @@ class Tiling(NamedTuple):
     else:
       rows = rows.transpose(1, 0, 3, 2, 4)
       rows = rows.reshape(x.shape[0], self.size, *x.shape[2:])
-    if self.is_ragged:
+    if self.length % self.size:
       rows = jnp.where(self._is_new(i), rows, cut(x, self.start(i), self.size))
     return put(x, rows, self.start(i))
 
@@ -436,7 +424,8 @@ def make_tiling(
     rows, width = visible.block_mask.block_size
   elif visible.left is not None and visible.right is not None:
     reach = min(visible.left, length) + min(visible.right, source_length)
-    rows = min(rows or backend.window_rows(reach + 1), length)
+    # In larger tiles, most pairs of a narrow window would be masked.
+    rows = min(rows or (128 if reach >= 256 else 64), length)
     wide = min(source_length, rows + reach)
     width = width or min(wide, _ONE_VISIT)
     one_visit = width >= wide
@@ -468,39 +457,5 @@ def make_tiling(
     tiles_per_step=tiles_per_step,
     size=size,
     steps=-(-length // size),
-    is_ragged=length % size > 0,
     dropout_rate=dropout_rate,
   )
-
-
-def merge(
-  *parts: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """(out, lse) over all keys, from results over disjoint sets of keys."""
-  outs, lses = zip(*parts, strict=True)
-  lse = jnp.stack(lses)
-  largest = jnp.maximum(jnp.max(lse, 0), _LOWEST / 2)
-  largest = jax.lax.stop_gradient(largest)
-  shares = jnp.exp(lse - largest[None])
-  total = jnp.sum(shares, 0)
-  sees_any = total > 0.0
-  total = jnp.where(sees_any, total, 1.0)
-  out = sum(shares[i][..., None] * out for i, out in enumerate(outs))
-  out = (out / total[..., None]).astype(outs[0].dtype)
-  return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
-
-
-def with_sinks(
-  out: Float[Array, "B T N V"],
-  lse: Float[Array, "B T N"],
-  sinks: Float[Array, "... N"],
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Adds one more logit per head, which takes weight but has no value.
-
-  The logits are `[N]`, or `[B, T, N]` for each query.
-  """
-  sinks = sinks.astype(jnp.float32)
-  if sinks.ndim == 1:
-    sinks = sinks[None, None]
-  share = jax.nn.sigmoid(lse - sinks)[..., None]
-  return (share * out).astype(out.dtype), jnp.logaddexp(lse, sinks)
