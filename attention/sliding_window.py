@@ -21,13 +21,9 @@ from attention.dense import attend_to_slots
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
-from attention.softmax.cache import (
-  DenseCache,
-  next_forget_bias,
-  prompt_forget_bias,
-  ring,
-)
+from attention.softmax.cache import DenseCache, ring
 from attention.softmax.cache import init_cache as init_dense
+from attention.softmax.forget_gates import next_forget_bias, prompt_forget_bias
 from attention.softmax.kernels import Implementation
 from attention.softmax.logits import PLAIN, Logits, WindowOptions
 from attention.softmax.rows import Output, with_sinks
