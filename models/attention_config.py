@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from attention import ATTENTIONS, Attention
 from attention import mechanism as mechanisms
+from attention.names import check_imports
 from settings.fields import rest
 from settings.typed import format_mechanism, mechanism, split
 
@@ -68,7 +69,7 @@ class AttentionConfig:
 
   def build(self) -> Attention:
     """Returns the mechanism; equal configs give the same object."""
-    mechanisms.check_imports(self.name)
+    check_imports(self.name)
     return _build(self)
 
   @property
