@@ -11,6 +11,7 @@ JUDGES = {
   **dict.fromkeys(("dropout", "rows", "cache", "forget_gates"), "dense"),
   "block_selection": "moba",
   "indexer": "dsa",
+  "hashing": "lsh",
   "features": "performer",
   "scan": "window_linear",
   **dict.fromkeys(("recurrence", "arrays", "packing"), "gated_linear"),
