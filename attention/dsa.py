@@ -229,7 +229,6 @@ def dsa(
     index_key_norm: whether index keys have a layer norm.
     index_rotary_dim: the number of features, even and the first ones, that a model
       with rotary positions rotates; None is half of them, with θ = 10,000 in any model.
-
     has_indexer: whether the layer has an indexer; without one it takes the index arrays
       of the nearest layer before it that has one of the same sizes, and so selects the
       same positions (GLM-5). It repeats the scores, which that layer does not keep.
@@ -248,7 +247,6 @@ def dsa(
   """
   attend = make_apply("dsa", partial(dsa_attention, top_k=top_k))
   indexer.check_rotation(index_dim, index_rotary_dim)
-
   options = indexer.Options(
     num_index_heads,
     index_dim,
@@ -279,12 +277,9 @@ def dsa(
     call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
     call = {"is_causal": False, "top_k": top_k, **call}
     call = accepted_options("dsa", dsa_indexer_loss, call)
-    losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
-    if mask is None:
-      return jnp.mean(losses)
-    shown = jnp.broadcast_to(mask[:, 0, 0], losses.shape)
-    losses = jnp.where(shown, losses, 0.0)
-    return jnp.sum(losses) / jnp.maximum(jnp.sum(shown), 1)
+    losses = dsa_indexer_loss(query, key, **call)
+    keep = checks.key_mask(call.get("mask"), query, key, indexer.INSTEAD)
+    return indexer.mean_loss(losses, keep)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables

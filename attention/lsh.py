@@ -338,7 +338,8 @@ def lsh(
     order, rank = sort_by_bucket(bucket)
     rank = by_position(rank, order)
     now = query, value, *(x.transpose(1, 3, 2, 0) for x in (bucket, rank))
-    return LshCache(*map(layout.put, cache[:4], now, (0,) * 4), lengths)
+    rows = map(layout.put, cache[:4], now, (0,) * 4)
+    return LshCache(*rows, index=lengths)
 
   def decode(variables, cache, query, key, value, *, scale=None):
     _check_key(key)
