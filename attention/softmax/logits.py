@@ -22,6 +22,7 @@ arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
 
 from collections.abc import Callable
 import dataclasses
+from functools import partial
 import math
 from typing import Any
 
@@ -266,13 +267,8 @@ class Scores:
     totals = {}
     for name in _ARRAYS:
       axes = _AXES.get(name, (None, None))
-      totals[name] = jax.tree.map(
-        lambda total, part, axes=axes: _accumulate(
-          total, part, axes, start, first
-        ),
-        getattr(self, name),
-        getattr(tile, name),
-      )
+      add = partial(_accumulate, axes=axes, start=start, first=first)
+      totals[name] = jax.tree.map(add, getattr(self, name), getattr(tile, name))
     return dataclasses.replace(self, **totals)
 
   def tile(

@@ -12,8 +12,7 @@ these send them around the ring; all_to_all: DeepSpeed-Ulysses, arXiv:2309.14509
 
 from collections.abc import Callable, Iterator
 import dataclasses
-import functools
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -172,7 +171,7 @@ def _ring(
     )
   query, scores, _ = logits.scores(query, Visible(), ())
   masks = [mask[:, 0, 0] for mask in visible.masks]
-  keep = functools.reduce(jnp.logical_and, masks) if masks else None
+  keep = reduce(jnp.logical_and, masks) if masks else None
   queries: Any = query, tuple(ids for ids, _ in visible.segments)
   keys: Any = key, value, keep, tuple(ids for _, ids in visible.segments)
   if is_balanced:

@@ -180,11 +180,8 @@ def backward(
 ) -> tuple[Any, ...]:
   """Gradients of `inputs`; all but the query's are float32.
 
-  Args:
-    grid: as in `forward`.
-    inputs: likewise; the constants stand for their own gradients.
-    results: (out, lse) over all keys of the rows; `inputs` may have only some of them.
-    cotangents: the cotangents of `results`.
+  `results` are (out, lse) over all keys of the rows; `inputs` may have only some of
+  these keys. The constants stand for their own gradients.
   """
   query, *arrays, constants = inputs
   (out, lse), (out_grad, lse_grad) = results, cotangents
@@ -418,6 +415,7 @@ def make_tiling(
   """The `Tiling` of a call; see `attend`."""
   batch, length, num_heads, head_dim = query.shape
   source_length = value.shape[1]
+  pair_bytes = 4 * batch * num_heads
   rows, width = block or (None, None)
   one_visit = False
   if visible.block_mask is not None:
@@ -431,7 +429,6 @@ def make_tiling(
     one_visit = width >= wide
   if rows is None or width is None:
     least = backend.LEAST_ROWS, backend.LEAST_ROWS // 2
-    pair_bytes = 4 * batch * num_heads
     chosen = backend.block(pair_bytes, *least, length, source_length)
     rows, width = rows or chosen[0], width or chosen[1]
   rows, width = min(rows, length), min(width, source_length)
@@ -440,22 +437,13 @@ def make_tiling(
   if visible.block_mask is not None:
     tiles_per_step = visible.block_mask.tiles_per_step
   elif one_visit and width < source_length:
-    tile_bytes = 4 * batch * num_heads * width
-    tile_bytes *= rows + head_dim + value.shape[3]
+    tile_bytes = pair_bytes * width * (rows + head_dim + value.shape[3])
     count = -(-length // rows)
     tiles_per_step = backend.tiles_per_step(tile_bytes, count)
     if length % rows:
       # One step for all tiles needs an array of full tiles.
       tiles_per_step = min(tiles_per_step, -(-count // 2))
   size = rows * tiles_per_step
-  return Tiling(
-    rows=rows,
-    width=width,
-    length=length,
-    source_length=source_length,
-    one_visit=one_visit,
-    tiles_per_step=tiles_per_step,
-    size=size,
-    steps=-(-length // size),
-    dropout_rate=dropout_rate,
-  )
+  steps = -(-length // size)
+  sizes = rows, width, length, source_length
+  return Tiling(*sizes, one_visit, tiles_per_step, size, steps, dropout_rate)
