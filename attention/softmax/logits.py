@@ -286,8 +286,7 @@ class Scores:
       places: positions of the first query and the first key.
       score_arrays: `score_mod` with the arrays that have no gradient.
     """
-    products = query_dot("bkqh,bkdh->bkqd", query, key, self.dtype)
-    x = products * self.scale
+    x = self.product(query, key)
     return self.adjust(x, query, key, places, score_arrays)
 
   def vjp(
@@ -302,11 +301,10 @@ class Scores:
     Products of the backward pass are in the dtype of the queries; JAX's derivative
     would compute them in float32.
     """
-    products = query_dot("bkqh,bkdh->bkqd", query, key, self.dtype)
     x, pull_adjusted = jax.vjp(
       lambda scores, *arrays: scores.adjust(*arrays, places, score_arrays),
       self,
-      products * self.scale,
+      self.product(query, key),
       query,
       key,
     )
@@ -320,6 +318,12 @@ class Scores:
       return dquery + query_dot("bkqd,bkdh->bkqh", dx, key), dkey, dscores
 
     return x, pull
+
+  def product(
+    self, query: Float[Array, "B N C H"], key: Float[Array, "B K D H"]
+  ) -> Float[Array, "B N C D"]:
+    """The scaled products of queries and keys; additive attention has another form."""
+    return query_dot("bkqh,bkdh->bkqd", query, key, self.dtype) * self.scale
 
   def adjust(
     self,
@@ -359,8 +363,7 @@ class Scores:
       shape = (x.shape[1], rows, terms.shape[1])
       x += _skew(jnp.broadcast_to(terms[:, None], shape))[None]
     if self.score_mod is not None:
-      shape = x.shape[0], x.shape[1], rows, width
-      indices = mods_lib.indices(shape, start, first)
+      indices = mods_lib.indices(x.shape, start, first)
       score = self.score_mod(x, *indices, fixed=score_arrays)
       x = jnp.broadcast_to(jnp.asarray(score, x.dtype), x.shape)
     if self.query_gates is not None:
