@@ -81,8 +81,8 @@ def attend(
     visited; memory in addition to the arrays B·N·C·D float32, forward and backward.
   """
   visible, logits = visible or Visible(), logits or Logits()
-  grid = make_tiling(query, value, visible, block, dropout_rate)
-  shape = (query.shape[0], query.shape[2], grid.rows, grid.width)
+  tiling = make_tiling(query, value, visible, block, dropout_rate)
+  shape = (query.shape[0], query.shape[2], tiling.rows, tiling.width)
 
   def inputs_like(query):
     """Inputs of `forward`, with mods traced for tiles of the query's varying type."""
@@ -95,7 +95,7 @@ def attend(
   if varying_axes(inputs) != varying_axes(inputs[0]):
     # Other arrays, such as those that a mod closes over, vary over more axes.
     inputs = inputs_like(match_varying(query, inputs))
-  run = with_backward(partial(forward, grid), partial(backward, grid))
+  run = with_backward(partial(forward, tiling), partial(backward, tiling))
   out, lse = run(match_varying_except_mods(inputs))
   if logits.sinks is None:
     return out, lse
@@ -116,7 +116,7 @@ class Constants(NamedTuple):
   rng: Any
 
 
-def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+def forward(tiling: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
   """(out, lse) twice: as the result and as the residuals of `backward`.
 
   `inputs` are query, key, value, scores and constants. `attend` gives this function
@@ -125,8 +125,8 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
   query, *arrays, constants = inputs
 
   def visit(q, start, j, sums):
-    first, fresh = grid.first(constants.visible, start, j)
-    tile = _tile(grid, constants, arrays, q, start, first, fresh)
+    first, fresh = tiling.first(constants.visible, start, j)
+    tile = _tile(tiling, constants, arrays, q, start, first, fresh)
     k, v, scores, places, shown, kept = tile
     x = scores.tile(q, k, places, constants.score_arrays)
     if shown is not None:
@@ -145,7 +145,7 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     return m, sums[1] * decay + total, sums[2] * decay + out
 
   def tile(q, start):
-    if grid.one_visit:
+    if tiling.one_visit:
       m, total, out = visit(q, start, 0, None)
     else:
       shape = *q.shape[:3], arrays[1].shape[3]
@@ -153,7 +153,7 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
       zeros = out[..., :1]
       m, total, out = jax.lax.fori_loop(
         0,
-        grid.visits(constants.visible, start),
+        tiling.visits(constants.visible, start),
         lambda j, sums: visit(q, start, j, sums),
         (zeros + _LOWEST / 2, zeros, out),
       )
@@ -162,18 +162,18 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     return out, jnp.where(is_empty, -jnp.inf, m + jnp.log(total))
 
   def step(i, results):
-    parts = grid.each(tile)(grid.take(query, i), grid.starts(i))
-    return [grid.put(x, i, y) for x, y in zip(results, parts, strict=True)]
+    parts = tiling.each(tile)(tiling.take(query, i), tiling.starts(i))
+    return [tiling.put(x, i, y) for x, y in zip(results, parts, strict=True)]
 
   shape = query.shape[:3]
   out = layout.zeros_after(query, query, shape=(*shape, arrays[1].shape[3]))
   lse = layout.zeros_after(query, query, jnp.float32, (*shape, 1))
-  out, lse = jax.lax.fori_loop(0, grid.steps, step, [out, lse])
+  out, lse = jax.lax.fori_loop(0, tiling.steps, step, [out, lse])
   return (out, lse[..., 0]), (out, lse[..., 0])
 
 
 def backward(
-  grid: "Tiling",
+  tiling: "Tiling",
   inputs: tuple[Any, ...],
   results: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
   cotangents: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
@@ -191,8 +191,8 @@ def backward(
   def visit(j, rows, start):
     """Gradients of queries, and the first key and gradients of the other arrays."""
     q, g, delta, row_lse = rows
-    first, fresh = grid.first(constants.visible, start, j)
-    tile = _tile(grid, constants, arrays, q, start, first, fresh)
+    first, fresh = tiling.first(constants.visible, start, j)
+    tile = _tile(tiling, constants, arrays, q, start, first, fresh)
     k, v, scores, places, shown, kept = tile
     x, pull = scores.vjp(q, k, places, constants.score_arrays)
     p = jnp.exp(x - row_lse)
@@ -208,32 +208,32 @@ def backward(
 
   def step(i, carry):
     dquery, totals = carry
-    starts = grid.starts(i)
+    starts = tiling.starts(i)
     q, g, o, h = (
-      grid.take(x, i) for x in (query, out_grad, out, lse_grad[..., None])
+      tiling.take(x, i) for x in (query, out_grad, out, lse_grad[..., None])
     )
     delta = layout.dot("...v,...v->...", g, o)[..., None] - h
     # Rows that the previous step computed get weights of 0.
-    rows = q, g, delta, grid.take(lse[..., None], i, old=jnp.inf)
+    rows = q, g, delta, tiling.take(lse[..., None], i, old=jnp.inf)
 
     def body(j, carry):
       dq, totals = carry
-      more, firsts, parts = grid.each(partial(visit, j))(rows, starts)
+      more, firsts, parts = tiling.each(partial(visit, j))(rows, starts)
       parts = starts, firsts, j, parts
       visible, dtype = constants.visible, arrays[0].dtype
-      return dq + more, _accumulate(grid, visible, totals, parts, dtype)
+      return dq + more, _accumulate(tiling, visible, totals, parts, dtype)
 
     carry = zeros(q, jnp.float32), totals
-    if grid.one_visit:
+    if tiling.one_visit:
       dq, totals = body(0, carry)
     else:
-      visits = grid.visits(constants.visible, starts)
+      visits = tiling.visits(constants.visible, starts)
       axes = varying_axes(visits)
       if any(axes - varying_axes(x) for x in jax.tree.leaves(mod)):
         # A tile sums their gradients over devices, so all must visit equally many tiles.
         visits = jax.lax.pmax(visits, tuple(axes))
       dq, totals = jax.lax.fori_loop(0, visits, body, carry)
-    return grid.put(dquery, i, dq), totals
+    return tiling.put(dquery, i, dq), totals
 
   zeros = partial(layout.zeros_after, out_grad)
   totals = jax.tree.map(lambda x: zeros(x, jnp.float32), arrays)
@@ -245,51 +245,51 @@ def backward(
     )
     totals[2] = dataclasses.replace(totals[2], score_mod=sums)
   carry = zeros(query), totals
-  dquery, totals = jax.lax.fori_loop(0, grid.steps, step, carry)
+  dquery, totals = jax.lax.fori_loop(0, tiling.steps, step, carry)
   return dquery, *totals, constants
 
 
-def _tile(grid, constants, arrays, query, start, first, fresh):
+def _tile(tiling, constants, arrays, query, start, first, fresh):
   """The keys, values and scores of a tile, its positions, visible pairs and Δ.
 
   Visible pairs of None are all pairs; a Δ of None is 1.
   """
   visible = constants.visible
   key, value = (
-    jnp.swapaxes(cut(x, first, grid.width), 1, 2) for x in arrays[:2]
+    jnp.swapaxes(cut(x, first, tiling.width), 1, 2) for x in arrays[:2]
   )
-  scores = arrays[2].cut(start, grid.rows, first, grid.width)
-  shown = visible.block(start, grid.rows, first, grid.width, fresh)
+  scores = arrays[2].cut(start, tiling.rows, first, tiling.width)
+  shown = visible.block(start, tiling.rows, first, tiling.width, fresh)
   places = visible.places(start, first)
   kept = None
-  if grid.dropout_rate:
+  if tiling.dropout_rate:
     kept = dropout.pair_factors(
       constants.rng,
-      grid.dropout_rate,
+      tiling.dropout_rate,
       query.shape[0],
       query.shape[1],
-      places[0] + jnp.arange(grid.rows),
-      places[1] + jnp.arange(grid.width),
+      places[0] + jnp.arange(tiling.rows),
+      places[1] + jnp.arange(tiling.width),
     )
   return key, value, scores, places, shown, kept
 
 
-def _accumulate(grid, visible, totals, parts, dtype):
+def _accumulate(tiling, visible, totals, parts, dtype):
   """Totals plus the gradients of a step: keys and values in `dtype`, and scores."""
   key, value, scores = totals
   starts, firsts, visit, (*key_parts, score_parts) = parts
-  if grid.tiles_per_step > 1:
+  if tiling.tiles_per_step > 1:
     if visible.block_mask is not None:  # Tiles may be anywhere.
-      wanted = visible.block_mask.visited[grid.row(starts), visit]
+      wanted = visible.block_mask.visited[tiling.row(starts), visit]
       add = partial(layout.add_blocks, wanted=wanted)
       key_parts = [x.astype(dtype) for x in key_parts]
     else:
       begin, first = visible.places(starts[0], 0)
       begin = begin - first - visible.left
-      add = partial(layout.add_tiles, begin=begin, rows=grid.rows)
+      add = partial(layout.add_tiles, begin=begin, rows=tiling.rows)
 
     def tiles(scores):
-      cut_one = partial(scores.cut, rows=grid.rows, width=grid.width)
+      cut_one = partial(scores.cut, rows=tiling.rows, width=tiling.width)
       return jax.vmap(lambda i, j: cut_one(start=i, first=j))(starts, firsts)
 
     (more,) = jax.linear_transpose(tiles, scores)(score_parts)
