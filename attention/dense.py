@@ -141,6 +141,8 @@ def dense_attention(
       scale = 1.0 / math.sqrt(query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
+  # `attend` gets the rows of the bias.
+  scores = dataclasses.replace(scores, bias=None, dtype=dtype)
   keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
 
   def attend(start, query, bias, num_keys):
@@ -149,9 +151,7 @@ def dense_attention(
     pairs = batch, num_heads, rows, num_keys
     places = visible.places(start, 0)
     shown = visible.trace(pairs).block(start, rows, 0, num_keys)
-    part = dataclasses.replace(
-      scores.cut(start, rows, 0, num_keys), bias=bias, dtype=dtype
-    )
+    part = dataclasses.replace(scores.cut(start, rows, 0, num_keys), bias=bias)
     x = part.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :num_keys], places)
     weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
