@@ -422,8 +422,7 @@ def make_tiling(
     rows, width = visible.block_mask.block_size
   elif visible.left is not None and visible.right is not None:
     reach = min(visible.left, length) + min(visible.right, source_length)
-    # In larger tiles, most pairs of a narrow window would be masked.
-    rows = min(rows or (128 if reach >= 256 else 64), length)
+    rows = min(rows or backend.WINDOW_ROWS[reach >= 256], length)
     wide = min(source_length, rows + reach)
     width = width or min(wide, _ONE_VISIT)
     one_visit = width >= wide
