@@ -112,14 +112,14 @@ def dsa_attention(
       f"index_key: expected {key.shape[1] // size} keys for {key.shape[1]} keys in "
       f"blocks of {size}, got {count}"
     )
+  options = {"scale": scale, "return_lse": return_lse}
+  index = jax.lax.stop_gradient((index_query, index_weight, index_key))
   if size > 1:
     if query_segment_ids is not None or not is_causal:
       raise ValueError(
         "index_block_size: expected 1 with segments or without is_causal, got "
         f"{size}"
       )
-    index = jax.lax.stop_gradient((index_query, index_weight, index_key))
-    options = {"scale": scale, "return_lse": return_lse}
     return _by_block((query, key, value), index, keep, size, top_k, options)
   if top_k >= key.shape[1]:
     return flash_attention(
@@ -128,16 +128,14 @@ def dsa_attention(
       value,
       mask=mask,
       is_causal=is_causal,
-      scale=scale,
       query_segment_ids=query_segment_ids,
       key_segment_ids=key_segment_ids,
       block_size=block_size,
-      return_lse=return_lse,
+      **options,
     )
   key, value = (layout.zero_masked(x, keep) for x in (key, value))
   # Each key gets gradients from all chunks; they are summed in float32.
   wide = key.astype(jnp.float32), value.astype(jnp.float32)
-  index = jax.lax.stop_gradient((index_query, index_weight, index_key))
   rows = indexer.Rows(index[0], index[1], query_segment_ids, query)
   keys = indexer.Keys(index[2], keep, key_segment_ids)
 
@@ -154,8 +152,7 @@ def dsa_attention(
         kv[0].astype(key.dtype),
         kv[1].astype(value.dtype),
         mask=indexer.select(scores, top_k)[:, None],
-        scale=scale,
-        return_lse=return_lse,
+        **options,
       )
 
     numbers = seen * index_query.shape[2]
