@@ -82,8 +82,8 @@ from attention.compressed import compressed, compressed_attention
 # isort: on
 
 from attention.attention_fn import as_attention_fn
-from attention.checks import suggestion
 from attention.mechanism import ATTENTIONS, Attention, Dims
+from attention.names import suggestion
 from attention.platform import backend
 from attention.positions import (
   alibi_bias,

@@ -24,8 +24,9 @@ from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend, layout
 from attention.softmax import own_logits
 from attention.softmax.logits import Scores
+from attention.softmax.rows import Output
 from attention.softmax.sharding import attend_to_shards
-from attention.softmax.tiles import Output, attend
+from attention.softmax.tiles import attend
 from attention.softmax.visible import (
   EVERY_PAIR,
   Visible,

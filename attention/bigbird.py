@@ -91,7 +91,17 @@ def bigbird_attention(
   Paper: Big Bird: transformers for longer sequences, section 2 and appendix D
   (internal transformer construction, ITC), arXiv:2007.14062.
   """
-  _check_call(query, key, is_causal)
+  if is_causal:
+    raise ValueError(
+      "is_causal: expected False, got True, but every query sees the last "
+      "block and random blocks ahead; sliding_window attention has a causal "
+      "form, and so have flash and dense"
+    )
+  if key.shape[1] != query.shape[1]:
+    raise ValueError(
+      f"key: expected the length of query, {query.shape[1]}, for both are cut "
+      f"into the same blocks, got {key.shape[1]}; use dense attention across"
+    )
   length, num_heads = query.shape[1:3]
   keep = checks.key_mask(mask, query, key)
   devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
@@ -103,8 +113,7 @@ def bigbird_attention(
       f"{expected[1]}, R], got {random_blocks.dtype} {random_blocks.shape}"
     )
   if axis_name is not None and devices > 1:
-    visible = Visible() if keep is None else key_mask(keep)
-    dropped = dropout_rate or None
+    visible, dropped = _visible(keep), dropout_rate or None
     sharding.check_shards(query, key, visible, PLAIN, dropout_rate=dropped)
     keys = key, value, keep, key_segment_ids
     results = _attend_to_shards(
@@ -122,14 +131,11 @@ def bigbird_attention(
     block_rng, global_rng = dropout.split(dropout_rng, 2)
 
   def attend_to_all(query, ids):
-    visible = Visible() if keep is None else key_mask(keep)
-    if ids is not None and key_segment_ids is not None:
-      visible &= segments(ids, key_segment_ids)
     return attend(
       query,
       key,
       value,
-      visible,
+      _visible(keep, ids, key_segment_ids),
       Logits(scale=scale),
       dropout_rate=dropout_rate,
       dropout_rng=global_rng,
@@ -159,6 +165,18 @@ def bigbird_attention(
     for x, y in zip(attend_to_all(*ends), others, strict=True)
   )
   return (out, lse) if return_lse else out
+
+
+def _visible(
+  keep: Bool[Array, "B S"] | None,
+  query_ids: Int[Array, "B T"] | None = None,
+  key_ids: Int[Array, "B S"] | None = None,
+) -> Visible:
+  """Unmasked keys of the query's own segment."""
+  visible = Visible() if keep is None else key_mask(keep)
+  if query_ids is not None and key_ids is not None:
+    visible &= segments(query_ids, key_ids)
+  return visible
 
 
 def _visible_blocks(
@@ -215,16 +233,11 @@ def _attend_to_blocks(
       visited=blocks,
       tiles_per_step=tiles_per_step,
     )
-    visible = Visible(block_mask=table)
-    if keep is not None:
-      visible &= key_mask(keep)
-    if query_ids is not None and ids is not None:
-      visible &= segments(query_ids, ids)
     results = attend(
       query[:, :, None],
       key[:, :, None],
       value[:, :, None],
-      visible,
+      Visible(block_mask=table) & _visible(keep, query_ids, ids),
       Logits(scale=scale),
       dropout_rate=dropout_rate,
       dropout_rng=rng,
@@ -293,9 +306,7 @@ def _attend_to_shards(
     return jax.lax.psum(jnp.concatenate([first, last], axis=1), axis_name)
 
   key, value, keep, key_ids = keys
-  visible = Visible() if keep is None else key_mask(keep)
-  if query_ids is not None and key_ids is not None:
-    visible &= segments(ends(query_ids), key_ids)
+  visible = _visible(keep, jax.tree.map(ends, query_ids), key_ids)
   rows = attend(ends(query), key, value, visible, Logits(scale=scale))
   rows = sharding.merged_over(axis_name, *rows)
 
@@ -386,21 +397,6 @@ def bigbird_random_blocks(
   taken = jax.lax.fori_loop(0, num_random, take, jnp.full(shape, -1, jnp.int32))
   past = taken + jnp.where(taken < run_start[None, None], 0, run_length)
   return jnp.moveaxis(jnp.where(taken < 0, -1, past + 1), 0, 2)
-
-
-def _check_call(query: Array, key: Array, is_causal: bool) -> None:
-  """Raises ValueError for causal calls and for cross-attention."""
-  if is_causal:
-    raise ValueError(
-      "is_causal: expected False, got True, but every query sees the last "
-      "block and random blocks ahead; sliding_window attention has a causal "
-      "form, and so have flash and dense"
-    )
-  if key.shape[1] != query.shape[1]:
-    raise ValueError(
-      f"key: expected the length of query, {query.shape[1]}, for both are cut "
-      f"into the same blocks, got {key.shape[1]}; use dense attention across"
-    )
 
 
 @attention_factory

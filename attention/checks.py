@@ -1,17 +1,13 @@
 """Checks of the arguments of attention functions, in one table, with their messages.
 
-Checks read only shapes, dtypes and Python numbers: they cost nothing in a compiled
-program and raise while it is traced. Every message names the argument, what was
-expected and what was given.
+Checks read only shapes, dtypes and Python numbers, while a call is traced. A message
+names the argument, what was expected and what was given.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-import difflib
-import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 import math
 from numbers import Real
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -36,13 +32,11 @@ ARRAYS: Mapping[str, Any] = {
 
 _QKV = ("query", "key", "value")
 
+_BOOL = "bool (True = attend; additive biases are the option `bias`)"
 _KINDS: Mapping[Any, tuple[Any, str]] = {
   Float: (jnp.floating, "a float dtype"),
   Int: (jnp.integer, "integers"),
-  Bool: (
-    jnp.bool_,
-    "bool (True = attend; additive biases are the option `bias`)",
-  ),
+  Bool: (jnp.bool_, _BOOL),
 }
 """Kind in jaxtyping -> its dtypes, for code and for messages."""
 
@@ -64,16 +58,20 @@ def check_call(
     needed: arguments that may not be None.
 
   Raises:
-    ValueError: a value is not an array, does not have the dtype, rank or sizes of its
-      annotation, is a float of 8 bits or fewer, is empty, or fails its check; or N is
-      not a multiple of K.
+    ValueError: a value is not an array, does not fit its annotation, is empty, is a
+      float of 8 bits, or fails its check; or N is not a multiple of K.
   """
   arrays = ARRAYS if arrays is None else arrays
   checks = CHECKS if checks is None else checks
   given = {n: x for n, x in given.items() if x is not None or n in needed}
   for name in arrays:
     if name in given and not hasattr(given[name], "dtype"):
-      raise ValueError(_no_array(name, given[name]))
+      kind, hint = type(given[name]), ""
+      if issubclass(kind, (list, tuple)):
+        hint = f"; jnp.asarray({name}) makes one"
+      elif name.endswith("_rng"):
+        hint = "; jax.random.key(0) makes one"
+      raise ValueError(f"{name}: expected an array, got {kind.__name__}{hint}")
   sizes: dict[str, int] = {}
   for name, annotation in arrays.items():
     if name not in given or not issubclass(annotation, AbstractArray):
@@ -102,17 +100,15 @@ def check_call(
       checks[name](name, value, sizes, given)
 
 
-_NO_BATCH = "; as_attention_fn(function) takes arrays without a batch, also under jax.vmap"
-
-
 def _check_sizes(
   name: str, shape: tuple[int, ...], letters: list[str], sizes: dict[str, int]
 ) -> None:
   """Checks a shape, and adds the sizes of its letters to `sizes`."""
   if len(shape) != len(letters):
+    hint = "; as_attention_fn(function) takes arrays without a batch"
     raise ValueError(
       f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got shape "
-      f"{shape}" + _NO_BATCH * (name in _QKV and len(shape) == 3)
+      f"{shape}" + hint * (name in _QKV and len(shape) == 3)
     )
   known = dict(sizes)
   for letter, size in zip(letters, shape, strict=True):
@@ -150,16 +146,6 @@ def _check_heads(sizes: dict[str, int]) -> None:
         f"{_HEADS[most]}: its {sizes[most]} heads are not a multiple of the "
         f"{sizes[letter]} heads of {name}"
       )
-
-
-def _no_array(name: str, value: Any) -> str:
-  """The message for a value that is not an array, such as a list."""
-  hint = ""
-  if isinstance(value, (list, tuple)):
-    hint = f"; jnp.asarray({name}) makes one"
-  elif name.endswith("_rng"):
-    hint = "; jax.random.key(0) makes one"
-  return f"{name}: expected an array, got {type(value).__name__}{hint}"
 
 
 def check_qkv(
@@ -203,7 +189,7 @@ def check_mask(
   if mask is None:
     return
   if mask.dtype != jnp.bool_:
-    raise ValueError(f"mask: expected {_KINDS[Bool][1]}, got {mask.dtype}")
+    raise ValueError(f"mask: expected {_BOOL}, got {mask.dtype}")
   check_broadcast("mask", mask, shape)
 
 
@@ -279,11 +265,10 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
       f"{name}: expected is_causal=True with it, got False; forget gates lie "
       "between a query and an earlier key"
     )
-  length, source_length = sizes["T"], sizes.get("S", sizes["T"])
-  if source_length != length:
+  length, source = sizes["T"], sizes.get("S", sizes["T"])
+  if source != length:
     raise ValueError(
-      f"{name}: expected query and key of one length, got {length} and "
-      f"{source_length}"
+      f"{name}: expected query and key of one length, got {length} and {source}"
     )
 
 
@@ -291,16 +276,13 @@ def _check_sinks(name, sinks, sizes, given) -> None:
   """Sinks are `[N]` or `[B, T, N]`; a factory takes True, False or 'inputs'."""
   del given
   if not hasattr(sinks, "shape"):
-    if not (isinstance(sinks, bool) or sinks == "inputs"):
-      raise ValueError(
-        f"{name}: expected True, False or 'inputs', got {sinks!r}"
-      )
-    return
-  heads = sizes["N"]
-  by_query = sizes["B"], sizes["T"], heads
-  if sinks.shape not in ((heads,), by_query):
+    if isinstance(sinks, bool) or sinks == "inputs":
+      return
+    raise ValueError(f"{name}: expected True, False or 'inputs', got {sinks!r}")
+  by_query = [sizes[letter] for letter in "BTN"]
+  if list(sinks.shape) not in (by_query[2:], by_query):
     raise ValueError(
-      f"{name}: expected [{heads}] for [N], or {[*by_query]} for [B, T, N], got "
+      f"{name}: expected {by_query[2:]} for [N], or {by_query} for [B, T, N], got "
       f"shape {sinks.shape}"
     )
 
@@ -331,17 +313,15 @@ def _check_table(name, table, sizes, given) -> None:
     )
 
 
-def check_dropout(rate: float, rng: Array | None) -> None:
-  """Raises ValueError for a rate outside [0, 1), or above 0 without `rng`."""
+def _check_dropout(name, rate, sizes, given) -> None:
+  """A rate is in [0, 1); above 0, a call also has a key, or keys `[1, 1]`."""
+  del sizes
+  rng = given.get("dropout_rng")
   if not 0.0 <= rate < 1.0:
-    raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
-  if rate == 0.0:
-    return
-  if rng is None:
-    raise ValueError(
-      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
-    )
-  if np.ndim(rng) > 1 and rng.shape != (1, 1):
+    raise ValueError(f"{name}: expected [0, 1), got {rate}")
+  if rate and rng is None:
+    raise ValueError(f"dropout_rng: expected a key for {name} {rate}, got None")
+  if rate and np.ndim(rng) > 1 and rng.shape != (1, 1):
     raise ValueError(
       "dropout_rng: expected one key, or keys [1, 1] that all examples and heads "
       f"share, got shape {rng.shape}"
@@ -438,10 +418,7 @@ def block_sizes(
   if block_size is None:
     return None
   sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
-  if len(sizes) != 2 or any(
-    not isinstance(size, int) or isinstance(size, bool) or size < 1
-    for size in sizes
-  ):
+  if len(sizes) != 2 or any(type(x) is not int or x < 1 for x in sizes):
     raise ValueError(
       "block_size: expected a positive int or a pair (queries, keys), got "
       f"{block_size!r}"
@@ -455,108 +432,19 @@ Check = Callable[[str, Any, Mapping[str, int], Mapping[str, Any]], Any]
 
 def _pairs(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
   """B, N, T, S; S is T if query and key are one sequence."""
-  length = sizes["T"]
-  return sizes["B"], sizes["N"], length, sizes.get("S", length)
+  return sizes["B"], sizes["N"], sizes["T"], sizes.get("S", sizes["T"])
 
 
 CHECKS: Mapping[str, Check] = {
   "is_causal": lambda name, flag, *_: check_flag(name, flag),
   "mask": lambda _, mask, sizes, __: check_mask(mask, _pairs(sizes)),
   "scale": lambda _, scale, *__: softmax_scale(scale, 1),
-  "query_segment_ids": _check_segments,
-  "key_segment_ids": _check_segments,
+  **dict.fromkeys(("query_segment_ids", "key_segment_ids"), _check_segments),
   "bias": lambda name, x, sizes, _: check_broadcast(name, x, _pairs(sizes)),
   "logits_soft_cap": lambda _, cap, *__: check_soft_cap(cap),
   "sinks": _check_sinks,
   "log_forget": _check_log_forget,
-  "relative_bias": _check_table,
-  "relative_keys": _check_table,
-  "relative_queries": _check_table,
-  "dropout_rate": lambda _, rate, __, given: check_dropout(
-    rate, given.get("dropout_rng")
-  ),
+  **dict.fromkeys(TABLES, _check_table),
+  "dropout_rate": _check_dropout,
 }
 """Option -> its check, in every function that takes it."""
-
-
-TYPES: Mapping[tuple[Any, ...], Check] = {
-  (bool,): lambda name, flag, *_: check_flag(name, flag),
-  (float,): lambda name, number, *_: check_number(name, number),
-  (int,): lambda name, count, *_: check_at_least(name, count, 1),
-  (FromZero,): lambda name, count, *_: check_at_least(name, count, 0),
-  (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
-}
-"""Types in an annotation, without None -> the check of such an option."""
-
-_ARRAY = (AbstractArray, jax.Array)
-
-
-def by_annotation(
-  parameters: Mapping[str, inspect.Parameter],
-) -> tuple[dict[str, Any], dict[str, Check]]:
-  """The annotations of arrays, and the checks of other options by name or type."""
-  arrays, checks = {}, dict(CHECKS)
-  for option, parameter in parameters.items():
-    allowed = _union_members(parameter.annotation)
-    if allowed in TYPES:
-      checks.setdefault(option, TYPES[allowed])
-    elif get_origin(allowed[0]) is Literal:
-      checks[option] = _among(allowed[0], parameter.annotation)
-    elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
-      (arrays[option],) = allowed
-      letters = TABLES.get(option)
-      if letters and arrays[option].dim_str != letters:
-        del checks[option]  # Of another form.
-  return arrays, checks
-
-
-def _union_members(annotation: Any) -> tuple[Any, ...]:
-  """The types of a union, without None."""
-  if get_origin(annotation) not in (UnionType, Union):
-    return (annotation,)
-  return tuple(x for x in get_args(annotation) if x is not type(None))
-
-
-def is_static(annotation: Any) -> bool:
-  """Whether an option consists of Python values, on which the program depends."""
-  members = _union_members(annotation)
-  if get_origin(annotation) in (tuple, Sequence):
-    members = get_args(annotation)
-  if members == (annotation,):
-    is_word = get_origin(annotation) is Literal
-    return is_word or annotation in (bool, int, float, str, FromZero)
-  return all(map(is_static, members))
-
-
-def _among(literal: Any, annotation: Any) -> Check:
-  """The check of a `Literal`, or of `Literal[…] | None`."""
-  words, may_be_none = get_args(literal), literal is not annotation
-  return lambda name, value, *_: check_choice(name, value, words, may_be_none)
-
-
-def suggestion(got: str, known: Iterable[str]) -> str:
-  """The text "; did you mean 'b'?", or '' if no name is similar.
-
-  Case is ignored. Names that begin with `got` come before similar ones.
-  """
-  got, names = got.casefold(), {name.casefold(): name for name in known}
-  longer = [x for x in names if x.startswith(got)] if len(got) > 2 else []
-  for name in longer[:1] or difflib.get_close_matches(got, names, n=1):
-    return f"; did you mean {names[name]!r}?"
-  return ""
-
-
-def unknown_name(got: object, known: Iterable[str]) -> str:
-  """The text "unknown 'c'; did you mean 'b'?", or all names if none is similar."""
-  known = list(known)
-  hint = suggestion(str(got), known)
-  if hint:
-    return f"unknown {got!r}{hint}"
-  return f"expected one of {', '.join(known)}, got {got!r}"
-
-
-def unknown_option(option: str, name: str, known: Collection[str]) -> str:
-  """The message for an option that a function or a factory does not have."""
-  names = ", ".join(known) or "none"
-  hint = suggestion(option, known)
-  return f"{option}: {name} has no such option; it has {names}{hint}"

@@ -25,11 +25,9 @@ from attention.softmax import entries as pooling
 from attention.softmax import indexer
 from attention.softmax.block_selection import positions_seen
 from attention.softmax.entries import norm, rotate
-from attention.softmax.tiles import Output, merge, with_sinks
+from attention.softmax.rows import Output, merge, with_sinks
 
-_INSTEAD = (
-  "compressed attention selects entries for each query; give a key mask"
-)
+_INSTEAD = "each query sees entries of windows; give a key mask"
 
 
 @attention_function
@@ -163,10 +161,9 @@ def _far(query, entries, closed, index, scale, block_size):
       rows.query, *entries, mask=seen[:, None], scale=scale, return_lse=True
     )
 
-  batch, length = query.shape[:2]
-  row_bytes = 4 * batch * count * (heads + 1)
   if block_size is None:
-    block_size = backend.rows_at_once(row_bytes, length)
+    row_bytes = 4 * query.shape[0] * count * (heads + 1)
+    block_size = backend.rows_at_once(row_bytes, query.shape[1])
   return chunk_map(attend, block_size, rows)
 
 
@@ -226,23 +223,22 @@ def compressed(
   """
   if not stride and top_k is not None:
     raise ValueError(f"top_k: expected None with stride 0, got {top_k}")
-  for name, given, default in (
-    ("num_index_heads", num_index_heads, 4),
-    ("index_dim", index_dim, 32),
-    ("query_rank", query_rank, None),
-  ):
-    if top_k is None and given != default:
-      raise ValueError(f"{name}: expected {default} without top_k, got {given}")
+  if top_k is None:
+    indexer.check_defaults(
+      "top_k",
+      num_index_heads=(num_index_heads, 4),
+      index_dim=(index_dim, 32),
+      query_rank=(query_rank, None),
+    )
   if rotary_dim is not None and rotary_dim % 2:
     raise ValueError(f"rotary_dim: expected an even number, got {rotary_dim}")
   series, step = 1 if top_k is None else 2, stride or 1
-  pooled: tuple[str, ...] = ()
-  index: tuple[str, ...] = ()
+  pooled, index = [], []
   if stride:
-    pooled = "entry_rows", "entry_gates", "rotation"
+    pooled = ["entry_rows", "entry_gates", "rotation"]
   if top_k is not None:
-    pooled += "index_rows", "index_gates"
-    index = "index_query", "index_weight"
+    pooled += ["index_rows", "index_gates"]
+    index = ["index_query", "index_weight"]
 
   def rotary_width(head_dim):
     return rotary_dim or 2 * max(1, head_dim // 16)
@@ -250,11 +246,11 @@ def compressed(
   def init(key, dims):
     checks.check_features("compressed", dims.features)
     width, head_dim = rotary_width(dims.head_dim), dims.head_dim
-    for name, most in (("head", head_dim), ("index", index_dim)):
-      if width > most and (name == "head" or top_k is not None):
-        raise ValueError(
-          f"rotary_dim: expected at most {most} of the {name} dimension, got {width}"
-        )
+    most = head_dim if top_k is None else min(head_dim, index_dim)
+    if width > most:
+      raise ValueError(
+        f"rotary_dim: expected at most the {most} features of a head, got {width}"
+      )
     keys = jax.random.split(key, 5)
     params = {
       "kv_kernel": kernel(keys[0], dims.features, head_dim),
@@ -281,13 +277,11 @@ def compressed(
     unit = jnp.broadcast_to(unit, (*inputs.shape[:2], 1, width))
     arrays = {"latent": own, "shared_key": shared, "rotation": unit}
     if stride:
-      rows = project(inputs, p["entry_kernel"])
-      arrays["entry_rows"] = rows.astype(dtype)
+      arrays["entry_rows"] = project(inputs, p["entry_kernel"]).astype(dtype)
       arrays["entry_gates"] = project(inputs, p["entry_gate_kernel"])
     if top_k is not None:
-      x = jax.lax.stop_gradient(inputs)
       source = inputs if query_inputs is None else query_inputs
-      source = jax.lax.stop_gradient(source)
+      x, source = jax.lax.stop_gradient((inputs, source))
       arrays["index_rows"] = project(x, p["index_kernel"])
       arrays["index_gates"] = project(x, p["index_gate_kernel"])
       arrays["index_query"] = project(source, p["index_query_kernel"])
@@ -301,8 +295,9 @@ def compressed(
     entries = pool("entry").astype(arrays["entry_rows"].dtype)
     return entries, None if top_k is None else pool("index")
 
-  def split_call(call):
-    """The gates of a call, its keys, and the options that are left of it."""
+  def split_call(query, key, call):
+    """The gates of a call, its keys, its key mask, and the other options."""
+    _check_none("key", key)
     names = "latent", "shared_key", "rotation", *pooled, *index
     check_given("compressed", call, *names)
     arrays = {name: call[name] for name in names}
@@ -313,12 +308,13 @@ def compressed(
     if top_k is not None:
       rotation = arrays["rotation"]
       arrays["index_query"] = rotate(arrays["index_query"], rotation)
-    return arrays, kv[:, :, None], rest
+    kv = kv[:, :, None]
+    keep = checks.key_mask(rest.get("mask"), query, kv, _INSTEAD)
+    return indexer.without_masked(arrays, keep), kv, keep, rest
 
   def apply(variables, query, key, value, **call) -> Any:
     p = variables["params"]
-    _check_no_keys(key)
-    arrays, kv, call = split_call(call)
+    arrays, kv, keep, call = split_call(query, key, call)
     call = {"is_causal": False, **call}
     call = accepted_options("compressed", compressed_attention, call, own=_OWN)
     if kv.shape[1] != query.shape[1]:
@@ -327,31 +323,29 @@ def compressed(
         f"{query.shape[1]} and {kv.shape[1]}; use dense attention across"
       )
     has_lse = call.pop("return_lse", False)
-    keep = checks.key_mask(call.get("mask"), query, kv, _INSTEAD)
-    arrays = indexer.without_masked(arrays, keep)
     values = kv if value is None else value
-    heads = values.shape[2]
-    own: dict[str, Any] = {"entries": kv[:, :0], "entry_values": values[:, :0]}
+    heads, selection = values.shape[2], {}
+    entries, entry_values = kv[:, :0], values[:, :0]
     if stride:
       entries, index_key = make_entries(p, arrays, keep)
-      entries = entries[:, :, None]
-      own = {"entries": entries, "entry_values": entries}
+      entries = entry_values = entries[:, :, None]
       if value is not None:
         weights = arrays["entry_gates"], p["entry_bias"]
-        own["entry_values"] = pooling.mean_values(value, *weights, keep)
+        entry_values = pooling.mean_values(value, *weights, keep)
       if top_k is not None:
-        own |= {name: arrays[name] for name in index}
-        own |= {"index_key": index_key, "top_k": top_k}
-    own["entries"] = jnp.repeat(own["entries"], heads, axis=2)
+        selection = {name: arrays[name] for name in index}
+        selection |= {"index_key": index_key, "top_k": top_k}
     result: Any = compressed_attention(
       norm(query),
       jnp.repeat(kv, heads, axis=2),
       values,
       window=window,
+      entries=jnp.repeat(entries, heads, axis=2),
+      entry_values=entry_values,
       stride=step,
       sinks=p["sinks"],
       return_lse=True,
-      **own,
+      **selection,
       **call,
     )
     out, lse = result
@@ -359,38 +353,23 @@ def compressed(
       out = rotate(out, arrays["rotation"], -1.0)
     return (out, lse) if has_lse else out
 
-  def loss(variables, query, key, *, mask=None, scale=None, **call):
-    _check_no_keys(key)
-    arrays, kv, call = split_call(call)
+  def loss(variables, query, key, *, scale=None, **call):
+    arrays, _, keep, call = split_call(query, key, call)
     accepted_options("compressed", compressed_attention, call)
-    keep = checks.key_mask(mask, query, kv, _INSTEAD)
-    arrays = indexer.without_masked(arrays, keep)
     entries, index_key = make_entries(variables["params"], arrays, keep)
-    seen = positions_seen(keep, query.shape[:2])
     if not entries.shape[1]:
       return jnp.zeros(())
-    rows = indexer.Rows(
-      arrays["index_query"],
-      arrays["index_weight"],
-      None,
-      norm(query),
-      seen // step - 1,
-    )
+    queries = arrays["index_query"], arrays["index_weight"], None, norm(query)
+    closed = positions_seen(keep, query.shape[:2]) // step
+    rows = indexer.Rows(*queries, closed - 1)
+    keys = indexer.Keys(index_key, None, None)
     losses = indexer.row_losses(
-      rows,
-      indexer.Keys(index_key, None, None),
-      entries[:, :, None],
-      top_k=top_k,
-      scale=scale,
+      rows, keys, entries[:, :, None], top_k=top_k, scale=scale
     )
-    shown = jnp.ones_like(seen, bool) if keep is None else keep
-    losses = jnp.where(shown, losses, 0.0)
-    return jnp.sum(losses) / jnp.maximum(jnp.sum(shown), 1)
+    return indexer.mean_loss(losses, keep)
 
   def init_cache(variables, batch, max_length, dims, dtype):
-    widths = (
-      [dims.features] if query_rank is None else [dims.features, query_rank]
-    )
+    widths = dims.features, query_rank or dims.features
     inputs = (jax.ShapeDtypeStruct((batch, 1, x), dtype) for x in widths)
     arrays = jax.eval_shape(gates, variables, *inputs)
     count = -(-max_length // step) if stride else 0
@@ -408,41 +387,37 @@ def compressed(
     )
 
   def decode(variables, cache, query, key, value, *, scale=None, **call):
-    _check_no_keys(key, value)
-    p, (arrays, kv, call) = variables["params"], split_call(call)
+    _check_none("value", value)
+    arrays, kv, _, call = split_call(query, key, call)
     accepted_options("compressed", compressed_attention, call, own=_OWN)
-    near = jnp.arange(cache.window.shape[1])[None] <= cache.index[:, None]
+    seen = jnp.arange(cache.window.shape[1])[None] <= cache.index[:, None]
     rows = {name: arrays[name] for name in pooled}
-    cache = pooling.with_next(
-      cache, kv[:, :, 0], rows, partial(make_entries, p)
-    )
-    keys, seen = cache.window, near
+    make = partial(make_entries, variables["params"])
+    cache = pooling.with_next(cache, kv[:, :, 0], rows, make)
+    keys = cache.window
     if stride:
       places = jnp.arange(cache.entries.shape[1])[None]
       far = places < cache.index[:, None] // step
       if top_k is not None:
-        of_query = indexer.Rows(*map(arrays.get, index), ids=None)
-        of_entries = indexer.Keys(cache.index_key, far, None)
-        scores = indexer.index_scores(of_query, of_entries, is_causal=False)
+        index_rows = indexer.Rows(*map(arrays.get, index), ids=None)
+        index_keys = indexer.Keys(cache.index_key, far, None)
+        scores = indexer.index_scores(index_rows, index_keys, is_causal=False)
         far = indexer.select(scores, top_k)[:, 0]
-      seen = jnp.concatenate([near, far], axis=1)
+      seen = jnp.concatenate([seen, far], axis=1)
       keys = jnp.concatenate([keys, cache.entries], axis=1)
     out: Any = dense_attention(
       norm(query),
       keys[:, :, None],
       keys[:, :, None],
       mask=seen[:, None, None],
-      sinks=p["sinks"],
+      sinks=variables["params"]["sinks"],
       scale=scale,
     )
     return rotate(out, arrays["rotation"], -1.0), cache
 
-  def prefill(
-    variables, cache, query, key, value, lengths, *, scale=None, **call
-  ):
-    del query, scale
-    _check_no_keys(key, value)
-    arrays, kv, _ = split_call(call)
+  def prefill(variables, cache, query, key, value, lengths, **call):
+    _check_none("value", value)
+    arrays, kv, *_ = split_call(query, key, call)
     rows = {name: arrays[name] for name in pooled}
     make = partial(make_entries, variables["params"])
     return pooling.with_prompt(cache, kv[:, :, 0], rows, lengths, make)
@@ -466,11 +441,10 @@ def compressed(
   )
 
 
-def _check_no_keys(*arrays):
-  """Raises ValueError if a call has a key, or a value that the cache cannot hold."""
-  for name, x in zip(("key", "value"), arrays, strict=False):
-    if x is not None:
-      raise ValueError(
-        f"{name}: compressed attention makes it from the inputs of the layer; "
-        f"expected None, got shape {x.shape}"
-      )
+def _check_none(name, x):
+  """Raises ValueError for a key, or for a value that the cache cannot hold."""
+  if x is not None:
+    raise ValueError(
+      f"{name}: compressed attention makes it from the inputs of the layer; "
+      f"expected None, got shape {x.shape}"
+    )

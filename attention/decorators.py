@@ -5,18 +5,31 @@ the keywords that several functions share, and runs an eager call as one program
 decorated factory checks its hyperparameters and is added to `ATTENTIONS`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 import functools
 import inspect
 import re
-from typing import Any, ParamSpec, TypeVar, cast, get_args
+from types import UnionType
+from typing import (
+  Any,
+  Literal,
+  ParamSpec,
+  TypeVar,
+  Union,
+  cast,
+  get_args,
+  get_origin,
+)
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import AbstractArray
 
 from attention import checks
+from attention.checks import Check, FromZero
 from attention.mechanism import FACTORIES, Attention, Variables, has_its_own
+from attention.names import unknown_option
 from attention.platform import programs
 from attention.softmax.logits import logits_from_options
 from attention.softmax.visible import SEEN, visible_from_options
@@ -30,8 +43,8 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
 
   A call raises ValueError if it has an unknown option, lacks a required one, gives an
   option by position, or has an invalid value. Arrays are checked against their
-  annotations, options by name (`checks.CHECKS`) or by type (`checks.TYPES`). An eager
-  call runs as one program (`programs.compiled_once`).
+  annotations, options by name (`checks.CHECKS`) or by type. An eager call runs as one
+  program (`programs.compiled_once`).
 
   The keywords in `**pairs: Unpack[…]` become keywords of the function. If it has the
   options `visible` and `logits`, it receives these keywords only within those two.
@@ -50,8 +63,8 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   ]
   needed = {n for n, p in parameters.items() if p.default is p.empty}
   defaults = {n: p.default for n, p in parameters.items() if n not in needed}
-  arrays, tests = checks.by_annotation(parameters)
-  static = {n for n, p in parameters.items() if checks.is_static(p.annotation)}
+  arrays, tests = _checks_by_annotation(parameters)
+  static = {n for n, p in parameters.items() if _is_static(p.annotation)}
 
   def run(**given: Any) -> Any:
     qkv = [given.pop(n) for n in positional]
@@ -88,7 +101,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
     given |= options
     for option in given:
       if option not in parameters:
-        raise ValueError(checks.unknown_option(option, name, parameters))
+        raise ValueError(unknown_option(option, name, parameters))
       if option in static:
         checks.check_static(option, given[option])
     for option in parameters:
@@ -143,6 +156,63 @@ def _with_shared_options(
   return {p.name: p for p in [*qkv, *shared, *others]}, names
 
 
+_TYPES: Mapping[tuple[Any, ...], Check] = {
+  (bool,): lambda name, flag, *_: checks.check_flag(name, flag),
+  (float,): lambda name, number, *_: checks.check_number(name, number),
+  (int,): lambda name, count, *_: checks.check_at_least(name, count, 1),
+  (FromZero,): lambda name, count, *_: checks.check_at_least(name, count, 0),
+  (int, tuple[int, int]): lambda _, size, *__: checks.block_sizes(size),
+}
+"""Types in an annotation, without None -> the check of such an option."""
+
+_ARRAY = (AbstractArray, jax.Array)
+
+
+def _checks_by_annotation(
+  parameters: Mapping[str, inspect.Parameter],
+) -> tuple[dict[str, Any], dict[str, Check]]:
+  """The annotations of arrays, and the checks of other options by name or type."""
+  arrays, tests = {}, dict(checks.CHECKS)
+  for option, parameter in parameters.items():
+    allowed = _union_members(parameter.annotation)
+    if allowed in _TYPES:
+      tests.setdefault(option, _TYPES[allowed])
+    elif get_origin(allowed[0]) is Literal:
+      tests[option] = _among(allowed[0], parameter.annotation)
+    elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
+      (arrays[option],) = allowed
+      letters = checks.TABLES.get(option)
+      if letters and arrays[option].dim_str != letters:
+        del tests[option]  # Of another form.
+  return arrays, tests
+
+
+def _union_members(annotation: Any) -> tuple[Any, ...]:
+  """The types of a union, without None."""
+  if get_origin(annotation) not in (UnionType, Union):
+    return (annotation,)
+  return tuple(x for x in get_args(annotation) if x is not type(None))
+
+
+def _is_static(annotation: Any) -> bool:
+  """Whether an option consists of Python values, on which the program depends."""
+  members = _union_members(annotation)
+  if get_origin(annotation) in (tuple, Sequence):
+    members = get_args(annotation)
+  if members == (annotation,):
+    is_word = get_origin(annotation) is Literal
+    return is_word or annotation in (bool, int, float, str, FromZero)
+  return all(map(_is_static, members))
+
+
+def _among(literal: Any, annotation: Any) -> Check:
+  """The check of a `Literal`, or of `Literal[…] | None`."""
+  words, may_be_none = get_args(literal), literal is not annotation
+  return lambda name, value, *_: checks.check_choice(
+    name, value, words, may_be_none
+  )
+
+
 class _AnnotationText(str):
   """An annotation that shows as its text."""
 
@@ -160,13 +230,13 @@ def attention_factory(
 ) -> Callable[P, Attention]:
   """Decorates a mechanism's factory, which is registered and checks its arguments.
 
-  Each hyperparameter is checked by name (`checks.CHECKS`) or by type (`checks.TYPES`).
-  Arrays are refused: they belong in calls of the attention function. Equal
-  hyperparameters give the same record, whose eager calls are compiled once.
+  Each hyperparameter is checked by name (`checks.CHECKS`) or by type. Arrays are
+  refused: they belong in calls of the attention function. Equal hyperparameters give the
+  same record, whose eager calls are compiled once.
   """
   name = getattr(factory, "__name__", "factory")
   parameters = inspect.signature(factory).parameters
-  _, tests = checks.by_annotation(parameters)
+  _, tests = _checks_by_annotation(parameters)
 
   def refuse_array(option):
     raise ValueError(
@@ -181,7 +251,7 @@ def attention_factory(
       if option in ("query", "key", "value") or getattr(value, "ndim", 0):
         refuse_array(option)
       if option not in parameters:
-        raise ValueError(checks.unknown_option(option, name, parameters))
+        raise ValueError(unknown_option(option, name, parameters))
       checks.check_static(option, value)
       may_be_none = type(None) in get_args(parameters[option].annotation)
       if option in tests and not (value is None and may_be_none):

@@ -21,18 +21,12 @@ from attention.platform import backend
 from attention.platform.layout import cut, query_dot
 from attention.softmax import dropout, own_logits
 from attention.softmax import mods as mods_lib
-from attention.softmax.cache import (
-  DenseCache,
-  append,
-  init_cache,
-  next_forget_bias,
-  prefill,
-)
+from attention.softmax.cache import DenseCache, append, init_cache, prefill
+from attention.softmax.forget_gates import next_forget_bias
 from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, tables_at
 from attention.softmax.mods import MaskMod, ScoreMod
-from attention.softmax.rows import softmax_and_lse
+from attention.softmax.rows import Output, softmax_and_lse, with_sinks
 from attention.softmax.sharding import attend_to_shards
-from attention.softmax.tiles import Output, with_sinks
 from attention.softmax.visible import EVERY_PAIR, Visible
 
 _WHOLE = 512
@@ -109,7 +103,7 @@ def dense_attention(
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]`, in
     the dtype of the logits, −∞ for a query that sees no key. Both have gradients,
     so that results over disjoint sets of keys can be merged
-    (`attention.softmax.tiles.merge`).
+    (`attention.softmax.rows.merge`).
 
   Cost: time T·S·N·(H+V), three quarters of it for a causal call of several
   blocks; memory B·N·C·S float32, because it computes whole rows, C queries at a
@@ -147,17 +141,17 @@ def dense_attention(
       scale = 1.0 / math.sqrt(query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
+  # `attend` gets the rows of the bias.
+  scores = dataclasses.replace(scores, bias=None, dtype=dtype)
   keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
 
-  def attend(query, bias, start, num_keys):
+  def attend(start, query, bias, num_keys):
     """(out, lse) of C rows, the first of which is at `start`, over `num_keys` keys."""
     rows = query.shape[1]
     pairs = batch, num_heads, rows, num_keys
     places = visible.places(start, 0)
     shown = visible.trace(pairs).block(start, rows, 0, num_keys)
-    part = dataclasses.replace(
-      scores.cut(start, rows, 0, num_keys), bias=bias, dtype=dtype
-    )
+    part = dataclasses.replace(scores.cut(start, rows, 0, num_keys), bias=bias)
     x = part.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :num_keys], places)
     weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
@@ -178,9 +172,20 @@ def dense_attention(
       out, lse = with_sinks(out, lse, sinks)
     return out.astype(query_dtype), lse
 
-  out, lse = _by_rows(
-    attend, query, logits.bias, visible, key.shape[1], block_size
-  )
+  length, source_length = query.shape[1], key.shape[1]
+  rows = block_size
+  if rows is None:
+    row_bytes = 4 * batch * num_heads * source_length
+    rows = backend.rows_at_once(row_bytes, length, least=256)
+    # A short sequence is one block, and nothing is recomputed.
+    rows = length if length <= _WHOLE else rows
+  if length <= rows:
+    out, lse = attend(0, query, logits.bias, source_length)
+  else:
+    is_causal = visible.right == 0 and visible.positions is None
+    out, lse = _by_rows(
+      attend, query, logits.bias, rows, source_length, is_causal
+    )
   return (out, lse) if return_lse else out
 
 
@@ -188,59 +193,47 @@ def _by_rows(
   attend: Callable[..., Any],
   query: Float[Array, "B T N H"],
   bias: Float[Array, "#B #N #T #S"] | None,
-  visible: Visible,
+  rows: int,
   source_length: int,
-  rows: int | None,
-) -> Any:
+  is_causal: bool,
+) -> list[Array]:
   """Applies `attend` to blocks of rows, which the backward pass recomputes.
 
   On a CPU a block stays in cache from one product to the next. The whole matrix
   would go through memory at every step of the softmax.
   """
-  batch, length, num_heads, _ = query.shape
-  if rows is None:
-    row_bytes = 4 * batch * num_heads * source_length
-    rows = backend.rows_at_once(row_bytes, length, least=256)
-    # A short sequence is one block, and nothing is recomputed.
-    rows = length if length <= _WHOLE else rows
-  if length <= rows:
-    return attend(query, bias, 0, source_length)
-  is_causal = visible.right == 0 and visible.positions is None
-  by_row = bias is not None and bias.shape[2] > 1
-
-  def part(start, end):
-    """Rows from `start` to `end`: one block, or a whole number of them."""
-    num_keys = min(end, source_length) if is_causal else source_length
-    size = min(rows, end - start)
-
-    def blocks(x, axis):
-      x = jax.lax.slice_in_dim(x, start, end, axis=axis)
-      x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
-      return jnp.moveaxis(x, axis, 0)
-
-    # Sliced inside the loop, each slice's gradient would be as large as the bias.
-    near = bias if bias is None else bias[..., :num_keys]
-    cut = blocks(near, 2) if by_row else None
-
-    @partial(jax.checkpoint, prevent_cse=False)
-    def block(inputs):
-      start, query, cut = inputs
-      return attend(query, cut if by_row else near, start, num_keys)
-
-    starts = jnp.arange(start, end, size)
-    return jax.lax.map(block, (starts, blocks(query, 1), cut))
-
-  def join(*parts):
-    parts = (jnp.moveaxis(x, 0, 1) for x in parts)
-    return jnp.concatenate(
-      [x.reshape(batch, -1, *x.shape[3:]) for x in parts], axis=1
-    )
-
+  batch, length = query.shape[:2]
   # Rows of the first half skip the later keys. More parts would be more loops to compile.
   whole = length // rows
   half = whole // 2 if is_causal else 0
-  edges = sorted({0, half * rows, whole * rows, length})
-  return jax.tree.map(join, *(part(*ends) for ends in pairwise(edges)))
+  parts = []
+  for start, end in pairwise(sorted({0, half * rows, whole * rows, length})):
+    size = min(rows, end - start)
+    num_keys = min(end, source_length) if is_causal else source_length
+    inputs = jnp.arange(start, end, size), _blocks(query, start, end, size, 1)
+    shared = bias if bias is None else bias[..., :num_keys]
+    if shared is not None and shared.shape[2] > 1:
+      # Sliced inside the loop, each slice's gradient would be as large as the bias.
+      inputs += (_blocks(shared, start, end, size, 2),)
+      block = partial(attend, num_keys=num_keys)
+    else:
+      block = partial(attend, bias=shared, num_keys=num_keys)
+    block = jax.checkpoint(block, prevent_cse=False)
+    parts.append(jax.lax.map(lambda x, block=block: block(*x), inputs))
+  return [
+    jnp.concatenate(
+      [jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:]) for x in results],
+      axis=1,
+    )
+    for results in zip(*parts, strict=True)
+  ]
+
+
+def _blocks(x: Array, start: int, end: int, size: int, axis: int) -> Array:
+  """The positions from `start` to `end` along an axis, in blocks along a first axis."""
+  x = jax.lax.slice_in_dim(x, start, end, axis=axis)
+  x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+  return jnp.moveaxis(x, axis, 0)
 
 
 def decode(

@@ -22,8 +22,9 @@ from attention.softmax import own_logits
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.cache import prefill as prefill_dense
 from attention.softmax.logits import Logits
+from attention.softmax.rows import Output
 from attention.softmax.sharding import attend_to_shards
-from attention.softmax.tiles import Output, attend
+from attention.softmax.tiles import attend
 from attention.softmax.visible import (
   EVERY_PAIR,
   Visible,

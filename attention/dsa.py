@@ -21,7 +21,7 @@ from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.block_selection import compact, positions_seen
 from attention.softmax.indexer import dsa_indexer_loss
-from attention.softmax.tiles import Output
+from attention.softmax.rows import Output
 
 _PARTS = 4
 """The most parts into which causal queries are split; no part reads later keys."""
@@ -112,14 +112,14 @@ def dsa_attention(
       f"index_key: expected {key.shape[1] // size} keys for {key.shape[1]} keys in "
       f"blocks of {size}, got {count}"
     )
+  options = {"scale": scale, "return_lse": return_lse}
+  index = jax.lax.stop_gradient((index_query, index_weight, index_key))
   if size > 1:
     if query_segment_ids is not None or not is_causal:
       raise ValueError(
         "index_block_size: expected 1 with segments or without is_causal, got "
         f"{size}"
       )
-    index = jax.lax.stop_gradient((index_query, index_weight, index_key))
-    options = {"scale": scale, "return_lse": return_lse}
     return _by_block((query, key, value), index, keep, size, top_k, options)
   if top_k >= key.shape[1]:
     return flash_attention(
@@ -128,16 +128,14 @@ def dsa_attention(
       value,
       mask=mask,
       is_causal=is_causal,
-      scale=scale,
       query_segment_ids=query_segment_ids,
       key_segment_ids=key_segment_ids,
       block_size=block_size,
-      return_lse=return_lse,
+      **options,
     )
   key, value = (layout.zero_masked(x, keep) for x in (key, value))
   # Each key gets gradients from all chunks; they are summed in float32.
   wide = key.astype(jnp.float32), value.astype(jnp.float32)
-  index = jax.lax.stop_gradient((index_query, index_weight, index_key))
   rows = indexer.Rows(index[0], index[1], query_segment_ids, query)
   keys = indexer.Keys(index[2], keep, key_segment_ids)
 
@@ -154,8 +152,7 @@ def dsa_attention(
         kv[0].astype(key.dtype),
         kv[1].astype(value.dtype),
         mask=indexer.select(scores, top_k)[:, None],
-        scale=scale,
-        return_lse=return_lse,
+        **options,
       )
 
     numbers = seen * index_query.shape[2]
@@ -229,7 +226,6 @@ def dsa(
     index_key_norm: whether index keys have a layer norm.
     index_rotary_dim: the number of features, even and the first ones, that a model
       with rotary positions rotates; None is half of them, with θ = 10,000 in any model.
-
     has_indexer: whether the layer has an indexer; without one it takes the index arrays
       of the nearest layer before it that has one of the same sizes, and so selects the
       same positions (GLM-5). It repeats the scores, which that layer does not keep.
@@ -248,7 +244,6 @@ def dsa(
   """
   attend = make_apply("dsa", partial(dsa_attention, top_k=top_k))
   indexer.check_rotation(index_dim, index_rotary_dim)
-
   options = indexer.Options(
     num_index_heads,
     index_dim,
@@ -279,12 +274,9 @@ def dsa(
     call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
     call = {"is_causal": False, "top_k": top_k, **call}
     call = accepted_options("dsa", dsa_indexer_loss, call)
-    losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
-    if mask is None:
-      return jnp.mean(losses)
-    shown = jnp.broadcast_to(mask[:, 0, 0], losses.shape)
-    losses = jnp.where(shown, losses, 0.0)
-    return jnp.sum(losses) / jnp.maximum(jnp.sum(shown), 1)
+    losses = dsa_indexer_loss(query, key, **call)
+    keep = checks.key_mask(call.get("mask"), query, key, indexer.INSTEAD)
+    return indexer.mean_loss(losses, keep)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables

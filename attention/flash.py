@@ -17,8 +17,9 @@ from attention.softmax import kernels, own_logits
 from attention.softmax.kernels import Implementation, InParts
 from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions
 from attention.softmax.mods import BlockMask
+from attention.softmax.rows import Output
 from attention.softmax.sharding import attend_to_shards
-from attention.softmax.tiles import Output, attend
+from attention.softmax.tiles import attend
 from attention.softmax.visible import EVERY_PAIR, Visible
 
 
@@ -92,7 +93,7 @@ def flash_attention(
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
     float32, −∞ for a query that sees no key. Both have gradients, so that results
-    over disjoint sets of keys can be merged (`attention.softmax.tiles.merge`).
+    over disjoint sets of keys can be merged (`attention.softmax.rows.merge`).
 
   Raises:
     ValueError: `implementation` cannot serve the call.

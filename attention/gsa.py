@@ -15,6 +15,7 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing, recurrence
+from attention.recurrent.arrays import by_head, chunks, repeat_heads, unchunk
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
@@ -22,7 +23,12 @@ from attention.recurrent.scan import (
   is_sequence_sharded,
   scan,
 )
-from attention.recurrent.triangular import decay_to_end, decayed_sums, pairs
+from attention.recurrent.triangular import (
+  FORGOTTEN,
+  decay_to_end,
+  decayed_sums,
+  pairs,
+)
 
 
 @attention_function
@@ -96,19 +102,17 @@ def _recurrence(
   axis_name=None,
 ) -> Any:
   """`gsa_attention`, also where each device has a shard of the sequence."""
-  query = recurrence.repeat_heads(query, key, value)
+  query = repeat_heads(query, key, value)
   num_heads, head_dim = query.shape[2:]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   options["segment_ids"], packed = segment_ids, None
   if num_segments is not None:
     packed = packing.packing_of(query, num_segments, options)
   arrays = key, value, log_decay, slot_weights
-  arrays, _, begins = recurrence.by_head(
-    query, arrays, log_decay=None, **options
-  )
+  arrays, _, begins = by_head(query, arrays, log_decay=None, **options)
   key, value, log_decay, slots = arrays
   if begins is not None:
-    log_decay = jnp.where(begins, recurrence.FORGOTTEN, log_decay)
+    log_decay = jnp.where(begins, FORGOTTEN, log_decay)
   value = jnp.concatenate([key, value], axis=3)
   shape = num_heads, slots.shape[3], value.shape[3]
   state = packing.first_state(
@@ -160,7 +164,7 @@ def _step(count, params, state, inputs):
   """`count` consecutive chunks, `[B, N, count, C, ·]`."""
   del params
   *arrays, resets = inputs
-  query, slots, both, log_decay = recurrence.chunks(arrays, count)
+  query, slots, both, log_decay = chunks(arrays, count)
   head_dim = query.shape[-1]
   key, value = both[..., :head_dim], both[..., head_dim:]
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
@@ -184,7 +188,7 @@ def _step(count, params, state, inputs):
   out = jnp.tril(scores) @ value
   if before is not None:
     out += (weights * from_start) @ before[..., head_dim:]
-  out = recurrence.unchunk(out)
+  out = unchunk(out)
   if resets is not None:
     out = packing.with_states(out, after)
   return tuple(jnp.split(after[:, :, -1], [head_dim], axis=-1)), out

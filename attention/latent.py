@@ -1,5 +1,6 @@
 """Latent attention: keys and values from a low-rank latent vector (DeepSeek-V2)."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -96,25 +97,32 @@ def latent_attention(
   """
   head_dim, dtype = query.shape[3], query.dtype
   shared = latent[:, :, :0] if shared_key is None else shared_key
-  masks = mask, *getattr(visible, "masks", ())
-  latent, shared = _zero_masked(latent, shared, *masks)
-  own = head_dim - shared.shape[2]
-  if key_kernel.shape[2] != own:
+  masks = [x for x in (mask, *getattr(visible, "masks", ())) if x is not None]
+  # The gradients of the kernels are products with them, so masked positions are zeros.
+  readable = Visible(masks=tuple(masks)).readable
+  latent, shared = (readable(x[:, :, None])[:, :, 0] for x in (latent, shared))
+  width = head_dim - shared.shape[2]
+  if key_kernel.shape[2] != width:
     raise ValueError(
-      f"key_kernel: expected C = H - P = {own}, got shape {key_kernel.shape}"
+      f"key_kernel: expected C = H - P = {width}, got shape {key_kernel.shape}"
     )
+  project = partial(jnp.einsum, preferred_element_type=dtype)
   if absorbed:
-    own, rotary = jnp.split(query, [key_kernel.shape[2]], axis=3)
-    own = jnp.einsum(
-      "btnc,rnc->btnr", own, key_kernel, preferred_element_type=dtype
-    )
+    own, rotary = jnp.split(query, [width], axis=3)
+    own = project("btnc,rnc->btnr", own, key_kernel)
     query = jnp.concatenate([own, rotary], axis=3)
     key = jnp.concatenate([latent, shared], axis=2).astype(dtype)[:, :, None]
     read = latent.astype(dtype)[:, :, None] if value is None else value
     key = jnp.broadcast_to(key, (*key.shape[:2], read.shape[2], key.shape[3]))
   else:
-    kernels = key_kernel, value_kernel
-    key, read = _expand(latent, shared, *kernels, value, dtype)
+    own = project("bsr,rnd->bsnd", latent, key_kernel)
+    if value is None:
+      read = project("bsr,rnv->bsnv", latent, value_kernel)
+    else:
+      read = jnp.repeat(value, own.shape[2] // value.shape[2], axis=2)
+    shared = shared.astype(dtype)[:, :, None]
+    shared = jnp.broadcast_to(shared, (*own.shape[:3], shared.shape[3]))
+    key = jnp.concatenate([own, shared], axis=3)
   result: Any = flash_attention(
     query,
     key,
@@ -134,42 +142,8 @@ def latent_attention(
   )
   out = result[0] if return_lse else result
   if absorbed and value is None:
-    out = jnp.einsum(
-      "btnr,rnv->btnv", out, value_kernel, preferred_element_type=dtype
-    )
+    out = project("btnr,rnv->btnv", out, value_kernel)
   return (out, result[1]) if return_lse else out
-
-
-def _zero_masked(
-  latent: Array, shared_key: Array, *masks: Array | None
-) -> tuple[Array, ...]:
-  """Zeros both at masked positions, as the kernels' gradients are products with them."""
-  visible = Visible(masks=tuple(x for x in masks if x is not None))
-  arrays = (x[:, :, None] for x in (latent, shared_key))
-  return tuple(visible.readable(x)[:, :, 0] for x in arrays)
-
-
-def _expand(
-  latent: Array,
-  shared_key: Array,
-  key_kernel: Array,
-  value_kernel: Array,
-  value: Array | None,
-  dtype: Any,
-) -> tuple[Array, Array]:
-  """Keys `[B, S, N, H]` and values `[B, S, N, V]`; a call may give its own values."""
-  own = jnp.einsum(
-    "bsr,rnd->bsnd", latent, key_kernel, preferred_element_type=dtype
-  )
-  if value is None:
-    value = jnp.einsum(
-      "bsr,rnv->bsnv", latent, value_kernel, preferred_element_type=dtype
-    )
-  else:
-    value = jnp.repeat(value, own.shape[2] // value.shape[2], axis=2)
-  shape = (*own.shape[:3], shared_key.shape[2])
-  shared = jnp.broadcast_to(shared_key.astype(dtype)[:, :, None], shape)
-  return jnp.concatenate([own, shared], axis=3), value
 
 
 class LatentCache(NamedTuple):
@@ -263,7 +237,12 @@ def latent(
   def apply(variables, query, key, value, **call) -> Any:
     own = ("key_kernel", "value_kernel", "value", "absorbed")
     call = accepted_options("latent", latent_attention, call, own=own)
-    read = _take_latent(call, key)
+    if key is not None:
+      raise ValueError(
+        "key: latent attention makes its keys from `latent`; expected None"
+      )
+    check_given("latent", call, "latent", "shared_key")
+    read = call.pop("latent")
     if read.shape[1] != query.shape[1]:
       raise ValueError(
         "query: expected query and key of one sequence, got lengths "
@@ -332,13 +311,3 @@ def latent(
     - {"cross", "rowwise", "bias", "relative"}
     | {"own_keys"},
   )
-
-
-def _take_latent(call: dict[str, Any], key: Array | None) -> Array:
-  """Takes `latent` from the options of a call; raises ValueError if it has a key."""
-  if key is not None:
-    raise ValueError(
-      "key: latent attention makes its keys from `latent`; expected None"
-    )
-  check_given("latent", call, "latent", "shared_key")
-  return call.pop("latent")

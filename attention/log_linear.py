@@ -20,7 +20,8 @@ from attention.decorators import attention_factory, attention_function
 from attention.gated_linear import mamba2, with_steps
 from attention.mechanism import Attention
 from attention.platform import layout
-from attention.recurrent import gates, packing, recurrence
+from attention.recurrent import gates, packing
+from attention.recurrent.arrays import by_head, chunks, repeat_heads, unchunk
 from attention.recurrent.scan import (
   Resets,
   chunk_prefixes,
@@ -111,7 +112,7 @@ def _recurrence(
   """`log_linear_attention`, also where each device has a shard of the sequence."""
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
-  query = recurrence.repeat_heads(query, key, value)
+  query = repeat_heads(query, key, value)
   batch, length, num_heads, head_dim = query.shape
   is_part, levels = is_sequence_sharded(axis_name), level_scales.shape[3]
   total = length * (jax.lax.axis_size(axis_name) if is_part else 1)
@@ -128,7 +129,7 @@ def _recurrence(
   if num_segments is not None:
     packed = packing.packing_of(query, num_segments, options)
     keep &= (segments >= 0) & (segments < num_segments)
-  (key, value, scales), log_decay, begins = recurrence.by_head(
+  (key, value, scales), log_decay, begins = by_head(
     query, (key, value, level_scales), **options
   )
   lead = (batch,) if packed is None else (batch, num_segments)
@@ -228,7 +229,7 @@ def _step(count, params, sums, inputs):
   ends, positions = (
     x.reshape(x.shape[0], 1, count, -1) for x in (ends, positions)
   )
-  query, key, value, log_decay, scales = recurrence.chunks(arrays, count)
+  query, key, value, log_decay, scales = chunks(arrays, count)
   most = scales.shape[-1] - 1
   level = functools.partial(_level, most)
 
@@ -272,7 +273,7 @@ def _step(count, params, sums, inputs):
     read = jnp.where(levels > since[..., None], scales[..., 1:], merged)
     readers = (query * from_start)[..., None, :] * read[..., None]
     out += jnp.einsum("bngclh,bnlghv->bngcv", readers, before[1])
-  out = recurrence.unchunk(out)
+  out = unchunk(out)
   if resets is not None:
     out = out, jnp.moveaxis(last[1], 3, 1)
   return last[1][:, :, :, -1], out

@@ -2,7 +2,7 @@
 
 Each round sorts the tokens of a head by (segment, bucket, position) and cuts them
 into chunks of C; a chunk attends to itself and to the chunk before it. The rounds
-are merged by the log-sum-exp of their logits (`attention.softmax.tiles.merge`).
+are merged by the log-sum-exp of their logits (`attention.softmax.rows.merge`).
 
 The paper weighs a pair that occurs in N_ij rounds by 1 / N_ij in each. Here the first
 of these rounds counts it with weight 1, which gives the same sum. A comparison of
@@ -24,9 +24,21 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend, layout
-from attention.softmax import dropout, tiles
+from attention.softmax import dropout
 from attention.softmax.cache import prompt_rows
-from attention.softmax.rows import block_attention, masked_softmax
+from attention.softmax.hashing import (
+  by_position,
+  check_buckets,
+  hash_buckets,
+  lsh_rotations,
+  sort_by_bucket,
+)
+from attention.softmax.rows import (
+  Output,
+  block_attention,
+  masked_softmax,
+  merge,
+)
 
 
 @attention_function
@@ -44,7 +56,7 @@ def lsh_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   return_lse: bool = False,
-) -> tiles.Output:
+) -> Output:
   r"""Each token attends to nearby tokens of its hash bucket, in several rounds.
 
     out = lsh_attention(q, v, rotations=rotations, chunk_size=64)
@@ -114,14 +126,14 @@ def lsh_attention(
   keep = checks.key_mask(mask, query, query, instead)
   query, value = (layout.zero_masked(x, keep) for x in (query, value))
   factor = _key_factors(query, checks.softmax_scale(scale, head_dim))
-  bucket = _buckets(jax.lax.stop_gradient(query), rotations)
-  order, rank = _sort_by_bucket(bucket, key_segment_ids, keep)
+  bucket = hash_buckets(jax.lax.stop_gradient(query), rotations)
+  order, rank = sort_by_bucket(bucket, key_segment_ids, keep)
   place = jnp.broadcast_to(jnp.arange(length), order.shape)
   chunk_size = min(chunk_size, length)
   width = chunk_size if is_causal else 2
   code = (place if is_causal else place // chunk_size) + width * (place - rank)
   # Below 0, the code of padding: no token sees a larger code.
-  code = _by_position(code - jnp.iinfo(code.dtype).max, order)
+  code = by_position(code - jnp.iinfo(code.dtype).max, order)
   attend = partial(
     _attend_round,
     (query, factor, value, code.transpose(1, 3, 2, 0)),
@@ -131,9 +143,9 @@ def lsh_attention(
   )
   parts = jax.lax.map(
     jax.checkpoint(attend, prevent_cse=False),
-    (jnp.arange(len(order)), order, _by_position(place, order)),
+    (jnp.arange(len(order)), order, by_position(place, order)),
   )
-  parts = tiles.merge(*zip(*parts, strict=True))
+  parts = merge(*zip(*parts, strict=True))
   out, lse = (jnp.swapaxes(x, 1, 2) for x in parts)
   is_alone = lse == -jnp.inf
   # The weight of a token for itself: 1, or NaN where the token is NaN.
@@ -179,12 +191,11 @@ def _attend_round(
   count = -(-length // chunk_size)
   steps = -(-count // most)
   chunks_per_step = -(-count // steps)
-  rows = (
-    chunks_per_step * chunk_size
-  )  # B and N stay separate axes, after steps.
+  rows = chunks_per_step * chunk_size
   padding = ((0, 0), (0, 0), (0, steps * rows - length))
   index = jnp.pad(order, padding, constant_values=length)
   index = index.reshape(batch, num_heads, steps, chunks_per_step, chunk_size)
+  # B and N stay separate axes, after steps.
   chunks = [
     jax.vmap(partial(layout.head_rows, x))(jnp.moveaxis(index, 2, 0))
     for x in tokens
@@ -233,45 +244,8 @@ def _attend_round(
     at = x.at[place // rows, place % rows]
     return at.get(mode="promise_in_bounds", unique_indices=True)
 
-  out, lse = (
-    jax.vmap(jax.vmap(unsort, (1, 0)), (1, 0))(x, place) for x in results
-  )
-  return out, lse
-
-
-def _sort_by_bucket(
-  bucket: Int[Array, "rounds B N T"],
-  segment_ids: Int[Array, "B T"] | None = None,
-  keep: Bool[Array, "B T"] | None = None,
-) -> tuple[Int[Array, "rounds B N T"], Int[Array, "rounds B N T"]]:
-  """The token at each sorted place, and the number of its bucket's earlier tokens.
-
-  Each masked token has its own bucket, after all others.
-  """
-  is_masked = None if keep is None else ~keep
-  keys = [bucket] + [
-    jnp.broadcast_to(x[:, None], bucket.shape)
-    for x in (segment_ids, is_masked)
-    if x is not None
-  ]
-  order = jnp.lexsort(keys)
-  keys = [jnp.take_along_axis(key, order, axis=-1) for key in keys]
-  place = jnp.broadcast_to(jnp.arange(order.shape[-1]), order.shape)
-  is_first = place == 0 if keep is None else keys[-1]
-  for key in keys:
-    is_first |= key != jnp.roll(key, 1, axis=-1)
-  return order, place - jax.lax.cummax(jnp.where(is_first, place, 0), axis=3)
-
-
-def _by_position(
-  x: Int[Array, "rounds B N T"], order: Int[Array, "rounds B N T"]
-) -> Int[Array, "rounds B N T"]:
-  """Reorders numbers from sorted order to position order."""
-
-  def put(x, order):
-    return jnp.zeros_like(x).at[order].set(x, unique_indices=True)
-
-  return jax.vmap(jax.vmap(jax.vmap(put)))(x, order)
+  unsort_all = jax.vmap(jax.vmap(unsort, (1, 0)), (1, 0))
+  return unsort_all(results[0], place), unsort_all(results[1], place)
 
 
 def _key_factors(
@@ -282,61 +256,6 @@ def _key_factors(
   # The inner `where` keeps the derivative of the root finite at 0.
   norm = jnp.sqrt(jnp.where(squares == 0.0, 1.0, squares))
   return jnp.where(squares == 0.0, 0.0, scale / norm)
-
-
-def _buckets(
-  x: Float[Array, "B T N H"], rotations: Float[Array, "rounds H half"]
-) -> Int[Array, "rounds B N T"]:
-  """The argmax of [xR; -xR] in every round, some tokens at a time."""
-  batch, length, num_heads, _ = x.shape
-  num_rounds, _, half = rotations.shape
-  if half == 0:
-    return jnp.zeros((num_rounds, batch, num_heads, length), jnp.int32)
-  # Full precision gives the same bucket on every device and in every call.
-  product = partial(
-    jnp.einsum, "rhm,bnh->rmbn", precision=jax.lax.Precision.HIGHEST
-  )
-
-  def bucket(x):
-    products = product(rotations.astype(jnp.float32), x.astype(jnp.float32))
-    # XLA:CPU is slow along the last axis.
-    return jnp.argmax(jnp.concatenate([products, -products], 1), axis=1)
-
-  token_bytes = 8 * num_rounds * half * batch * num_heads
-  size = backend.rows_at_once(token_bytes, length, least=64)
-  out = jax.lax.map(bucket, jnp.swapaxes(x, 0, 1), batch_size=size)
-  return jnp.moveaxis(out, 0, 3)
-
-
-def lsh_rotations(
-  key: Array, *, num_rounds: int, head_dim: int, num_buckets: int
-) -> Float[Array, "rounds H half"]:
-  """Draws the random rotations of the hash, standard normal.
-
-  Args:
-    key: a JAX random key.
-    num_rounds: the number of hash rounds, at least 1.
-    head_dim: H ≥ 1.
-    num_buckets: an even number, or 1 for no hashing.
-
-  Returns:
-    `[rounds, H, buckets/2]` float32, its last axis 0 for one bucket.
-
-  Paper: arXiv:2001.04451, section 2, "Locality sensitive hashing".
-  """
-  checks.check_at_least("num_rounds", num_rounds, 1)
-  checks.check_at_least("head_dim", head_dim, 1)
-  _check_buckets(num_buckets)
-  return jax.random.normal(key, (num_rounds, head_dim, num_buckets // 2))
-
-
-def _check_buckets(num_buckets: int) -> None:
-  checks.check_at_least("num_buckets", num_buckets, 1)
-  if num_buckets > 1 and num_buckets % 2:
-    raise ValueError(
-      "num_buckets: expected an even number, as the hash takes a direction and "
-      f"its opposite, or 1, got {num_buckets}"
-    )
 
 
 class LshCache(NamedTuple):
@@ -376,7 +295,7 @@ def lsh(
     `apply` and `decode` expect None as `key`. A step of decoding takes time
     S·N·(H+V+rounds) at any position.
   """
-  _check_buckets(num_buckets or 1)
+  check_buckets(num_buckets or 1)
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):
@@ -401,13 +320,13 @@ def lsh(
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    heads, kv_heads, head_dim, *_ = dims
-    buckets = jnp.zeros((batch, max_length, heads, num_rounds), jnp.int32)
+    tokens = batch, max_length
+    ranks = jnp.zeros((*tokens, dims.num_heads, num_rounds), jnp.int32)
     return LshCache(
-      vector=jnp.zeros((batch, max_length, heads, head_dim), dtype),
-      value=jnp.zeros((batch, max_length, kv_heads, dims.values), dtype),
-      bucket=buckets,
-      rank=buckets,
+      jnp.zeros((*tokens, dims.num_heads, dims.head_dim), dtype),
+      jnp.zeros((*tokens, dims.num_kv_heads, dims.values), dtype),
+      bucket=ranks,
+      rank=ranks,
       index=jnp.zeros((batch,), jnp.int32),
     )
 
@@ -415,22 +334,19 @@ def lsh(
     del scale  # The cache stores no logits.
     _check_key(key)
     query, value = (prompt_rows(x, lengths) for x in (query, value))
-    bucket = _buckets(query, rotations_of(variables, query))
-    order, rank = _sort_by_bucket(bucket)
-    rank = _by_position(rank, order)
-    now = (query, value, *(x.transpose(1, 3, 2, 0) for x in (bucket, rank)))
-    return LshCache(
-      *(layout.put(past, x, 0) for past, x in zip(cache[:4], now, strict=True)),
-      index=lengths,
-    )
+    bucket = hash_buckets(query, rotations_of(variables, query))
+    order, rank = sort_by_bucket(bucket)
+    rank = by_position(rank, order)
+    now = query, value, *(x.transpose(1, 3, 2, 0) for x in (bucket, rank))
+    rows = map(layout.put, cache[:4], now, (0,) * 4)
+    return LshCache(*rows, index=lengths)
 
   def decode(variables, cache, query, key, value, *, scale=None):
     _check_key(key)
     # A past token is visible iff, in some round, it is in the same bucket and its
     # rank there is less than `chunk_size` behind.
-    bucket = _buckets(query, rotations_of(variables, query)).transpose(
-      1, 3, 2, 0
-    )
+    bucket = hash_buckets(query, rotations_of(variables, query))
+    bucket = bucket.transpose(1, 3, 2, 0)
     slots = jnp.arange(cache.vector.shape[1])[None, :]
     index = cache.index[:, None]
     same = (cache.bucket == bucket) & (slots < index)[..., None, None]
@@ -438,27 +354,18 @@ def lsh(
     seen = jnp.any(same & (rank - cache.rank < chunk_size), axis=-1)
     here = slots == index
     seen |= here[..., None] & ~jnp.any(seen, axis=1, keepdims=True)
-    now = (query, value, bucket, rank)
-    cache = LshCache(
-      *(
-        layout.write(past, x, here)
-        for past, x in zip(cache[:4], now, strict=True)
-      ),
-      index=cache.index + 1,
-    )
+    now = query, value, bucket, rank
+    rows = map(layout.write, cache[:4], now, (here,) * 4)
+    cache = LshCache(*rows, index=cache.index + 1)
     scale = checks.softmax_scale(scale, query.shape[-1])
     logits = layout.dot("BTNH,BSNH->BNTS", query, cache.vector)
     factor = _key_factors(cache.vector, scale)
-    weights = masked_softmax(
-      logits * jnp.moveaxis(factor, 1, 2)[:, :, None],
-      jnp.moveaxis(seen, 1, 2)[:, :, None],
-    )
+    factor, seen = (jnp.moveaxis(x, 1, 2)[:, :, None] for x in (factor, seen))
+    weights = masked_softmax(logits * factor, seen).astype(value.dtype)
     batch, num_heads, _, length = weights.shape
-    out = layout.dot(
-      "BKJS,BSKV->BKJV",
-      weights.astype(value.dtype).reshape(batch, value.shape[2], -1, length),
-      cache.value.astype(value.dtype),
-    )
+    weights = weights.reshape(batch, value.shape[2], -1, length)
+    values = cache.value.astype(value.dtype)
+    out = layout.dot("BKJS,BSKV->BKJV", weights, values)
     return out.reshape(batch, 1, num_heads, -1).astype(query.dtype), cache
 
   return Attention(

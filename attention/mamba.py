@@ -8,8 +8,8 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
+from attention.recurrent.arrays import by_head, repeat_heads
 from attention.recurrent.elementwise import elementwise_recurrence
-from attention.recurrent.recurrence import by_head, repeat_heads
 
 
 @attention_function

@@ -9,8 +9,9 @@ from jaxtyping import Array, Float
 from attention.decorators import attention_factory
 from attention.mechanism import Attention
 from attention.recurrent import gates
+from attention.recurrent.arrays import segment_begins
 from attention.recurrent.kernels import Implementation
-from attention.recurrent.recurrence import recurrent_attention, segment_begins
+from attention.recurrent.recurrence import recurrent_attention
 from attention.recurrent.scan import device_prefix, is_sequence_sharded
 from attention.softmax import sharding
 

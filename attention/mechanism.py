@@ -5,30 +5,22 @@ decorator adds a mechanism to `ATTENTIONS`; its record holds everything else. A
 mechanism of another project needs no entry: its name is its import path.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
-import contextlib
-import contextvars
 import dataclasses
-import importlib
 import inspect
-import sys
-import traceback
 from types import MappingProxyType, UnionType
-from typing import (
-  Any,
-  Literal,
-  NamedTuple,
-  Union,
-  get_args,
-  get_origin,
-)
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 import warnings
 
 from jaxtyping import Array
 
-from attention import checks
-from attention.checks import suggestion, unknown_name
+from attention.names import (
+  failure_location,
+  resolve,
+  unknown_name,
+  unknown_option,
+)
 
 Variables = Mapping[str, Any]
 """`{}`, `{'params': …}`, which are trained, or `{'constants': …}`."""
@@ -218,31 +210,12 @@ CALL_OPTIONS: Mapping[str, str] = MappingProxyType(
 """Option that only some mechanisms take -> its capability in `supports`."""
 
 
-CAPABILITIES: Mapping[str, str] = {
-  "causal": "causal",
-  "cross": "T≠S",
-  "rowwise": "stepwise",
-  "mask": "mask",
-  "full_mask": "any",
-  "segments": "packed",
-  "value_heads": "v heads",
-  "bias": "bias",
-  "relative": "rel.",
-  "sinks": "logits",
-  "logits_soft_cap": "logits",
-  "log_forget": "logits",
-  "mods": "logits",
-  "dropout": "drop",
-  "decode": "decode",
-  "global": "global",
-  "shared_qk": "q=k",
-  "own_keys": "kv",
-  "sequence": "shards",
-}
-"""Name in `supports` -> heading of its column in docs/library.md, in that order.
-
-A column of several names has ✓ where all of them are supported.
-"""
+_NAMES = (
+  "causal cross rowwise mask full_mask segments value_heads bias relative sinks "
+  "logits_soft_cap log_forget mods dropout decode global shared_qk own_keys sequence"
+)
+CAPABILITIES = tuple(_NAMES.split())
+"""All names that `supports` may have."""
 
 
 def required_names(factory: Callable[..., Attention]) -> list[str]:
@@ -317,17 +290,14 @@ def accepted_options(
   Raises:
     ValueError: `function` does not take an option, or the mechanism sets it.
   """
-  known = {
-    name: parameter
-    for name, parameter in inspect.signature(function).parameters.items()
-    if parameter.kind is not parameter.POSITIONAL_ONLY
-  }
+  known = inspect.signature(function).parameters
+  known = {n: p for n, p in known.items() if p.kind is not p.POSITIONAL_ONLY}
   takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
   for option in options:
     if option in own:
       raise ValueError(has_its_own(option, name))
     if option not in known and not takes_any:
-      raise ValueError(checks.unknown_option(option, name, known))
+      raise ValueError(unknown_option(option, name, known))
   return dict(options)
 
 
@@ -337,64 +307,6 @@ def has_its_own(option: str, name: str) -> str:
     f"{option}: {name} sets it itself, expected none in a call; call the attention "
     "function to set another"
   )
-
-
-_NO_IMPORTS = contextvars.ContextVar("no_imports", default=False)
-
-
-@contextlib.contextmanager
-def no_imports() -> Iterator[None]:
-  """A context that refuses import paths: names in it are read from data."""
-  token = _NO_IMPORTS.set(True)
-  try:
-    yield
-  finally:
-    _NO_IMPORTS.reset(token)
-
-
-def resolve(name: str, known: Mapping[str, Any], kind: str) -> Any:
-  """Looks a name up in `known`, or imports it.
-
-  Args:
-    name: a key of `known`, or 'package.module:attribute', which is imported.
-    known: name -> object.
-    kind: of the attribute, for messages: 'factory'.
-
-  Raises:
-    ValueError: the name is unknown, or imports are refused here; one line with the
-      reason and the remedy.
-  """
-  if name in known:
-    return known[name]
-  path, colon, attribute = name.partition(":")
-  if not colon:
-    paths = [*known, f"package.module:{kind}"]
-    raise ValueError(unknown_name(name, paths))
-  if not all(part.isidentifier() for part in [*path.split("."), attribute]):
-    raise ValueError(
-      f"expected package.module:{kind}, with dots between folders and without "
-      f".py, got {name!r}"
-    )
-  check_imports(name)
-  if path.partition(".")[0] in sys.stdlib_module_names:
-    raise ValueError(
-      f"{path!r} is a module of Python itself, which has no {kind} of a config"
-    )
-  module = _module(path)
-  if not hasattr(module, attribute):
-    raise ValueError(
-      f"module {path!r} has no {attribute!r}{suggestion(attribute, vars(module))}"
-    )
-  return getattr(module, attribute)
-
-
-def check_imports(name: str) -> None:
-  """Raises ValueError for an import path where nothing may be imported."""
-  if _NO_IMPORTS.get() and ":" in name:
-    raise ValueError(
-      f"{name!r} is an import path, and a folder of weights imports nothing; "
-      "lab.load_run and generate.py --workdir open a folder as a run"
-    )
 
 
 def find(name: str) -> Callable[..., Attention]:
@@ -451,7 +363,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
   takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
   for option in options:
     if option not in parameters and not takes_any:
-      raise ValueError(checks.unknown_option(option, name, parameters))
+      raise ValueError(unknown_option(option, name, parameters))
     # Our own factories say more of a value.
     allowed = name not in ATTENTIONS and _plain_types(parameters.get(option))
     if allowed and not isinstance(options[option], allowed):
@@ -493,13 +405,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
   return record
 
 
-_PLAIN = {
-  bool: (bool,),
-  int: (int,),
-  float: (float, int),
-  str: (str,),
-  type(None): (type(None),),
-}
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def _plain_types(parameter: inspect.Parameter | None) -> tuple[type, ...]:
@@ -511,7 +417,8 @@ def _plain_types(parameter: inspect.Parameter | None) -> tuple[type, ...]:
     members = get_args(parameter.annotation)
   if not all(x in _PLAIN for x in members):
     return ()
-  return tuple(dict.fromkeys(kind for x in members for kind in _PLAIN[x]))
+  wider = ((x, int) if x is float else (x,) for x in members)
+  return tuple(dict.fromkeys(kind for kinds in wider for kind in kinds))
 
 
 def example(mechanism: Callable[..., Attention] | str) -> Attention:
@@ -533,45 +440,9 @@ def example(mechanism: Callable[..., Attention] | str) -> Attention:
   return mechanism(**dict.fromkeys(required_names(mechanism), 1))
 
 
-def failure_location(error: Exception, *names: str) -> str:
-  """The text of an exception in another project's code, and where it was raised.
-
-  Args:
-    error: the exception.
-    *names: 'package.module:factory' of that code: the location is the innermost line
-      of these modules, or of any module if none of theirs is in the traceback.
-  """
-  text = " ".join(f"{type(error).__name__}: {error}".split())
-  lines = traceback.extract_tb(error.__traceback__)
-  # A syntax error says itself where it is.
-  if not lines or isinstance(error, SyntaxError):
-    return text
-  modules = (sys.modules.get(name.partition(":")[0]) for name in names)
-  files = [getattr(module, "__file__", None) for module in modules]
-  own = [line for line in lines if line.filename in files]
-  line = (own or lines)[-1]
-  return f"{text} ({line.filename}:{line.lineno})"
-
-
 def _factory(name: str) -> Callable[..., Attention]:
   """As `find`; messages begin with the config field 'name'."""
   try:
     return find(name)
   except ValueError as error:
     raise ValueError(f"name: {error}") from None
-
-
-def _module(path: str) -> Any:
-  try:
-    return importlib.import_module(path)
-  except Exception as error:
-    missing = isinstance(error, ModuleNotFoundError) and error.name
-    # Not where the module is there and one that it imports is not.
-    if missing and f"{path}.".startswith(f"{missing}."):
-      raise ValueError(
-        f"no module {missing!r} is found; start from the folder that holds it, "
-        "or add that folder to PYTHONPATH"
-      ) from None
-    raise ValueError(
-      f"importing {path} raised {failure_location(error)}"
-    ) from None

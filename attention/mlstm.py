@@ -12,10 +12,10 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.platform import backend
 from attention.recurrent import gates
+from attention.recurrent.arrays import by_head, repeat_heads
 from attention.recurrent.packing import first_states
-from attention.recurrent.recurrence import FORGOTTEN, by_head, repeat_heads
 from attention.recurrent.scan import CHUNK, chunk_size, scan
-from attention.recurrent.triangular import decay_to_end, pair_sums
+from attention.recurrent.triangular import FORGOTTEN, decay_to_end, pair_sums
 
 _HIGHEST = 80.0
 """Largest and smallest exponent of e^(−m), so that it stays in float32's range."""

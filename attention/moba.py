@@ -27,8 +27,8 @@ from attention.softmax.block_selection import (
   indexed_blocks,
 )
 from attention.softmax.cache import append
+from attention.softmax.rows import Output
 from attention.softmax.selected_blocks import selected_attention
-from attention.softmax.tiles import Output
 
 
 @attention_function
@@ -106,10 +106,7 @@ def moba_attention(
   if (index_query is None) != (index_key is None):
     raise ValueError("index_query: expected it with index_key, and only then")
   if index_query is None or index_key is None:
-    if local_blocks != 1:
-      raise ValueError(
-        f"local_blocks: expected 1 without index_query, got {local_blocks}"
-      )
+    indexer.check_defaults("index_query", local_blocks=(local_blocks, 1))
     blocks = best_blocks(query, key, keep, places, block_size, top_k)
   else:
     if mask is not None:
@@ -135,6 +132,20 @@ def moba_attention(
     scale=scale,
     query_positions=places,
     return_lse=return_lse,
+  )
+
+
+def _attend_to_cache(query, cache, blocks, block_size, seen, scale) -> Any:
+  """The output of one position for the selected blocks of a cache."""
+  return selected_attention(
+    query,
+    cache.key,
+    cache.value,
+    block_indices=blocks,
+    block_size=block_size,
+    mask=seen[:, None, None],
+    is_causal=False,
+    scale=scale,
   )
 
 
@@ -182,15 +193,12 @@ def moba(
       has_weights=False,
     )
     return _with_indexer(sizes, options, local_blocks)
-  for name, value, default in (
-    ("local_blocks", local_blocks, 1),
-    ("index_norm_epsilon", index_norm_epsilon, None),
-    ("index_rotary_dim", index_rotary_dim, None),
-  ):
-    if value != default:
-      raise ValueError(
-        f"{name}: expected {default} without num_index_heads, got {value}"
-      )
+  indexer.check_defaults(
+    "num_index_heads",
+    local_blocks=(local_blocks, 1),
+    index_norm_epsilon=(index_norm_epsilon, None),
+    index_rotary_dim=(index_rotary_dim, None),
+  )
   exact = dense()
 
   def decode(variables, cache, query, key, value, *, scale=None):
@@ -198,17 +206,9 @@ def moba(
     index, cache = cache.index[:, None], append(cache, key, value)
     seen = jnp.arange(cache.key.shape[1])[None] <= index
     blocks = best_blocks(query, cache.key, seen, index, block_size, top_k)
-    out: Any = selected_attention(
-      query,
-      cache.key,
-      cache.value,
-      block_indices=blocks,
-      block_size=block_size,
-      mask=seen[:, None, None],
-      is_causal=False,
-      scale=scale,
-    )
-    return out, cache
+    return _attend_to_cache(
+      query, cache, blocks, block_size, seen, scale
+    ), cache
 
   return Attention(
     init=no_variables,
@@ -255,17 +255,8 @@ def _with_indexer(
       num_heads=query.shape[2],
       **sizes,
     )
-    out: Any = selected_attention(
-      query,
-      cache.key,
-      cache.value,
-      block_indices=blocks,
-      block_size=sizes["block_size"],
-      mask=seen[:, None, None],
-      is_causal=False,
-      scale=scale,
-    )
-    return out, cache
+    size = sizes["block_size"]
+    return _attend_to_cache(query, cache, blocks, size, seen, scale), cache
 
   return Attention(
     init=lambda key, dims: {"params": indexer.init(key, dims, options)},

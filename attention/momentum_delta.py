@@ -22,6 +22,13 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing, recurrence
+from attention.recurrent.arrays import (
+  by_head,
+  chunks,
+  repeat_heads,
+  unchunk,
+  unit_length,
+)
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
@@ -30,7 +37,12 @@ from attention.recurrent.scan import (
   is_sequence_sharded,
   scan,
 )
-from attention.recurrent.triangular import decay_to_end, inverse, pair_decays
+from attention.recurrent.triangular import (
+  FORGOTTEN,
+  decay_to_end,
+  inverse,
+  pair_decays,
+)
 
 
 @attention_function
@@ -115,21 +127,21 @@ def _recurrence(
   axis_name=None,
 ) -> Any:
   """`momentum_delta_attention`, also where each device has a shard of the sequence."""
-  query, dtype = recurrence.repeat_heads(query, key, value), query.dtype
+  query, dtype = repeat_heads(query, key, value), query.dtype
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   options["segment_ids"], packed = segment_ids, None
   if num_segments is not None:
     packed = packing.packing_of(query, num_segments, options)
   arrays = key, value, *(x[..., None] for x in (beta, eta, momentum_decay))
-  arrays, log_decay, begins = recurrence.by_head(
+  arrays, log_decay, begins = by_head(
     query, arrays, log_decay=log_decay, **options
   )
   key, value, beta, eta, momentum_decay = arrays
   if begins is not None:
-    momentum_decay = jnp.where(begins, recurrence.FORGOTTEN, momentum_decay)
+    momentum_decay = jnp.where(begins, FORGOTTEN, momentum_decay)
   query = query.astype(jnp.float32)
   if normalize_keys:
-    query, key = map(recurrence.unit_length, (query, key))
+    query, key = map(unit_length, (query, key))
   num_heads, head_dim = query.shape[2:]
   shape = num_heads, 2 * head_dim, value.shape[3]
   state = packing.first_state(
@@ -200,7 +212,7 @@ def _step(count, params, state, inputs):
   """`count` consecutive chunks, `[B, N, count, C, ·]`."""
   del params
   *arrays, resets = inputs
-  query, key, value, beta, eta, log_decay, momentum_decay = recurrence.chunks(
+  query, key, value, beta, eta, log_decay, momentum_decay = chunks(
     arrays, count
   )
   decays = jnp.tril(pair_decays(log_decay), -1)
@@ -244,7 +256,7 @@ def _step(count, params, state, inputs):
     resets = packing.head_resets(resets, transition)
     _, before = chunk_prefixes(recurrence.join_states, first, own, resets)
   error = solution @ value - known @ before
-  out = recurrence.unchunk(scores @ error + read @ before)
+  out = unchunk(scores @ error + read @ before)
   after = carry_over(before) + write @ error
   if resets is not None:
     out = packing.with_states(out, after)

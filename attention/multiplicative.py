@@ -15,7 +15,7 @@ from attention.dense import dense
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Dims, Variables
 from attention.softmax import own_logits
-from attention.softmax.tiles import Output
+from attention.softmax.rows import Output
 from attention.softmax.visible import EVERY_PAIR, Visible, VisibleOptions
 
 

@@ -29,12 +29,11 @@ from attention.platform import backend
 from attention.platform.blocks import block_map, join_blocks, split_blocks
 from attention.platform.layout import dot, query_dot, zero_masked
 from attention.recurrent import gates
-from attention.recurrent.recurrence import unit_length
+from attention.recurrent.arrays import unit_length
 from attention.recurrent.scan import chunk_size, scan_leftward
 from attention.recurrent.triangular import inverse
-from attention.softmax.logits import forget_sums
-from attention.softmax.rows import softmax_and_lse
-from attention.softmax.tiles import Output, merge
+from attention.softmax.forget_gates import forget_sums
+from attention.softmax.rows import Output, merge, softmax_and_lse
 from attention.softmax.visible import visible_in_tile
 
 BLOCK = 128

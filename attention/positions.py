@@ -367,9 +367,6 @@ def sines(
   return jnp.sin(angles), jnp.cos(angles)
 
 
-_HEADS = Float[Array, "B T N H"]
-
-
 def check_positions(
   positions: Int[Array | np.ndarray, "#B T"], inputs: Array | None = None
 ) -> None:
@@ -431,7 +428,8 @@ def rotary(
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
-  checks.check_call({"inputs": inputs}, {"inputs": _HEADS}, {}, ("inputs",))
+  annotations = {"inputs": Float[Array, "B T N H"]}
+  checks.check_call({"inputs": inputs}, annotations, {}, ("inputs",))
   check_positions(positions, inputs)
   size = int(inputs.shape[-1] * fraction)
   if size % 2 or not size:
@@ -442,8 +440,7 @@ def rotary(
   frequencies, factor = rotary_frequencies(
     size, theta, scaling, length=positions.max(initial=0) + 1
   )
-  sines_and_cosines = sines(positions, frequencies)
-  sin, cos = (factor * x[:, :, None] for x in sines_and_cosines)
+  sin, cos = (factor * x[:, :, None] for x in sines(positions, frequencies))
   exact = jnp.promote_types(inputs.dtype, jnp.float32)
   left, right = jnp.split(inputs[..., :size].astype(exact), 2, axis=-1)
   rotated = [left * cos - right * sin, right * cos + left * sin]

@@ -10,19 +10,14 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
+from attention.recurrent.arrays import by_head, repeat_heads, unit_length
 from attention.recurrent.elementwise import (
   elementwise_recurrence,
   given_coefficients,
   whole_state,
 )
 from attention.recurrent.packing import first_states
-from attention.recurrent.recurrence import (
-  by_head,
-  join_states,
-  recurrent_attention,
-  repeat_heads,
-  unit_length,
-)
+from attention.recurrent.recurrence import join_states, recurrent_attention
 from attention.recurrent.scan import device_prefix, is_sequence_sharded
 
 

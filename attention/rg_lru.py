@@ -10,12 +10,12 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
+from attention.recurrent.arrays import by_head, segment_begins
 from attention.recurrent.elementwise import (
   elementwise_recurrence,
   given_coefficients,
   whole_state,
 )
-from attention.recurrent.recurrence import by_head, segment_begins
 
 _SHARPNESS = 8.0
 """c of equation 3."""

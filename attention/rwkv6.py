@@ -11,7 +11,8 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.platform.layout import zero_masked
 from attention.recurrent import gates
-from attention.recurrent.recurrence import recurrent_attention, repeat_heads
+from attention.recurrent.arrays import repeat_heads
+from attention.recurrent.recurrence import recurrent_attention
 
 
 @attention_function

@@ -7,8 +7,9 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
+from attention.recurrent.arrays import unit_length
 from attention.recurrent.kernels import Implementation
-from attention.recurrent.recurrence import recurrent_attention, unit_length
+from attention.recurrent.recurrence import recurrent_attention
 
 _LOWEST_DECAY = -(2.718281828459045**-0.5)
 """The logarithm of the strongest decay, −e^(−½)."""

@@ -21,16 +21,13 @@ from attention.dense import attend_to_slots
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
-from attention.softmax.cache import (
-  DenseCache,
-  next_forget_bias,
-  prompt_forget_bias,
-  ring,
-)
+from attention.softmax.cache import DenseCache, ring
 from attention.softmax.cache import init_cache as init_dense
+from attention.softmax.forget_gates import next_forget_bias, prompt_forget_bias
 from attention.softmax.kernels import Implementation
 from attention.softmax.logits import PLAIN, Logits, WindowOptions
-from attention.softmax.tiles import Output, attend, with_sinks
+from attention.softmax.rows import Output, with_sinks
+from attention.softmax.tiles import attend
 from attention.softmax.visible import EVERY_PAIR, Visible
 
 
@@ -87,8 +84,8 @@ def sliding_window_attention(
       twice counts once.
     global_qkv: separate (query, key, value) for the attention of global queries to all
       keys. Other queries see global keys through `key` and `value`.
-    block_size: C, the number of queries in a tile. Only 'xla' takes it. None is the
-      choice of `attention.platform.backend.window_rows`.
+    block_size: C, the number of queries in a tile. Only 'xla' takes it. None is 64,
+      or 128 where a query sees more than 256 keys.
     implementation: None, 'xla', 'cudnn' or 'tokamax'. cuDNN takes only a window to the
       left, without a mask. cuDNN and tokamax need T = S, and support no segments,
       tables, dropout, dilation or global tokens.

@@ -14,7 +14,7 @@ from attention.decorators import (
 )
 from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters
-from attention.softmax.tiles import Output
+from attention.softmax.rows import Output
 from attention.window_2d import check_grid, nearest_square
 
 

@@ -23,6 +23,13 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, recurrence
+from attention.recurrent.arrays import (
+  by_head,
+  chunks,
+  repeat_heads,
+  unchunk,
+  unit_length,
+)
 from attention.recurrent.minibatches import minibatches
 from attention.recurrent.packing import first_states
 from attention.recurrent.scan import (
@@ -31,7 +38,12 @@ from attention.recurrent.scan import (
   chunks_per_step,
   scan,
 )
-from attention.recurrent.triangular import inverse, pair_decays, shift
+from attention.recurrent.triangular import (
+  FORGOTTEN,
+  inverse,
+  pair_decays,
+  shift,
+)
 
 
 class TitansState(NamedTuple):
@@ -108,8 +120,8 @@ def titans_attention(
   Paper: Titans: learning to memorize at test time, arXiv:2501.00663, sections 3.1 and
   3.2, with a linear memory.
   """
-  query, dtype = recurrence.repeat_heads(query, key, value), query.dtype
-  (key, value, rate, momentum), decay, begins = recurrence.by_head(
+  query, dtype = repeat_heads(query, key, value), query.dtype
+  (key, value, rate, momentum), decay, begins = by_head(
     query,
     (key, value, learning_rate[..., None], log_momentum[..., None]),
     log_decay=log_decay,
@@ -119,13 +131,13 @@ def titans_attention(
   )
   query = query.astype(jnp.float32)
   if normalize_keys:
-    query, key = recurrence.unit_length(query), recurrence.unit_length(key)
+    query, key = unit_length(query), unit_length(key)
   batch, length, num_heads, head_dim = query.shape
   shape = batch, num_heads, head_dim, value.shape[3]
   state = first_states(initial_state, _empty_state(shape), "a TitansState")
   parts = minibatches(query, mask, begins, state.count, minibatch_size)
   if begins is not None:
-    momentum = jnp.where(begins, recurrence.FORGOTTEN, momentum)
+    momentum = jnp.where(begins, FORGOTTEN, momentum)
   flags = [parts.keep, parts.opens | parts.begins]
   flags += [] if begins is None else [parts.begins]
   size = chunk_size(length)
@@ -179,8 +191,8 @@ def _position(params, state, inputs):
 def _step(count, params, state, inputs):
   """`count` consecutive chunks, `[B, N, count, C, ·]`."""
   del params
-  query, key, value, written, log_momentum, log_decay, flags = (
-    recurrence.chunks(inputs, count)
+  query, key, value, written, log_momentum, log_decay, flags = chunks(
+    inputs, count
   )
   keep, opens, *begins = jnp.split(flags, flags.shape[-1], axis=-1)
   decays = jnp.tril(pair_decays(log_decay)) * jnp.swapaxes(keep, -2, -1)
@@ -238,7 +250,7 @@ def _step(count, params, state, inputs):
   error = solution @ (value - known @ state)
   out = read @ state + scores @ error
   state = (decayed(state) + final @ error)[:, :, -1]
-  return tuple(jnp.split(state, 3, axis=-2)), recurrence.unchunk(out)
+  return tuple(jnp.split(state, 3, axis=-2)), unchunk(out)
 
 
 @attention_factory

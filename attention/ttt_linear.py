@@ -16,9 +16,9 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
+from attention.recurrent.arrays import by_head, repeat_heads
 from attention.recurrent.minibatches import minibatches
 from attention.recurrent.packing import first_states
-from attention.recurrent.recurrence import by_head, repeat_heads
 from attention.recurrent.scan import CHUNK, scan
 
 

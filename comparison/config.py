@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from attention import ATTENTIONS
 from attention import mechanism as mechanisms
-from attention.checks import suggestion, unknown_name
+from attention.names import suggestion, unknown_name
 import models
 from settings.build import build, check_section
 from settings.errors import ConfigError

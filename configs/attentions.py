@@ -11,7 +11,7 @@ from typing import Any
 
 from attention import ATTENTIONS
 from attention import mechanism as mechanisms
-from attention.checks import unknown_name
+from attention.names import unknown_name
 from models.attention_config import NEEDS, obstacle
 from settings.typed import mechanism, split
 

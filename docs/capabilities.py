@@ -6,7 +6,27 @@ and a test keeps the two equal.
 
 from collections.abc import Mapping
 
-from attention.mechanism import ATTENTIONS, CAPABILITIES, Attention, example
+from attention.mechanism import ATTENTIONS, Attention, example
+
+COLUMNS = {
+  "causal": {"causal"},
+  "T≠S": {"cross"},
+  "stepwise": {"rowwise"},
+  "mask": {"mask"},
+  "any": {"full_mask"},
+  "packed": {"segments"},
+  "v heads": {"value_heads"},
+  "bias": {"bias"},
+  "rel.": {"relative"},
+  "logits": {"sinks", "logits_soft_cap", "log_forget", "mods"},
+  "drop": {"dropout"},
+  "decode": {"decode"},
+  "global": {"global"},
+  "q=k": {"shared_qk"},
+  "kv": {"own_keys"},
+  "shards": {"sequence"},
+}
+"""Heading of a column -> the capabilities that it stands for, all of them."""
 
 
 def capability_table(
@@ -24,18 +44,15 @@ def capability_table(
   """
   if mechanisms is None:
     mechanisms = {name: example(make) for name, make in ATTENTIONS.items()}
-  columns: dict[str, set[str]] = {}
-  for capability, heading in CAPABILITIES.items():
-    columns.setdefault(heading, set()).add(capability)
   alike: dict[tuple[str, ...], list[str]] = {}
   for name, record in mechanisms.items():
     marks = [
-      "✓" if names <= record.supports else "–" for names in columns.values()
+      "✓" if names <= record.supports else "–" for names in COLUMNS.values()
     ]
     if record.causal_only:
       marks[0] = "only"
     alike.setdefault(tuple(marks), []).append(f"`{name}`")
-  rows = [["name", *columns], ["---", *[":-:"] * len(columns)]]
+  rows = [["name", *COLUMNS], ["---", *[":-:"] * len(COLUMNS)]]
   rows += [[", ".join(names), *marks] for marks, names in alike.items()]
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

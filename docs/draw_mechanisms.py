@@ -36,7 +36,7 @@ from attention import (
   t5_bias,
 )
 from attention import mechanism as mechanisms
-from attention.recurrent.recurrence import unit_length
+from attention.recurrent.arrays import unit_length
 import training  # noqa: F401 - switches off a faulty fusion of XLA
 
 FOLDER = pathlib.Path(__file__).parent / "mechanisms"

@@ -9,7 +9,7 @@ weights.
 from collections.abc import Mapping
 import dataclasses
 
-from attention.mechanism import resolve
+from attention.names import resolve
 from models.api import (
   attention_maps,
   create,

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from attention import ATTENTIONS, Attention
 from attention import mechanism as mechanisms
+from attention.names import check_imports
 from settings.fields import rest
 from settings.typed import format_mechanism, mechanism, split
 
@@ -63,7 +64,7 @@ class AttentionConfig:
         )
     object.__setattr__(self, "options", types.MappingProxyType(options))
     # `_build` remembers import paths, which a name from data must not follow.
-    mechanisms.check_imports(self.name)
+    check_imports(self.name)
     self.build()
 
   def __hash__(self):

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import Dims
-from attention.checks import unknown_name
-from attention.mechanism import failure_location, resolve
+from attention.names import failure_location, resolve, unknown_name
 from attention.positions import t5_buckets
 from models import nested
 from models.attention_config import (

@@ -6,7 +6,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.mechanism import resolve
+from attention.names import resolve
 from models import embeddings
 from models.config import ACTIVATIONS, ModelConfig
 

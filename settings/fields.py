@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge, Gt, Interval, Lt
 from pydantic import ConfigDict, ValidationError, dataclasses, model_validator
 
-from attention.checks import suggestion
+from attention.names import suggestion
 from settings.errors import ConfigError
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")

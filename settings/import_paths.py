@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from attention.checks import unknown_name
+from attention.names import unknown_name
 
 _PROJECTS = Path(__file__).parents[1] / "projects"
 

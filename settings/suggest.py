@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from attention.checks import suggestion
+from attention.names import suggestion
 
 
 def instead(got: object, known: Iterable[str]) -> str:

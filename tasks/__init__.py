@@ -7,7 +7,7 @@ when it is looked up. TensorFlow is never imported.
 
 from collections.abc import Mapping
 
-from attention.mechanism import resolve
+from attention.names import resolve
 from settings.import_paths import ImportPaths, registered
 from tasks.base import (
   BOS,

@@ -17,6 +17,7 @@ import optax
 import psutil
 
 from attention import mechanism as mechanisms
+from attention.names import failure_location
 import models
 from models import attention_config
 from models.published import load
@@ -345,7 +346,7 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
       raise
     raise ConfigError(
       f"config.model: {', '.join(foreign)} raised "
-      f"{mechanisms.failure_location(error, *foreign)}"
+      f"{failure_location(error, *foreign)}"
     ) from error
 
 

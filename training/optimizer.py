@@ -13,8 +13,7 @@ import numpy as np
 import optax
 import optax.contrib
 
-from attention.checks import suggestion
-from attention.mechanism import resolve
+from attention.names import resolve, suggestion
 from settings.errors import one_line
 from training.config import OptimizerConfig
 from training.state import float32

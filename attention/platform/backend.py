@@ -1,11 +1,10 @@
 """Properties of the kinds of devices.
 
-  tile_bytes      the memory budget of the scores in one step. A CPU takes one
-                  tile after another, the smallest whose products run at full
-                  rate, which is about the size of its cache. A GPU or TPU takes
-                  as many tiles as the budget allows in one batched step,
-                  because a long loop of small steps would leave it idle. The
-                  budget does not depend on T, so memory stays linear in T.
+`TILE_BYTES` is an accelerator's memory budget for the scores in one step. A CPU takes one tile after
+another, the smallest whose products run at full rate, which is about the size of its
+cache. A GPU or TPU takes as many tiles as the budget allows in one batched step, because
+a long loop of small steps would leave it idle. The budget does not depend on T, so memory
+stays linear in T.
 
 Products. XLA:CPU uses its fast kernel for batched products of the forms
 'bkqh,bkdh->bkqd' and 'bkqd,bkdh->bkqh', and a slower one for others. Products of
@@ -38,7 +37,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 import jax
@@ -50,19 +49,12 @@ LEAST_ROWS = 512
 DIAGONAL_ROWS = 64
 """Rows of a product of which only some diagonals are needed."""
 
+WINDOW_ROWS = 64, 128
+"""Queries of a tile whose queries see at most 256 keys each, and of one with a wider
+window. In larger tiles, most pairs of a narrow window would be masked."""
 
-class Profile(NamedTuple):
-  """The properties of one kind of device.
-
-  Attributes:
-    tile_bytes: bytes of scores in one step; 0 means one tile.
-  """
-
-  tile_bytes: int
-
-
-CPU = Profile(tile_bytes=0)
-ACCELERATOR = Profile(tile_bytes=2**29)
+TILE_BYTES = 2**29
+"""Bytes of scores in one step of a GPU or TPU. A CPU takes one tile in a step."""
 
 _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar(
   "platform", default=None
@@ -119,16 +111,13 @@ def name() -> str:
   return _CHOSEN.get() or jax.default_backend()
 
 
-def profile() -> Profile:
-  """The profile of `name()`."""
-  return CPU if name() == "cpu" else ACCELERATOR
-
-
 def _affordable(num_bytes: int) -> int:
   """How many tiles of `num_bytes` bytes, possibly a symbol, fit into the budget."""
+  if name() == "cpu":
+    return 0
   if jax.export.is_symbolic_dim(num_bytes):
     num_bytes = next(x for x in _POWERS if is_at_most(num_bytes, x))
-  return profile().tile_bytes // num_bytes
+  return TILE_BYTES // num_bytes
 
 
 _POWERS = [2**i for i in range(65)]
@@ -187,14 +176,6 @@ def block(
     share = -(-whole // -(-whole // size))
     sizes.append(min(-(-share // 16) * 16, size, whole))
   return sizes[0], sizes[1]
-
-
-def window_rows(width: int) -> int:
-  """C of a tile whose queries see `width` keys each; the tile has width + C − 1 keys.
-
-  In larger tiles, most pairs of a narrow window would be masked.
-  """
-  return 128 if width > 256 else 64
 
 
 FUSION_FLAG = "--xla_cpu_experimental_ynn_fusion_type"

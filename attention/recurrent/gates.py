@@ -18,6 +18,7 @@ from attention.mechanism import (
   Variables,
   accepted_options,
 )
+from attention.names import unknown_option
 from attention.platform.layout import zero_masked
 from attention.platform.programs import call_with_auto_axes, promote
 from attention.recurrent.recurrence import recurrent_attention
@@ -269,7 +270,7 @@ def recurrent_mechanism(
     call = accepted_options(name, _attend, call)
     if axis_name is not None and not is_sharded:
       known = set(call) | {"mask", "is_causal", "scale"}
-      raise ValueError(checks.unknown_option("axis_name", name, sorted(known)))
+      raise ValueError(unknown_option("axis_name", name, sorted(known)))
     checked |= {**given, **call}
     if init_state is None:
       checked["initial_state"] = state

@@ -24,8 +24,7 @@ where u = v for the gated form, and for the delta rule (WY form)
     u = U − W S        (I + stril(A^p)) [U, W] = [v, p ⊙ e^G_i]
 
 If p or q reads S_{t−1}, G in A^p or A^q and next to it ends at i − 1. In the replaced form
-u = v, and
-the erased values e add terms with c:
+u = v, and the erased values e add terms with c:
 
     (I + stril(B^p)) e = stril(A^p) v + (p ⊙ e^G_i) S        B^x_ij = Σ_h x_ih c_jh e^G_ijh
     out += −tril(B^q) e        S += −(c ⊙ e^G_Cj)ᵀ e
@@ -51,8 +50,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.platform import backend, layout
+from attention.platform import backend
 from attention.recurrent import kernels, packing
+from attention.recurrent.arrays import (
+  by_head,
+  chunks,
+  repeat_heads,
+  unchunk,
+  unit_length,
+)
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
@@ -62,7 +68,6 @@ from attention.recurrent.scan import (
   scan,
 )
 from attention.recurrent.triangular import (
-  FORGOTTEN,
   decay_to_end,
   inverse,
   pair_decays,
@@ -71,7 +76,6 @@ from attention.recurrent.triangular import (
   running_sum,
   shift,
 )
-from attention.softmax import sharding
 
 _SMALL_STATE = 2**15
 """Largest size of a state that fits into a CPU's cache: with such a state, computing
@@ -211,82 +215,6 @@ def state_before(
   own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], state
   first = jax.tree.map(jnp.zeros_like, own)
   return device_prefix(join_states, first, own, axis_name)[1]
-
-
-def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
-  """Normalises to x / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
-  x = x.astype(jnp.float32)
-  squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt(squares + 1e-6)
-
-
-def repeat_heads(
-  x: Float[Array, "B T _ H"], *others: Float[Array, "B T _ _"]
-) -> Float[Array, "B T _ H"]:
-  """Repeats the heads of x where other arrays have more."""
-  for other in others:
-    x = jnp.repeat(x, max(1, other.shape[2] // x.shape[2]), axis=2)
-  return x
-
-
-def by_head(
-  query: Float[Array, "B T N H"],
-  arrays: tuple[Float[Array, "B T _ _"] | None, ...],
-  *,
-  log_decay: Float[Array, "..."] | None,
-  mask: Bool[Array, "..."] | None,
-  is_causal: bool,
-  segment_ids: Int[Array, "B T"] | None = None,
-  axis_name: str | None = None,
-) -> tuple[tuple[Any, ...], Float[Array, "B T N _"], Array | None]:
-  """Converts arrays to float32 for each query head, with 0 at masked positions.
-
-  Returns:
-    `arrays` `[B, T, K or N, D]`, where None stays None, as `[B, T, N, D]`; log decays
-    with D of 1 or H, which are `FORGOTTEN` at the start of a segment; and whether a
-    segment starts `[B, T, 1, 1]`, None without segments.
-
-  Raises:
-    ValueError: as in `recurrent_attention`.
-  """
-  heads = query.shape[:3]
-  if not is_causal:
-    raise ValueError(
-      "is_causal: expected True, got False; a recurrence is causal by definition; "
-      "use linear or dense attention in both directions"
-    )
-  if log_decay is None:
-    log_decay = jnp.zeros(heads, jnp.float32)
-  if log_decay.shape not in (heads, query.shape):
-    raise ValueError(
-      f"log_decay: expected [B, T, N] = {heads}, or [B, T, N, H] = "
-      f"{query.shape}, got {log_decay.shape}"
-    )
-  keep = checks.key_mask(mask, query, query)
-
-  def prepare(x):
-    x = layout.zero_masked(x.astype(jnp.float32), keep)
-    return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
-
-  # Prevents constant folding: for constant decays, XLA:GPU would compute the decays of
-  # all pairs during compilation, which takes minutes.
-  log_decay = jax.lax.optimization_barrier(log_decay)
-  log_decay, begins = prepare(log_decay.reshape(*heads, -1)), None
-  if segment_ids is not None:
-    begins = segment_begins(segment_ids, axis_name)[..., None, None]
-    log_decay = jnp.where(begins, FORGOTTEN, log_decay)
-  return jax.tree.map(prepare, arrays), log_decay, begins
-
-
-def segment_begins(
-  segment_ids: Int[Array, "B T"], axis_name: str | None
-) -> Bool[Array, "B T"]:
-  """Where a new segment starts; the first one continues from the initial state."""
-  if is_sequence_sharded(axis_name):
-    before = sharding.with_halo(segment_ids, 1, 0, axis_name)[:, :-1]
-  else:
-    before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
-  return segment_ids != before
 
 
 class _Before(NamedTuple):
@@ -484,22 +412,6 @@ def _visible_scores(scores, is_before):
 def _earlier(scores, is_before):
   """The scores of readers with earlier positions of their chunk."""
   return jnp.tril(shift(scores, 1) if is_before else scores, -1)
-
-
-def chunks(arrays: Any, count: int) -> Any:
-  """Reshapes arrays `[B, G·C, N, D]` to `[B, N, G, C, D]` with G = `count`."""
-
-  def rows(x):
-    x = x.reshape(x.shape[0], count, -1, *x.shape[2:])
-    return x.transpose(0, 3, 1, 2, 4)
-
-  return jax.tree.map(rows, arrays)
-
-
-def unchunk(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
-  """Inverts `chunks` for one array."""
-  x = x.transpose(0, 2, 3, 1, 4)
-  return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def _range_transition(reads, query, key, value, log_decay, erase, replacement):

@@ -20,6 +20,13 @@ from jaxtyping import Array, Float
 
 from attention import checks
 from attention.recurrent import packing, recurrence
+from attention.recurrent.arrays import (
+  by_head,
+  chunks,
+  repeat_heads,
+  unchunk,
+  unit_length,
+)
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
@@ -130,17 +137,17 @@ def regression_attention(
     return_state: whether to return the last state as well.
     **options: log decays, mask, segments and `axis_name`, as in `by_head`.
   """
-  query = recurrence.repeat_heads(query, key, value)
+  query = repeat_heads(query, key, value)
   length, num_heads, head_dim = query.shape[1:]
   packed = None
   if num_segments is not None:
     packed = packing.packing_of(query, num_segments, options)
   arrays = key, value, *(x[..., None] for x in (beta, *rows))
-  arrays, log_decay, _ = recurrence.by_head(query, arrays, **options)
+  arrays, log_decay, _ = by_head(query, arrays, **options)
   key, value, beta, *rows = arrays
   dtype, query = query.dtype, query.astype(jnp.float32)
   if normalize_keys:
-    query, key = map(recurrence.unit_length, (query, key))
+    query, key = map(unit_length, (query, key))
   value, written = jnp.concatenate([key, value], axis=3), beta * key
   shape = num_heads, head_dim, value.shape[3]
   state = packing.first_state(
@@ -190,7 +197,7 @@ def _position(solve, params, state, inputs):
 def _step(count, solve, params, state, inputs):
   """`count` chunks `[B, N, count, C, ·]`; each begins with the state of the one before."""
   *arrays, resets = inputs
-  query, written, value, log_decay, *rows = recurrence.chunks(arrays, count)
+  query, written, value, log_decay, *rows = chunks(arrays, count)
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
   made = (
     jnp.swapaxes(written * jnp.exp(decay_to_end(log_decay)), -2, -1) @ value
@@ -211,7 +218,7 @@ def _step(count, solve, params, state, inputs):
   out = scores @ value[..., head_dim:]
   if before is not None:
     out += (from_start * x) @ before[..., head_dim:]
-  out = recurrence.unchunk(out)
+  out = unchunk(out)
   if resets is not None:
     out = packing.with_states(out, after)
   return after[:, :, -1], out

@@ -1,14 +1,13 @@
-"""The cache of keys and values for decoding, and the cumulative log forget gate in it."""
+"""Caches of keys and values for decoding."""
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from attention.mechanism import Dims
 from attention.platform import layout
-from attention.recurrent.triangular import decay_to_end
-from attention.softmax.logits import finite_log_forget
+from attention.softmax.forget_gates import prompt_forget_bias
 
 
 class DenseCache(NamedTuple):
@@ -97,37 +96,6 @@ def append(
     value=layout.write(cache.value, value, here),
     index=cache.index + 1,
   )
-
-
-def next_forget_bias(
-  forget_bias: Float[Array, "B S N"] | None,
-  log_forget: Float[Array, "B 1 N"] | None,
-  is_new: Bool[Array, "B S"],
-) -> Float[Array, "B S N"] | None:
-  """Σ log f since each slot of a cache, including the new position in slot `is_new`.
-
-  Raises:
-    ValueError: only one of `forget_bias` and `log_forget` is given.
-  """
-  if (forget_bias is None) != (log_forget is None):
-    raise ValueError(
-      "log_forget: expected one in every call of a mechanism made with "
-      "forget=True, and in no other"
-    )
-  if forget_bias is None or log_forget is None:
-    return None
-  forget_bias = forget_bias + finite_log_forget(log_forget)
-  return jnp.where(is_new[..., None], 0.0, forget_bias)
-
-
-def prompt_forget_bias(
-  log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
-) -> Float[Array, "B P N"]:
-  """Σ log f between each position and the last of `lengths` positions."""
-  steps = prompt_rows(
-    finite_log_forget(log_forget.astype(jnp.float32)), lengths
-  )
-  return decay_to_end(steps)
 
 
 def ring(

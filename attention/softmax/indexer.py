@@ -71,6 +71,20 @@ class Options(NamedTuple):
   has_weights: bool = True
 
 
+def check_defaults(needed: str, **options: tuple[Any, Any]) -> None:
+  """Raises ValueError unless options that need another one have their defaults.
+
+  Args:
+    needed: the option without which the others have no effect.
+    **options: the value and the default of each.
+  """
+  for name, (value, default) in options.items():
+    if value != default:
+      raise ValueError(
+        f"{name}: expected {default} without {needed}, got {value}"
+      )
+
+
 def check_rotation(dim: int, rotary_dim: int | None) -> None:
   """Raises ValueError if features of these numbers do not rotate in pairs."""
   if rotary_dim is None and dim % 4:
@@ -300,6 +314,16 @@ def dsa_indexer_loss(
     scale=scale,
     is_causal=is_causal,
   )
+
+
+def mean_loss(
+  losses: Float[Array, "B T"], keep: Bool[Array, "B T"] | None
+) -> Float[Array, ""]:
+  """The mean over the queries that are not masked."""
+  if keep is None:
+    return jnp.mean(losses)
+  losses = jnp.where(keep, losses, 0.0)
+  return jnp.sum(losses) / jnp.maximum(jnp.sum(keep), 1)
 
 
 def row_losses(

@@ -22,6 +22,7 @@ arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
 
 from collections.abc import Callable
 import dataclasses
+from functools import partial
 import math
 from typing import Any
 
@@ -32,6 +33,7 @@ from jaxtyping import Array, Float, Int
 from attention import checks
 from attention.platform.layout import cut, dot, key_dot, query_dot
 from attention.softmax import mods as mods_lib
+from attention.softmax.forget_gates import forget_sums
 from attention.softmax.mods import MaskMod, Mod, ScoreMod
 from attention.softmax.visible import Visible, VisibleOptions
 
@@ -196,21 +198,9 @@ def logits_from_options(
         raise ValueError(
           f"{name}: expected None together with logits, which has its own"
         )
-  checks.check_call(
-    {
-      "query": query,
-      "key": key,
-      "is_causal": is_causal,
-      "sinks": logits.sinks,
-      "scale": logits.scale,
-      "logits_soft_cap": logits.soft_cap,
-      "log_forget": logits.log_forget,
-      "bias": logits.bias,
-      "relative_bias": logits.relative_bias,
-      "relative_keys": logits.relative_keys,
-      "relative_queries": logits.relative_queries,
-    }
-  )
+  call = {"query": query, "key": key, "is_causal": is_causal}
+  options = vars(logits) | {"logits_soft_cap": logits.soft_cap}
+  checks.check_call(call | options)
   return logits
 
 
@@ -260,13 +250,11 @@ class Scores:
     self, start: Array | int, rows: int, first: Array | int, width: int
   ) -> "Scores":
     """The arrays of one tile."""
-    parts = {}
+    parts, ranges = {}, ((start, first), (rows, width))
     for name, axes in _AXES.items():
       x = getattr(self, name)
       if x is not None:
-        for axis, place, size in zip(
-          axes, (start, first), (rows, width), strict=True
-        ):
+        for axis, place, size in zip(axes, *ranges, strict=True):
           if axis is not None and x.shape[axis] > 1:
             x = cut(x, place, size, axis=axis)
         parts[name] = x
@@ -279,13 +267,8 @@ class Scores:
     totals = {}
     for name in _ARRAYS:
       axes = _AXES.get(name, (None, None))
-      totals[name] = jax.tree.map(
-        lambda total, part, axes=axes: _accumulate(
-          total, part, axes, start, first
-        ),
-        getattr(self, name),
-        getattr(tile, name),
-      )
+      add = partial(_accumulate, axes=axes, start=start, first=first)
+      totals[name] = jax.tree.map(add, getattr(self, name), getattr(tile, name))
     return dataclasses.replace(self, **totals)
 
   def tile(
@@ -339,9 +322,8 @@ class Scores:
   def product(
     self, query: Float[Array, "B N C H"], key: Float[Array, "B K D H"]
   ) -> Float[Array, "B N C D"]:
-    """The scaled products of queries and keys."""
-    x = query_dot("bkqh,bkdh->bkqd", query, key, self.dtype)
-    return x * self.scale
+    """The scaled products of queries and keys; additive attention has another form."""
+    return query_dot("bkqh,bkdh->bkqd", query, key, self.dtype) * self.scale
 
   def adjust(
     self,
@@ -381,8 +363,7 @@ class Scores:
       shape = (x.shape[1], rows, terms.shape[1])
       x += _skew(jnp.broadcast_to(terms[:, None], shape))[None]
     if self.score_mod is not None:
-      shape = x.shape[0], x.shape[1], rows, width
-      indices = mods_lib.indices(shape, start, first)
+      indices = mods_lib.indices(x.shape, start, first)
       score = self.score_mod(x, *indices, fixed=score_arrays)
       x = jnp.broadcast_to(jnp.asarray(score, x.dtype), x.shape)
     if self.query_gates is not None:
@@ -409,8 +390,13 @@ def _at_distance(
   table: Float[Array, "*A E"], distance: Int[Array, "F"]
 ) -> Float[Array, "*A F"]:
   """The entries of a table of E = 2L+1 at distances, clipped to ±L."""
-  longest = table.shape[-1] // 2
-  return table[..., jnp.clip(distance, -longest, longest) + longest]
+  return table[..., _entry(table.shape[-1], distance)]
+
+
+def _entry(size: int, distance: Int[Array, "*A"]) -> Int[Array, "*A"]:
+  """The entry of a table of `size` = 2L+1 for a distance, clipped to ±L."""
+  longest = size // 2
+  return jnp.clip(distance, -longest, longest) + longest
 
 
 def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
@@ -438,76 +424,27 @@ def tables_at(
   """The tables' terms of the logits of one query per example, at any key distances."""
   tables = relative_bias, relative_keys, relative_queries
   checks.check_call({"query": query, **dict(zip(_TABLES, tables, strict=True))})
-  terms = []
-  if relative_bias is not None:
-    terms.append(relative_bias.astype(jnp.float32)[None])
-  if relative_keys is not None:
-    spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
-    factor = checks.softmax_scale(scale, query.shape[-1])
-    terms.append(factor * dot(spec, query[:, 0], relative_keys))
-  if not terms and relative_queries is None:
+  if all(table is None for table in tables):
     return None
-  batch, _, num_heads, _ = query.shape
+  batch, _, num_heads, head_dim = query.shape
+  factor = checks.softmax_scale(scale, head_dim)
   distance = jnp.broadcast_to(distance, (batch, num_heads, distance.shape[2]))
   total = jnp.zeros(distance.shape, jnp.float32)
-  for term in terms:
-    term = jnp.broadcast_to(term, (batch, *term.shape[1:]))
-    longest = term.shape[2] // 2
-    index = jnp.clip(distance, -longest, longest) + longest
-    total += jnp.take_along_axis(term, index, 2)
+
+  def at_distance(terms):
+    terms = jnp.broadcast_to(terms, (batch, *terms.shape[1:]))
+    return jnp.take_along_axis(terms, _entry(terms.shape[2], distance), 2)
+
+  if relative_bias is not None:
+    total += at_distance(relative_bias.astype(jnp.float32)[None])
+  if relative_keys is not None:
+    spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
+    total += at_distance(factor * dot(spec, query[:, 0], relative_keys))
   if relative_queries is not None:
-    entries = relative_queries.shape[-2]
-    longest = entries // 2
-    index = jnp.clip(distance, -longest, longest) + longest
-    table = jnp.broadcast_to(
-      relative_queries, (num_heads, entries, query.shape[-1])
-    )
-    rows = table[jnp.arange(num_heads)[None, :, None], index]
+    entry = _entry(relative_queries.shape[-2], distance)
+    shape = num_heads, *relative_queries.shape[-2:]
+    table = jnp.broadcast_to(relative_queries, shape)
+    rows = table[jnp.arange(num_heads)[None, :, None], entry]
     keys = jnp.repeat(jnp.moveaxis(key, 2, 1), num_heads // key.shape[2], 1)
-    factor = checks.softmax_scale(scale, query.shape[-1])
     total += factor * dot("bnsh,bnsh->bns", keys, rows)
   return total[:, :, None]
-
-
-def finite_log_forget(
-  log_forget: Float[Array, "B T N"],
-) -> Float[Array, "B T N"]:
-  """Logarithms of gates, with −2²⁰ for gates that are 0.
-
-  e^(−2²⁰) is 0 as well, and a sum with −2²⁰ keeps the precision of the other terms.
-  """
-  return jnp.maximum(log_forget, -(2.0**20))
-
-
-def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
-  """F at every position as a sum of two numbers, in float32 or more.
-
-  F grows with the length, and the difference of two long sums would lose precision. So
-  the first number is F rounded, and the second the rounding error; the difference
-  between first numbers of neighbours is exact.
-  """
-  return _forget_sums(finite_log_forget(log_forget))
-
-
-@jax.custom_jvp
-def _forget_sums(log_forget):
-  high = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
-  pairs = high, jnp.zeros_like(high)
-  return jnp.stack(jax.lax.associative_scan(_pair_sum, pairs, axis=1), axis=-1)
-
-
-@_forget_sums.defjvp
-def _forget_sums_jvp(primals, tangents):
-  """Rounding has no derivative: that of the first number is F's, of the second 0."""
-  sums = _forget_sums(*primals)
-  total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)
-  return sums, jnp.stack([total, jnp.zeros_like(total)], axis=-1)
-
-
-def _pair_sum(x, y):
-  """The sum of two pairs, as a pair (Dekker, Knuth)."""
-  total = x[0] + y[0]
-  other = total - x[0]
-  error = (x[0] - (total - other)) + (y[0] - other) + x[1] + y[1]
-  high = total + error
-  return high, error - (high - total)

@@ -137,7 +137,7 @@ def match_varying_except_mods(tree: Any) -> Any:
 
 
 def indices(
-  shape: tuple[int, int, int, int], start: Array | int, first: Array | int
+  shape: tuple[int, ...], start: Array | int, first: Array | int
 ) -> tuple[Int[Array, "..."], ...]:
   """b, n, t, s of scores (B, N, C, D), given the first query and the first key."""
   b, n, t, s = jnp.ogrid[tuple(slice(size) for size in shape)]

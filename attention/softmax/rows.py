@@ -2,13 +2,19 @@
 
     out[c] = softmax over d of (scale · q_c · k_d + bias[c, d]), times v_d
 
-`block_map` computes some blocks at a time. Forward and reverse derivatives come from
-autodiff.
+`merge` combines results over disjoint sets of keys, and `with_sinks` adds a logit without
+a value. Forward and reverse derivatives come from autodiff.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+Output = (
+  Float[Array, "B T N V"]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]
+)
+"""The result of an attention function: out, or (out, lse) with `return_lse`."""
 
 
 def block_attention(
@@ -62,6 +68,39 @@ def block_attention(
     return jnp.moveaxis(x, -2, -4).reshape(*query.shape[:-1], -1)
 
   return heads_last(out).astype(query.dtype), heads_last(lse[..., None])[..., 0]
+
+
+def merge(
+  *parts: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """(out, lse) over all keys, from results over disjoint sets of keys."""
+  outs, lses = zip(*parts, strict=True)
+  lse = jnp.stack(lses)
+  largest = jnp.maximum(jnp.max(lse, 0), jnp.finfo(lse.dtype).min / 2)
+  largest = jax.lax.stop_gradient(largest)
+  shares = jnp.exp(lse - largest[None])
+  total = jnp.sum(shares, 0)
+  sees_any = total > 0.0
+  total = jnp.where(sees_any, total, 1.0)
+  out = sum(shares[i][..., None] * out for i, out in enumerate(outs))
+  out = (out / total[..., None]).astype(outs[0].dtype)
+  return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
+
+
+def with_sinks(
+  out: Float[Array, "B T N V"],
+  lse: Float[Array, "B T N"],
+  sinks: Float[Array, "... N"],
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """Adds one more logit per head, which takes weight but has no value.
+
+  The logits are `[N]`, or `[B, T, N]` for each query.
+  """
+  sinks = sinks.astype(jnp.float32)
+  if sinks.ndim == 1:
+    sinks = sinks[None, None]
+  share = jax.nn.sigmoid(lse - sinks)[..., None]
+  return (share * out).astype(out.dtype), jnp.logaddexp(lse, sinks)
 
 
 def softmax_and_lse(

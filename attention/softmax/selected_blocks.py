@@ -16,8 +16,7 @@ from attention.decorators import attention_function
 from attention.platform import backend, layout
 from attention.platform.blocks import block_map, chunk_map, split_blocks
 from attention.platform.derivative import with_backward
-from attention.softmax.rows import block_attention, softmax_and_lse
-from attention.softmax.tiles import Output
+from attention.softmax.rows import Output, block_attention, softmax_and_lse
 
 _TILE_ROWS = 64
 """C, the number of queries in a tile."""

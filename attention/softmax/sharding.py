@@ -12,8 +12,7 @@ these send them around the ring; all_to_all: DeepSpeed-Ulysses, arXiv:2309.14509
 
 from collections.abc import Callable, Iterator
 import dataclasses
-import functools
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,8 @@ from attention import checks
 from attention.platform.derivative import match_varying, with_backward
 from attention.softmax import tiles
 from attention.softmax.kernels import InParts
-from attention.softmax.tiles import Tiling, attend, make_tiling, merge
+from attention.softmax.rows import merge
+from attention.softmax.tiles import Tiling, attend, make_tiling
 from attention.softmax.visible import Visible
 
 
@@ -171,7 +171,7 @@ def _ring(
     )
   query, scores, _ = logits.scores(query, Visible(), ())
   masks = [mask[:, 0, 0] for mask in visible.masks]
-  keep = functools.reduce(jnp.logical_and, masks) if masks else None
+  keep = reduce(jnp.logical_and, masks) if masks else None
   queries: Any = query, tuple(ids for ids, _ in visible.segments)
   keys: Any = key, value, keep, tuple(ids for _, ids in visible.segments)
   if is_balanced:
@@ -179,11 +179,11 @@ def _ring(
   else:
     queries, keys = (queries,), (keys,)
   causal = Visible(right=0 if is_causal else None)
-  grid = make_tiling(queries[0][0], keys[0][1], causal, block, dropout_rate)
+  tiling = make_tiling(queries[0][0], keys[0][1], causal, block, dropout_rate)
   rng = dropout_rng if dropout_rate else None
   inputs = jax.tree.map(jnp.asarray, (queries, keys, scores, rng))
   inputs = match_varying(inputs, (inputs, jax.lax.axis_index(axis_name)))
-  plan = _Ring(axis_name, grid, is_causal)
+  plan = _Ring(axis_name, tiling, is_causal)
   run = with_backward(
     partial(_ring_forward, plan), partial(_ring_backward, plan)
   )
@@ -202,12 +202,12 @@ class _Ring(NamedTuple):
 
   Attributes:
     axis_name: the mesh axis of the devices.
-    grid: the `Tiling` of a pair of chunks.
+    tiling: the `Tiling` of a pair of chunks.
     is_causal: whether queries see no later keys.
   """
 
   axis_name: str
-  grid: Tiling
+  tiling: Tiling
   is_causal: bool
 
   def round(self, meet: Callable[..., Any], moving: Any) -> tuple[Any, Any]:
@@ -266,7 +266,7 @@ def _ring_forward(ring, inputs):
   def meet(i, moving, results):
     results: list[Any] = list(results or (None,) * len(queries))
     for a, _, _, given in ring.meetings(i, inputs, moving):
-      (out, lse), _ = tiles.forward(ring.grid, given)
+      (out, lse), _ = tiles.forward(ring.tiling, given)
       part = out.astype(jnp.float32), lse
       results[a] = part if results[a] is None else merge(results[a], part)
     return moving, tuple(results)
@@ -287,7 +287,7 @@ def _ring_backward(ring, inputs, results, cotangents):
     query_grads = list(query_grads)
     for a, b, visible, given in ring.meetings(i, inputs, moving):
       dquery, *dkeys, dscores, _ = tiles.backward(
-        ring.grid, given, results[a], cotangents[a]
+        ring.tiling, given, results[a], cotangents[a]
       )
       dkeys = tuple(visible.readable(x) for x in dkeys)
       query_grads[a] = _accumulate(query_grads[a], dquery)
@@ -399,7 +399,7 @@ def _all_to_all(query, key, value, visible, logits, *, axis_name, block):
 def merged_over(
   axis_name: str, out: Float[Array, "B T N V"], lse: Float[Array, "B T N"]
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """`tiles.merge` over the devices, each of which has a result for the same queries."""
+  """`rows.merge` over the devices, each of which has a result for the same queries."""
   largest = jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name)
   largest = jnp.where(largest == -jnp.inf, 0.0, largest)
   share = jnp.exp(lse - largest)[..., None]

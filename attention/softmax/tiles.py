@@ -10,8 +10,8 @@ recomputes every tile. With g the cotangent of out and h that of lse,
 
   p = e^(x − lse)    dv = (p Δ)ᵀ g    dx = p (Δ g vᵀ − δ),   δ = Σ g · out − h
 
-so merging partial results by their lse (`merge`: global tokens, rings, sinks) needs no
-derivative of its own.
+so merging partial results by their lse (`rows.merge`: global tokens, rings) and adding
+sinks (`rows.with_sinks`) need no derivative of their own.
 
 A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries takes the keys of
 its span in one visit, or block after block with an online softmax. The last block of
@@ -39,6 +39,8 @@ from attention.platform.layout import cut, key_dot, put, query_dot
 from attention.softmax import dropout
 from attention.softmax.logits import Logits
 from attention.softmax.mods import match_varying_except_mods
+from attention.softmax.rows import merge as merge
+from attention.softmax.rows import with_sinks
 from attention.softmax.visible import Visible
 
 _ONE_VISIT = 2048
@@ -46,12 +48,6 @@ _ONE_VISIT = 2048
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 """Stands for −∞, so that differences are finite in an empty row as well."""
-
-Output = (
-  Float[Array, "B T N V"]
-  | tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]
-)
-"""The result of an attention function: out, or (out, lse) with `return_lse`."""
 
 
 def attend(
@@ -85,8 +81,8 @@ def attend(
     visited; memory in addition to the arrays B·N·C·D float32, forward and backward.
   """
   visible, logits = visible or Visible(), logits or Logits()
-  grid = make_tiling(query, value, visible, block, dropout_rate)
-  shape = (query.shape[0], query.shape[2], grid.rows, grid.width)
+  tiling = make_tiling(query, value, visible, block, dropout_rate)
+  shape = (query.shape[0], query.shape[2], tiling.rows, tiling.width)
 
   def inputs_like(query):
     """Inputs of `forward`, with mods traced for tiles of the query's varying type."""
@@ -99,7 +95,7 @@ def attend(
   if varying_axes(inputs) != varying_axes(inputs[0]):
     # Other arrays, such as those that a mod closes over, vary over more axes.
     inputs = inputs_like(match_varying(query, inputs))
-  run = with_backward(partial(forward, grid), partial(backward, grid))
+  run = with_backward(partial(forward, tiling), partial(backward, tiling))
   out, lse = run(match_varying_except_mods(inputs))
   if logits.sinks is None:
     return out, lse
@@ -120,7 +116,7 @@ class Constants(NamedTuple):
   rng: Any
 
 
-def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+def forward(tiling: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
   """(out, lse) twice: as the result and as the residuals of `backward`.
 
   `inputs` are query, key, value, scores and constants. `attend` gives this function
@@ -129,8 +125,9 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
   query, *arrays, constants = inputs
 
   def visit(q, start, j, sums):
-    k, v, scores = _keys(grid, constants, arrays, start, j)
-    places, shown, kept = _pairs(grid, constants, q, start, j)
+    first, fresh = tiling.first(constants.visible, start, j)
+    tile = _tile(tiling, constants, arrays, q, start, first, fresh)
+    k, v, scores, places, shown, kept = tile
     x = scores.tile(q, k, places, constants.score_arrays)
     if shown is not None:
       x = jnp.where(shown, x, _LOWEST)
@@ -148,7 +145,7 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     return m, sums[1] * decay + total, sums[2] * decay + out
 
   def tile(q, start):
-    if grid.one_visit:
+    if tiling.one_visit:
       m, total, out = visit(q, start, 0, None)
     else:
       shape = *q.shape[:3], arrays[1].shape[3]
@@ -156,7 +153,7 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
       zeros = out[..., :1]
       m, total, out = jax.lax.fori_loop(
         0,
-        grid.visits(constants.visible, start),
+        tiling.visits(constants.visible, start),
         lambda j, sums: visit(q, start, j, sums),
         (zeros + _LOWEST / 2, zeros, out),
       )
@@ -165,29 +162,26 @@ def forward(grid: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     return out, jnp.where(is_empty, -jnp.inf, m + jnp.log(total))
 
   def step(i, results):
-    parts = grid.each(tile)(grid.take(query, i), grid.starts(i))
-    return [grid.put(x, i, y) for x, y in zip(results, parts, strict=True)]
+    parts = tiling.each(tile)(tiling.take(query, i), tiling.starts(i))
+    return [tiling.put(x, i, y) for x, y in zip(results, parts, strict=True)]
 
   shape = query.shape[:3]
   out = layout.zeros_after(query, query, shape=(*shape, arrays[1].shape[3]))
   lse = layout.zeros_after(query, query, jnp.float32, (*shape, 1))
-  out, lse = jax.lax.fori_loop(0, grid.steps, step, [out, lse])
+  out, lse = jax.lax.fori_loop(0, tiling.steps, step, [out, lse])
   return (out, lse[..., 0]), (out, lse[..., 0])
 
 
 def backward(
-  grid: "Tiling",
+  tiling: "Tiling",
   inputs: tuple[Any, ...],
   results: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
   cotangents: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
 ) -> tuple[Any, ...]:
   """Gradients of `inputs`; all but the query's are float32.
 
-  Args:
-    grid: as in `forward`.
-    inputs: likewise; the constants stand for their own gradients.
-    results: (out, lse) over all keys of the rows; `inputs` may have only some of them.
-    cotangents: the cotangents of `results`.
+  `results` are (out, lse) over all keys of the rows; `inputs` may have only some of
+  these keys. The constants stand for their own gradients.
   """
   query, *arrays, constants = inputs
   (out, lse), (out_grad, lse_grad) = results, cotangents
@@ -195,10 +189,11 @@ def backward(
   lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
   def visit(j, rows, start):
-    """Gradients of the queries of a tile, and of its keys, values and scores."""
+    """Gradients of queries, and the first key and gradients of the other arrays."""
     q, g, delta, row_lse = rows
-    k, v, scores = _keys(grid, constants, arrays, start, j)
-    places, shown, kept = _pairs(grid, constants, q, start, j)
+    first, fresh = tiling.first(constants.visible, start, j)
+    tile = _tile(tiling, constants, arrays, q, start, first, fresh)
+    k, v, scores, places, shown, kept = tile
     x, pull = scores.vjp(q, k, places, constants.score_arrays)
     p = jnp.exp(x - row_lse)
     p = p if shown is None else jnp.where(shown, p, 0.0)
@@ -209,37 +204,36 @@ def backward(
     dv = key_dot(dropped.astype(g.dtype), g, v.shape[1])
     dq, dk, dscores = pull(p * (dp - delta))
     dscores = jax.tree.map(lambda x: x.astype(jnp.float32), dscores)
-    return dq, (dk, dv, dscores)
+    return dq, first, (dk, dv, dscores)
 
   def step(i, carry):
     dquery, totals = carry
-    starts = grid.starts(i)
+    starts = tiling.starts(i)
     q, g, o, h = (
-      grid.take(x, i) for x in (query, out_grad, out, lse_grad[..., None])
+      tiling.take(x, i) for x in (query, out_grad, out, lse_grad[..., None])
     )
     delta = layout.dot("...v,...v->...", g, o)[..., None] - h
     # Rows that the previous step computed get weights of 0.
-    rows = q, g, delta, grid.take(lse[..., None], i, old=jnp.inf)
+    rows = q, g, delta, tiling.take(lse[..., None], i, old=jnp.inf)
 
     def body(j, carry):
       dq, totals = carry
-      more, parts = grid.each(partial(visit, j))(rows, starts)
-      dtype = arrays[0].dtype
-      return dq + more, _accumulate(
-        grid, constants, totals, parts, starts, j, dtype
-      )
+      more, firsts, parts = tiling.each(partial(visit, j))(rows, starts)
+      parts = starts, firsts, j, parts
+      visible, dtype = constants.visible, arrays[0].dtype
+      return dq + more, _accumulate(tiling, visible, totals, parts, dtype)
 
     carry = zeros(q, jnp.float32), totals
-    if grid.one_visit:
+    if tiling.one_visit:
       dq, totals = body(0, carry)
     else:
-      visits = grid.visits(constants.visible, starts)
+      visits = tiling.visits(constants.visible, starts)
       axes = varying_axes(visits)
       if any(axes - varying_axes(x) for x in jax.tree.leaves(mod)):
         # A tile sums their gradients over devices, so all must visit equally many tiles.
         visits = jax.lax.pmax(visits, tuple(axes))
       dq, totals = jax.lax.fori_loop(0, visits, body, carry)
-    return grid.put(dquery, i, dq), totals
+    return tiling.put(dquery, i, dq), totals
 
   zeros = partial(layout.zeros_after, out_grad)
   totals = jax.tree.map(lambda x: zeros(x, jnp.float32), arrays)
@@ -251,68 +245,61 @@ def backward(
     )
     totals[2] = dataclasses.replace(totals[2], score_mod=sums)
   carry = zeros(query), totals
-  dquery, totals = jax.lax.fori_loop(0, grid.steps, step, carry)
+  dquery, totals = jax.lax.fori_loop(0, tiling.steps, step, carry)
   return dquery, *totals, constants
 
 
-def _keys(grid, constants, arrays, start, visit):
-  """Keys, values and scores of a tile, linear in `arrays`."""
-  key, value, scores = arrays
-  first, _ = grid.first(constants.visible, start, visit)
-  key, value = (
-    jnp.swapaxes(cut(x, first, grid.width), 1, 2) for x in (key, value)
-  )
-  return key, value, scores.cut(start, grid.rows, first, grid.width)
+def _tile(tiling, constants, arrays, query, start, first, fresh):
+  """The keys, values and scores of a tile, its positions, visible pairs and Δ.
 
-
-def _pairs(grid, constants, query, start, visit):
-  """A tile's positions, its visible pairs (None is all) and Δ (None is 1)."""
+  Visible pairs of None are all pairs; a Δ of None is 1.
+  """
   visible = constants.visible
-  first, fresh = grid.first(visible, start, visit)
-  shown = visible.block(start, grid.rows, first, grid.width, fresh)
+  key, value = (
+    jnp.swapaxes(cut(x, first, tiling.width), 1, 2) for x in arrays[:2]
+  )
+  scores = arrays[2].cut(start, tiling.rows, first, tiling.width)
+  shown = visible.block(start, tiling.rows, first, tiling.width, fresh)
   places = visible.places(start, first)
   kept = None
-  if grid.dropout_rate:
+  if tiling.dropout_rate:
     kept = dropout.pair_factors(
       constants.rng,
-      grid.dropout_rate,
+      tiling.dropout_rate,
       query.shape[0],
       query.shape[1],
-      places[0] + jnp.arange(grid.rows),
-      places[1] + jnp.arange(grid.width),
+      places[0] + jnp.arange(tiling.rows),
+      places[1] + jnp.arange(tiling.width),
     )
-  return places, shown, kept
+  return key, value, scores, places, shown, kept
 
 
-def _accumulate(grid, constants, totals, parts, starts, visit, dtype):
+def _accumulate(tiling, visible, totals, parts, dtype):
   """Totals plus the gradients of a step: keys and values in `dtype`, and scores."""
   key, value, scores = totals
-  *key_parts, score_parts = parts
-  visible = constants.visible
-  if grid.tiles_per_step > 1:
+  starts, firsts, visit, (*key_parts, score_parts) = parts
+  if tiling.tiles_per_step > 1:
     if visible.block_mask is not None:  # Tiles may be anywhere.
-      wanted = visible.block_mask.visited[grid.row(starts), visit]
+      wanted = visible.block_mask.visited[tiling.row(starts), visit]
       add = partial(layout.add_blocks, wanted=wanted)
       key_parts = [x.astype(dtype) for x in key_parts]
     else:
       begin, first = visible.places(starts[0], 0)
       begin = begin - first - visible.left
-      add = partial(layout.add_tiles, begin=begin, rows=grid.rows)
-    tiles = jax.vmap(
-      lambda start, scores: _keys(
-        grid, constants, (*totals[:2], scores), start, visit
-      )[2],
-      (0, None),
-    )
-    (more,) = jax.linear_transpose(partial(tiles, starts), scores)(score_parts)
+      add = partial(layout.add_tiles, begin=begin, rows=tiling.rows)
+
+    def tiles(scores):
+      cut_one = partial(scores.cut, rows=tiling.rows, width=tiling.width)
+      return jax.vmap(lambda i, j: cut_one(start=i, first=j))(starts, firsts)
+
+    (more,) = jax.linear_transpose(tiles, scores)(score_parts)
     key, value = map(add, (key, value), key_parts)
     return [key, value, jax.tree.map(jnp.add, scores, more)]
-  first, _ = grid.first(visible, starts, visit)
   key, value = (
-    layout.add(total, jnp.swapaxes(part, 1, 2), first)
+    layout.add(total, jnp.swapaxes(part, 1, 2), firsts)
     for total, part in zip((key, value), key_parts, strict=True)
   )
-  return [key, value, scores.accumulate(score_parts, starts, first)]
+  return [key, value, scores.accumulate(score_parts, starts, firsts)]
 
 
 class Tiling(NamedTuple):
@@ -327,7 +314,6 @@ class Tiling(NamedTuple):
     tiles_per_step: the number of tiles in a step; 1 unless each has one visit.
     size: the number of queries in a step.
     steps: the number of steps.
-    is_ragged: whether the last step is moved back over rows of the previous step.
     dropout_rate: share of weights that are set to zero.
   """
 
@@ -339,11 +325,10 @@ class Tiling(NamedTuple):
   tiles_per_step: int
   size: int
   steps: int
-  is_ragged: bool
   dropout_rate: float
 
   def start(self, i: Array) -> Array:
-    """The first query of step i; the last step is moved back."""
+    """The first query of step i; a partial last step is moved back."""
     return jnp.minimum(i * self.size, self.length - self.size)
 
   def starts(self, i: Array) -> Array:
@@ -361,7 +346,7 @@ class Tiling(NamedTuple):
     `old` replaces the rows that the previous step computed.
     """
     x = cut(x, self.start(i), self.size)
-    if old is not None and self.is_ragged:
+    if old is not None and self.length % self.size:
       x = jnp.where(self._is_new(i), x, old)
     if self.tiles_per_step == 1:
       return jnp.swapaxes(x, 1, 2)
@@ -377,7 +362,7 @@ class Tiling(NamedTuple):
     else:
       rows = rows.transpose(1, 0, 3, 2, 4)
       rows = rows.reshape(x.shape[0], self.size, *x.shape[2:])
-    if self.is_ragged:
+    if self.length % self.size:
       rows = jnp.where(self._is_new(i), rows, cut(x, self.start(i), self.size))
     return put(x, rows, self.start(i))
 
@@ -430,19 +415,19 @@ def make_tiling(
   """The `Tiling` of a call; see `attend`."""
   batch, length, num_heads, head_dim = query.shape
   source_length = value.shape[1]
+  pair_bytes = 4 * batch * num_heads
   rows, width = block or (None, None)
   one_visit = False
   if visible.block_mask is not None:
     rows, width = visible.block_mask.block_size
   elif visible.left is not None and visible.right is not None:
     reach = min(visible.left, length) + min(visible.right, source_length)
-    rows = min(rows or backend.window_rows(reach + 1), length)
+    rows = min(rows or backend.WINDOW_ROWS[reach >= 256], length)
     wide = min(source_length, rows + reach)
     width = width or min(wide, _ONE_VISIT)
     one_visit = width >= wide
   if rows is None or width is None:
     least = backend.LEAST_ROWS, backend.LEAST_ROWS // 2
-    pair_bytes = 4 * batch * num_heads
     chosen = backend.block(pair_bytes, *least, length, source_length)
     rows, width = rows or chosen[0], width or chosen[1]
   rows, width = min(rows, length), min(width, source_length)
@@ -451,56 +436,13 @@ def make_tiling(
   if visible.block_mask is not None:
     tiles_per_step = visible.block_mask.tiles_per_step
   elif one_visit and width < source_length:
-    tile_bytes = 4 * batch * num_heads * width
-    tile_bytes *= rows + head_dim + value.shape[3]
+    tile_bytes = pair_bytes * width * (rows + head_dim + value.shape[3])
     count = -(-length // rows)
     tiles_per_step = backend.tiles_per_step(tile_bytes, count)
     if length % rows:
       # One step for all tiles needs an array of full tiles.
       tiles_per_step = min(tiles_per_step, -(-count // 2))
   size = rows * tiles_per_step
-  return Tiling(
-    rows=rows,
-    width=width,
-    length=length,
-    source_length=source_length,
-    one_visit=one_visit,
-    tiles_per_step=tiles_per_step,
-    size=size,
-    steps=-(-length // size),
-    is_ragged=length % size > 0,
-    dropout_rate=dropout_rate,
-  )
-
-
-def merge(
-  *parts: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """(out, lse) over all keys, from results over disjoint sets of keys."""
-  outs, lses = zip(*parts, strict=True)
-  lse = jnp.stack(lses)
-  largest = jnp.maximum(jnp.max(lse, 0), _LOWEST / 2)
-  largest = jax.lax.stop_gradient(largest)
-  shares = jnp.exp(lse - largest[None])
-  total = jnp.sum(shares, 0)
-  sees_any = total > 0.0
-  total = jnp.where(sees_any, total, 1.0)
-  out = sum(shares[i][..., None] * out for i, out in enumerate(outs))
-  out = (out / total[..., None]).astype(outs[0].dtype)
-  return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
-
-
-def with_sinks(
-  out: Float[Array, "B T N V"],
-  lse: Float[Array, "B T N"],
-  sinks: Float[Array, "... N"],
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Adds one more logit per head, which takes weight but has no value.
-
-  The logits are `[N]`, or `[B, T, N]` for each query.
-  """
-  sinks = sinks.astype(jnp.float32)
-  if sinks.ndim == 1:
-    sinks = sinks[None, None]
-  share = jax.nn.sigmoid(lse - sinks)[..., None]
-  return (share * out).astype(out.dtype), jnp.logaddexp(lse, sinks)
+  steps = -(-length // size)
+  sizes = rows, width, length, source_length
+  return Tiling(*sizes, one_visit, tiles_per_step, size, steps, dropout_rate)

@@ -84,14 +84,13 @@ class Visible:
       ValueError: both sides have positions, and these differ.
     """
     lefts, rights = (self.left, other.left), (self.right, other.right)
-    starts = self.positions or other.positions or (None, None)
-    if other.positions is not None and not all(
-      map(_is_same, starts, other.positions)
-    ):
+    own, others = self.positions, other.positions
+    starts = own or others or (None, None)
+    if others is not None and not all(map(_is_same, starts, others)):
       raise ValueError(
         "visible: expected both sides of & to have the same query_start and "
-        f"key_start, got {self.positions} and {other.positions}; combine the "
-        "conditions first and set their positions once, by dataclasses.replace"
+        f"key_start, got {own} and {others}; combine the conditions first and "
+        "set their positions once, by dataclasses.replace"
       )
     return dataclasses.replace(
       self,

@@ -22,7 +22,8 @@ from attention.platform import layout
 from attention.platform.blocks import split_blocks
 from attention.softmax import dropout, sharding
 from attention.softmax.logits import Logits
-from attention.softmax.tiles import attend, merge
+from attention.softmax.rows import merge
+from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible, key_mask
 
 

@@ -21,7 +21,7 @@ def record(mechanism: Mechanism) -> None:
   It must have 'decode' if and only if init_cache and decode are not None.
   """
   supports = mechanism.supports
-  unknown = ", ".join(sorted(supports - CAPABILITIES.keys()))
+  unknown = ", ".join(sorted(supports.difference(CAPABILITIES)))
   require(not unknown, f"`supports` has unknown names: {unknown}")
   decodes = "decode" in supports
   for name in ("init_cache", "decode"):

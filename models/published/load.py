@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Array, Float
 import numpy as np
 
-from attention import mechanism as mechanisms
+from attention.names import no_imports
 from models import nested
 from models.api import create, forward
 from models.attention_config import NEEDS, AttentionConfig, Layers
@@ -170,7 +170,7 @@ def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
     FileNotFoundError: a file is missing.
     ValueError: as `load_pretrained`.
   """
-  with mechanisms.no_imports():
+  with no_imports():
     return _open_folder(folder, replaced)
 
 

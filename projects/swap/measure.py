@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import Attention
-from attention.mechanism import failure_location
+from attention.names import failure_location
 from comparison.measurement import costs
 import models
 from models.published import load

@@ -8,4 +8,4 @@ from attention.platform import backend
 @pytest.fixture
 def short_blocks(monkeypatch):
   """Blocks of 8 queries, so that short sequences run over several."""
-  monkeypatch.setattr(backend, "window_rows", lambda width: 8)
+  monkeypatch.setattr(backend, "WINDOW_ROWS", (8, 8))

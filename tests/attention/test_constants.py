@@ -15,7 +15,7 @@ from attention import ATTENTIONS, Dims
 from attention import mechanism as mechanisms
 from attention.performer import _RELU_EPSILON
 from attention.recurrent import features
-from attention.recurrent.recurrence import unit_length
+from attention.recurrent.arrays import unit_length
 from docs import draw_mechanisms
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent

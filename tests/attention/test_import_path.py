@@ -6,6 +6,7 @@ import pytest
 
 from attention import Attention
 from attention import mechanism as mechanisms
+from attention.names import no_imports
 from models.attention_config import AttentionConfig
 
 MODULE = """
@@ -163,7 +164,7 @@ def test_a_fault_is_one_line_that_names_the_leaf(name, options, message):
 def test_within_data_no_import_path_is_followed():
   """Neither a new one, nor one that was imported before."""
   chosen = AttentionConfig("their_package.mine:plain", {"steps": 1})
-  with mechanisms.no_imports():
+  with no_imports():
     # Importing it would say that it divides by zero.
     for name in ("their_package.wrong:plain", "their_package.mine:plain"):
       with pytest.raises(

@@ -95,9 +95,8 @@ def test_the_budget_changes_no_number(name, is_causal, monkeypatch):
       return jax.tree.leaves(jax.jit(run)(*arguments))
 
   expected = found("cpu")
-  fewer = backend.ACCELERATOR._replace(tile_bytes=40_000)
-  for accelerator in (backend.ACCELERATOR, fewer):
-    monkeypatch.setattr(backend, "ACCELERATOR", accelerator)
+  for tile_bytes in (backend.TILE_BYTES, 40_000):
+    monkeypatch.setattr(backend, "TILE_BYTES", tile_bytes)
     for x, y in zip(found("gpu"), expected, strict=True):
       assert_close(x, y, 2e-5)
 
@@ -240,10 +239,9 @@ def test_one_export_has_a_plan_for_each():
 
 def test_the_trips_are_what_the_budget_says():
   for tile_bytes, expected in ((2**29, 2), (2**27, 6)):
-    accelerator = backend.ACCELERATOR._replace(tile_bytes=tile_bytes)
     programs.forget()
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(backend, "ACCELERATOR", accelerator)
+      patch.setattr(backend, "TILE_BYTES", tile_bytes)
       program = traced.__wrapped__("sliding_window", False, "gpu")
       found = trips(program.jaxpr.jaxpr)
     programs.forget()

@@ -103,7 +103,7 @@ def test_dropout_drops_weights():
 
 # test_memory.py has it without options, at blocks of the real length.
 def test_memory_is_linear_in_length(monkeypatch):
-  monkeypatch.setattr(backend, "window_rows", lambda width: 64)
+  monkeypatch.setattr(backend, "WINDOW_ROWS", (64, 64))
   options = "causal", "mask", "segments", "global", "scale"
 
   def compiled(length):

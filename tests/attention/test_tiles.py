@@ -12,7 +12,8 @@ from attention import definitions
 from attention.platform import layout
 from attention.softmax import visible
 from attention.softmax.logits import Logits
-from attention.softmax.tiles import attend, merge
+from attention.softmax.rows import merge
+from attention.softmax.tiles import attend
 from attention.softmax.visible import Visible
 from attention.testing import assert_close
 from tests.attention import calls

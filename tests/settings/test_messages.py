@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention.checks import suggestion, unknown_name
+from attention.names import suggestion, unknown_name
 import models
 from models.published.catalog import FAMILIES
 import tasks

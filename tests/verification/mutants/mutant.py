@@ -8,12 +8,13 @@ ROOT = pathlib.Path(__file__).parents[3]
 JUDGES = {
   **dict.fromkeys(("visible", "windows"), "sliding_window"),
   **dict.fromkeys(("logits", "tiles", "layout", "own_logits"), "flash"),
-  **dict.fromkeys(("dropout", "rows", "cache"), "dense"),
+  **dict.fromkeys(("dropout", "rows", "cache", "forget_gates"), "dense"),
   "block_selection": "moba",
   "indexer": "dsa",
+  "hashing": "lsh",
   "features": "performer",
   "scan": "window_linear",
-  **dict.fromkeys(("recurrence", "packing"), "gated_linear"),
+  **dict.fromkeys(("recurrence", "arrays", "packing"), "gated_linear"),
   **dict.fromkeys(("gates", "triangular"), "gated_delta"),
 }
 """Shared file of `attention/` -> the mechanism whose tests judge it; CONTRIBUTING.md

@@ -1,0 +1,88 @@
+"""Forget gates: cumulative logarithms, for logits and for caches.
+
+The logit of query t and key s gets F_t − F_s, F_t = Σ log f_u over u ≤ t; a cache holds
+this difference for its next query.
+
+Paper: Forgetting transformer, arXiv:2503.02130.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention.platform import layout
+from attention.recurrent.triangular import decay_to_end
+
+
+def finite_log_forget(
+  log_forget: Float[Array, "B T N"],
+) -> Float[Array, "B T N"]:
+  """Logarithms of gates, with −2²⁰ for gates that are 0.
+
+  e^(−2²⁰) is 0 as well, and a sum with −2²⁰ keeps the precision of the other terms.
+  """
+  return jnp.maximum(log_forget, -(2.0**20))
+
+
+def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
+  """F at every position as a sum of two numbers, in float32 or more.
+
+  F grows with the length, and the difference of two long sums would lose precision. So
+  the first number is F rounded, and the second the rounding error; the difference
+  between first numbers of neighbours is exact.
+  """
+  return _forget_sums(finite_log_forget(log_forget))
+
+
+@jax.custom_jvp
+def _forget_sums(log_forget):
+  high = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
+  pairs = high, jnp.zeros_like(high)
+  return jnp.stack(jax.lax.associative_scan(_pair_sum, pairs, axis=1), axis=-1)
+
+
+@_forget_sums.defjvp
+def _forget_sums_jvp(primals, tangents):
+  """Rounding has no derivative: that of the first number is F's, of the second 0."""
+  sums = _forget_sums(*primals)
+  total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)
+  return sums, jnp.stack([total, jnp.zeros_like(total)], axis=-1)
+
+
+def _pair_sum(x, y):
+  """The sum of two pairs, as a pair (Dekker, Knuth)."""
+  total = x[0] + y[0]
+  other = total - x[0]
+  error = (x[0] - (total - other)) + (y[0] - other) + x[1] + y[1]
+  high = total + error
+  return high, error - (high - total)
+
+
+def next_forget_bias(
+  forget_bias: Float[Array, "B S N"] | None,
+  log_forget: Float[Array, "B 1 N"] | None,
+  is_new: Bool[Array, "B S"],
+) -> Float[Array, "B S N"] | None:
+  """Σ log f since each slot of a cache, including the new position in slot `is_new`.
+
+  Raises:
+    ValueError: only one of `forget_bias` and `log_forget` is given.
+  """
+  if (forget_bias is None) != (log_forget is None):
+    raise ValueError(
+      "log_forget: expected one in every call of a mechanism made with "
+      "forget=True, and in no other"
+    )
+  if forget_bias is None or log_forget is None:
+    return None
+  forget_bias = forget_bias + finite_log_forget(log_forget)
+  return jnp.where(is_new[..., None], 0.0, forget_bias)
+
+
+def prompt_forget_bias(
+  log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
+) -> Float[Array, "B P N"]:
+  """Σ log f between each position and the last of `lengths` positions."""
+  is_read = jnp.arange(log_forget.shape[1])[None] < lengths[:, None]
+  steps = finite_log_forget(log_forget.astype(jnp.float32))
+  return decay_to_end(layout.zero_masked(steps, is_read))
