@@ -12,31 +12,31 @@ from models.published.family import Described, Family, Layout, Row
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`."""
   del names
-  vocab_size = family.size(theirs, "vocab_size")
+  vocab_size = family.size(hf_config, "vocab_size")
   config = nested.make(
     ModelConfig,
     kind="decoder",
-    num_layers=family.size(theirs, "num_hidden_layers"),
-    num_heads=family.size(theirs, "num_attention_heads"),
-    features=family.size(theirs, "hidden_size"),
-    mlp_features=family.size(theirs, "intermediate_size"),
-    activation=family.activation(theirs, "hidden_act", "gelu"),
-    attention_bias=family.flag(theirs, "attention_bias", True),
-    parallel=family.flag(theirs, "use_parallel_residual", True),
-    dropout_rate=family.number(theirs, "hidden_dropout", 0.0),
+    num_layers=family.size(hf_config, "num_hidden_layers"),
+    num_heads=family.size(hf_config, "num_attention_heads"),
+    features=family.size(hf_config, "hidden_size"),
+    mlp_features=family.size(hf_config, "intermediate_size"),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
+    attention_bias=family.flag(hf_config, "attention_bias", True),
+    parallel=family.flag(hf_config, "use_parallel_residual", True),
+    dropout_rate=family.number(hf_config, "hidden_dropout", 0.0),
     position="rotary",
-    **rotary.choices(theirs, _ROTARY),
+    **rotary.choices(hf_config, _ROTARY),
     norm="pre",
-    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-5),
+    norm_epsilon=family.number(hf_config, "layer_norm_eps", 1e-5),
     embedding_scale=1.0,
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", False),
     head=head,
   )
-  length = family.size(theirs, "max_position_embeddings")
+  length = family.size(hf_config, "max_position_embeddings")
   return Described(config, vocab_size, vocab_size, length)
 
 

@@ -25,7 +25,7 @@ from models.published.rotary import both_versions
 from models.published.weights import MECHANISMS
 
 Attention = str | Mapping[str, Any] | Layers | Sequence[Any] | None
-"""A mechanism by name, with options, or several that layers take in turn."""
+"""The name of a mechanism, a name with options, or a list that layers take in turn."""
 
 
 class Pretrained(NamedTuple):
@@ -34,7 +34,7 @@ class Pretrained(NamedTuple):
   Attributes:
     family: `model_type` of transformers, such as 'bert'.
     architecture: class of transformers, such as 'BertForMaskedLM'.
-    model: from `models.create`.
+    model: model from `models.create`.
     variables: `{'params': …, 'constants': …}`.
     config: the content of `config.json`.
     kept: tensors of the folder that affect no output, see `Family.kept`.
@@ -88,14 +88,13 @@ def load_pretrained(
   """Loads a published model.
 
   Args:
-    folder: in the format of Hugging Face: `config.json` and `model.safetensors`, or
-      `model.safetensors.index.json` with its shards; or the workdir of a run. The
-      folder is data: an import path in it is refused, not imported.
+    folder: a folder in the format of Hugging Face: `config.json` and `model.safetensors`, or
+      `model.safetensors.index.json` with its shards; or the workdir of a run. The folder is data: an import path in it raises an error.
     attention: replaces the mechanism of every self-attention: a name ('performer'), a
       name with options ({'name': 'performer', 'num_features': 64}), or a list of
       these that layers take in turn; None keeps the model's. An import path is
       allowed here.
-    dtype: of activations and variables; 'float64' needs `jax_enable_x64`.
+    dtype: dtype of activations and variables; 'float64' needs `jax_enable_x64`.
     key: initializes a mechanism's own variables that the folder does not have; None
       is `jax.random.key(0)`.
 
@@ -125,11 +124,11 @@ class Opened(NamedTuple):
 
   Attributes:
     folder: its path.
-    family: of the model.
+    family: family of the model.
     architecture: its class in transformers.
-    theirs: the content of `config.json`.
+    hf_config: content of `config.json`.
     described: the model with its own mechanisms.
-    tensors: by their names in the family's table.
+    tensors: tensors by their names in the family's table.
     kept: tensors that affect no output.
     left_out: whether a mechanism of the folder is missing in `described`.
   """
@@ -137,20 +136,20 @@ class Opened(NamedTuple):
   folder: Path
   family: Family
   architecture: str
-  theirs: Mapping[str, Any]
+  hf_config: Mapping[str, Any]
   described: Described
   tensors: files.Tensors
   kept: Mapping[str, np.ndarray]
   left_out: bool = False
 
   def pretrained(self, model: Any, variables: Any) -> Pretrained:
-    """Combines a model and its variables with what the folder has besides them."""
+    """Combines a model and its variables with the other content of the folder."""
     return Pretrained(
       self.family.name,
       self.architecture,
       model,
       variables,
-      self.theirs,
+      self.hf_config,
       self.kept,
     )
 
@@ -162,13 +161,13 @@ def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
   `lab.load_run` and `generate.py --workdir` open a run as a program.
 
   Args:
-    folder: of weights, or the workdir of a run.
-    replaced: fields whose mechanisms the caller replaces, where import paths in a
-      folder of weights are ignored; in other fields they are refused.
+    folder: folder of weights, or the workdir of a run.
+    replaced: fields whose mechanisms the caller replaces. Import paths in these fields
+      are ignored; in other fields of a folder of weights, they raise an error.
 
   Raises:
     FileNotFoundError: a file is missing.
-    ValueError: as `load_pretrained`.
+    ValueError: as in `load_pretrained`.
   """
   with mechanisms.no_imports():
     return _open_folder(folder, replaced)
@@ -177,16 +176,16 @@ def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
 def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   arrays = None
   if files.has_tensors(folder) or not (folder / "checkpoints").is_dir():
-    theirs = files.read_config(folder)
+    hf_config = files.read_config(folder)
   else:
-    theirs, arrays = _to_published(READERS["run"](folder))
-  text = texts.find(theirs)
+    hf_config, arrays = _to_published(READERS["run"](folder))
+  text = texts.find(hf_config)
   if text is not None:
     try:
-      theirs = texts.text_config(theirs, text)
+      hf_config = texts.text_config(hf_config, text)
     except ValueError as error:
       raise ValueError(f"{folder / files.CONFIG}: {error}") from None
-  keys = Keys(theirs)
+  keys = Keys(hf_config)
   family, architecture = _architecture(folder, keys)
   raw = (
     files.read_tensors(folder)
@@ -214,7 +213,7 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   kept = {}
   for name, shape in shapes.items():
     if name not in tensors:
-      raise ValueError(f"{folder}: {name}: missing; config.json asks for it")
+      raise ValueError(f"{folder}: {name}: missing; config.json requires it")
     tensor = tensors.pop(name)
     kept[name], file = tensor.read(), tensor.file
     if kept[name].shape != shape:
@@ -222,7 +221,7 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
         f"{file}: {name}: expected shape {shape}, got {kept[name].shape}"
       )
   return Opened(
-    folder, family, architecture, theirs, described, tensors, kept, left_out
+    folder, family, architecture, hf_config, described, tensors, kept, left_out
   )
 
 
@@ -238,7 +237,7 @@ def read_variables(
       is `jax.random.key(0)`.
 
   Raises:
-    ValueError: as `load_pretrained`.
+    ValueError: as in `load_pretrained`.
   """
   key = jax.random.key(0) if key is None else key
   published = make_model(opened.described)
@@ -263,7 +262,7 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
   the model with its own attention.
 
   Args:
-    folder: is created if it does not exist.
+    folder: the folder, which is created if it does not exist.
     p: the model; `p._replace(variables=…)` has other variables.
   """
   files.write(Path(folder), *_to_published(p))
@@ -333,7 +332,7 @@ def with_layers(
   """Replaces the mechanisms of a description.
 
   Args:
-    described: of a model.
+    described: description of the model.
     chosen: 'encoder_attention' or 'decoder_attention' -> mechanisms.
 
   Raises:
@@ -366,7 +365,7 @@ def _with_mechanisms(
 ) -> tuple[Described, bool]:
   """The description with the mechanisms that `save_pretrained` wrote.
 
-  Also whether one was ignored because the caller replaces it.
+  Also returns whether a mechanism was ignored because the caller replaces it.
   """
   if own is None:
     return described, False
@@ -376,8 +375,8 @@ def _with_mechanisms(
       if field not in replaced:
         raise ValueError(
           f"{MECHANISMS}: {field} is {_import_path(own[field])!r}, an import "
-          "path, and weights import nothing; choose the mechanism where you ask "
-          "for the weights, by `attention=` or config.model"
+          "path, which a folder of weights may not have; pass the mechanism as "
+          "`attention=`, or set it in config.model"
         )
     kept = {field: own[field] for field in own if field not in foreign}
     chosen: dict[str, Any] = {f: _chosen(layers) for f, layers in kept.items()}
@@ -390,7 +389,7 @@ def _with_mechanisms(
 
 
 def _import_path(layers: Any) -> str:
-  """The first mechanism with an import path; empty without one."""
+  """Returns the first import path of a mechanism; empty if there is none."""
   for one in layers if isinstance(layers, list) else [layers]:
     name = one.get("name") if isinstance(one, dict) else one
     if isinstance(name, str) and ":" in name:
@@ -399,9 +398,9 @@ def _import_path(layers: Any) -> str:
 
 
 def _architecture(
-  folder: Path, theirs: Mapping[str, Any]
+  folder: Path, hf_config: Mapping[str, Any]
 ) -> tuple[Family, str]:
-  names, kind = theirs.get("architectures"), theirs.get("model_type")
+  names, kind = hf_config.get("architectures"), hf_config.get("model_type")
   one = names[0] if isinstance(names, list) and len(names) == 1 else None
   family = find(kind, one) if isinstance(one, str) else None
   if family is not None and kind in (None, family.name):
@@ -412,7 +411,8 @@ def _architecture(
     fault = "architectures: missing; expected a list of one class"
   else:
     fault = (
-      f"architectures: no family is {one!r}; docs/weights.md lists those known"
+      f"architectures: {one!r} is not supported; docs/weights.md lists the "
+      "supported ones"
     )
   raise ValueError(f"{folder / files.CONFIG}: {fault}")
 
@@ -420,7 +420,7 @@ def _architecture(
 def _by_table_name(
   family: Family, tensors: files.Tensors
 ) -> dict[str, files.Tensor]:
-  """The tensors by their names in the family's table."""
+  """Returns the tensors by their names in the family's table."""
   tidied = {}
   for name, tensor in tensors.items():
     new = name
@@ -431,7 +431,7 @@ def _by_table_name(
       if new.partition(".")[0] in family.parts:
         new = family.prefix + new
     if new in tidied:
-      raise ValueError(f"{tensor.file}: {name} is there twice, under two names")
+      raise ValueError(f"{tensor.file}: {name} appears twice, under two names")
     tidied[new] = tensor
   for whole, suffixes in family.joined:
     for first in [name for name in tidied if name.endswith(suffixes[0])]:
@@ -451,7 +451,7 @@ def _concatenate(readers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
 
 
 def _separate(family: Family, arrays: dict[str, np.ndarray]) -> None:
-  """Replaces joined tensors by the several that files have, as transformers does."""
+  """Splits joined tensors into the tensors that files store, as transformers does."""
   for whole, suffixes in family.joined:
     for name in [name for name in arrays if name.endswith(whole)]:
       array, count = arrays.pop(name), len(suffixes)

@@ -12,28 +12,28 @@ _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=1.0)}
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`."""
   for key in ("rope_parameters", "rope_scaling"):
-    scaling = theirs.get(key) or {}
-    if isinstance(scaling, dict):  # Others are refused below.
+    scaling = hf_config.get(key) or {}
+    if isinstance(scaling, dict):  # Others raise an error below.
       kind = scaling.get("rope_type", scaling.get("type", "default"))
       family.only({key: kind}, **{key: "default"})
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     attention_bias=False,
     mlp_bias=False,
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
-    **rotary.choices(theirs, _ROTARY),
-    decoder_attention=mistral.mechanism(theirs, None),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
+    **rotary.choices(hf_config, _ROTARY),
+    decoder_attention=mistral.mechanism(hf_config, None),
   )
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with two Linears for five."""
+  """Implements `Family.rows`: those of Llama, with five Linears fused into two."""
   theirs, ours = "model.layers.{i}", "params/decoder_{i}"
   queries, keys = (
     heads * config.query_dim for heads in (config.num_heads, config.kv_heads)
@@ -65,7 +65,8 @@ PHI3 = llama.LLAMA._replace(
   rows=rows,
   rotary=_ROTARY,
   without_effect=because(
-    "is of LongRoPE, which is refused", "original_max_position_embeddings"
+    "belongs to LongRoPE, which is not supported",
+    "original_max_position_embeddings",
   ),
 )
 """Llama with fused projections, and a window of preceding keys if it has one."""

@@ -29,7 +29,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
   Args:
     model: a Transformer, or a model with `as_published`, which returns its
       description and variables.
-    variables: of the model.
+    variables: variables of the model.
 
   Returns:
     The model in the first family that can express it.
@@ -43,7 +43,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
     described, folded = _fold(model, variables)
   else:
     raise ValueError(
-      f"no published family is this model: none is of kind '{model.config.kind}'"
+      f"no published family fits this model: none has kind '{model.config.kind}'"
     )
   config, reasons = described.config, []
   for family in FAMILIES.values():
@@ -55,8 +55,10 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
       tied = getattr(config, "tie_embeddings", True)
       names = [] if tied else ["lm_head.weight"]
       try:
-        theirs = family.to_json(described) | {"architectures": [architecture]}
-        published = family.describe(theirs, names, head).config
+        hf_config = family.to_json(described) | {
+          "architectures": [architecture]
+        }
+        published = family.describe(hf_config, names, head).config
       except ValueError as error:
         reasons.append(f"{family.name} does not fit: {error}")
         continue
@@ -65,16 +67,18 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
       lacking = _differences(config, published)
       if not lacking:
         made = make_model(described)
-        return Pretrained(family.name, architecture, made, folded, theirs)
+        return Pretrained(family.name, architecture, made, folded, hf_config)
       more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
       others = ", ".join(lacking[:3]) + more
-      reasons.append(f"{family.name} has other {others}")
+      reasons.append(f"{family.name} differs in {others}")
   if not reasons:
     raise ValueError(
-      "no published family is this model: none that a run can become has kind "
+      "no published family fits this model: no family for export has kind "
       f"'{config.kind}' with head '{config.head}'"
     )
-  raise ValueError(f"no published family is this model: {'; '.join(reasons)}")
+  raise ValueError(
+    f"no published family fits this model:  {'; '.join(reasons)}"
+  )
 
 
 def _differences(ours: Any, theirs: Any) -> list[str]:
@@ -131,11 +135,11 @@ def with_biases(config: Any, arrays: dict[str, Any]) -> dict[str, Any]:
   """Adds biases of zeros to a Transformer without them.
 
   Args:
-    config: of the model.
-    arrays: its variables by their paths, to which biases are added.
+    config: config of the model.
+    arrays: variables of the model by path, to which biases are added.
 
   Returns:
-    The fields of the config that change, without those that follow from others.
+    The config fields that change, without those that follow from others.
   """
   for path, array in list(arrays.items()):
     module = path.removesuffix("/kernel")

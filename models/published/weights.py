@@ -42,16 +42,16 @@ def read(
   """Converts tensors to the variables of a model.
 
   Args:
-    folder: of the tensors, for messages.
-    family: of the model.
+    folder: folder of the tensors, for messages.
+    family: family of the model.
     model: the model, whose mechanisms may differ from those of the tensors.
-    published: the model with the mechanisms of the tensors.
-    tensors: by their names in the family's table.
+    published: the same model with the mechanisms of the tensors.
+    tensors: tensors by their names in the family's table.
     key: initializes a mechanism's own variables that the tensors do not have.
 
   Raises:
-    ValueError: a tensor is missing, unused, or does not fit; or a size of the model is
-      beyond 32 bits.
+    ValueError: a tensor is missing, is unused, or has another shape; or a size of the
+      model needs more than 32 bits.
   """
   try:
     wanted, whole = _shapes(model), _with_keys(model)
@@ -59,7 +59,7 @@ def read(
     raise ValueError(
       f"{folder / files.CONFIG}: expected sizes below 2³¹, got a larger one"
     ) from None
-  # Tensors of a mechanism that was replaced are known and not needed.
+  # Tensors of a replaced mechanism are known but not needed.
   known = {row.theirs for row in _rows(family, published)}
   known |= {*family.buffers(published.config)}
   copies, kept = dict(family.copies), without_copies(family, tensors)
@@ -101,11 +101,11 @@ def read(
         "ties them; expected equal tensors, or tie_word_embeddings false"
       )
     raise ValueError(
-      f"{tensor.file}: {name}: no variable of this model takes it"
+      f"{tensor.file}: {name}: no variable of this model uses it"
     )
   missing = [path for path in wanted if path not in arrays]
   for path in missing:
-    # A mechanism's own variables are initialized where it replaces another one.
+    # Variables of a mechanism that replaces another one are initialised.
     if "/attention/" not in path or model == published:
       raise ValueError(f"{folder}: no tensor fills {path}")
   if missing:
@@ -190,7 +190,9 @@ def _read(
       f"{file}: {theirs}: expected floating point numbers, got {array.dtype}"
     )
   if not (integers or np.isfinite(array).all()):
-    raise ValueError(f"{file}: {theirs}: a number in it is not finite")
+    raise ValueError(
+      f"{file}: {theirs}: expected finite numbers, got NaN or infinity"
+    )
   count = sum(x.size for x in ours.values())
   # A config of another size.
   if count > 8 * max(array.size, 1) and not is_start:
@@ -207,7 +209,7 @@ def _read(
 
 
 def _element(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-  """An element along the first axis."""
+  """The shape of an element along the first axis."""
   return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
 
@@ -218,7 +220,7 @@ def _shapes(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _with_keys(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Likewise, with the keys and values of dense for mechanisms without them."""
+  """As `_shapes`, with the keys and values of `dense` for mechanisms without them."""
   keyless = [
     module
     for module, layers in model.config.attentions.items()
@@ -232,5 +234,5 @@ def _with_keys(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _flat(variables: Mapping[str, Any]) -> dict[str, Any]:
-  """'params/encoder_0/mlp/out/kernel' -> the array there."""
+  """Maps paths such as 'params/encoder_0/mlp/out/kernel' to arrays."""
   return traverse_util.flatten_dict(variables, sep="/")

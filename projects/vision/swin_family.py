@@ -21,21 +21,21 @@ _HIDDEN = -100.0
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe`."""
   del names, head
   family.only(
-    theirs, qkv_bias=True, use_absolute_embeddings=False, layer_norm_eps=1e-5
+    hf_config, qkv_bias=True, use_absolute_embeddings=False, layer_norm_eps=1e-5
   )
-  side = family.size(theirs, "image_size", 224)
-  patch = family.size(theirs, "patch_size", 4)
-  window = family.size(theirs, "window_size", 7)
-  depths = family.sizes(theirs, "depths", [2, 2, 6, 2])
-  family.only(theirs, num_layers=len(depths))
-  width = family.size(theirs, "embed_dim", 96)
+  side = family.size(hf_config, "image_size", 224)
+  patch = family.size(hf_config, "patch_size", 4)
+  window = family.size(hf_config, "window_size", 7)
+  depths = family.sizes(hf_config, "depths", [2, 2, 6, 2])
+  family.only(hf_config, num_layers=len(depths))
+  width = family.size(hf_config, "embed_dim", 96)
   features = tuple(width * 2**i for i in range(len(depths)))
-  ratio = family.number(theirs, "mlp_ratio", 4.0)
+  ratio = family.number(hf_config, "mlp_ratio", 4.0)
   windows = [
     AttentionConfig(
       "window_2d",
@@ -45,13 +45,13 @@ def describe(
   ]
   config = PyramidConfig(
     depths=depths,
-    num_heads=family.sizes(theirs, "num_heads", [3, 6, 12, 24]),
+    num_heads=family.sizes(hf_config, "num_heads", [3, 6, 12, 24]),
     features=features,
     mlp_features=tuple(int(ratio * one) for one in features),
     patch_size=(patch,),
-    activation=family.activation(theirs, "hidden_act", "gelu"),
-    dropout_rate=family.number(theirs, "hidden_dropout_prob", 0.0),
-    image_shape=(side, side, family.size(theirs, "num_channels", 3)),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
+    dropout_rate=family.number(hf_config, "hidden_dropout_prob", 0.0),
+    image_shape=(side, side, family.size(hf_config, "num_channels", 3)),
     encoder_attention=tuple(windows),
   )
   for rows, columns in config.grids(side, side):
@@ -61,7 +61,7 @@ def describe(
         f"has {rows} × {columns} tokens, got {window}"
       )
   shape = config.image_shape
-  return Described(config, 0, num_labels(theirs), 0, {"image": shape})
+  return Described(config, 0, num_labels(hf_config), 0, {"image": shape})
 
 
 def block_rows(theirs: str, ours: str) -> Iterator[Row]:
@@ -176,12 +176,12 @@ SWIN = Family(
   buffers=_buffers,
   to_json=to_json,
   without_effect={
-    **because("is of training", "drop_path_rate"),
+    **because("affects only training", "drop_path_rate"),
     **because(
-      "is of another head",
+      "belongs to another head",
       "encoder_stride hidden_size out_features out_indices stage_names",
     ),
-    **because("no transformers reads it", "path_norm"),
+    **because("is not read by any version of transformers", "path_norm"),
   },
   inputs=PIXELS,
   config_type=PyramidConfig,

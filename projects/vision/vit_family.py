@@ -39,32 +39,32 @@ PIXELS = {"pixel_values": "image"}
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """As `Family.describe`."""
   del names
-  family.only(theirs, qkv_bias=True)
-  size = family.size(theirs, "image_size", 224)
-  shape = (size, size, family.size(theirs, "num_channels", 3))
+  family.only(hf_config, qkv_bias=True)
+  size = family.size(hf_config, "image_size", 224)
+  shape = (size, size, family.size(hf_config, "num_channels", 3))
   config = nested.make(
     VitConfig,
-    num_layers=family.size(theirs, "num_hidden_layers", 12),
-    num_heads=family.size(theirs, "num_attention_heads", 12),
-    features=family.size(theirs, "hidden_size", 768),
-    mlp_features=family.size(theirs, "intermediate_size", 3072),
-    activation=family.activation(theirs, "hidden_act", "gelu"),
+    num_layers=family.size(hf_config, "num_hidden_layers", 12),
+    num_heads=family.size(hf_config, "num_attention_heads", 12),
+    features=family.size(hf_config, "hidden_size", 768),
+    mlp_features=family.size(hf_config, "intermediate_size", 3072),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
     attention_bias=True,
-    dropout_rate=family.number(theirs, "hidden_dropout_prob", 0.0),
+    dropout_rate=family.number(hf_config, "hidden_dropout_prob", 0.0),
     position="learned",
     norm="pre",
-    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-12),
-    patch_size=family.size(theirs, "patch_size", 16),
-    distillation=theirs.get("model_type") == "deit",
+    norm_epsilon=family.number(hf_config, "layer_norm_eps", 1e-12),
+    patch_size=family.size(hf_config, "patch_size", 16),
+    distillation=hf_config.get("model_type") == "deit",
     head=head,
     head_bias=True,
     image_shape=shape,
   )
-  labels = num_labels(theirs)
+  labels = num_labels(hf_config)
   return Described(
     config, 0, labels, config.num_tokens(shape), {"image": shape}
   )
@@ -112,7 +112,7 @@ def _rows(prefix: str) -> list[Row]:
 
 
 _WITHOUT_EFFECT = because(
-  "is of another head", "encoder_stride pooler_act pooler_output_size"
+  "belongs to another head", "encoder_stride pooler_act pooler_output_size"
 )
 
 VIT = Family(

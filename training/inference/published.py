@@ -79,7 +79,7 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
   config = experiment_config.parse(mapping)
   run = experiment.create(config, restore=True)
   task = cast(CausalText, run.task)
-  task.eos_ids = (task.eos_id, *_ends(folder, opened.theirs, task.eos_id))
+  task.eos_ids = (task.eos_id, *_ends(folder, opened.hf_config, task.eos_id))
   model = cast(Transformer, run.model)
   return run, load.read_variables(opened, model)
 

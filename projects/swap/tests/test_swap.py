@@ -336,7 +336,7 @@ def test_a_mechanism_that_was_typed_by_its_path(tmp_path, monkeypatch):
   record = measure.mechanism(model, choice, asked, tmp_path)
   (swap,) = record["swaps"]
   folder = tmp_path / "models" / swap["folder"]
-  with pytest.raises(ValueError, match="weights import nothing"):
+  with pytest.raises(ValueError, match="folder of weights may not have"):
     models.load_pretrained(folder)
   places = (asked, tmp_path, swap["folder"])
   trained = finetune.finetune(model, choice, swap["kept"], *places)

@@ -128,7 +128,7 @@ def test_configs_that_are_not_read(case, values, message, tmp_path):
     ),
     (
       lambda x: x.update({EXPERT.replace("3", "5"): x[EXPERT]}),
-      "no variable of this model takes it",
+      "no variable of this model uses it",
     ),
   ],
 )
@@ -183,7 +183,7 @@ def test_an_expert_that_lacks_a_kernel_in_a_multimodal_folder(tmp_path):
 @pytest.mark.parametrize(
   ("values", "message"),
   [
-    ({"audio_config": {}}, "audio_config: no text model depends on it"),
+    ({"audio_config": {}}, "audio_config: not supported for a text model"),
     ({"text_config": None}, "text_config: expected an object, got None"),
   ],
 )

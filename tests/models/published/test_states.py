@@ -149,7 +149,7 @@ def test_another_mechanism_has_the_inputs_of_the_state(
     (
       "nemotron_h",
       {"layers_block_type": None, "hybrid_override_pattern": "M-X"},
-      "hybrid_override_pattern: expected some of *, M, E, -, got ",
+      "hybrid_override_pattern: expected entries among *, M, E, -, got ",
     ),
     ("mamba", {"conv_kernel": 3}, "conv_kernel: expected 4, got 3"),
     ("mamba", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),

@@ -568,7 +568,9 @@ def test_copies_beside_a_set():
   both = {"rope_theta": theta, "partial_rotary_factor": share}
   config |= {**both, "rope_parameters": {"rope_type": "default", **both}}
   assert described(config, names) == expected
-  with pytest.raises(ValueError, match="rope_theta: the file has it twice"):
+  with pytest.raises(
+    ValueError, match="rope_theta: the file has two different values"
+  ):
     described(config | {"rope_theta": 7.0}, names)
 
 
