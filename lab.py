@@ -11,7 +11,7 @@
 
 A `config` is a file with its arguments, as on a command line, or a ConfigDict.
 `workdir` is the folder of the results, by default the one that the command uses; the
-same call resumes a stopped run. `**leaves` are config fields, such as
+same call resumes a stopped run. `**fields` are config fields, such as
 `**{"model.num_layers": 1}`. Tables are pandas DataFrames, figures are matplotlib
 figures. A mistake raises a one-line `ConfigError`; a failed run raises a `RunError`.
 """
@@ -155,7 +155,7 @@ def train(
   workdir: str | Path | None = None,
   *,
   stop_at: int | None = None,
-  **leaves: Any,
+  **fields: Any,
 ) -> Run:
   """Trains as `train.py` does, and prints progress; Ctrl-C saves.
 
@@ -163,11 +163,11 @@ def train(
     config: `"configs/copy.py:performer"`, or a ConfigDict.
     workdir: of the run.
     stop_at: step at which to evaluate, save and end.
-    **leaves: of the config.
+    **fields: of the config.
   """
   if stop_at is not None and stop_at < 1:
     raise ConfigError(f"stop_at: expected at least 1, got {stop_at}")
-  parsed = experiment_config.parse(_mapping(config, leaves))
+  parsed = experiment_config.parse(_mapping(config, fields))
   name = config if isinstance(config, str) else "run"
   default = workdir_lib.default(name, parsed)
   folder = default if workdir is None else Path(workdir)
@@ -254,30 +254,30 @@ def load_comparison(folder: str | Path) -> Comparison:
 
 
 def compare(
-  config: Any, workdir: str | Path | None = None, **leaves: Any
+  config: Any, workdir: str | Path | None = None, **fields: Any
 ) -> Comparison:
   """Compares as `compare.py` does.
 
   Args:
     config: `"configs/compare/recall.py"`, or a ConfigDict.
     workdir: of the comparison.
-    **leaves: of the config, as `attention=["dense", "delta"]`, `seeds=3` (that many,
+    **fields: of the config, as `attention=["dense", "delta"]`, `seeds=3` (that many,
       from 0) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
   """
   from comparison.report import files
 
   process.replace_signs()
-  if isinstance(leaves.get("seeds"), int):
-    leaves["seeds"] = list(range(leaves["seeds"]))
+  if isinstance(fields.get("seeds"), int):
+    fields["seeds"] = list(range(fields["seeds"]))
   for name in ("attention", "tasks", "seeds"):
-    if isinstance(leaves.get(name), (list, tuple)):
-      leaves[name] = ",".join(map(str, leaves[name]))
-  parsed = config_lib.parse(_mapping(config, leaves), set(leaves))
+    if isinstance(fields.get(name), (list, tuple)):
+      fields[name] = ",".join(map(str, fields[name]))
+  parsed = config_lib.parse(_mapping(config, fields), set(fields))
   name = config if isinstance(config, str) else "comparison"
   default = folder_lib.default_workdir(name, parsed)
   folder = default if workdir is None else Path(workdir)
   parsed = folder_lib.with_recorded_eval_every(
-    parsed, records_lib.shared_settings(folder), leaves
+    parsed, records_lib.shared_settings(folder), fields
   )
   run_lib.run(parsed, folder, after=files.report_updater(folder))
   files.write(folder)
@@ -289,7 +289,7 @@ def sweep(
   grid: Mapping[str, Sequence[Any]],
   seeds: int = 1,
   workdir: str | Path | None = None,
-  **leaves: Any,
+  **fields: Any,
 ) -> Comparison:
   """Compares every combination of some values, without a config file.
 
@@ -299,7 +299,7 @@ def sweep(
     grid: leaf -> its values; each combination is a row.
     seeds: of each row, from 0.
     workdir: of the comparison; by default one of its own.
-    **leaves: that all runs take.
+    **fields: that all runs take.
 
   Raises:
     ConfigError: it cannot be.
@@ -318,7 +318,7 @@ def sweep(
     "match_parameters": False,
     "across": dict(grid),
   }
-  return compare(mapping, workdir, seeds=seeds, **leaves)
+  return compare(mapping, workdir, seeds=seeds, **fields)
 
 
 def _show_figures() -> None:
@@ -329,8 +329,8 @@ def _show_figures() -> None:
     plt.switch_backend(plt.get_backend())
 
 
-def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """A config as a mapping, with `leaves` set."""
+def _mapping(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """A config as a mapping, with `fields` set."""
   if isinstance(config, str):
     config = config_flag.load(config)
   if not hasattr(config, "items"):
@@ -339,6 +339,6 @@ def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
       f"{config!r}"
     )
   mapping = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-  for leaf, value in leaves.items():
+  for leaf, value in fields.items():
     put(mapping, leaf, value)
   return mapping

@@ -70,8 +70,8 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     candidates = _better_half(candidates, workdir, comparison, share)
   launch(candidates, workdir, comparison)
   standing, best = _rank(candidates, workdir)[0]
-  values_by_leaf = {
-    leaf: set(values) for leaf, values in comparison.grid_values.items()
+  values_by_field = {
+    field: set(values) for field, values in comparison.grid_values.items()
   }
   # If no point could be trained, none beyond the grid can be.
   is_trained = standing < (len(best), math.inf)
@@ -80,10 +80,10 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     records.plan(workdir, new)
     launch(new, workdir, comparison)
     candidates += new
-    for leaf, value in run.grid.items():
-      values_by_leaf[leaf].add(value)
+    for field, value in run.grid.items():
+      values_by_field[field].add(value)
   standing, (chosen, *others) = _rank(candidates, workdir)[0]
-  point = ", ".join(f"{leaf}={value}" for leaf, value in chosen.grid.items())
+  point = ", ".join(f"{field}={value}" for field, value in chosen.grid.items())
   seeds = 1 + len(others)
   if chosen.solved_at is not None:
     point += (
@@ -91,7 +91,7 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     )
   print(f"{chosen.row}: chosen {point}", flush=True)
   edge = [
-    x for x in values_by_leaf if chosen.grid[x] in _ends(values_by_leaf[x])
+    x for x in values_by_field if chosen.grid[x] in _ends(values_by_field[x])
   ]
   return dataclasses.replace(chosen, at_edge=edge)
 
@@ -125,11 +125,11 @@ def _ends(values: Collection[Any]) -> tuple[Any, ...]:
 
 def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
   """Yields points beyond the ends of the grid at which a run is, if they can run."""
-  for leaf, values in comparison.grid_values.items():
-    value = beyond(run.grid[leaf], values)
+  for field, values in comparison.grid_values.items():
+    value = beyond(run.grid[field], values)
     if value is None:
       continue
-    further = dataclasses.replace(run, grid=run.grid | {leaf: value})
+    further = dataclasses.replace(run, grid=run.grid | {field: value})
     try:
       new = plan.complete(comparison, further)
     except ConfigError:  # Such as a dropout rate above 1.

@@ -129,13 +129,13 @@ class Comparison:
           f"tasks: no file configs/{task}.py for {task!r}{suggestion(task, names)}"
         )
     self._check_tasks("per_task", "FIELD", "num_steps")
-    for task, leaves in self.per_task.items():
-      check_section(f"config.per_task.{task}", leaves)
+    for task, fields in self.per_task.items():
+      check_section(f"config.per_task.{task}", fields)
     self._check_tasks("references", "NAME.METRIC", "nanoGPT.loss")
-    for leaf, value in flatten(self.references).items():
-      if leaf.count(".") != 2 or not isinstance(value, (int, float)):
+    for field, value in flatten(self.references).items():
+      if field.count(".") != 2 or not isinstance(value, (int, float)):
         raise ValueError(
-          f"references.{leaf}: expected a number for TASK.NAME.METRIC, got "
+          f"references.{field}: expected a number for TASK.NAME.METRIC, got "
           f"{value!r}"
         )
     self._check_mechanisms()
@@ -184,7 +184,7 @@ class Comparison:
   @property
   def grid_values(self) -> dict[str, list[Any]]:
     """Config field of the grid -> its values."""
-    return _values_by_leaf(self.grid)
+    return _values_by_field(self.grid)
 
   def grid_points(self) -> Iterator[Leaves]:
     """Yields every combination of the grid's values; only `{}` without a grid."""
@@ -194,7 +194,7 @@ class Comparison:
     """Yields every combination of `across`, each a separate row; only `{}` without."""
     return _combinations(self.across)
 
-  def leaves(self, task: str) -> Leaves:
+  def fields(self, task: str) -> Leaves:
     """Returns the config fields that all runs of a task take."""
     return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
@@ -252,36 +252,36 @@ class Comparison:
         )
 
   def _check_points(self):
-    for field in ("grid", "across"):
-      for leaf, values in _values_by_leaf(getattr(self, field)).items():
+    for section in ("grid", "across"):
+      for field, values in _values_by_field(getattr(self, section)).items():
         if not values:
-          raise ValueError(f"{field}.{leaf}: expected at least one value")
-        if any(value in values[:place] for place, value in enumerate(values)):
+          raise ValueError(f"{section}.{field}: expected at least one value")
+        if any(value in values[:i] for i, value in enumerate(values)):
           raise ValueError(
-            f"{field}.{leaf}: expected each value once, got {values}"
+            f"{section}.{field}: expected each value once, got {values}"
           )
-        if field == "grid" and any(isinstance(x, tuple) for x in values):
+        if section == "grid" and any(isinstance(x, tuple) for x in values):
           raise ValueError(
-            f"grid.{leaf}: expected values that are not lists, got {values}; "
-            f"across.{leaf} takes lists, each a separate row"
+            f"grid.{field}: expected values that are not lists, got {values}; "
+            f"across.{field} takes lists, each a separate row"
           )
         for value in values:
-          if isinstance(value, tuple) and leaf.endswith("_attention"):
+          if isinstance(value, tuple) and field.endswith("_attention"):
             for word in value:
-              check_mechanism(f"{field}.{leaf}", word)
-    for leaf in flatten(self.across):
-      if leaf in flatten(self.grid):
+              check_mechanism(f"{section}.{field}", word)
+    for field in flatten(self.across):
+      if field in flatten(self.grid):
         raise ValueError(
-          f"across.{leaf}: it is in the grid as well; expected it either in across, "
+          f"across.{field}: it is in the grid as well; expected it either in across, "
           "where every value is a row, or in grid, where the best value is reported"
         )
 
   def _check_budget(self):
     budgets = [name for name in BUDGETS if getattr(self, name) is not None]
     check(self, "budget_flops", len(budgets) < 2, "one budget")
-    leaves = {*flatten(self.grid), *flatten(self.across)}
-    leaves.update(*map(self.leaves, self.task_names))
-    if budgets and "num_steps" in leaves:
+    fields = {*flatten(self.grid), *flatten(self.across)}
+    fields.update(*map(self.fields, self.task_names))
+    if budgets and "num_steps" in fields:
       raise ValueError(
         f"{budgets[0]}: it decides the number of steps; expected no "
         "num_steps with it"
@@ -375,17 +375,17 @@ def _budget_first(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
   if not typed.intersection(BUDGETS):
     return mapping
 
-  def others(leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  def others(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     name = "num_steps"
     is_typed = prefix + name in typed
-    return {k: x for k, x in leaves.items() if k != name or is_typed}
+    return {k: x for k, x in fields.items() if k != name or is_typed}
 
   per_task = mapping.get("per_task") or {}
   sections = {
-    task: others(leaves, f"per_task.{task}.")
-    if hasattr(leaves, "items")
-    else leaves
-    for task, leaves in per_task.items()
+    task: others(fields, f"per_task.{task}.")
+    if hasattr(fields, "items")
+    else fields
+    for task, fields in per_task.items()
   }
   return others(mapping) | ({"per_task": sections} if sections else {})
 
@@ -396,32 +396,32 @@ def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
   Raises:
     ConfigError: `grid` or `across` sets a field that was typed.
   """
-  for field in ("grid", "across"):
-    for leaf in flatten(getattr(comparison, field)):
-      tasks = [f"per_task.{task}.{leaf}" for task in comparison.task_names]
-      for name in typed.intersection([leaf, *tasks]):
+  for section in ("grid", "across"):
+    for field in flatten(getattr(comparison, section)):
+      tasks = [f"per_task.{task}.{field}" for task in comparison.task_names]
+      for name in typed.intersection([field, *tasks]):
         raise ConfigError(
-          f"config.{name}: config.{field}.{leaf} sets it in every run; expected "
-          f"--config.{field}.{leaf} alone"
+          f"config.{name}: config.{section}.{field} sets it in every run; expected "
+          f"--config.{section}.{field} alone"
         )
   per_task = {
     task: {
-      leaf: value
-      for leaf, value in flatten(leaves).items()
-      if leaf not in typed or f"per_task.{task}.{leaf}" in typed
+      field: value
+      for field, value in flatten(fields).items()
+      if field not in typed or f"per_task.{task}.{field}" in typed
     }
-    for task, leaves in comparison.per_task.items()
+    for task, fields in comparison.per_task.items()
   }
   return dataclasses.replace(comparison, per_task=per_task)
 
 
-def _values_by_leaf(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _values_by_field(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
   """Config field -> its values."""
-  return {leaf: _values(entry) for leaf, entry in flatten(mapping).items()}
+  return {field: _values(entry) for field, entry in flatten(mapping).items()}
 
 
 def _combinations(mapping: Mapping[str, Any]) -> Iterator[Leaves]:
   """Yields every combination of the values of config fields."""
-  values_by_leaf = _values_by_leaf(mapping)
-  for values in itertools.product(*values_by_leaf.values()):
-    yield dict(zip(values_by_leaf, values, strict=True))
+  values_by_field = _values_by_field(mapping)
+  for values in itertools.product(*values_by_field.values()):
+    yield dict(zip(values_by_field, values, strict=True))

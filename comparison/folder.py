@@ -27,20 +27,20 @@ def with_recorded_eval_every(
       them, nothing changes.
   """
   name = "eval_every"
-  if not recorded or any(leaf.rpartition(".")[2] == name for leaf in typed):
+  if not recorded or any(field.rpartition(".")[2] == name for field in typed):
     return comparison
 
-  def recorded_leaves(leaves: Mapping[str, Any], prefix: str = "") -> Leaves:
-    others = {k: x for k, x in flatten(leaves).items() if k != name}
+  def recorded_fields(fields: Mapping[str, Any], prefix: str = "") -> Leaves:
+    others = {k: x for k, x in flatten(fields).items() if k != name}
     every = recorded.get(prefix + name)
     return others if every is None else others | {name: every}
 
   return dataclasses.replace(
     comparison,
-    overrides=recorded_leaves(comparison.overrides),
+    overrides=recorded_fields(comparison.overrides),
     per_task={
-      task: recorded_leaves(leaves, f"per_task.{task}.")
-      for task, leaves in comparison.per_task.items()
+      task: recorded_fields(fields, f"per_task.{task}.")
+      for task, fields in comparison.per_task.items()
     },
   )
 
@@ -54,8 +54,8 @@ def shared(comparison: Comparison) -> dict[str, Any]:
     mapping.pop(field, None)
   # Fields of tasks that are not compared change no number either.
   mapping["per_task"] = {
-    task: leaves
-    for task, leaves in mapping["per_task"].items()
+    task: fields
+    for task, fields in mapping["per_task"].items()
     if task in comparison.task_names
   }
   if not comparison.choosing_seeds:  # Nothing is chosen.

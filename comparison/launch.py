@@ -72,7 +72,7 @@ def _is_refused(run: Run, workdir: Path) -> bool:
   """Whether a run has an obstacle; writes it into the run's record."""
   if not run.obstacle:
     return False
-  record = records.of(workdir, run.identity)
+  record = records.read_one(workdir, run.identity)
   is_done = record.get("status") == records.DONE
   if not is_done and record.get("reason") != run.obstacle:
     records.write(workdir, run, status=records.UNSUPPORTED)
@@ -81,7 +81,7 @@ def _is_refused(run: Run, workdir: Path) -> bool:
 
 def _has_ended(run: Run, workdir: Path, share: float | None) -> bool:
   """Whether nothing is left to do for a run, unless it is tried again."""
-  record = records.of(workdir, run.identity)
+  record = records.read_one(workdir, run.identity)
   match record.get("status"):
     case records.DONE | records.FAILED:
       return True
@@ -101,7 +101,7 @@ def _train(run: Run, workdir: Path, share: float | None) -> None:
     is_trained = records.status(workdir, run) == records.TRAINED
     if is_trained or _has_ended(run, workdir, share):
       return
-    record = records.of(workdir, run.identity)
+    record = records.read_one(workdir, run.identity)
     reason = record.get("reason") or "it was stopped"
     if tries_left:
       print(f"  {run.identity}: failed: {reason}; tried again", flush=True)
@@ -120,7 +120,7 @@ def _measure(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
   if not trained or not worker.measure(workdir, trained):
     return
   for identity, with_map in trained.items():
-    record = records.of(workdir, identity)
+    record = records.read_one(workdir, identity)
     if record["status"] != records.TRAINED or record["reason"]:
       continue
     if fault := worker.measure(workdir, {identity: with_map}):

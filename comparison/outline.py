@@ -32,8 +32,8 @@ def line(runs: Sequence[Run], comparison: Comparison) -> str:
   if (tasks := len({run.task for run in rows})) > 1:
     factors.insert(0, _count_noun(tasks, "task"))
   points = list(comparison.across_points())
-  for leaf, title in plan.titles(points[0]).items():
-    values = dict.fromkeys(str(point[leaf]) for point in points)
+  for field, title in plan.titles(points[0]).items():
+    values = dict.fromkeys(str(point[field]) for point in points)
     factors.append(f"{title} {', '.join(values)}")
   text = f"{_count_noun(len(rows), 'row')} = {' × '.join(factors)}"
   if counterparts := sum(run.width == DENSE for run in rows):
@@ -121,7 +121,7 @@ def fields(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> str:
       subsequent_indent=indent,
     )
   task, *others = comparison.task_names
-  run = plan.config_of(task, BASELINE, comparison.leaves(task))
+  run = plan.config_of(task, BASELINE, comparison.fields(task))
   lines += [
     "",
     f"Fields of its runs, with the values of {task} and {BASELINE}:",

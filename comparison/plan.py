@@ -48,9 +48,9 @@ class Run:
     attention: the mechanism, or the variant.
     mechanism: its key of `ATTENTIONS`, or its import path.
     seed: the seed of the run.
-    leaves: config field -> value, for fields that differ from the file's config.
-    grid: the fields of `leaves` that come from the grid.
-    across: the fields of `leaves` that come from `across`, which separate rows.
+    fields: config field -> value, for fields that differ from the file's config.
+    grid: the entries of `fields` that come from the grid.
+    across: the entries of `fields` that come from `across`, which separate rows.
     width: `MATCHED`, or `DENSE` for the counterpart of a row whose feed-forward layers
       had to be much narrower, or whose parameters are still not equal.
     choosing: whether the run chooses a point of the grid, and is not reported.
@@ -77,7 +77,7 @@ class Run:
   attention: str
   mechanism: str
   seed: int
-  leaves: Leaves
+  fields: Leaves
   grid: Leaves
   across: Leaves = dataclasses.field(default_factory=dict)
   width: str = MATCHED
@@ -100,7 +100,7 @@ class Run:
   @property
   def identity(self) -> str:
     """The name of the run's folder: equal for equal configs."""
-    content = [self.task, self.mechanism, self.leaves, self.budget_seconds]
+    content = [self.task, self.mechanism, self.fields, self.budget_seconds]
     if self.width != MATCHED:
       content.append(self.width)
     text = json.dumps(content, sort_keys=True)
@@ -119,10 +119,10 @@ class Run:
     """An identity that runs share if they differ only in seed and learning rate."""
     return self._identity_without("seed", "optimizer.learning_rate")
 
-  def _identity_without(self, *leaves: str) -> str:
+  def _identity_without(self, *fields: str) -> str:
     """An identity that does not depend on some config fields."""
-    other_leaves = {k: v for k, v in self.leaves.items() if k not in leaves}
-    return dataclasses.replace(self, seed=0, leaves=other_leaves).identity
+    other_fields = {k: v for k, v in self.fields.items() if k not in fields}
+    return dataclasses.replace(self, seed=0, fields=other_fields).identity
 
   @property
   def row(self) -> str:
@@ -134,19 +134,19 @@ class Run:
     """The arguments of `train.py`, without the workdir."""
     return [
       f"--config=configs/{self.task}.py:{self.mechanism}",
-      *(f"--config.{leaf}={value}" for leaf, value in self.leaves.items()),
+      *(f"--config.{field}={value}" for field, value in self.fields.items()),
     ]
 
   def with_num_steps(self, steps: int) -> "Run":
     """Returns the run with its budget of seconds as a number of steps."""
     if self.budget_seconds is None:
       return self
-    return dataclasses.replace(self, leaves=self.leaves | {"num_steps": steps})
+    return dataclasses.replace(self, fields=self.fields | {"num_steps": steps})
 
-  def with_seed(self, seed: int, **fields: Any) -> "Run":
+  def with_seed(self, seed: int, **attributes: Any) -> "Run":
     """Returns the run with another seed, and other attributes if given."""
-    leaves = {"seed": seed} | self.leaves | {"seed": seed}
-    return dataclasses.replace(self, seed=seed, leaves=leaves, **fields)
+    fields = {"seed": seed} | self.fields | {"seed": seed}
+    return dataclasses.replace(self, seed=seed, fields=fields, **attributes)
 
 
 def plan(comparison: Comparison) -> list[Run]:
@@ -192,14 +192,14 @@ def data(runs: Iterable[Run]) -> dict[str, str]:
   runs_by_data = {}
   for run in runs:
     if not run.obstacle:
-      leaves = {
-        leaf: value
-        for leaf, value in run.leaves.items()
-        if leaf.startswith("task.") or leaf in _SOURCES
+      fields = {
+        field: value
+        for field, value in run.fields.items()
+        if field.startswith("task.") or field in _SOURCES
       }
-      runs_by_data[run.task, json.dumps(leaves, sort_keys=True)] = run
+      runs_by_data[run.task, json.dumps(fields, sort_keys=True)] = run
   return experiment.data_digests(
-    config_of(run.task, run.mechanism, run.leaves)
+    config_of(run.task, run.mechanism, run.fields)
     for run in runs_by_data.values()
   )
 
@@ -217,23 +217,23 @@ def label(run: Mapping[str, Any]) -> str:
   return ", ".join(filter(None, parts))
 
 
-def point(leaves: Mapping[str, Any]) -> str:
+def point(fields: Mapping[str, Any]) -> str:
   """Spells values by the last part of their fields: 'features=16, position=rotary'.
 
   If two fields end alike, their full names appear:
   'encoder.features=8, decoder.features=16'.
   """
-  names = titles(leaves)
+  names = titles(fields)
   return ", ".join(
-    f"{names[leaf]}={_format_value(leaves[leaf])}" for leaf in sorted(leaves)
+    f"{names[field]}={_format_value(fields[field])}" for field in sorted(fields)
   )
 
 
-def titles(leaves: Iterable[str]) -> dict[str, str]:
+def titles(fields: Iterable[str]) -> dict[str, str]:
   """Returns field -> the last part of its name, or all if another field ends alike."""
-  ends = Counter(map(short, leaves))
+  ends = Counter(map(short, fields))
   return {
-    leaf: leaf if ends[short(leaf)] > 1 else short(leaf) for leaf in leaves
+    field: field if ends[short(field)] > 1 else short(field) for field in fields
   }
 
 
@@ -244,9 +244,9 @@ def _format_value(value: Any) -> str:
   return str(value)
 
 
-def short(leaf: str) -> str:
+def short(field: str) -> str:
   """Returns the last part of a field's name: 'features' of 'model.features'."""
-  return leaf.rpartition(".")[2]
+  return field.rpartition(".")[2]
 
 
 def group_by(runs: Sequence[Run], key: str) -> list[list[Run]]:
@@ -318,25 +318,25 @@ def complete(comparison: Comparison, run: Run) -> Run:
   """
   task, budget = run.task, comparison.budget_seconds
   name, options = comparison.variant(run.attention)
-  leaves = comparison.leaves(task) | run.across | run.grid
+  fields = comparison.fields(task) | run.across | run.grid
   # If `across` chooses mechanisms, dense attention is still the baseline.
-  baseline_leaves = {
-    leaf: value
-    for leaf, value in leaves.items()
-    if leaf not in run.across or not layers.is_slot(leaf)
+  baseline_fields = {
+    field: value
+    for field, value in fields.items()
+    if field not in run.across or not layers.is_attention_field(field)
   }
   # If dense attention fails, too, the comparison's config is at fault.
   try:
-    baseline = config_of(task, BASELINE, baseline_leaves)
+    baseline = config_of(task, BASELINE, baseline_fields)
     parameters = _count(baseline)
   except ConfigError as error:
     raise _comparison_error(error, comparison, run) from None
   run = dataclasses.replace(
-    run, mechanism=name, leaves=leaves, budget_seconds=budget
+    run, mechanism=name, fields=fields, budget_seconds=budget
   )
   try:
-    leaves = leaves | layers.options_of(task, name, leaves, options)
-    config = config_of(task, name, leaves)
+    fields = fields | layers.options_of(task, name, fields, options)
+    config = config_of(task, name, fields)
     layers.check_is_there(name, run.across, config.model)
     count = matched = _count(config)
   except (ConfigError, ValueError) as error:
@@ -358,21 +358,21 @@ def complete(comparison: Comparison, run: Run) -> Run:
           "False"
         )
       # One more unit adds the same number of parameters with every mechanism.
-      wider = baseline_leaves | {_WIDTH: run.dense_feed_forward + 1}
+      wider = baseline_fields | {_WIDTH: run.dense_feed_forward + 1}
       price = _count(config_of(task, BASELINE, wider)) - parameters
       units = max(round((parameters - count) / price), 1 - width)
       if units:
         matched += units * price
-        leaves = leaves | {_WIDTH: width + units}
-        config = config_of(task, name, leaves)
+        fields = fields | {_WIDTH: width + units}
+        config = config_of(task, name, fields)
         run = dataclasses.replace(run, feed_forward=width + units)
   if comparison.budget_flops is not None:
     steps = comparison.budget_flops / _step_flops(config)
-    leaves = leaves | {"num_steps": max(1, int(steps))}
-  steps = leaves.get("num_steps", config.train.num_steps)
+    fields = fields | {"num_steps": max(1, int(steps))}
+  steps = fields.get("num_steps", config.train.num_steps)
   return dataclasses.replace(
     run,
-    leaves=leaves,
+    fields=fields,
     parameters=matched,
     unmatched_parameters=count,
     slots=models.slots(config.model),
@@ -388,15 +388,15 @@ def _comparison_error(
   error: ConfigError, comparison: Comparison, run: Run
 ) -> ConfigError:
   """Names the field of a run's ConfigError as in the comparison's config."""
-  leaf, _, fault = str(error).removeprefix("config.").partition(":")
+  field, _, fault = str(error).removeprefix("config.").partition(":")
   prefix = ""
-  if leaf in run.grid:
+  if field in run.grid:
     prefix = "grid."
-  elif leaf in run.across:
+  elif field in run.across:
     prefix = "across."
-  elif leaf in flatten(comparison.per_task.get(run.task, {})):
+  elif field in flatten(comparison.per_task.get(run.task, {})):
     prefix = f"per_task.{run.task}."
-  return ConfigError(f"config.{prefix}{leaf}:{fault}")
+  return ConfigError(f"config.{prefix}{field}:{fault}")
 
 
 def _trained_length(config: ExperimentConfig) -> int | None:
@@ -414,11 +414,11 @@ def _feed_forward(config: ExperimentConfig) -> int | None:
   return width if isinstance(width, int) else None
 
 
-def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
+def config_of(task: str, attention: str, fields: Leaves) -> ExperimentConfig:
   """Returns the config that `train.py` would make of the same arguments."""
   config = layers.mapping(task, attention)
-  for leaf, value in leaves.items():
-    put(config, leaf, value)
+  for field, value in fields.items():
+    put(config, field, value)
   return experiment_config.parse(config)
 
 

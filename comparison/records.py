@@ -26,8 +26,15 @@ ADDED = "added"
 STOPPED_EARLY = "stopped early"
 """Status of a run that successive halving stopped, which is not continued."""
 
-_PLACE = ("task", "attention", "across", "row", "seed", "choosing")
-_RUN_FIELDS = (*_PLACE, "width", "grid", "at_edge", "learning_rate", "slots")
+_PLAN_FIELDS = ("task", "attention", "across", "row", "seed", "choosing")
+_RUN_FIELDS = (
+  *_PLAN_FIELDS,
+  "width",
+  "grid",
+  "at_edge",
+  "learning_rate",
+  "slots",
+)
 _RUN_FIELDS += ("options", "length", "solved_at", "arguments", "parameters")
 _RUN_FIELDS += ("unmatched_parameters", "dense_parameters", "feed_forward")
 _RUN_FIELDS += ("dense_feed_forward",)
@@ -95,7 +102,9 @@ def write(workdir: Path, run: Run, *, status: str, **fields: Any) -> None:
 
 def update(workdir: Path, identity: str, **fields: Any) -> None:
   """Updates fields of the existing record of a run."""
-  atomic.write_json(_path(workdir, identity), of(workdir, identity) | fields)
+  atomic.write_json(
+    _path(workdir, identity), read_one(workdir, identity) | fields
+  )
 
 
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
@@ -113,10 +122,10 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
 def by_identity(workdir: Path) -> dict[str, dict[str, Any]]:
   """Returns identity of a run -> its record, for all intact records."""
   names = (path.stem for path in sorted((workdir / RECORDS).glob("*.json")))
-  return {name: record for name in names if (record := of(workdir, name))}
+  return {name: record for name in names if (record := read_one(workdir, name))}
 
 
-def of(workdir: Path, identity: str) -> dict[str, Any]:
+def read_one(workdir: Path, identity: str) -> dict[str, Any]:
   """Returns the record of a run; empty if it is missing or damaged."""
   record = atomic.read_json(_path(workdir, identity)) or {}
   return record if {"task", "status"} <= record.keys() else {}
@@ -146,7 +155,7 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   }
   entries = {}
   for run in runs:
-    fields = {name: getattr(run, name) for name in (*_PLACE, "steps")}
+    fields = {name: getattr(run, name) for name in (*_PLAN_FIELDS, "steps")}
     entries[run.identity] = fields
     for seed in seeds:
       open_fields = {"seed": seed, "choosing": False, OPEN: True}
@@ -239,7 +248,7 @@ def run_workdir(workdir: Path, run: Run) -> Path:
 
 def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
   """Returns the lines of a run's metrics.jsonl, from its record or its workdir."""
-  lines = of(workdir, run.identity).get("history")
+  lines = read_one(workdir, run.identity).get("history")
   return lines or metrics.read(run_workdir(workdir, run))
 
 
@@ -294,12 +303,12 @@ def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
 
 def status(workdir: Path, run: Run) -> str | None:
   """Returns the status in a run's record; None if it is missing or damaged."""
-  return of(workdir, run.identity).get("status")
+  return read_one(workdir, run.identity).get("status")
 
 
 def usage(workdir: Path, run: Run) -> dict[str, float | None]:
   """Returns the time and memory used by a stopped run; empty for any other."""
-  record = of(workdir, run.identity)
+  record = read_one(workdir, run.identity)
   if record.get("status") != STOPPED:
     return {}
   names = ("seconds", "cpu_seconds", "peak_bytes", "others_cores")

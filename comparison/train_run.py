@@ -40,7 +40,7 @@ def train(run: Run, folder: Path, share: float | None) -> None:
     steps = records.steps(folder, run)
     assert steps is not None
     timed = run.with_num_steps(steps)
-    config = plan.config_of(run.task, run.mechanism, timed.leaves)
+    config = plan.config_of(run.task, run.mechanism, timed.fields)
     if workdir.final_metrics(home, config) is None:
       ended = process.run(
         command(timed, home, share, steps), watch=Progress(run, home, steps)
@@ -71,11 +71,11 @@ def train(run: Run, folder: Path, share: float | None) -> None:
 
 def command(run: Run, home: Path, share: float | None, steps: int) -> list[str]:
   """Returns the arguments of Python: `train.py`, those of the record, and a workdir."""
-  config, *leaves = run.arguments
+  config, *fields = run.arguments
   # Outside the checkout, `configs/` needs its full path.
   if Path.cwd() != _ROOT:
     config = config.replace(_CONFIGS, f"--config={_ROOT}/configs/", 1)
-  arguments = [str(_ROOT / "train.py"), config, *leaves, f"--workdir={home}"]
+  arguments = [str(_ROOT / "train.py"), config, *fields, f"--workdir={home}"]
   if share is not None:
     arguments.append(f"--stop_at={records.step_at(steps, share)}")
   return arguments

@@ -40,7 +40,7 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
   print(f"  {first}: measuring time and memory of its program", flush=True)
   ended = process.run(_COMMAND, {"workdir": str(folder), "trained": dict(runs)})
   for identity in runs:
-    record = records.of(folder, identity)
+    record = records.read_one(folder, identity)
     if record.get("status") == records.DONE:
       measured = record["measured"]
       step, seconds = measured["step_seconds"], measured["compile_seconds"]
@@ -92,7 +92,7 @@ def work(request: Mapping[str, Any]) -> None:
   if "timed" in request:
     run = Run(**request["timed"])
     trial = experiment.create(
-      plan.config_of(run.task, run.mechanism, run.leaves)
+      plan.config_of(run.task, run.mechanism, run.fields)
     )
     records.keep_cost(folder, run, measurements.step_cost(trial))
 

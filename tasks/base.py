@@ -252,12 +252,12 @@ def epoch_order(
   Returns:
     Indices below N.
   """
-  epochs, places = np.divmod(indices, num_examples)
+  epochs, positions = np.divmod(indices, num_examples)
   for epoch in np.unique(epochs):
     order = np.random.default_rng((seed, int(epoch)))
     mask = epochs == epoch
-    places[mask] = order.permutation(num_examples)[places[mask]]
-  return places
+    positions[mask] = order.permutation(num_examples)[positions[mask]]
+  return positions
 
 
 def indices(step: int, batch_size: int, rows: np.ndarray | None) -> np.ndarray:

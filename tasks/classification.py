@@ -142,18 +142,18 @@ class ClassificationTask(LabelledTask):
       self._frame(self._vocabulary.encode_text(text)[:room].tolist())
       for _, text in rows
     ]
-    place = {name: i for i, name in enumerate(self.names)}
-    labels = np.array([place[label] for label, _ in rows], np.int32)
+    label_ids = {name: i for i, name in enumerate(self.names)}
+    labels = np.array([label_ids[label] for label, _ in rows], np.int32)
     return Ragged.stack(texts), labels
 
   def _frame(self, ids: list[int]) -> list[int]:
     return [self._cls_id, *ids, *self._after]
 
-  def _batch(self, split: str, places: np.ndarray) -> Batch:
+  def _batch(self, split: str, indices: np.ndarray) -> Batch:
     (rows, labels), length = self._splits[split], self._config.max_length
-    is_token = np.arange(length) < rows.lengths[places, None]
-    source = np.where(is_token, rows.pad(places, length), self.pad_id)
-    answers = labels[places, None]
+    is_token = np.arange(length) < rows.lengths[indices, None]
+    source = np.where(is_token, rows.pad(indices, length), self.pad_id)
+    answers = labels[indices, None]
     return {
       "source": source.astype(np.int32),
       "source_mask": is_token,
@@ -293,17 +293,17 @@ def _read_tabbed(file: pathlib.Path) -> Iterator[Row]:
 def _csv(file: pathlib.Path) -> Iterator[Row]:
   lines = (line + "\n" for line in read_lines(file))
   reader = csv.reader(lines, strict=True)
-  width, places = 0, (0, 1)
+  width, columns = 0, (0, 1)
   try:
     with long_cells():
       for row in filter(None, reader):
         if not width:
           width, names = 2, [cell.strip().lower() for cell in row]
           if {*_HEADER} <= {*names}:
-            width, places = len(row), tuple(map(names.index, _HEADER))
+            width, columns = len(row), tuple(map(names.index, _HEADER))
             continue
         label, text = (
-          (row[place] for place in places) if len(row) == width else ("", "")
+          (row[column] for column in columns) if len(row) == width else ("", "")
         )
         if not label or not text.strip():
           raise DataError(

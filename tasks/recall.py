@@ -116,7 +116,7 @@ class RecallTask(GeneratedTask):
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     numbers = self._numbers[split]
     if len(numbers) == 1:
-      return self._of_pairs(split, indices, numbers[0])
+      return self._examples_with_pairs(split, indices, numbers[0])
     draw = draws.words(
       draws.split_key(self._seed, f"{split} numbers"), indices, 1
     )
@@ -129,29 +129,33 @@ class RecallTask(GeneratedTask):
     }
     for choice, pairs in enumerate(numbers):
       here = choices == choice
-      for name, rows in self._of_pairs(split, indices[here], pairs).items():
+      for name, rows in self._examples_with_pairs(
+        split, indices[here], pairs
+      ).items():
         batch[name][here] = rows
     return batch
 
-  def _of_pairs(self, split: str, indices: np.ndarray, pairs: int) -> Batch:
+  def _examples_with_pairs(
+    self, split: str, indices: np.ndarray, pairs: int
+  ) -> Batch:
     config, length = self._config, self._lengths[split]
     context = 2 * pairs
-    places = (length - context) // 2
+    slots = (length - context) // 2
     fill = length if config.random_filler else 0
-    words = self._words(split, indices, context + places + fill)
+    words = self._words(split, indices, context + slots + fill)
     half = config.vocab_size // 2
     keys = 1 + draws.distinct(words[:, :pairs], half - 1)
     values = half + draws.distinct(
       words[:, pairs:context], config.vocab_size - half
     )
-    law = np.arange(1.0, places + 1) ** (config.power - 1)
+    law = np.arange(1.0, slots + 1) ** (config.power - 1)
     gaps = draws.distinct_weighted(
-      words[:, context : context + places], law, pairs
+      words[:, context : context + slots], law, pairs
     )
     columns = context + 2 * gaps
     symbols = np.zeros((len(indices), length), np.int64)
     if fill:
-      symbols = draws.below(words[:, context + places :], config.vocab_size)
+      symbols = draws.below(words[:, context + slots :], config.vocab_size)
     symbols[:, 0:context:2], symbols[:, 1:context:2] = keys, values
     np.put_along_axis(symbols, columns, keys, axis=1)
     return answered(symbols, columns, values)

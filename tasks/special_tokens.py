@@ -102,7 +102,7 @@ class SpecialTokens(NamedTuple):
     return self.sentinels[:count]
 
   @property
-  def around(self) -> tuple[list[int], list[int]]:
+  def encoder_tokens(self) -> tuple[list[int], list[int]]:
     """The tokens that an encoder reads before and after a text: `[CLS] … [SEP]`.
 
     Empty unless the vocabulary has both.

@@ -137,10 +137,10 @@ class TranslationTask(base.Task):
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step, in one of at most `num_buckets` shapes."""
-    places, shape = self._batches.batch(step)
+    indices, shape = self._batches.batch(step)
     if rows is not None:
-      places = places[rows]
-    return self._splits["train"].batch(self._rows[places], shape)
+      indices = indices[rows]
+    return self._splits["train"].batch(self._rows[indices], shape)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Yields every pair once, short pairs first."""
@@ -256,8 +256,8 @@ class TranslationTask(base.Task):
     self._vocabulary.save(directory)
 
   def _chunks(self, order: np.ndarray) -> Iterator[np.ndarray]:
-    for places in base.chunks(len(order), self._batch_size):
-      yield order[places]
+    for indices in base.chunks(len(order), self._batch_size):
+      yield order[indices]
 
   def _shape(self, longest: np.ndarray) -> tuple[int, int]:
     [index] = fit(self._shapes, longest[None])

@@ -70,10 +70,10 @@ def find(folder: pathlib.Path) -> pathlib.Path | None:
 
   It is a `tokenizer.json`, or the `characters.json` or `bytes.json` of a run.
   """
-  for place in (folder, base.vocabulary_path(folder, "")):
+  for directory in (folder, base.vocabulary_path(folder, "")):
     for kind in _KINDS.values():
-      if (place / kind.FILE).is_file():
-        return place / kind.FILE
+      if (directory / kind.FILE).is_file():
+        return directory / kind.FILE
   return None
 
 

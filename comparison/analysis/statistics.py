@@ -230,15 +230,15 @@ def p_by_shuffles(
 
 def _shuffles(scores: np.ndarray, present: np.ndarray) -> Iterator[np.ndarray]:
   """Scores [N, K, R, S] shuffled within seeds, all or `SHUFFLES`, in batches."""
-  places = [np.flatnonzero(rows) for rows in present.T]
-  counts = [math.factorial(len(rows)) for rows in places]
+  present_rows = [np.flatnonzero(rows) for rows in present.T]
+  counts = [math.factorial(len(rows)) for rows in present_rows]
   is_small = math.prod(counts) < SHUFFLES
   total = math.prod(counts) if is_small else SHUFFLES
   generator = np.random.default_rng(12345)
   for start in range(0, total, _BATCH):
     numbers = np.arange(start, min(start + _BATCH, total))
     batch = np.zeros((len(numbers), *scores.shape))
-    for seed, rows in enumerate(places):
+    for seed, rows in enumerate(present_rows):
       if is_small:
         orders = np.array(list(itertools.permutations(range(len(rows)))))
         order = orders[numbers % counts[seed]]

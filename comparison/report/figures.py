@@ -25,7 +25,7 @@ from comparison.report.lines import (
   new_figure,
   shorten,
 )
-from comparison.report.style import MUTED, Style, of_rows
+from comparison.report.style import MUTED, Style, make_row_styles
 from settings.typed import literal
 
 _COST_NAMES = ("forward_flops", "step_seconds", "cache_bytes")
@@ -43,13 +43,13 @@ def seeds(task: Task, styles: Styles) -> Any | None:
   figure = new_figure((6.8, 1.1 + 0.21 * len(rows)))
   axes = figure.subplots()
   row_styles = _row_styles(rows, styles)
-  for place, (_, row) in enumerate(rows.iterrows()):
+  for y, (_, row) in enumerate(rows.iterrows()):
     style = row_styles[row["name"]]
     values = task.seed_values(row)
     if not counted and not math.isnan(row["low"]):
-      axes.hlines(place, row["low"], row["high"], color=MUTED, linewidth=0.8)
+      axes.hlines(y, row["low"], row["high"], color=MUTED, linewidth=0.8)
     axes.plot(
-      values, [place] * len(values), color=style.color, marker=style.marker,
+      values, [y] * len(values), color=style.color, marker=style.marker,
       linestyle="", alpha=0.75, clip_on=False,
     )  # fmt: skip
   if counted:
@@ -265,7 +265,9 @@ def legend(
 
 def _row_styles(rows: pd.DataFrame, styles: Styles) -> dict[str, Style]:
   """Name of a row -> its style."""
-  return of_rows(styles, zip(rows["name"], rows["attention"], strict=True))
+  return make_row_styles(
+    styles, zip(rows["name"], rows["attention"], strict=True)
+  )
 
 
 def _cost_axis(axes: Any, values: pd.Series) -> None:

@@ -54,7 +54,7 @@ def styles(attentions: Iterable[str]) -> dict[str, Style]:
   }
 
 
-def of_rows(
+def make_row_styles(
   base: Mapping[str, Style], rows: Iterable[tuple[str, str]]
 ) -> dict[str, Style]:
   """Maps the names of rows to styles that differ between rows of one mechanism.

@@ -356,9 +356,9 @@ def _table(
   """Omits empty columns and columns with one value for all rows, after `keep`."""
   selection: dict[str, list[Cell]] = {}
   shared: dict[str, str] = {}
-  for place, (title, cells) in enumerate(columns.items()):
+  for index, (title, cells) in enumerate(columns.items()):
     texts = {cell.text for cell in cells}
-    if place < keep or len(texts) > 1:
+    if index < keep or len(texts) > 1:
       selection[title] = cells
     elif texts != {NOTHING}:
       if len(cells) > 1:

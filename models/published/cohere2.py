@@ -28,7 +28,7 @@ def describe(
     rotary_pct=1.0,
   )
   every = family.size(hf_config, "sliding_window_pattern", 4)
-  kinds = llama.layer_types(hf_config, llama.NEAR, llama.last_of(every))
+  kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(every))
   overrides = {
     llama.NEAR: AroundConfig(),
     llama.EXACT: AroundConfig(position="none"),

@@ -94,7 +94,7 @@ def count(hf_config: Mapping[str, Any], default: int, least: int = 0) -> int:
   return [*numbers, default][0]
 
 
-def of_qwen(
+def qwen_experts(
   hf_config: Mapping[str, Any],
   number: int,
   per_token: int = 8,
@@ -160,7 +160,7 @@ def describe_qwen3(
   if family.flag(hf_config, "use_sliding_window", False):
     family.size(hf_config, "sliding_window", 4096)  # Null raises an error.
     mechanism = mistral.mechanism(hf_config, 4096)
-  fields, layers = of_qwen(hf_config, count(hf_config, 128))
+  fields, layers = qwen_experts(hf_config, count(hf_config, 128))
   if 0 in layers:
     overrides = tuple(AroundConfig(num_experts=number) for number in layers)
     fields["decoder_around"] = overrides

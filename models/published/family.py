@@ -97,7 +97,7 @@ class Row(NamedTuple):
   index: int | None = None
   is_start: bool = False
 
-  def of_layer(self, i: int) -> "Row":
+  def for_layer(self, i: int) -> "Row":
     """Returns the row of layer i."""
     ours = tuple(path.format(i=i) for path in self.ours)
     return self._replace(theirs=self.theirs.format(i=i), ours=ours)
@@ -221,8 +221,8 @@ def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
       continue
     i = 0
     while _layer(row.ours[0]).format(i=i) in layers:
-      if row.of_layer(i).ours[0] in paths:
-        yield row.of_layer(i)
+      if row.for_layer(i).ours[0] in paths:
+        yield row.for_layer(i)
       i += 1
 
 

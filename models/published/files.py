@@ -123,21 +123,21 @@ def write(
 
 def _read_shards(folder: Path) -> Tensors:
   path = folder / INDEX
-  places = _read_json(path).get("weight_map")
-  if not isinstance(places, dict) or not all(
-    isinstance(shard, str) for shard in places.values()
+  weight_map = _read_json(path).get("weight_map")
+  if not isinstance(weight_map, dict) or not all(
+    isinstance(shard, str) for shard in weight_map.values()
   ):
     raise ValueError(f"{path}: expected 'weight_map', tensor -> file")
   tensors: dict[str, Tensor] = {}
-  for shard in sorted(set(places.values())):
+  for shard in sorted(set(weight_map.values())):
     if Path(shard).name != shard:
       raise ValueError(f"{path}: expected files of this folder, got {shard!r}")
     part = _read_file(folder / shard)
     for name in part:
-      if places.get(name) != shard:
+      if weight_map.get(name) != shard:
         raise ValueError(f"{folder / shard}: {name} is not in {INDEX}")
     tensors |= part
-  for name, shard in places.items():
+  for name, shard in weight_map.items():
     if name not in tensors:
       raise ValueError(f"{folder / shard}: {name} is missing; {INDEX} names it")
   return tensors
@@ -167,10 +167,12 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         f"{tensor['dtype']}"
       )
     start, end = (8 + length + x for x in tensor["data_offsets"])
-    place = functools.partial(
+    read_bytes = functools.partial(
       np.fromfile, path, np.uint8, count=end - start, offset=start
     )
-    read = functools.partial(_as_array, place, dtype, tuple(tensor["shape"]))
+    read = functools.partial(
+      _as_array, read_bytes, dtype, tuple(tensor["shape"])
+    )
     tensors[name] = Tensor(read, path)
   return tensors
 

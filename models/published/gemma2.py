@@ -24,7 +24,7 @@ def describe(
   if "decoder_attention" not in others:
     most = cap(hf_config, "attn_logit_softcapping", 50.0)
     own = {} if most is None else {"logits_soft_cap": most}
-    kinds = llama.layer_types(hf_config, llama.NEAR, llama.last_of(2))
+    kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(2))
     others = {
       "decoder_attention": llama.windows(hf_config, kinds, own),
       "logit_soft_cap": cap(hf_config, "final_logit_softcapping", 30.0),

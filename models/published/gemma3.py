@@ -26,7 +26,9 @@ def describe(
   } or {6}
   if len(every) > 1:
     raise ValueError(f"sliding_window_pattern: expected one value, got {every}")
-  kinds = llama.layer_types(hf_config, llama.NEAR, llama.last_of(every.pop()))
+  kinds = llama.layer_types(
+    hf_config, llama.NEAR, llama.is_last_of(every.pop())
+  )
   return gemma2.describe(
     hf_config,
     names,

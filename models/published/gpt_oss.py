@@ -26,7 +26,7 @@ def describe(
     raise ValueError("rope_parameters: missing")
   per_token = family.size(hf_config, "num_experts_per_tok", 4)
   family.only(hf_config, hidden_act="silu", experts_per_token=per_token)
-  kinds = llama.layer_types(hf_config, llama.NEAR, llama.last_of(2))
+  kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(2))
   return llama.describe(
     hf_config,
     names,

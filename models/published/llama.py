@@ -124,7 +124,7 @@ def layer_types(
   return [EXACT if default(i) else other for i in range(count)]
 
 
-def last_of(every: int) -> Callable[[int], bool]:
+def is_last_of(every: int) -> Callable[[int], bool]:
   """Returns whether layer i is the last of its group of `every` layers."""
   return lambda i: (i + 1) % every == 0
 

@@ -435,12 +435,12 @@ def _by_table_name(
     tidied[new] = tensor
   for whole, suffixes in family.joined:
     for first in [name for name in tidied if name.endswith(suffixes[0])]:
-      place = first.removesuffix(suffixes[0])
-      parts = [place + suffix for suffix in suffixes]
+      prefix = first.removesuffix(suffixes[0])
+      parts = [prefix + suffix for suffix in suffixes]
       if all(part in tidied for part in parts):
         readers = [tidied[part].read for part in parts]
         read = functools.partial(_concatenate, readers)
-        tidied[place + whole] = files.Tensor(read, tidied[first].file)
+        tidied[prefix + whole] = files.Tensor(read, tidied[first].file)
         for part in parts:
           del tidied[part]
   return tidied

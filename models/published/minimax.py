@@ -70,7 +70,7 @@ def rows(config: ModelConfig) -> list[Row]:
   table = [row for row in every if "self_attn" not in row.theirs]
   for i, layer in enumerate(config.decoder_configs):
     if layer.slot.output_gate == "none":
-      table += [row.of_layer(i) for row in exact]
+      table += [row.for_layer(i) for row in exact]
       continue
     theirs, module = (
       f"model.layers.{i}.self_attn",

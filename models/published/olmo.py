@@ -35,7 +35,7 @@ def describe_with_windows(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """Implements `Family.describe` for OLMo 3: three of four layers have a window."""
-  kinds = llama.layer_types(hf_config, llama.NEAR, llama.last_of(4))
+  kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(4))
   return describe(
     hf_config,
     names,
@@ -87,7 +87,7 @@ def describe_hybrid(
   Three of four layers are Gated DeltaNet with norm 'pre'.
   """
   family.only(hf_config, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
-  kinds = llama.layer_types(hf_config, _RECURRENT, llama.last_of(4))
+  kinds = llama.layer_types(hf_config, _RECURRENT, llama.is_last_of(4))
   if llama.EXACT not in kinds and hf_config.get("layer_types") is None:
     kinds = [*kinds[:-1], llama.EXACT]
   is_rotary = hf_config.get("rope_parameters") != _NO_POSITIONS
@@ -143,7 +143,7 @@ def hybrid_rows(config: ModelConfig) -> list[Row]:
         "feedforward_layer_norm": "self_attention_norm",
         "post_feedforward_layernorm": "mlp_norm",
       }
-      table += [row.of_layer(i) for row in exact]
+      table += [row.for_layer(i) for row in exact]
     else:
       norms = {
         "attention_layer_norm": "self_attention_norm",

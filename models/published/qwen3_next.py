@@ -37,7 +37,9 @@ def describe(
 ) -> Described:
   """Implements `Family.describe` for Qwen3-Next."""
   number = experts.count(hf_config, 512)
-  fields, layers = experts.of_qwen(hf_config, number, 10, 512, normalize=True)
+  fields, layers = experts.qwen_experts(
+    hf_config, number, 10, 512, normalize=True
+  )
   shared = _shared_fields(hf_config) if number else {}
   return hybrid(hf_config, names, head, _ROTARY, layers, **fields, **shared)
 
@@ -56,7 +58,7 @@ def describe_sparse(
   """Implements `Family.describe` for Qwen3.5 with experts in every layer."""
   family.only(hf_config, decoder_sparse_step=1, mlp_only_layers=[])
   number = experts.count(hf_config, 256, least=1)
-  fields, _ = experts.of_qwen(hf_config, number, 8, 512, normalize=None)
+  fields, _ = experts.qwen_experts(hf_config, number, 8, 512, normalize=None)
   fields["mlp_features"] = fields["expert_features"]
   fields |= _shared_fields(hf_config)
   return hybrid(hf_config, names, head, _TEXT_ROTARY, **fields)
@@ -91,7 +93,7 @@ def hybrid(
   family.only(hf_config, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
   family.only(hf_config, attn_output_gate=True)
   every = family.size(hf_config, "full_attention_interval", 4)
-  kinds = llama.layer_types(hf_config, _RECURRENT, llama.last_of(every))
+  kinds = llama.layer_types(hf_config, _RECURRENT, llama.is_last_of(every))
   by_kind = {llama.EXACT: AroundConfig(), _RECURRENT: _recurrent(hf_config)}
   choices: dict[str, Any] = {
     "num_kv_heads": family.optional_size(hf_config, "num_key_value_heads", 2),

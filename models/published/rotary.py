@@ -73,8 +73,8 @@ def choices(
     scaling = RotaryScaling(rope_type, options)
   except ValueError as error:
     old = not hf_config.get("rope_parameters")
-    place = "rope_scaling" if old else "rope_parameters"
-    raise ValueError(f"{place}: {error}") from None
+    key = "rope_scaling" if old else "rope_parameters"
+    raise ValueError(f"{key}: {error}") from None
   return {
     "rotary_theta": family.number({"rope_theta": theta}, "rope_theta", 0.0),
     "rotary_fraction": share,
@@ -199,8 +199,8 @@ def adjacent_pairs(width: int, rotated: int, at_end: bool = True) -> Layout:
   """
   order = np.arange(width)
   first = width - rotated if at_end else 0
-  place = slice(first, first + rotated)
-  order[place] = order[place].reshape(-1, 2).T.reshape(-1)
+  part = slice(first, first + rotated)
+  order[part] = order[part].reshape(-1, 2).T.reshape(-1)
 
   def permute(x, order):
     heads = x.reshape(-1, width, *x.shape[1:])

@@ -38,7 +38,7 @@ def _has_rotary(hf_config: Mapping[str, Any]) -> list[bool]:
     return [one == 1 for one in given]
   every = family.size(hf_config, "no_rope_layer_interval", 4)
   count = family.size(hf_config, "num_hidden_layers")
-  return [not llama.last_of(every)(i) for i in range(count)]
+  return [not llama.is_last_of(every)(i) for i in range(count)]
 
 
 SMOLLM3 = qwen2.QWEN2._replace(

@@ -137,18 +137,20 @@ def _join_parts(
       tensors[name] = files.Tensor(read, parts[0][0].file)
 
   for name in [x for x in tensors if x.endswith(".gate_proj.weight")]:
-    place = name.removesuffix("gate_proj.weight")
-    join(f"{place}gate_up_proj.weight", [[name, f"{place}up_proj.weight"]])
+    prefix = name.removesuffix("gate_proj.weight")
+    join(f"{prefix}gate_up_proj.weight", [[name, f"{prefix}up_proj.weight"]])
   matches = (
     re.fullmatch(r"(.*\.experts\.)\d+\.w1\.weight", x) for x in tensors
   )
-  for place, count in Counter(x[1] for x in matches if x).items():
+  for prefix, count in Counter(x[1] for x in matches if x).items():
     for whole, kernels in (
       ("gate_up_proj", ("w1", "w3")),
       ("down_proj", ("w2",)),
     ):
-      rows = [[f"{place}{i}.{x}.weight" for x in kernels] for i in range(count)]
-      join(place + whole, rows)
+      rows = [
+        [f"{prefix}{i}.{x}.weight" for x in kernels] for i in range(count)
+      ]
+      join(prefix + whole, rows)
   return tensors
 
 

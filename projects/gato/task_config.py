@@ -39,7 +39,7 @@ class MixedConfig:
   tokenizer: str = ""
   caption_rows: Whole = 16
   control_rows: Whole = 16
-  max_shapes: Annotated[int, Interval(ge=1, le=len(captions.PLACES))] = 3
+  max_shapes: Annotated[int, Interval(ge=1, le=len(captions.QUARTERS))] = 3
   expert_episodes: Count = 200
   eval_size: Count = 500
   eval_batches: Whole = 0

@@ -40,7 +40,7 @@ def pixel_labels(shape: tuple[int, ...]) -> list[str]:
   return [f"{i},{j}" for i in range(shape[0]) for j in range(shape[1])]
 
 
-def by_place(weights: np.ndarray) -> np.ndarray:
+def sort_by_position(weights: np.ndarray) -> np.ndarray:
   """Sorts the latents of `[N, M, S]` weights by the mean position that they attend to.
 
   Negative weights, which some mechanisms have, count as 0.
@@ -122,7 +122,7 @@ class DrawnLatents:
       return
     maps = attention_maps.named_maps(self, variables, task, example)
     shown = next(iter(maps.values()))
-    order = by_place(shown.weights)
+    order = sort_by_position(shown.weights)
     shown = shown._replace(
       weights=shown.weights[:, order],
       query_labels=[shown.query_labels[i] for i in order],

@@ -203,10 +203,10 @@ class Perceiver(DrawnLatents, nn.Module):
         config.param_dtype,
         "embedding",
       )
-      places = self._learned_vectors(
+      positions = self._learned_vectors(
         "positions", _sines, self.max_source_length, config.input_features
       )
-      x = table(source) + places[None, : source.shape[1]]
+      x = table(source) + positions[None, : source.shape[1]]
     normal = nn.initializers.normal(_STD)
     z = self._learned_vectors(
       "latents", normal, config.num_latents, config.features

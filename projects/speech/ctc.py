@@ -81,7 +81,7 @@ def edit_distance(
   Returns:
     [B] int32. Cost: B·T·U additions and comparisons.
   """
-  places = jnp.arange(targets.shape[1] + 1)[None, :]
+  columns = jnp.arange(targets.shape[1] + 1)[None, :]
 
   def step(row, ids):
     # row[j]: distance from the first j targets to the output so far.
@@ -89,10 +89,10 @@ def edit_distance(
     best = jnp.minimum(row[:, 1:] + 1, replaced)
     best = jnp.concatenate([row[:, :1] + 1, best], axis=1)
     # Then any number of deletions.
-    best = places + jax.lax.cummin(best - places, axis=1)
+    best = columns + jax.lax.cummin(best - columns, axis=1)
     return jnp.where(ids[:, None] == BLANK, row, best), None
 
-  first = jnp.broadcast_to(places, (len(targets), places.shape[1]))
+  first = jnp.broadcast_to(columns, (len(targets), columns.shape[1]))
   last, _ = jax.lax.scan(step, first, jnp.moveaxis(hypotheses, 1, 0))
   lengths = jnp.sum(weights > 0, axis=1)
   return jnp.take_along_axis(last, lengths[:, None], axis=1)[:, 0]

@@ -135,10 +135,12 @@ def _layers(records: Sequence[Record]) -> Any | None:
   columns = min(2, len(panels))
   lines = math.ceil(len(panels) / columns)
   figure = Figure((columns * size[0], lines * size[1]), layout="constrained")
-  places = list(figure.subplots(lines, columns, squeeze=False).flat)
-  for axes in places[len(panels) :]:
+  all_axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+  for axes in all_axes[len(panels) :]:
     axes.set_visible(False)
-  for axes, (name, (title, scale)) in zip(places, panels.items(), strict=False):
+  for axes, (name, (title, scale)) in zip(
+    all_axes, panels.items(), strict=False
+  ):
     axes.set_title(title)
     _heat(axes, have, content, name, scale)
   return figure

@@ -29,7 +29,7 @@ def finetune(
   Args:
     source: the original model and its text.
     choice: the mechanism.
-    kept: indices of the places that keep their own mechanism.
+    kept: indices of the modules that keep their own mechanism.
     settings: number of steps and learning rate.
     folder: folder of the swap.
     name: name of the model's folder.
@@ -39,8 +39,8 @@ def finetune(
   """
   weights, run_folder = folder / MODELS / name, folder / RUNS / name
   steps = settings.finetune_steps
-  places = [p for i, p in enumerate(source.places) if i not in kept]
-  described = variant.describe(source, choice.config, places)
+  modules = [p for i, p in enumerate(source.modules) if i not in kept]
+  described = variant.describe(source, choice.config, modules)
   mapping = published.text_mapping(
     weights,
     source.kind,

@@ -47,7 +47,9 @@ def original_row(source: Source, settings: Settings) -> Record:
     "status": DONE,
     "reason": "",
     "layers": [],
-    "swaps": [{"keep": 0, "kept": [], "folder": "", **scores.of({}, set())}],
+    "swaps": [
+      {"keep": 0, "kept": [], "folder": "", **scores.measure({}, set())}
+    ],
     "map": attention_maps.sketch(source.model, source.variables, source.task),
     **_costs(source, settings, source.described),
   }
@@ -80,9 +82,9 @@ def mechanism(
     "all_options": format_options(choice.config.all_options),
   }
   attention = choice.config.build()
-  paths = [place.path for place in source.places]
+  paths = [module.path for module in source.modules]
   try:
-    described = variant.describe(source, choice.config, source.places)
+    described = variant.describe(source, choice.config, source.modules)
     model, variables = variant.make(source, described, settings.seed)
     mechanisms = substitution.extract(variables, paths)
     _check_traces(model, variables, source)
@@ -100,17 +102,17 @@ def mechanism(
     return {**record, "status": CANNOT, "reason": reason}
   scores = scores_lib.make(source, attention)
   results, error = _layer_results(scores, paths, mechanisms)
-  kept = _sensitive_places(paths, results, settings.keep)
+  kept = _most_sensitive_modules(paths, results, settings.keep)
   layers: list[dict[str, Any]] = [
-    {"side": place.side, "layer": place.layer, **one}
-    for place, one in zip(source.places, results, strict=True)
+    {"side": module.side, "layer": module.layer, **one}
+    for module, one in zip(source.modules, results, strict=True)
   ]
   swaps: list[dict[str, Any]] = [
     {
       "keep": k,
       "kept": [paths.index(path) for path in paths if path in stay],
       "folder": folder_name(choice.label, k),
-      **scores.of(mechanisms, {*paths} - stay),
+      **scores.measure(mechanisms, {*paths} - stay),
     }
     for k, stay in kept.items()
   ]
@@ -141,15 +143,15 @@ def mechanism(
     for layer, one in zip(layers, results, strict=True):
       layer |= _transfer_columns(one)
     for swap, stay in zip(swaps, kept.values(), strict=True):
-      swap |= _transfer_columns(scores.of(mechanisms, {*paths} - stay))
+      swap |= _transfer_columns(scores.measure(mechanisms, {*paths} - stay))
     variables = substitution.insert(variables, mechanisms)
     record["transfer_map"] = attention_maps.sketch(
       model, variables, source.task
     )
   for swap, stay in zip(swaps, kept.values(), strict=True):
-    places = [place for place in source.places if place.path not in stay]
+    modules = [module for module in source.modules if module.path not in stay]
     target = workdir / MODELS / swap["folder"]
-    variant.write(source, choice.config, places, mechanisms, target)
+    variant.write(source, choice.config, modules, mechanisms, target)
   return record | _costs(source, settings, described)
 
 
@@ -159,7 +161,7 @@ def _layer_results(
   """Error, loss and accuracy for each layer swapped alone, and the total error."""
   errors, whole = scores.errors(mechanisms)
   return [
-    {"error": error, **scores.of(mechanisms, {path})}
+    {"error": error, **scores.measure(mechanisms, {path})}
     for path, error in zip(paths, errors, strict=True)
   ], whole
 
@@ -187,12 +189,12 @@ def _check_substitutes(
   )
 
 
-def _sensitive_places(
+def _most_sensitive_modules(
   paths: Sequence[str],
   layers: Sequence[Mapping[str, float]],
   keep: Sequence[int],
 ) -> dict[int, set[str]]:
-  """For each k, the k places whose swap increases the loss most."""
+  """For each k, the k modules whose swap increases the loss most."""
   # A loss that is not finite counts as the largest.
   cost = [
     layer["loss"] if math.isfinite(layer["loss"]) else math.inf

@@ -72,12 +72,12 @@ def read_all(workdir: Path) -> list[Record]:
   whole = [one for one in records if one and "attention" in one]
   names = list(ATTENTIONS)
 
-  def place(one):
+  def rank(one):
     name = one["name"]
     known = names.index(name) if name in names else len(names)
     return one["attention"] != OWN, known, one["attention"]
 
-  return sorted(whole, key=place)
+  return sorted(whole, key=rank)
 
 
 def write(workdir: Path, record: Mapping[str, Any]) -> None:

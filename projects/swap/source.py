@@ -23,7 +23,7 @@ from training import checkpoint
 _LONGEST = 256
 
 
-class Place(NamedTuple):
+class AttentionModule(NamedTuple):
   """One self-attention module of a model.
 
   Attributes:
@@ -57,7 +57,7 @@ class Source(NamedTuple):
     task: training windows and held-out windows of the text.
     batches: the held-out windows for losses.
     data: digests of the text, the vocabulary and the weights, by name.
-    places: every self-attention module, in the order of the model.
+    modules: every self-attention module, in the order of the model.
     context: number of tokens of a window.
   """
 
@@ -69,7 +69,7 @@ class Source(NamedTuple):
   task: tasks.Task
   batches: list[tasks.Batch]
   data: Mapping[str, str]
-  places: tuple[Place, ...]
+  modules: tuple[AttentionModule, ...]
   context: int
 
   @property
@@ -142,8 +142,8 @@ def read(settings: Settings) -> Source:
     variables = load.read_variables(opened, model)
   except ValueError as error:
     raise ConfigError(f"--weights: {error}") from error
-  places = tuple(
-    Place(slot, layer)
+  modules = tuple(
+    AttentionModule(slot, layer)
     for slot in config.attentions
     if slot != "cross_attention"
     for layer in range(len(config.layers(slot)))
@@ -151,9 +151,9 @@ def read(settings: Settings) -> Source:
     if slot != "decoder_attention"
     or config.decoder_configs[layer].slot.self_attention
   )
-  if max(settings.keep) > len(places):
+  if max(settings.keep) > len(modules):
     raise ConfigError(
-      f"--keep: expected at most the {len(places)} layers of the model, got "
+      f"--keep: expected at most the {len(modules)} layers of the model, got "
       f"{max(settings.keep)}"
     )
   return Source(
@@ -165,7 +165,7 @@ def read(settings: Settings) -> Source:
     task=task,
     data=files.name_digests(notes) | {"--weights": _digest(variables)},
     batches=list(task.eval_batches(task.eval_splits[0])),
-    places=places,
+    modules=modules,
     context=context,
   )
 
@@ -180,7 +180,7 @@ def describe(source: Source) -> str:
   parameters = sum(leaf.size for leaf in jax.tree.leaves(source.variables))
   return (
     f"{source.opened.architecture} with {models.slots(source.described.config)} "
-    f"attention in {len(source.places)} layers, {parameters:,} parameters, "
+    f"attention in {len(source.modules)} layers, {parameters:,} parameters, "
     f"windows of {source.context} tokens"
   )
 

@@ -122,6 +122,6 @@ def _cubic_weights(size: int, wanted: int) -> np.ndarray:
     x = np.abs(centre - (first + offset))
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    place = np.clip(first + offset, 0, size - 1)
-    np.add.at(weights, (np.arange(wanted), place), np.where(x <= 1, near, far))
+    source = np.clip(first + offset, 0, size - 1)
+    np.add.at(weights, (np.arange(wanted), source), np.where(x <= 1, near, far))
   return weights

@@ -120,7 +120,7 @@ def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
 
 def _index(window: int) -> np.ndarray:
   y, x = np.divmod(np.arange(window * window), window)
-  dy, dx = (place[:, None] - place + window - 1 for place in (y, x))
+  dy, dx = (axis[:, None] - axis + window - 1 for axis in (y, x))
   return dy * (2 * window - 1) + dx
 
 

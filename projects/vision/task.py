@@ -57,15 +57,15 @@ class ImageTask(LabelledTask):
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B augmented images; each epoch has every image once, in a new order."""
     # The augmentation is drawn for all rows, also if only some are needed.
-    places = self._train_indices(step, None)
+    indices = self._train_indices(step, None)
     train = self._splits["train"]
     images = vary(
-      train.images[places],
+      train.images[indices],
       shift=self._config.shift,
       flip=self._config.flip,
       rng=np.random.default_rng((self._seed, step, 1)),
     )
-    return base.select_rows(self._scaled(images, train.labels[places]), rows)
+    return base.select_rows(self._scaled(images, train.labels[indices]), rows)
 
   def read(self, path: str) -> np.ndarray:
     """Reads a PNG or JPEG file as scaled pixels [H, W, C].
@@ -114,9 +114,9 @@ class ImageTask(LabelledTask):
   def _shape(self) -> bytes:
     return json.dumps(self.input_shapes["image"]).encode()
 
-  def _batch(self, split: str, places: np.ndarray) -> Batch:
+  def _batch(self, split: str, indices: np.ndarray) -> Batch:
     images, labels = self._splits[split]
-    return self._scaled(images[places], labels[places])
+    return self._scaled(images[indices], labels[indices])
 
   def _scaled(self, images: np.ndarray, labels: np.ndarray) -> Batch:
     return {

@@ -112,15 +112,15 @@ class VisionTransformer(ReadsImages, nn.Module):
     """
     config = self.config
     x = self.patches(images)
-    places = np.arange(x.shape[1])[None, :]
+    positions = np.arange(x.shape[1])[None, :]
     if added := config.added_position:
-      x = x + added(places, config.features).astype(x.dtype)
+      x = x + added(positions, config.features).astype(x.dtype)
     x = self.dropout(x, deterministic=deterministic)
     x = apply_layers(
       self.encoder,
       x,
       remat=config.remat,
-      positions=places,
+      positions=positions,
       deterministic=deterministic,
     )
     return self.head(x if config.norm == "post" else self.encoder_norm(x), None)

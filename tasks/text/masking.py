@@ -74,7 +74,7 @@ class MaskedText(TextTask):
     special = vocabulary.special
     # An encoder predicts no end of a sequence.
     self.eos_id = self.pad_id if special.eos is None else special.eos
-    self._before, self._after = special.around
+    self._before, self._after = special.encoder_tokens
     self.source_vocab_size = self.target_vocab_size
     self.max_source_length = self.max_target_length = config.context
     around = config.context - self.piece

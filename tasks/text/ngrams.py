@@ -20,7 +20,7 @@ class Pairs(NamedTuple):
   token: np.ndarray
 
   @classmethod
-  def of(cls, text: np.ndarray) -> "Pairs":
+  def from_text(cls, text: np.ndarray) -> "Pairs":
     """Every token of a text except the first."""
     return cls(text[:-1], text[1:])
 
@@ -59,8 +59,8 @@ def ngram_losses(
   followers = np.bincount(pairs // size, minlength=size + 1)
   totals = np.bincount(training.left + 1, minlength=size + 1)
   codes = _codes(held_out, size)
-  place = np.minimum(np.searchsorted(pairs, codes), len(pairs) - 1)
-  hits = np.where(pairs[place] == codes, occurrences[place], 0)
+  index = np.minimum(np.searchsorted(pairs, codes), len(pairs) - 1)
+  hits = np.where(pairs[index] == codes, occurrences[index], 0)
   kinds, seen = followers[held_out.left + 1], totals[held_out.left + 1]
   bigram = np.where(
     seen > 0,

@@ -95,19 +95,21 @@ def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
 
 def _plain_ids(path: pathlib.Path, count: int) -> np.ndarray:
   bits = 16 if count <= _MOST_IDS else 32
-  place = f"{path}: read as ids of {bits} bits, for a vocabulary of {count:,}: "
+  prefix = (
+    f"{path}: read as ids of {bits} bits, for a vocabulary of {count:,}: "
+  )
   try:
     ids = np.memmap(path, f"<u{bits // 8}", mode="r")
   except (OSError, ValueError) as error:
     raise DataError(
-      f"{place}{one_line(error)}; save them as .npy, which stores their width"
+      f"{prefix}{one_line(error)}; save them as .npy, which stores their width"
     ) from error
   actual, wider = bits, ids
   while actual < 64 and _upper_halves_are_0(wider):
     actual, wider = 2 * actual, wider[::2]
   if actual > bits:
     raise DataError(
-      f"{place}every second one is 0, as in ids of {actual} bits; save them as "
+      f"{prefix}every second one is 0, as in ids of {actual} bits; save them as "
       f'.npy: np.save("ids.npy", np.fromfile({str(path)!r}, "uint{actual}"))'
     )
   return ids
@@ -174,10 +176,10 @@ def _rows(
     yield text.replace("\r\n", "\n") + "\n"
 
 
-def _check_column(place: Any, column: str, names: Sequence[str]) -> None:
+def _check_column(where: Any, column: str, names: Sequence[str]) -> None:
   if column not in names:
     raise DataError(
-      f"{place}: expected task.column among {', '.join(names) or 'no names'}, got "
+      f"{where}: expected task.column among {', '.join(names) or 'no names'}, got "
       f"{column!r}"
     )
 

@@ -29,7 +29,7 @@ class SpanSizes(NamedTuple):
   spans: int
 
   @classmethod
-  def of(cls, text: int, rate: float, mean_span: float) -> "SpanSizes":
+  def from_length(cls, text: int, rate: float, mean_span: float) -> "SpanSizes":
     """T5's sizes, with at least one masked token, one span and one visible token.
 
     There are never more spans than visible tokens, which separate the spans.
@@ -57,7 +57,9 @@ def fitting_sizes(config: TextConfig) -> SpanSizes:
   """
 
   def sizes(text: int) -> SpanSizes:
-    return SpanSizes.of(text, config.mask_rate, config.mean_span_length)
+    return SpanSizes.from_length(
+      text, config.mask_rate, config.mean_span_length
+    )
 
   # At least a tenth of the tokens stays visible, so longer pieces cannot fit. The
   # length of the source never decreases with that of the text.
@@ -201,7 +203,7 @@ class SpanText(TextTask):
   def _held_out_row(
     self, tokens: np.ndarray, rng: np.random.Generator
   ) -> Batch:
-    sizes = SpanSizes.of(
+    sizes = SpanSizes.from_length(
       tokens.shape[1], self._config.mask_rate, self._config.mean_span_length
     )
     return self._batch(tokens, span_mask(rng, 1, sizes))

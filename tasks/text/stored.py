@@ -62,7 +62,7 @@ def read(
   """
   digests = [files.note_file(path) for path in paths]
   if source.has_ids(paths):
-    return _of_ids(config, paths, digests, extra, workdir)
+    return _read_ids(config, paths, digests, extra, workdir)
   if config.vocabulary == "ids" and not config.tokenizer:
     raise DataError(
       f"task.vocabulary: {paths[0]} has text; expected 'characters', 'bytes' or "
@@ -80,7 +80,9 @@ def read(
   )
 
 
-def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
+def _read_ids(
+  config, paths, digests, extra, workdir
+) -> tuple[Vocabulary, Parts]:
   """Reads files that contain ids, with the vocabulary of these ids."""
   if not config.tokenizer and config.vocabulary != "ids":
     raise DataError(
@@ -115,8 +117,8 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
     def write(scratch: pathlib.Path) -> pathlib.Path:
       return _write(scratch / "ids", mapped, dtype)
 
-    place = cache.folder("texts") / _key("ids", suffixes, dtypes, digests)
-    ids = np.memmap(cache.prepare(place, write), dtype, mode="r")
+    cached = cache.folder("texts") / _key("ids", suffixes, dtypes, digests)
+    ids = np.memmap(cache.prepare(cached, write), dtype, mode="r")
   cut = boundary(len(ids))
   return vocabulary, Parts(ids[:cut], ids[cut:])
 
@@ -162,8 +164,8 @@ def _on_disk(
   made = config.column, config.vocabulary, config.vocab_size, given, extra, also
   # The same bytes mean another text in another format, such as JSON Lines.
   suffixes = [files.suffix(path) for path in paths]
-  place = cache.folder("texts") / _key(*made, suffixes, digests)
-  folder = cache.prepare(place, write)
+  cached = cache.folder("texts") / _key(*made, suffixes, digests)
+  folder = cache.prepare(cached, write)
   vocabulary = vocabularies.open_file(str(folder), extra)
   base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())
   dtype = _dtype(vocabulary.size)
@@ -198,9 +200,9 @@ def _write(
 
 def _between(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
   """Yields the characters of a text between two positions."""
-  place = 0
+  position = 0
   for block in blocks:
-    yield block[max(start - place, 0) : max(stop - place, 0)]
-    place += len(block)
-    if place >= stop:
+    yield block[max(start - position, 0) : max(stop - position, 0)]
+    position += len(block)
+    if position >= stop:
       return

@@ -101,10 +101,10 @@ class TextTask(base.Task):
       splits = {"validation": slice(cut)}
       if config.test_share:
         splits["test"] = slice(cut, None)
-      for split, places in splits.items():
-        self._held_out[split] = held_out[places]
+      for split, part in splits.items():
+        self._held_out[split] = held_out[part]
         self._characters[split] = (
-          None if characters is None else characters[places]
+          None if characters is None else characters[part]
         )
     self.eval_splits = tuple(self._held_out)
     self._ngram_losses: dict[str, Mapping[str, float]] = {}
@@ -145,7 +145,7 @@ class TextTask(base.Task):
 
   def _training_pairs(self) -> Pairs:
     """The pairs that `baselines` counts."""
-    return Pairs.of(self._count)
+    return Pairs.from_text(self._count)
 
   @property
   def _count(self) -> np.ndarray:

@@ -103,4 +103,4 @@ def test_help_has_the_fields_of_the_comparison_and_of_its_runs():
   assert own < lines.index(across) < of_runs
   # Of the comparison, which differs from configs/recall.py.
   assert of_runs < lines.index("  --config.model.features=64")
-  assert parse(mapping).leaves("recall")["model.features"] == 64
+  assert parse(mapping).fields("recall")["model.features"] == 64

@@ -541,7 +541,7 @@ def test_rows_of_a_mechanism_have_its_colour_lighter_or_darker():
     "light": style.Style("#ffffff", "-", "o"),
   }
   rows = [(f"{kind} {n}", kind) for kind in base for n in range(4)]
-  found = style.of_rows(base, [*rows, ("dark 0", "dark")])
+  found = style.make_row_styles(base, [*rows, ("dark 0", "dark")])
   colors = [found[name].color for name, _ in rows]
   assert colors == [
     *("#000000", "#737373", "#404040", "#737373"),

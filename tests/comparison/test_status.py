@@ -204,7 +204,7 @@ def test_runs_of_the_report_wait_for_their_point(tmp_path):
     run = run_of(attention, seed)
     grid = {"optimizer.learning_rate": rate}
     return dataclasses.replace(
-      run, grid=grid, leaves=run.leaves | grid, choosing=choosing
+      run, grid=grid, fields=run.fields | grid, choosing=choosing
     )
 
   choosing = [

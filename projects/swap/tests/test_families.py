@@ -50,7 +50,7 @@ def test_a_decoder_with_other_mechanisms(case, tmp_path):
   read = {"weights": str(folder), "text": str(tmp_path / "input.txt")}
   asked = Settings(**read, attention=ATTENTION, context=12, batches=1)
   model = source.read(asked)
-  paths = [place.path for place in model.places]
+  paths = [module.path for module in model.modules]
   config, batch = model.described.config, model.task.train_batch(0)
   assert paths == [
     f"decoder_{i}/self_attention"
@@ -59,7 +59,7 @@ def test_a_decoder_with_other_mechanisms(case, tmp_path):
   ]
   theirs = {*model.opened.tensors}
   for choice in asked.choices(model.context):
-    described = variant.describe(model, choice.config, model.places)
+    described = variant.describe(model, choice.config, model.modules)
     swapped = load.make_model(described)
     shapes = jax.eval_shape(
       lambda swapped=swapped: models.initialize(
