@@ -1,4 +1,4 @@
-"""The config of a comparison: mechanisms, tasks, seeds, and what is held equal."""
+"""The config of a comparison: mechanisms, tasks, seeds and controlled quantities."""
 
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
@@ -26,7 +26,7 @@ LAYERS = "layers"
 """The key of a variant whose value lists mechanisms, which layers take in turn."""
 
 APART = "apart"
-"""The value of `Comparison.together` with which every run is measured by itself."""
+"""The value of `Comparison.together` with which every run is measured separately."""
 BUDGETS = ("budget_seconds", "budget_flops")
 """Fields that replace `num_steps`."""
 FIRST_CHOOSING_SEED = 10_000
@@ -50,7 +50,7 @@ def _values(entry: Any) -> list[Any]:
 
 @dataclass(frozen=True, config=STRICT)
 class Halving:
-  """How the point of the grid with which a row is reported is chosen.
+  """How the reported point of the grid is chosen.
 
   Attributes:
     rungs: increasing shares of the steps, such as 0.25,0.5. At each of them, the
@@ -67,7 +67,7 @@ class Halving:
   def __post_init__(self):
     if sorted(set(self.rungs)) != list(self.rungs):
       raise ValueError(
-        f"rungs: expected growing shares of the steps, got {self.rungs}"
+        f"rungs: expected increasing shares of the steps, got {self.rungs}"
       )
 
 
@@ -81,8 +81,8 @@ class Comparison:
       its options: 'dense,sliding_window:window=8'; 'all' is every mechanism and
       variant.
     seeds: the seeds of the reported runs, separated by commas.
-    match_parameters: whether every model gets the parameter count of the model with
-      dense attention, by the width of its feed-forward layers.
+    match_parameters: whether the width of the feed-forward layers is changed so that
+      every model has the parameter count of the model with dense attention.
     reference: name of the row with which all others are compared, such as 'dense';
       None compares them with the best row.
     budget_seconds: training time of every run, instead of `num_steps`.
@@ -121,7 +121,7 @@ class Comparison:
     for field in ("tasks", "attention", "seeds"):
       values = split(getattr(self, field))
       are_unique = 0 < len(values) == len(set(values))
-      check(self, field, are_unique, "at least one, each once")
+      check(self, field, are_unique, "at least one value, without repetition")
     for task in self.task_names:
       if not _is_task(task):
         names = [x.stem for x in _CONFIGS.glob("[a-z]*.py")]
@@ -146,15 +146,15 @@ class Comparison:
     are_low = all(
       x.isdecimal() and int(x) < FIRST_CHOOSING_SEED for x in split(self.seeds)
     )
-    check(self, "seeds", are_low, f"whole numbers below {FIRST_CHOOSING_SEED}")
+    check(self, "seeds", are_low, f"integers below {FIRST_CHOOSING_SEED}")
     numbers = self.seed_numbers
     check(self, "seeds", len(set(numbers)) == len(numbers), "each once")
     self._check_budget()
     self._check_points()
     if self.halving.rungs and not self.choosing_seeds:
       raise ValueError(
-        "halving.rungs: they stop points of a grid; expected a grid of at least two "
-        f"points, or (), got {self.halving.rungs}"
+        "halving.rungs: expected a grid of at least two points, whose worse half the "
+        f"rungs stop, or no rungs, (), got {self.halving.rungs}"
       )
 
   @property
@@ -201,8 +201,8 @@ class Comparison:
   def variant(self, label: str) -> tuple[str, dict[str, Any]]:
     """Returns the mechanism of a label, and its options.
 
-    If layers take several mechanisms in turn, these are the option `LAYERS`, and the
-    mechanism is the first of them.
+    If layers use several mechanisms in turn, the option `LAYERS` has all of them, and
+    the mechanism is the first.
     """
     options = dict(self.variants.get(label, {}).items())
     first = split(options[LAYERS])[0] if LAYERS in options else label
@@ -214,7 +214,7 @@ class Comparison:
     for task in getattr(self, field):
       if not _is_task(task):
         raise ValueError(
-          f"{field}.{task}: no such task here; "
+          f"{field}.{task}: no such task;  "
           f"{instead(task, self.task_names)}; a field is {field}.TASK.{inside}, "
           f"such as {field}.{self.task_names[0]}.{example}"
         )
@@ -222,7 +222,9 @@ class Comparison:
   def _check_mechanisms(self):
     for label, variant in self.variants.items():
       if label in ATTENTIONS:
-        raise ValueError(f"variants.{label}: this is the name of a mechanism")
+        raise ValueError(
+          f"variants.{label}: already the name of a mechanism; expected another label"
+        )
       if not hasattr(variant, "get"):
         raise ValueError(
           f"variants.{label}: expected {{'layers': 'delta,flash'}}, or "
@@ -272,8 +274,8 @@ class Comparison:
     for field in flatten(self.across):
       if field in flatten(self.grid):
         raise ValueError(
-          f"across.{field}: it is in the grid as well; expected it either in across, "
-          "where every value is a row, or in grid, where the best value is reported"
+          f"across.{field}: also set in grid; expected it either in across, where "
+          "every value is a row, or in grid, where the best value is reported"
         )
 
   def _check_budget(self):
@@ -283,7 +285,7 @@ class Comparison:
     fields.update(*map(self.fields, self.task_names))
     if budgets and "num_steps" in fields:
       raise ValueError(
-        f"{budgets[0]}: it decides the number of steps; expected no "
+        f"{budgets[0]}: determines the number of steps; expected no "
         "num_steps with it"
       )
 
@@ -302,7 +304,7 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
     also: names that are valid as well.
 
   Raises:
-    ValueError: there is no such mechanism, or it refuses an option.
+    ValueError: there is no such mechanism, or it does not accept an option.
   """
   names = [*ATTENTIONS, *also]
   if typed in names:
@@ -339,7 +341,7 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
 
 
 def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
-  """Raises ValueError if a mechanism refuses options; a config may add others."""
+  """Raises ValueError if a mechanism rejects its options; a config may add others."""
   needed = dict.fromkeys(mechanisms.required_names(mechanisms.find(name)), 1)
   try:
     models.AttentionConfig(name, needed | options)
@@ -356,14 +358,13 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
       the values that `per_task` has in the file.
 
   Raises:
-    ConfigError: the first error found; or a field was typed for all runs that `grid`
-      or `across` sets in each of them.
+    ConfigError: the first error that is found; or a field was typed for all runs that
+      `grid` or `across` also sets.
   """
   if "tasks" not in mapping and hasattr(mapping.get("task"), "items"):
     raise ConfigError(
-      "config.tasks: missing: this is the config of one run, which train.py "
-      "runs; compare.py takes one of configs/compare/, such as "
-      "configs/compare/copy.py"
+      "config.tasks: missing: this is the config of a single run, for train.py; "
+      "expected one of configs/compare/, such as configs/compare/copy.py"
     )
   typed = set(typed)
   comparison = build(Comparison, _budget_first(dict(mapping.items()), typed))

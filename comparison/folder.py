@@ -48,17 +48,17 @@ def with_recorded_eval_every(
 def shared(comparison: Comparison) -> dict[str, Any]:
   """Returns the settings that all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)
-  # Mechanisms, variants and seeds may be added later; how runs are measured and the
-  # references of the report change no number.
+  # Mechanisms, variants and seeds may be added later. The way runs are measured and the
+  # references of the report do not affect results.
   for field in ("attention", "seeds", "variants", "together", "references"):
     mapping.pop(field, None)
-  # Fields of tasks that are not compared change no number either.
+  # Neither do fields of tasks that are not compared.
   mapping["per_task"] = {
     task: fields
     for task, fields in mapping["per_task"].items()
     if task in comparison.task_names
   }
-  if not comparison.choosing_seeds:  # Nothing is chosen.
+  if not comparison.choosing_seeds:  # No grid point is chosen.
     mapping.pop("halving")
   # A field of the runs may be None where their file has a value; a budget or a
   # reference that is None is not set.

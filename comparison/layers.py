@@ -15,16 +15,16 @@ from settings.leaves import Leaves
 from settings.typed import format_mechanism, format_options, mechanism, split
 
 BASELINE = "dense"
-"""The mechanism whose number of parameters the others get."""
+"""The mechanism whose parameter count the others match."""
 
 
 def mapping(task: str, attention: str) -> dict[str, Any]:
-  """Returns the config that a task's file makes for some mechanisms."""
+  """Returns the config that a task's file returns for the typed mechanisms."""
   try:
     file = importlib.import_module(f"configs.{task.replace('/', '.')}")
     return file.get_config(attention).to_dict()
-  # The file may not be that of one task, may take other names than mechanisms, or may
-  # belong to a project that is not installed.
+  # The file may be that of a comparison, may expect something other than mechanisms, or
+  # may belong to a project that is not installed.
   except (AttributeError, ImportError, TypeError, ValueError) as error:
     raise ConfigError(
       f"config.tasks: configs/{task}.py has no config for {attention!r}: "
@@ -33,7 +33,7 @@ def mapping(task: str, attention: str) -> dict[str, Any]:
 
 
 def is_attention_field(field: str) -> bool:
-  """Whether a config field is that of an attention module: 'model.decoder_attention'."""
+  """Returns whether a field sets an attention module: 'model.decoder_attention'."""
   return field.startswith("model.") and field.endswith("_attention")
 
 
@@ -43,7 +43,7 @@ def check_is_there(name: str, across: Leaves, model: models.Config) -> None:
   layers = [layer.name for x in model.attentions.values() for layer in x]
   if slots and name not in (BASELINE, *layers):
     raise ConfigError(
-      f"config.across.{slots[0]} has the mechanisms; expected "
+      f"config.across.{slots[0]} already sets the mechanisms; expected  "
       f"config.attention={BASELINE}"
     )
 
@@ -56,7 +56,7 @@ def _modules_with(
   Args:
     task: the task of the file.
     typed: mechanisms separated by commas, which layers take in turn.
-    fields: config fields of the run; modules whose mechanism they set are left out.
+    fields: config fields of the run; modules whose mechanism they set are omitted.
 
   Returns:
     Config field of a module -> names and options of its layers, including sizes.
@@ -102,7 +102,7 @@ def options_of(
   """Returns a variant's options as config fields of the modules with its mechanism.
 
   Raises:
-    ConfigError: no attention module can have its layers.
+    ConfigError: no attention module supports all of its layers.
   """
   if not options:
     return {}
@@ -113,7 +113,7 @@ def options_of(
         f"layers: no attention module of configs/{task}.py can have all of "
         f"{options[LAYERS]}; expected layers that one of its modules can have"
       )
-    # As in the file, modules that one of the layers does not support have dense.
+    # As in the file, a module that does not support one of the layers has dense.
     others = _modules_with(task, name, fields).keys() - modules.keys()
     layers = {
       field: _format_layers(layers) for field, layers in modules.items()

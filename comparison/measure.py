@@ -12,7 +12,7 @@ _VARYING_ARGUMENTS = ("--config.seed=", "--config.optimizer.learning_rate=")
 
 
 def measure(workdir: Path) -> None:
-  """Measures again the runs during whose measurement other programs were busy.
+  """Repeats the measurements during which other programs were busy.
 
   Runs that differ only in seed and learning rate share the measurements of their
   shape. Shapes are measured one after another.
@@ -36,7 +36,7 @@ def measure(workdir: Path) -> None:
       shape[identity] = bool(measured.get("map"))
   if gone:
     print(
-      f"not measured again, because they have no folder in {workdir / records.RUNS}: "
+      f"not measured again, because their folders are missing in {workdir / records.RUNS}: "
       f"{', '.join(gone)}",
       flush=True,
     )

@@ -1,4 +1,4 @@
-"""What a comparison will run, in one line, and its config fields for `--help`."""
+"""Describes a comparison in one line, and its config fields for `--help`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
   seconds, repeats = 0.0, 1.0
   timed: dict[str, Run] = {}
   compiled: set[str] = set()
-  if comparison.choosing_seeds:  # Then the seeds of the report run one point.
+  if comparison.choosing_seeds:  # The reported seeds then run only one point.
     points = len(list(comparison.grid_points()))
     choosing = len(comparison.choosing_seeds)
     repeats += len(comparison.seed_numbers) / (points * choosing)
@@ -84,7 +84,9 @@ def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
       return ""
     training = run.steps * cost["step_seconds"]
     seconds += repeats * (training + _START_SECONDS)
-    if run.shape not in compiled:  # Others read its programs from the disk.
+    if (
+      run.shape not in compiled
+    ):  # Other processes read its programs from disk.
       compiled.add(run.shape)
       seconds += _PROGRAMS * cost["compile_seconds"]
   basis = ", ".join(dict.fromkeys(run.attention for run in timed.values()))

@@ -23,7 +23,7 @@ from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
 
 MATCHED, DENSE = "matched", "dense"
-"""Feed-forward width of a row: for equal parameters, or that of the dense model."""
+"""Feed-forward width of a row: for equal parameter counts, or as in the dense model."""
 
 COUNTERPART = "feed-forward as in dense"
 """Label of a counterpart: a row whose feed-forward layers were not narrowed."""
@@ -33,9 +33,10 @@ _SOURCES = ("model.kind", "model.weights")
 """Config fields that determine the data, besides those of the task."""
 
 _NARROW, _DEVIATION = 1 / 2, 0.02
-"""A row gets a counterpart below this share of dense attention's width.
+"""Thresholds for a counterpart of a row.
 
-It also gets one beyond this relative deviation from its parameters.
+A row gets one if its feed-forward layers are narrower than this share of the dense
+model's, or if its parameter count deviates from the dense model's by more than this.
 """
 
 
@@ -62,13 +63,13 @@ class Run:
     feed_forward: width of the feed-forward layers, if parameters are matched.
     dense_feed_forward: that width in the model with dense attention.
     dense_parameters: number of parameters of the model with dense attention.
-    obstacle: why it cannot run; empty if it can.
+    obstacle: the reason why it cannot run; empty if it can.
     slots: mechanisms of the attention modules; empty if it cannot run.
-    options: the options of the mechanism, as in its config.
+    options: the options of the mechanism, as in the config.
     learning_rate: the peak of its schedule; None if it cannot run.
     steps: number of training steps, if known before the run starts; else 0.
-    length: length of the longest training examples, if its task is evaluated at other
-      lengths, too; else None.
+    length: length of the longest training examples if the task is also evaluated at
+      other lengths; else None.
     solved_at: value of the headline metric from which its task is solved; None if
       there is none.
   """
@@ -294,7 +295,7 @@ def obstacle_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def _needs_counterpart(run: Run) -> bool:
-  """Whether matching narrows a row's feed-forward layers much, or leaves it unequal."""
+  """Returns whether matching parameter counts failed or narrowed the row too much."""
   width, parameters = run.dense_feed_forward, run.dense_parameters
   if run.width == DENSE or not width or not parameters:
     return False
@@ -314,7 +315,7 @@ def complete(comparison: Comparison, run: Run) -> Run:
     run: its task, attention, across, width and grid are used, but not its seed.
 
   Raises:
-    ConfigError: a run with dense attention would fail, too.
+    ConfigError: a run with dense attention would fail as well.
   """
   task, budget = run.task, comparison.budget_seconds
   name, options = comparison.variant(run.attention)
@@ -325,7 +326,7 @@ def complete(comparison: Comparison, run: Run) -> Run:
     for field, value in fields.items()
     if field not in run.across or not layers.is_attention_field(field)
   }
-  # If dense attention fails, too, the comparison's config is at fault.
+  # If dense attention fails as well, the comparison's config is wrong.
   try:
     baseline = config_of(task, BASELINE, baseline_fields)
     parameters = _count(baseline)
@@ -400,7 +401,7 @@ def _comparison_error(
 
 
 def _trained_length(config: ExperimentConfig) -> int | None:
-  """T in training, for tasks that are evaluated at other lengths, too; else None."""
+  """Returns T in training for tasks that are evaluated at other lengths; else None."""
   if not getattr(config.task, "eval_lengths", ()):
     return None
   # A task with mixed lengths has a maximum.
@@ -415,7 +416,7 @@ def _feed_forward(config: ExperimentConfig) -> int | None:
 
 
 def config_of(task: str, attention: str, fields: Leaves) -> ExperimentConfig:
-  """Returns the config that `train.py` would make of the same arguments."""
+  """Returns the config that `train.py` creates from the same arguments."""
   config = layers.mapping(task, attention)
   for field, value in fields.items():
     put(config, field, value)

@@ -74,7 +74,7 @@ def check_data(workdir: Path, home: Path) -> None:
   for name, digest in files.recorded_data(home).items():
     if data.get(name, digest) != digest:
       raise ConfigError(
-        f"config.task: {name} is not what the comparison in {workdir} began with; "
+        f"config.task: {name} has changed since the comparison in {workdir} began;  "
         "restore it or choose a new folder"
       )
 
@@ -143,8 +143,8 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   """Adds runs to the plan of the comparison.
 
   If they choose a point of the grid, `seeds` are the seeds of the reported runs, which
-  will be at that point. Runs of seeds that are not in the plan yet are marked, because
-  results may have led to them.
+  will be at that point. Runs with seeds that are not in the plan yet are marked, because earlier results may
+  have motivated them.
   """
   before = planned_runs(workdir)
   earlier = [*by_identity(workdir).values(), *before.values()]
@@ -167,7 +167,7 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
 
 
 def keep_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-  """Replaces the plan that `planned_runs` returns."""
+  """Replaces the stored plan."""
   atomic.write_json(workdir / PLAN, entries)
 
 

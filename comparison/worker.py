@@ -33,7 +33,7 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
     runs: identity of each run -> whether to store its attention map.
 
   Returns:
-    Why the process failed, on one line; empty if it did not.
+    The reason why the process failed, on one line; empty if it did not fail.
   """
   first = next(iter(runs))
   # This takes up to half a minute.
@@ -67,7 +67,7 @@ def time_step(folder: Path, run: Run) -> None:
 
 
 def main() -> None:
-  """Does the work that standard input requests."""
+  """Runs the request on standard input."""
   request = json.load(sys.stdin)
   keep_freed_memory()
   keep_programs()
@@ -81,7 +81,7 @@ def work(request: Mapping[str, Any]) -> None:
     home = folder / records.RUNS / identity
     try:
       shape = measurements.measure_trained(home, with_map=with_map, shape=shape)
-    # The run can be measured later, and the others go on.
+    # The run can be measured later, so the others continue.
     except Exception as error:
       reason = f"measuring: {one_line(error)}"
       records.update(folder, identity, reason=reason)

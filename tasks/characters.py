@@ -1,4 +1,4 @@
-"""Vocabularies that need no training: characters, UTF-8 bytes, plain ids."""
+"""Vocabularies that need no training: characters, UTF-8 bytes and ids."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Units(abc.ABC):
   def __init__(
     self, names: Mapping[int, str], count: int, extra: Sequence[str]
   ):
-    """Takes the special tokens and the number of units.
+    """Creates a vocabulary.
 
     Args:
       names: maps ids to special tokens.
@@ -97,7 +97,7 @@ class Characters(Units):
   unit = "characters"
 
   def __init__(self, characters: Sequence[str], extra: Sequence[str] = ()):
-    """Takes sorted characters, and tokens beyond `<pad>`, `<bos>`, `<eos>`."""
+    """Creates a vocabulary of sorted characters and `extra` special tokens."""
     super().__init__(dict(enumerate([*OWN, *extra])), len(characters), extra)
     self._characters = list(characters)
     self._ids = {c: self._first + i for i, c in enumerate(characters)}
@@ -163,7 +163,7 @@ class Bytes(Units):
   """The special tokens before the bytes, as in the published Perceiver IO."""
 
   def __init__(self, extra: Sequence[str] = ()):
-    """Takes the names of special tokens that an objective needs."""
+    """Creates a vocabulary with `extra` special tokens after the bytes."""
     others = [name for name in extra if name not in self.SPECIAL]
     names = dict(enumerate(self.SPECIAL))
     names |= dict(enumerate(others, len(names) + 256))
@@ -175,7 +175,7 @@ class Bytes(Units):
     return values.astype(np.int32) + self._first
 
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Like `Units.align`; a character counts at the first of its bytes."""
+    """Like `Units.align`; the first byte of a character has its length of 1."""
     ids = self.encode_text(text)
     is_first = (ids - self._first) & 0b1100_0000 != 0b1000_0000
     return ids, is_first.astype(np.int32)
@@ -225,7 +225,7 @@ class Ids(Units):
   unit = "ids"
 
   def __init__(self, count: int, extra: Sequence[str] = ()):
-    """Takes ids from 0 to `count` − 1, and the names of special tokens."""
+    """Creates a vocabulary of the ids 0 to `count` − 1 and `extra` special tokens."""
     names = dict(enumerate([*OWN, *extra], count))
     super().__init__(names, count, extra)
     self._count = count

@@ -95,7 +95,7 @@ class ClassificationTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """Takes `texts`, or None for a restored task, which only encodes and decodes."""
+    """Creates the task; `texts` is None for a restored task, which only encodes."""
     splits = {} if texts is None else texts._asdict()
     counts = {split: len(rows) for split, rows in splits.items()}
     super().__init__(names, counts, batch_size=batch_size, seed=seed)
@@ -243,7 +243,7 @@ def read_named(name: str, held_out: float) -> LabelledTexts:
   def read(split: str) -> Iterator[Row]:
     for example in builder.as_data_source(split=split):
       label, text = example["label"], example["text"]
-      # A test set may be published without its labels.
+      # Some test sets are published without labels.
       if isinstance(label, bytes):
         label = label.decode()
       yield names[int(label)] if names else str(label), text.decode()

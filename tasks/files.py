@@ -47,7 +47,7 @@ Notes = dict[pathlib.Path | str, str]
 _notes: list[Notes] = []
 
 _MOST_NAMES = 1000
-"""For more files, a single digest of all digests is stored."""
+"""For more files, one digest of all their digests is stored."""
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def suffix(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def long_cells() -> Iterator[None]:
-  """Lifts the limit of the module csv of 131,072 characters per cell."""
+  """Removes the limit of the csv module of 131,072 characters per cell."""
   limit = csv.field_size_limit(2**31 - 1)
   try:
     yield
@@ -240,7 +240,7 @@ class AlignedFiles:
     for stem in sorted({match[1] for match in matches if match}):
       if _find(folder, stem, target) is None:
         logging.getLogger(__name__).warning(
-          "%s: %s.%s has no matching %s.%s and is left out",
+          "%s: %s.%s has no matching %s.%s and is omitted",
           folder,
           stem,
           source,

@@ -28,7 +28,7 @@ class LabelledTask(base.Task):
     batch_size: int,
     seed: int,
   ):
-    """Takes the arguments that all these tasks share.
+    """Creates the task.
 
     Args:
       names: names of the labels.

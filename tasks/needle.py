@@ -149,7 +149,7 @@ class NeedleTask(GeneratedTask):
 
 
 def _num_slots(length: int) -> int:
-  """The number of slots of two tokens before the question."""
+  """Returns the number of slots of two tokens before the question."""
   return (length - 2) // 2
 
 

@@ -38,12 +38,12 @@ class RecallConfig:
     fewer_pairs: other numbers of pairs. The number of an example is one of these or
       `num_pairs`, with equal probability. For each number there is a split such as
       'pairs_4', after the other splits, the largest last.
-    power: exponent a of the distribution of gaps: a query is g slots of two
-      positions after the pairs with probability proportional to (g + 1)^(a − 1),
-      so 1 is uniform.
+    power: exponent a of the distribution of gaps: a query comes g slots of two
+      positions after the pairs with probability proportional to (g + 1)^(a − 1); 1 is
+      uniform.
     random_filler: fills the other positions with random symbols instead of the
       filler.
-    train_size: number of examples that are trained repeatedly; 0 means that every
+    train_size: number of training examples, which are repeated; 0 means that every
       example is new.
     eval_size: number of held-out examples.
   """
@@ -78,7 +78,7 @@ class RecallConfig:
       self,
       "fewer_pairs",
       list(self.numbers) == sorted(set(self.numbers)),
-      f"growing numbers below num_pairs={self.num_pairs}",
+      f"increasing numbers below num_pairs={self.num_pairs}",
     )
 
   @property

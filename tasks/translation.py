@@ -112,7 +112,7 @@ class TranslationTask(base.Task):
       )
     if len(self._rows) < len(lengths):
       log.warning(
-        "left out %d of %d training pairs: an empty side, or more than "
+        "omitted %d of %d training pairs: an empty side, or more than "
         "task.max_length=%d tokens (longest: %d)",
         len(lengths) - len(self._rows),
         len(lengths),
@@ -154,8 +154,7 @@ class TranslationTask(base.Task):
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """Yields every source once, short ones first, in at most three lengths.
 
-    Each length compiles its own decoding loop. Few lengths suffice, because the cost
-    of decoding depends mainly on the outputs.
+    Each length compiles its own decoding loop. A few lengths are enough, because the cost depends mainly on the outputs.
     """
     data, limit = self._splits[split], self._config.max_length
     lengths = np.minimum(data.source.lengths, limit)
@@ -221,7 +220,7 @@ class TranslationTask(base.Task):
     """
     if self._config.source == "numbers":
       return []
-    # The effective order changes no count; without it, SacreBLEU warns.
+    # The effective order does not affect the counts; without it, SacreBLEU warns.
     metric = sacrebleu.BLEU(effective_order=True)
     scores = [
       metric.sentence_score(hypothesis, [reference])

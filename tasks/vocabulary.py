@@ -85,7 +85,7 @@ class Subwords:
 def train_subwords(lines: Iterable[str], size: int) -> bytes:
   """Trains a model on lines of text; equal lines give equal bytes.
 
-  A text that is too small for `size` pieces gets as many as it supports. Characters
+  If a text is too small for `size` pieces, the model has as many as it supports. Characters
   are not normalised, because references are not normalised either.
 
   Raises:
@@ -135,7 +135,7 @@ def cached_subwords(lines: Iterable[str], size: int, digest: str) -> Subwords:
     size: wanted number of pieces.
     digest: hash of the text.
   """
-  # Increment the number if the same text would get another model.
+  # Increment the number if the same text gives another model.
   key = f"2 {digest} {size} {sentencepiece.__version__}"
   name = hashlib.sha256(key.encode()).hexdigest()[:16] + ".model"
 

@@ -230,7 +230,7 @@ _COPY = "--config=configs/compare/copy.py"
     (("--config=configs/copy.py",), "config.tasks: missing"),
     (("report", "--workdir=nosuch"), "--workdir: no comparison in nosuch"),
     ((_COPY, "--workdir=nosuch", "--config.modl=3"), "config.modl: unknown"),
-    ((_COPY, "--records=a.xz"), "--records: expected it behind `report`"),
+    ((_COPY, "--records=a.xz"), "--records: expected only with `report`"),
     (("status", "--workdir=nosuch", "--shard=1/2"), "--shard: expected it"),
     # What was typed is told from what the file has.
     (

@@ -161,7 +161,7 @@ def _run(record: Record) -> dict[str, Any]:
 
 
 def _match_key(record: Record) -> tuple[str, str]:
-  """The key that mechanisms compared at equal parameter counts share."""
+  """Returns the key of runs that are compared at equal parameter counts."""
   return record["task"], point(record.get("across", {}))
 
 

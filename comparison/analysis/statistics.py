@@ -12,7 +12,7 @@ LEVEL = 0.95
 RESAMPLES = 1000
 
 FEWEST = 3
-"""Fewest common seeds that are tested: differences of two may agree by chance."""
+"""Fewest common seeds of a test: two differences may agree by chance."""
 
 SHUFFLES = 9999
 _BATCH, _EPSILON = 1000, 1e-9
@@ -71,10 +71,10 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
 
 
 class Against(NamedTuple):
-  """Every row of a table against one of them.
+  """Comparison of every row of a table with one of them.
 
   Attributes:
-    difference: mean of the row minus that of the one, over their common seeds [R].
+    difference: mean of the row minus that of the other, over their common seeds [R].
     low: lower end of the 95 % interval of the difference [R].
     high: its upper end [R].
     p_values: adjusted p-values [R]; NaN if there are too few seeds, or if the
@@ -178,7 +178,7 @@ def _paired_t_test(
 def p_by_shuffles(
   values: np.ndarray, threshold: float, all_pairs: bool = True
 ) -> np.ndarray:
-  """p-values of all rows against the first, by shuffles within seeds.
+  """p-values of all rows against the first, by permutation within seeds.
 
   A run has two scores: whether its value reaches the threshold, and the value up to
   the threshold. They are shuffled among the rows of a seed. With D_ij the sum over the
@@ -191,8 +191,8 @@ def p_by_shuffles(
   5 %, whatever the distribution and however the first row was chosen.
 
   Args:
-    values: [R, S] with the first row first, the better the higher; NaN where a row
-      lacks a seed.
+    values: [R, S] with the first row first; higher is better; NaN where a row lacks a
+      seed.
     threshold: values of at least this solve the task; ∞ for the values alone.
     all_pairs: the maximum is over all pairs of rows; else over those with the first
       row, which must then be declared beforehand.
@@ -408,7 +408,7 @@ def bleu_difference(
 def are_paired(systems: Sequence[np.ndarray]) -> bool:
   """Whether statistics [N, 10] of several runs belong to the same sentences.
 
-  They count as the same if the lengths of the references agree.
+  They do if the lengths of the references agree.
   """
   first = systems[0][:, -1]
   return all(np.array_equal(first, system[:, -1]) for system in systems[1:])

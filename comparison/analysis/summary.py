@@ -1,4 +1,4 @@
-"""One row per mechanism: the results of its seeds, and whether it is the best."""
+"""The results of every row over its seeds, with tests of differences."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Cost(NamedTuple):
     title: title of the column.
     unit: unit of the shown numbers; empty for a count.
     scale: factor from the record to that unit.
-    meaning: one line, for a table that explains its columns.
+    meaning: one line that explains the column.
     load: for a time, the column with the cores that other programs used.
   """
 
@@ -84,8 +84,7 @@ def summarize(
     `high`, `worst`, `best` of the metric; `against`, the row with which a row is
     compared, `difference` from it with `difference_low` and `difference_high`, `p`, and
     `test`, how; `is_tied`, no significant difference from it; means of all metrics and
-    of `COSTS`, times only of runs that had the machine to themselves; `busy`, whether a
-    time was left out; `notes`, `reason`. Sorted within a task: complete rows first,
+    of `COSTS`, times only of undisturbed measurements; `busy`, whether a time was omitted; `notes`, `reason`. Sorted within a task: complete rows first,
     then by Wilson's lower bound of the share of solved seeds, then by the mean.
   """
   if runs.empty:
@@ -100,7 +99,7 @@ def summarize(
 
 
 def is_counted(summary: pd.DataFrame) -> bool:
-  """Whether a task counts solved seeds, as in 'solved 5 of 8', instead of a mean."""
+  """Returns whether the result is a number of solved seeds instead of a mean."""
   return bool(summary["solved_at"].notna().any())
 
 
@@ -160,7 +159,7 @@ def _solved_sentence(ended: pd.DataFrame) -> str:
 
 
 def _difference_sentence(ended: pd.DataFrame) -> str:
-  """How many rows differ from the first one or the reference, and the least of them."""
+  """A sentence on the rows that differ from the first one or the reference."""
   tested = ended[ended["p"].notna()]
   if tested.empty:
     return "; there are too few seeds for a test."
@@ -257,7 +256,7 @@ def _rank(
 ) -> pd.DataFrame:
   """Sorts rows: complete ones, by their share of solved seeds, by their mean.
 
-  In the mean, a seed that diverged counts as the worst run of the task.
+  For the mean, a seed that diverged has the worst value of the task.
   """
   # The threshold belongs to the main metric of the task, which is a share.
   lower = is_lower_better(metric)
@@ -330,7 +329,7 @@ def _row(
     "unfinished": unfinished,
     "diverged": len(unfinished),
     "seeds": len(values),
-    # A seed that diverged counts as unsolved.
+    # A seed that diverged did not solve the task.
     "trials": len(values) + len(unfinished),
     "planned": len(seeds),
     "added": ", ".join(map(str, sorted(added))),
@@ -432,7 +431,7 @@ def _significance(summary: pd.DataFrame, reference: str | None) -> pd.DataFrame:
     kind = "declared beforehand" if declared else "the first row"
     summary.loc[tested, "against"] = against
     summary.loc[tested, "test"] = f"against `{against}`, {kind}; {result.test}"
-  # Untested rows, such as those with one seed, count as tied.
+  # Untested rows, such as those with one seed, are tied.
   summary["is_tied"] = (summary["seeds"] > 0) & ~(summary["p"] < DIFFERENT)
   return summary
 
@@ -464,7 +463,7 @@ def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
     # Their mean is not that of a normal distribution.
     threshold, quantity = (
       math.inf,
-      "mean, where a seed that diverged is the worst",
+      "mean, where a seed that diverged has the worst value",
     )
     ends = [(math.nan,) * 3] * len(rows)
     table = -table if is_lower_better(metric) else table

@@ -25,7 +25,7 @@ PLOTS = "plots"
 TITLE = "Attention mechanisms compared"
 
 _SHARE = 0.02
-"""Reports on a running comparison take at most this share of its time."""
+"""Largest share of the time of a comparison that intermediate reports take."""
 
 _LATEX_COLUMNS = 6
 
@@ -114,8 +114,8 @@ def write(workdir: Path) -> str:
 def report_updater(workdir: Path) -> Callable[[], None]:
   """Returns a function that updates the report, for a comparison to call per run.
 
-  After a report that took t seconds, it writes none for 50 · t seconds. It prints
-  errors and raises none.
+  After a report that took t seconds, the next one follows at least 50 · t seconds later.
+  Errors are printed, not raised.
 
   Args:
     workdir: folder of the comparison.
@@ -165,7 +165,7 @@ _MARKUP = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
 
 
 def _plain_text(text: str) -> str:
-  """A text on one line, in which no file name becomes HTML or a link."""
+  """Returns a text on one line, escaped so that file names are not HTML or links."""
   return _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.splitlines()))
 
 
@@ -291,7 +291,7 @@ def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
 
 
 def _machine(runs: pd.DataFrame) -> str:
-  """The machines and versions of the runs, as far as they are recorded."""
+  """The recorded machines and versions of the runs."""
   parts = []
   for name in ("device", "cpu", "cores", "jax", "commit"):
     values = (

@@ -200,7 +200,7 @@ def _mean(series: Sequence[Line], name: str) -> Line:
 
 
 def logarithmic_ticks(axes: Any, positions: Sequence[float]) -> None:
-  """A logarithmic x axis with ticks at the positions, or at powers of two near them."""
+  """Sets a logarithmic x axis with ticks at the positions, or at powers of two."""
   axes.set_xscale("log", base=2)
   ticks = sorted(set(positions))
   logs = [math.log2(tick) for tick in ticks]

@@ -112,7 +112,7 @@ def look() -> Generator[None]:
     "legend.fontsize": 7.5,
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
-    # Makes equal files for equal numbers.
+    # Equal numbers give equal files.
     "svg.hashsalt": "comparison",
     # Tokens and reasons are plain text, even with dollar signs.
     "text.parse_math": False,

@@ -1,4 +1,4 @@
-"""Tables for readers, from the tables for programs."""
+"""Tables of the report, from the summary of the results."""
 
 from collections.abc import Mapping
 import math
@@ -221,14 +221,14 @@ def result(row: Any, brief: bool = False) -> Cell:
   if not math.isnan(row["solved"]):
     solved, seeds = int(row["solved"]), int(row["trials"])
     low, high = statistics.wilson(solved, seeds)
-    # For one seed the interval says nothing.
+    # For one seed, the interval is meaningless.
     ends = "" if brief or seeds < 2 else f" [{low:.2f}, {high:.2f}]"
     worse = -row["mean"] if is_lower_better(row["metric"]) else row["mean"]
     return Cell(
       f"{solved} of {seeds}{ends}{mark}", solved / seeds + 1e-6 * worse
     )
   text = number(row["mean"])
-  if row["diverged"]:  # The mean of the others would promise too much.
+  if row["diverged"]:  # The mean over the other seeds would be too optimistic.
     text += f" of {row['seeds']}, {row['diverged']} diverged"
   elif not brief and not math.isnan(row["low"]):
     # Both ends have as many digits as the mean, even near 0.

@@ -60,7 +60,7 @@ class CausalText(TextTask):
     for starts in self._starts(len(text) - 1):
       counts = np.minimum(len(text) - 1 - starts, self.piece)
       positions = starts[:, None] + np.arange(self.piece + 1)
-      # `_batch` clears the positions after the end, which have no weight.
+      # `_batch` clears the positions after the end; they have no weight.
       windows = text[np.minimum(positions, len(text) - 1)]
       batch = _batch(windows, counts, self.prefix)
       yield base.pad_rows(batch, self._batch_size)
@@ -89,9 +89,9 @@ class CausalText(TextTask):
   ) -> dict[str, float]:
     """Adds bits per character, over all predicted tokens and their text.
 
-    Characters are counted in the text before any normalizer; for a file of ids they
-    are counted in each decoded document. Special tokens, such as the end of a
-    document, cost bits but have no characters.
+    Characters are those of the text before any normalizer, or for a file of ids those of
+    the decoded documents. Special tokens, such as the end of a document, have bits but no
+    characters.
     """
     metrics = super().summarize(sums, split)
     if "loss" in metrics and not isinstance(self._vocabulary, Ids):

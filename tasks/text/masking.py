@@ -61,8 +61,8 @@ class MaskedText(TextTask):
 
   encoder: source and targets [B, S], with `[CLS] … [SEP]` if the vocabulary has
   both; weights at the chosen tokens. Every training step draws from (seed, step).
-  Every token of the held-out text is read exactly once, and its chosen tokens are
-  the same in every evaluation of every run.
+  Every token of the held-out text is read exactly once, and the chosen tokens are the
+  same in every evaluation of every run.
   """
 
   objective = "masked language modelling"
@@ -86,13 +86,13 @@ class MaskedText(TextTask):
 
   @classmethod
   def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
-    """The special tokens that an encoder reads in addition to a text."""
+    """The special tokens that an encoder needs."""
     del config
     return OWN_ENCODER
 
   @property
   def piece(self) -> int:
-    """S minus the special tokens around the text."""
+    """S minus the special tokens before and after the text."""
     around = len(self._before) + len(self._after)
     return self._config.context - around
 

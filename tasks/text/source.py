@@ -56,7 +56,7 @@ def find(path: str) -> list[pathlib.Path]:
       found.setdefault(os.path.realpath(file), file)
   if len({has_ids([file]) for file in found.values()}) > 1:
     raise DataError(
-      f"{path}: expected files of text or files of ids, got both (task.path)"
+      f"{path}: expected only files of text or only files of ids, got both (task.path)"
     )
   return [*found.values()]
 
@@ -250,7 +250,7 @@ def _pyarrow(path: pathlib.Path, module: str) -> Any:
     return importlib.import_module(f"pyarrow.{module}")
   except ImportError:
     raise DataError(
-      f"{path}: needs a package that is missing; pip install pyarrow"
+      f"{path}: needs pyarrow, which is not installed: pip install pyarrow"
     ) from None
 
 

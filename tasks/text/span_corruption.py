@@ -133,8 +133,8 @@ class SpanText(TextTask):
   """Pieces of a text with removed spans, which the decoder predicts.
 
   encoder_decoder: source [B, S] and target [B, T] as `corrupt` makes them. Every
-  training step draws from (seed, step). The held-out text is divided into pieces of
-  equal length and a shorter last one, which is dropped if it has only one token. The
+  training step draws from (seed, step). The held-out text is divided into pieces of equal length; the last one may be shorter,
+  and is dropped if it has only one token. The
   spans are the same in every evaluation of every run.
   """
 
@@ -231,7 +231,7 @@ class SpanText(TextTask):
     }
 
   def _training_pairs(self) -> Pairs:
-    """Pairs from enough targets that each training token is in about one."""
+    """Pairs of enough targets to contain each training token about once."""
     text = self._count
     count = len(text) // self.piece
     pieces = text[: count * self.piece].reshape(count, self.piece)
@@ -245,7 +245,7 @@ class SpanText(TextTask):
     return Pairs.join(parts)
 
   def _predicted(self, batch: Batch) -> Pairs:
-    """Pairs with left neighbours in the target, where spans lack their context."""
+    """Pairs with their left neighbours in the target, not in the text."""
     counted = batch["weights"] > 0
     return Pairs(batch["inputs"][counted], batch["targets"][counted])
 

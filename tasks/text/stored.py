@@ -54,7 +54,7 @@ def read(
     config: a `TextConfig`.
     paths: the files, from `source.find`.
     extra: special tokens of a new vocabulary.
-    also: further text from which a new vocabulary is made.
+    also: additional text for a new vocabulary.
     workdir: folder of a run, whose vocabulary must be the same.
 
   Raises:
@@ -111,7 +111,7 @@ def _read_ids(
   ids = mapped[0]
   if len(mapped) > 1:
     dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in mapped]
-    # The same bytes mean other ids in another format or with another width.
+    # In another format or width, the same bytes are other ids.
     suffixes = [files.suffix(path) for path in paths]
 
     def write(scratch: pathlib.Path) -> pathlib.Path:
@@ -162,7 +162,7 @@ def _on_disk(
     opened = vocabularies.open_file(config.tokenizer, extra)
     given = hashlib.sha256(opened.content()).hexdigest()
   made = config.column, config.vocabulary, config.vocab_size, given, extra, also
-  # The same bytes mean another text in another format, such as JSON Lines.
+  # In another format, such as JSON Lines, the same bytes are another text.
   suffixes = [files.suffix(path) for path in paths]
   cached = cache.folder("texts") / _key(*made, suffixes, digests)
   folder = cache.prepare(cached, write)

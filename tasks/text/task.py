@@ -28,12 +28,12 @@ class TextConfig:
   """The text, its tokens and the lengths of its pieces.
 
   Attributes:
-    path: a file, a pattern such as 'data/*.txt', or a comma-separated list; each
-      file is read once. The first 90 % are trained, the rest is held out. Files are
+    path: a file, a pattern such as 'data/*.txt', or a comma-separated list; each file
+      is read once. The first 90 % are for training, and the rest is held out. Files are
       plain UTF-8, .jsonl, .csv or .parquet, or .npy or .bin files of ids.
     column: column or key of a file that has them; '' is 'text'.
-    test_share: share of the held-out text, from its end, that forms the split
-      'test', by which nothing is selected; the rest is 'validation'.
+    test_share: share of the held-out text, from its end, for the split 'test', which is
+      never used for selection; the rest is 'validation'.
     context: number of tokens that the model reads: T of a decoder, S of an encoder.
     eval_batches: batches of one evaluation; 0 means the whole held-out text.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the

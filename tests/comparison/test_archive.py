@@ -102,7 +102,7 @@ def test_what_ended_since_is_taken_and_all_else_stays(workdir, tmp_path):
   archive.unpack(tmp_path / "monday.jsonl.xz", tmp_path / "new")
   assert records.planned_runs(tmp_path / "new") == plan
   assert status.missing(tmp_path / "new") == [
-    "2 of 4 runs done; what follows may change with the others."
+    "2 of 4 runs done; the results below may change."
   ]
   scaling = (tmp_path / "new" / records.SCALING).read_text()
   assert scaling == '{"own": 1}\n'

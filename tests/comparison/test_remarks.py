@@ -93,7 +93,7 @@ def test_a_report_says_how_many_runs_there_are_while_some_are_missing(folder):
   records.atomic.write_json(folder / records.PLAN, entries)
   text = files.write(folder)
   head = text[: text.index("## How to read this")]
-  assert "2 of 6 runs done; what follows may change with the others." in head
+  assert "2 of 6 runs done; the results below may change." in head
   assert "So far: Only `dense` has finished" in head
   for n in range(2, 6):
     ending = {"status": "failed", "reason": "x", "final": {}, "history": []}
