@@ -5,7 +5,7 @@ r"""Swaps the mechanism of a trained model, and measures the result.
         --attention=performer:num_features=128,window_linear:window=16 \
         --keep=0,2 --transfer_steps=500 --finetune_steps=500
 
-FOLDER holds published weights, or is the workdir of a run. The same command
+FOLDER has published weights, or is the workdir of a run. The same command
 resumes a stopped swap; you can add mechanisms later. OUT gets report.html,
 report.md, results.csv, layers.csv, plots/, and in models/ every swapped model
 as a folder that `models.load_pretrained` and generate.py read.

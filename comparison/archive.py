@@ -93,7 +93,7 @@ def unpack(path: Path, workdir: Path) -> None:
       records of runs that are done only in the file.
 
   Raises:
-    ConfigError: the file is missing or damaged; or the folder holds other files.
+    ConfigError: the file is missing or damaged; or the folder has other files.
   """
   head, run_records = read(path)
   records.claim(workdir, head["comparison"])

@@ -39,7 +39,7 @@ def warning(runs: Sequence[Run], comparison: Comparison) -> str:
     return ""
   return (
     f"warning: {', '.join(tasks)}: all or nothing, and halving.rungs="
-    f"{','.join(f'{x:g}' for x in rungs)} stops points by a loss that says little "
+    f"{','.join(f'{x:g}' for x in rungs)} stops points by the loss, which says little "
     "before a task is solved; a point that would solve it later may be stopped. "
     '--config.halving.rungs="()" --config.halving.seeds=4 trains all to the end'
   )

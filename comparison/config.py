@@ -23,7 +23,7 @@ from settings.typed import literal, mechanism, split
 _CONFIGS = Path(__file__).parents[1] / "configs"
 
 LAYERS = "layers"
-"""The key of a variant whose value lists mechanisms, which layers take in turn."""
+"""The key of a variant whose value lists mechanisms, which layers use in turn."""
 
 APART = "apart"
 """The value of `Comparison.together` with which every run is measured separately."""
@@ -56,7 +56,7 @@ class Halving:
     rungs: increasing shares of the steps, such as 0.25,0.5. At each of them, the
       worse half of the points is stopped. Empty trains all points to the end.
     seeds: number of choosing seeds. They are 10000, 10001, …, so that no reported
-      seed takes part in the choice.
+      seed affects the choice.
   """
 
   rungs: Annotated[
@@ -88,7 +88,7 @@ class Comparison:
     budget_seconds: training time of every run, instead of `num_steps`.
     budget_flops: floating-point operations of every run, instead of `num_steps`.
     variants: name -> {'name': mechanism, option: value, …}, or
-      {'layers': 'sliding_window:window=8,delta'}, which layers take in turn.
+      {'layers': 'sliding_window:window=8,delta'}, which layers use in turn.
     grid: config field -> values; each row is reported with its best combination.
     across: config field -> values; every combination is a separate row.
     halving: how the point of the grid is chosen.
@@ -96,7 +96,7 @@ class Comparison:
       one after another and measured once.
     per_task: task -> config fields of its runs.
     references: task -> name -> {metric: value} from elsewhere, for the report.
-    overrides: every other section or config field, which all runs take.
+    overrides: every other section or config field, for all runs.
   """
 
   tasks: str
@@ -195,7 +195,7 @@ class Comparison:
     return _combinations(self.across)
 
   def fields(self, task: str) -> Leaves:
-    """Returns the config fields that all runs of a task take."""
+    """Returns the config fields of all runs of a task."""
     return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
   def variant(self, label: str) -> tuple[str, dict[str, Any]]:
@@ -249,8 +249,8 @@ class Comparison:
     for prefix, section in sections.items():
       if "seed" in section:
         raise ValueError(
-          f"{prefix}seed: every run takes one of config.seeds; expected "
-          "config.seeds alone"
+          f"{prefix}seed: the seeds of the runs are config.seeds; expected only "
+          "config.seeds"
         )
 
   def _check_points(self):
@@ -265,7 +265,7 @@ class Comparison:
         if section == "grid" and any(isinstance(x, tuple) for x in values):
           raise ValueError(
             f"grid.{field}: expected values that are not lists, got {values}; "
-            f"across.{field} takes lists, each a separate row"
+            f"across.{field} accepts lists, each a separate row"
           )
         for value in values:
           if isinstance(value, tuple) and field.endswith("_attention"):
@@ -403,7 +403,7 @@ def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
       for name in typed.intersection([field, *tasks]):
         raise ConfigError(
           f"config.{name}: config.{section}.{field} sets it in every run; expected "
-          f"--config.{section}.{field} alone"
+          f"only --config.{section}.{field}"
         )
   per_task = {
     task: {

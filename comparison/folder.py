@@ -15,7 +15,7 @@ from settings.leaves import Leaves, flatten
 def with_recorded_eval_every(
   comparison: Comparison, recorded: Leaves, typed: Iterable[str] = ()
 ) -> Comparison:
-  """Gives a comparison the `eval_every` of the comparison that its folder holds.
+  """Gives a comparison the `eval_every` of the comparison in its folder.
 
   Parameters depend on it only if a run may end early or with `checkpoint_keep=best`, so
   a folder can be continued with a config that evaluates more often than the original.

@@ -55,7 +55,7 @@ def _modules_with(
 
   Args:
     task: the task of the file.
-    typed: mechanisms separated by commas, which layers take in turn.
+    typed: mechanisms separated by commas, which layers use in turn.
     fields: config fields of the run; modules whose mechanism they set are omitted.
 
   Returns:

@@ -158,7 +158,7 @@ def plan(comparison: Comparison) -> list[Run]:
   count operations if these are the budget.
 
   Raises:
-    ConfigError: no run can take one of the config fields.
+    ConfigError: no run has one of the config fields.
   """
   points: list[Run] = []
   for task, attention, across in itertools.product(

@@ -50,7 +50,7 @@ def check(workdir: Path, shared: Mapping[str, Any]) -> None:
   `shared_settings`, may not change.
 
   Raises:
-    ConfigError: it belongs to another comparison, or holds other files.
+    ConfigError: it belongs to another comparison, or the folder has other files.
   """
   ownership.check(workdir, COMPARISON, shared, "comparison", "config.")
 
@@ -110,7 +110,7 @@ def update(workdir: Path, identity: str, **fields: Any) -> None:
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
   """Reads all records, and lists the names of damaged files.
 
-  A run whose record is damaged counts as not started, and is run again.
+  A run with a damaged record is not started, and is run again.
   """
   records = by_identity(workdir)
   paths = sorted((workdir / RECORDS).glob("*.json"))
@@ -132,7 +132,7 @@ def read_one(workdir: Path, identity: str) -> dict[str, Any]:
 
 
 def forget_failure(workdir: Path, run: Run) -> None:
-  """Forgets that a run, or its measurement, failed, so that it is tried again."""
+  """Removes the failure of a run or of its measurement, so that it is tried again."""
   if status(workdir, run) == FAILED:
     _path(workdir, run.identity).unlink()
   elif status(workdir, run) == TRAINED:
@@ -143,8 +143,8 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   """Adds runs to the plan of the comparison.
 
   If they choose a point of the grid, `seeds` are the seeds of the reported runs, which
-  will be at that point. Runs with seeds that are not in the plan yet are marked, because earlier results may
-  have motivated them.
+  will be at that point. Runs with seeds that are not in the plan yet are marked,
+  because earlier results may have motivated them.
   """
   before = planned_runs(workdir)
   earlier = [*by_identity(workdir).values(), *before.values()]

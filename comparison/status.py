@@ -70,7 +70,7 @@ def text(workdir: Path) -> str:
 
 
 def missing(workdir: Path) -> list[str]:
-  """Returns a line that counts runs, if some are not done yet; else none."""
+  """Returns one line with the numbers of runs if some are not done; else no line."""
   run_records = records.by_identity(workdir)
   states = [
     run_records.get(name, {}).get("status", _WAITING)

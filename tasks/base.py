@@ -148,8 +148,9 @@ class TaskEntry(NamedTuple):
   """An entry of `TASKS`.
 
   Attributes:
-    config_type: frozen dataclass that validates itself. If models either solve the
-      task or fail, the class has `solved_at`: the smallest value of the main metric with which the task is solved.
+    config_type: frozen dataclass that validates itself. If models either solve the task
+      or fail, the class has `solved_at`: the smallest value of the main metric with
+      which the task is solved.
     make: `(config, *, kind, batch_size, seed, workdir=None, restore=False) ->
       Task`. `kind` is the `layout` of the model. All batches have `batch_size`
       rows and depend only on `seed`. The vocabulary of the run in `workdir`, if it
@@ -201,8 +202,9 @@ def sequence_accuracy(
 ) -> jax.Array:
   """[rows whose weighted tokens are all correct, rows with any weight].
 
-  Teacher forcing suffices: if every argmax given the true prefix is right, greedy decoding produces that prefix; if one is wrong, greedy decoding makes the same
-  error. So this equals exact match of greedy decoding.
+  Teacher forcing suffices: if every argmax given the true prefix is right, greedy
+  decoding produces that prefix; if one is wrong, greedy decoding makes the same error.
+  So this equals exact match of greedy decoding.
   """
   counted = weights > 0
   right = jnp.argmax(logits, axis=-1) == targets

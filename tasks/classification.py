@@ -1,4 +1,4 @@
-"""Classification of texts: one label for a whole sequence."""
+"""Classification of texts: one label per sequence."""
 
 import collections
 from collections.abc import Iterator, Sequence

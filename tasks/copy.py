@@ -171,9 +171,9 @@ class CopyTask(GeneratedTask):
     """The sequences of a split with these indices: ids [B, L], lengths [B].
 
     A sequence is held out if its weighted sum of symbols is 0 modulo the number of
-    symbols, as for one in `vocab_size`. So no sequence is in both training and held-out data, even if there are few possible
-    sequences and held-out ones repeat. The first symbol is chosen to give the required
-    sum; its distribution stays uniform.
+    symbols, as for one in `vocab_size`. So no sequence is in both training and held-out
+    data, even if there are few possible sequences and held-out ones repeat. The first
+    symbol is chosen to give the required sum; its distribution stays uniform.
     """
     shortest, length = self._config.min_length, self._config.max_length
     if split not in _SPLITS:

@@ -40,8 +40,8 @@ class TranslationConfig:
     target_language: file ending, TFDS feature or num2words language.
     vocab_size: joint number of subwords; 0 means 128 for numbers, 4,000 for files
       and 8,000 for tfds. A small text may support fewer.
-    max_length: tokens of a sentence with EOS. Longer training pairs are omitted and longer held-out sources are truncated; the
-      log has both numbers.
+    max_length: tokens of a sentence with EOS. Longer training pairs are omitted and
+      longer held-out sources are truncated; the log has both numbers.
     num_buckets: number of batch shapes; each costs one compilation.
     max_number: for 'numbers', the largest number, up to 9,999,999.
     num_train: for 'numbers', the number of training pairs.

@@ -17,7 +17,7 @@ from tasks.base import DataError, vocabulary_path
 Pairs = list[tuple[str, str]]
 
 DATA = "data.sha256"
-"""File of a run with the digests of its data, beside its vocabulary."""
+"""File of a run with the digests of its data, next to its vocabulary."""
 
 _BLOCK = 2**20
 

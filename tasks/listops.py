@@ -20,7 +20,7 @@ from tasks.generated import FIRST_SYMBOL, Classified, maker
 CLOSE = FIRST_SYMBOL + 1
 _FIRST_OPERATOR = FIRST_SYMBOL + 2
 _TRIES = 20_000
-# Each level is a recursive call, of which Python allows 1,000.
+# Each level is a recursive call; Python allows 1,000.
 _MOST_LEVELS = 500
 
 

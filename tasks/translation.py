@@ -154,7 +154,8 @@ class TranslationTask(base.Task):
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """Yields every source once, short ones first, in at most three lengths.
 
-    Each length compiles its own decoding loop. A few lengths are enough, because the cost depends mainly on the outputs.
+    Each length compiles its own decoding loop. A few lengths are enough, because the
+    cost depends mainly on the outputs.
     """
     data, limit = self._splits[split], self._config.max_length
     lengths = np.minimum(data.source.lengths, limit)

@@ -193,7 +193,7 @@ def p_by_shuffles(
   Args:
     values: [R, S] with the first row first; higher is better; NaN where a row lacks a
       seed.
-    threshold: values of at least this solve the task; ∞ for the values alone.
+    threshold: values of at least this solve the task; ∞ uses only the values.
     all_pairs: the maximum is over all pairs of rows; else over those with the first
       row, which must then be declared beforehand.
 
@@ -342,7 +342,7 @@ def bleu(counts: np.ndarray, effective_order: bool = False) -> np.ndarray:
   Args:
     counts: matching n-grams of order 1 to 4, all n-grams of order 1 to 4, the length
       of the output, and the length of the reference, as in SacreBLEU.
-    effective_order: takes the mean only over orders of which the output has n-grams.
+    effective_order: averages only over orders for which the output has n-grams.
 
   Returns:
     0 to 100 [...].

@@ -78,14 +78,15 @@ def summarize(
     the task share, `attention`, `across`, `width`, `grid` and `at_edge`; `split`,
     `metric`; `seeds` that finished, of `planned` ones; `added`, the seeds that were
     planned later than the others; `is_complete`, whether all have ended; `diverged`,
-    the number of seeds that failed or have no finite metric; `solved_at`, the
-    threshold of a task that models either solve or fail; `solved`, the number of seeds
-    that reach it, of `trials`, the seeds that finished or failed; `mean`, `low`,
-    `high`, `worst`, `best` of the metric; `against`, the row with which a row is
-    compared, `difference` from it with `difference_low` and `difference_high`, `p`, and
-    `test`, how; `is_tied`, no significant difference from it; means of all metrics and
-    of `COSTS`, times only of undisturbed measurements; `busy`, whether a time was omitted; `notes`, `reason`. Sorted within a task: complete rows first,
-    then by Wilson's lower bound of the share of solved seeds, then by the mean.
+    the number of seeds that failed or have no finite metric; `solved_at`, the threshold
+    of a task that models either solve or fail; `solved`, the number of seeds that reach
+    it, of `trials`, the seeds that finished or failed; `mean`, `low`, `high`, `worst`,
+    `best` of the metric; `against`, the row with which a row is compared, `difference`
+    from it with `difference_low` and `difference_high`, `p`, and `test`, how;
+    `is_tied`, no significant difference from it; means of all metrics and of `COSTS`,
+    times only of undisturbed measurements; `busy`, whether a time was omitted; `notes`,
+    `reason`. Sorted within a task: complete rows first, then by Wilson's lower bound of
+    the share of solved seeds, then by the mean.
   """
   if runs.empty:
     return pd.DataFrame()

@@ -215,7 +215,7 @@ def pairs(task: Task, styles: Styles) -> Any | None:
 def scaling(
   rows: Sequence[Mapping[str, Any]], styles: Styles
 ) -> dict[str, Any]:
-  """Time and memory of the attention function alone, against length.
+  """Time and memory of the attention functions against length.
 
   Args:
     rows: rows of `benchmarks.scaling`.

@@ -37,7 +37,7 @@ READING = (
   "the share; further columns have the mean and the best seed. In a task with an "
   f"answer for every prefix, the last position counts. {tables.TIED} marks the first "
   "row, or the reference if one was declared, and the rows that do not differ from it "
-  "significantly at 5 %; the line of tests below a table says how. If all rows of a "
+  "significantly at 5 %; a line below each table names the test. If all rows of a "
   "table are equal, at least one loses its mark in at most 5 % of tables. Intervals of "
   "differences of means hold for all rows of a table at once, those of shares "
   "(Newcombe) for one row. A row that lacks planned seeds is 'so far' and is not "
@@ -92,7 +92,7 @@ def write(workdir: Path) -> str:
         parts.insert(0, _references(lines))
       sections.append(Section(name, parts))
     if scaling:
-      caption = "Attention alone, measured by `python -m benchmarks.scaling`."
+      caption = "Only the attention function, measured by `python -m benchmarks.scaling`."
       parts = [
         Picture(stem, figure, caption)
         for stem, figure in figures.scaling(scaling, styles).items()

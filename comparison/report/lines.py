@@ -23,7 +23,7 @@ class Line(NamedTuple):
   """One line of a figure.
 
   Attributes:
-    name: name of the line, written beside it.
+    name: name of the line, written next to it.
     attention: mechanism, which determines its colour.
     x: increasing positions.
     y: values.
@@ -181,7 +181,7 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
 
 
 def new_figure(size: tuple[float, float]) -> Any:
-  """An empty figure with a size in inches, whose layout keeps labels apart."""
+  """An empty figure with a size in inches, whose labels do not overlap."""
   # Not pyplot, which would keep every figure and need a display.
   return Figure(figsize=size, layout="constrained")
 

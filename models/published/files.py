@@ -45,7 +45,7 @@ class Tensor(NamedTuple):
   """An array and the file that has it.
 
   Attributes:
-    read: returns the array, which is in memory only while the caller holds it.
+    read: returns the array, which is in memory only while the caller keeps it.
     file: the file.
   """
 

@@ -88,8 +88,9 @@ def load_pretrained(
   """Loads a published model.
 
   Args:
-    folder: a folder in the format of Hugging Face: `config.json` and `model.safetensors`, or
-      `model.safetensors.index.json` with its shards; or the workdir of a run. The folder is data: an import path in it raises an error.
+    folder: a folder in the format of Hugging Face: `config.json` and
+      `model.safetensors`, or `model.safetensors.index.json` with its shards; or the
+      workdir of a run. The folder is data: an import path in it raises an error.
     attention: replaces the mechanism of every self-attention: a name ('performer'), a
       name with options ({'name': 'performer', 'num_features': 64}), or a list of
       these that layers take in turn; None keeps the model's. An import path is

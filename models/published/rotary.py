@@ -1,8 +1,8 @@
 """Rotary positions in `config.json` of transformers 4 and 5.
 
 Version 5 writes `rope_parameters`, one set for all layers or one for each type of
-layer; version 4 wrote `rope_theta` and `rope_scaling`. A file may have both if they agree; `save_pretrained` writes both,
-so that either version can read it.
+layer; version 4 wrote `rope_theta` and `rope_scaling`. A file may have both if they
+agree; `save_pretrained` writes both, so that either version can read it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -148,14 +148,14 @@ def _parameters(
     ("rope_theta", rotary.theta, rotary.default),
     ("partial_rotary_factor", rotary.share, rotary.whole),
   ):
-    beside = [hf_config[key] for key in keys if key in hf_config]
-    if beside and keys[0] not in hf_config and name not in new:
+    old_values = [hf_config[key] for key in keys if key in hf_config]
+    if old_values and keys[0] not in hf_config and name not in new:
       raise ValueError(f"{keys[0]}: missing; nothing reads {name} without it")
-    given = [x for x in (both.get(name), *beside) if x is not None]
+    given = [x for x in (both.get(name), *old_values) if x is not None]
     if any(value != given[0] for value in given):
       twice = " and ".join(map(repr, given))
       raise ValueError(f"{name}: the file has two different values, {twice}")
-    if beside and not given and default is not None:
+    if old_values and not given and default is not None:
       raise ValueError(f"{keys[0]}: expected a number, got null")
     if given or default is not None:
       both[name] = [*given, default][0]

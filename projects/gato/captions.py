@@ -87,7 +87,7 @@ def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
       corner = np.array(divmod(int(quarter), 2)) * (SIDE // 2) + offsets
       image[_coverage(shape, corner, radius)] = COLOURS[colour]
       words.append(f"{colour} {shape} {QUARTERS[quarter]}")
-    # Depends only on the image, like all else.
+    # The noise depends only on the image, like everything else.
     noise = np.random.default_rng(int(raw[row, 2])).standard_normal(
       image.shape, np.float32
     )

@@ -26,8 +26,8 @@ class PatchEmbedding(nn.Module):
       out = W · h + row + column
 
   with 3 × 3 convolutions over a patch of P × P pixels, group norm and GELU. The
-  `NUM_POSITIONS` positions are divided into equal intervals, one per row of the image. A patch
-  has the embedding of one position in the interval of its row: a random one in
+  `NUM_POSITIONS` positions are divided into equal intervals, one per row of the image.
+  A patch has the embedding of one position in the interval of its row: a random one in
   training, and the central one otherwise. The same holds for columns.
 
   Attributes:

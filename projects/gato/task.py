@@ -61,7 +61,7 @@ class MixedTask(base.Task):
     batch_size: int,
     seed: int,
   ):
-    """Takes the data; `episodes` is empty without control rows."""
+    """Creates the task; `episodes` is empty without control rows."""
     self._config = config
     self._text = text
     self._episodes = episodes
@@ -203,7 +203,7 @@ class MixedTask(base.Task):
       actions[:, step] = scores.argmax(-1)
       return actions[:, step]
 
-    # Initial states that differ from those of the expert's episodes.
+    # Initial states differ from those of the expert's episodes.
     _, _, lengths = control.play(count, self._seed + 2, act)
     return {"return": float(lengths.mean())}
 
@@ -295,7 +295,7 @@ class MixedTask(base.Task):
     return base.chunks(self._config.eval_size, self._batch_size)
 
   def _text_rows(self, rows: Batch) -> Batch:
-    """Rows of text in the layout of the other rows."""
+    """Returns rows of text in the layout of the other rows."""
     return {**rows, "local": self._row_positions(rows["inputs"])}
 
   def _row_positions(self, inputs: np.ndarray) -> np.ndarray:

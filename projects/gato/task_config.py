@@ -15,7 +15,7 @@ class MixedConfig:
   """The text, and the number of caption and control rows of a batch.
 
   Attributes:
-    path: a UTF-8 file; its first 90 % are trained, the rest is held out.
+    path: a UTF-8 file; its first 90 % are for training, and the rest is held out.
     context: T, the number of tokens of a row.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
       text and on captions.

@@ -18,7 +18,7 @@ NUM_LATENTS = 10
 def axes(
   config: PerceiverConfig, name: str, inputs: tuple[str, list[str]]
 ) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
-  """The names of the rows and of the columns of a map, each with its labels.
+  """Returns the names of the rows and of the columns of a map, with their labels.
 
   Args:
     config: config of the model.
@@ -43,7 +43,7 @@ def pixel_labels(shape: tuple[int, ...]) -> list[str]:
 def sort_by_position(weights: np.ndarray) -> np.ndarray:
   """Sorts the latents of `[N, M, S]` weights by the mean position that they attend to.
 
-  Negative weights, which some mechanisms have, count as 0.
+  Negative weights, which some mechanisms have, are treated as 0.
   """
   mean = np.maximum(weights.mean(0), 0)
   total = np.maximum(mean.sum(1), 1e-30)

@@ -14,7 +14,7 @@ BLANK = 0
 
 
 def kept(mask: jax.Array, length: int) -> jax.Array:
-  """Which of `length` logits belong to frames that are not padding.
+  """Returns which of `length` logits belong to frames that are not padding.
 
   Args:
     mask: [B, S], True at frames that are not padding; S is a multiple of `length`.
@@ -38,9 +38,9 @@ def loss(
 
   Args:
     logits: [B, T, V].
-    mask: [B, T], True at logits that count.
+    mask: [B, T], True at logits that are not padding.
     targets: [B, U] ids from 1.
-    weights: [B, U], 1 for ids and 0 after the last; a row of zeros does not count.
+    weights: [B, U], 1 for ids and 0 after the last; a row of zeros is ignored.
   """
   losses = optax.ctc_loss(
     logits.astype(jnp.float32),
@@ -58,7 +58,7 @@ def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
 
   Args:
     logits: [B, T, V].
-    mask: [B, T], True at logits that count.
+    mask: [B, T], True at logits that are not padding.
 
   Returns:
     [B, T] ids; the recognised symbols are those that are not blank.

@@ -123,7 +123,7 @@ def _layers(records: Sequence[Record]) -> Any | None:
     for name, title, scale in (
       ("error", "error of a layer's output", _ERROR),
       ("transfer_error", "the same after the transfer", _ERROR),
-      ("loss_added", "loss added by one layer alone, %", _ADDED),
+      ("loss_added", "loss added by swapping one layer, %", _ADDED),
       ("transfer_loss_added", "the same after the transfer, %", _ADDED),
     )
     if any(row[name] is not None for row in content)

@@ -22,9 +22,9 @@ def finetune(
 ) -> dict[str, float] | None:
   """Trains the model in models/`name` with the usual loss, and writes it back.
 
-  This is a run in finetune/`name`, with checkpoints and metrics, which continues when
-  it is started again. The optimizer is AdamW without weight decay, with a warm-up over
-  a tenth of the steps.
+  This is a run in finetune/`name` with checkpoints and metrics; a repeated call resumes
+  it. The optimizer is AdamW without weight decay, with a warm-up over a tenth of the
+  steps.
 
   Args:
     source: the original model and its text.

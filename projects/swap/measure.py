@@ -158,7 +158,7 @@ def mechanism(
 def _layer_results(
   scores: scores_lib.Quality, paths: Sequence[str], mechanisms: Mechanisms
 ) -> tuple[list[dict[str, float]], float]:
-  """Error, loss and accuracy for each layer swapped alone, and the total error."""
+  """Error, loss and accuracy for each single swapped layer, and the total error."""
   errors, whole = scores.errors(mechanisms)
   return [
     {"error": error, **scores.measure(mechanisms, {path})}
@@ -179,7 +179,7 @@ def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
 def _check_substitutes(
   source: Source, attention: Attention, mechanisms: Mechanisms
 ) -> None:
-  """Raises ValueError if a mechanism cannot get its inputs from the model's own."""
+  """Raises ValueError if a mechanism cannot use the inputs of the model's own."""
   batch = source.task.train_batch(0)
   swapped = {path: jnp.array(True) for path in mechanisms}
   jax.eval_shape(
@@ -195,7 +195,7 @@ def _most_sensitive_modules(
   keep: Sequence[int],
 ) -> dict[int, set[str]]:
   """For each k, the k modules whose swap increases the loss most."""
-  # A loss that is not finite counts as the largest.
+  # A loss that is not finite is the largest.
   cost = [
     layer["loss"] if math.isfinite(layer["loss"]) else math.inf
     for layer in layers
@@ -221,7 +221,7 @@ def _costs(
     names = ("step_seconds", "temp_bytes")
     try:
       cost = _step_cost(source, settings, described, length, rows)
-    # The mechanism does not support this length, or there is too little memory.
+    # The mechanism does not support this length, or memory is too small.
     except (ValueError, jax.errors.JaxRuntimeError) as error:
       cost = dict.fromkeys(names)
       record["notes"][f"{prefix}step_seconds"] = one_line(error)

@@ -1,4 +1,4 @@
-"""The results of a swap, as files for readers and for programs."""
+"""Writes the results of a swap as tables, figures and a page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from projects.swap.records import CANNOT, Record
 from projects.swap.settings import Settings
 
 PAGE = files.PAGE
-_TITLE = "Another attention in a model that works"
+_TITLE = "Another attention in a trained model"
 _READING = (
   "`own` is the original model. Every other row is the same model with another "
   "mechanism in its self-attention modules: first with the original weights and the "
@@ -86,7 +86,7 @@ def _subject(settings: Settings) -> str:
 def _columns_with_values(
   content: Sequence[Mapping[str, Any]], columns: Mapping[str, Cost]
 ) -> dict[str, Cost]:
-  """The columns in which some row has a value."""
+  """Returns the columns that have a value in at least one row."""
   return {
     name: column
     for name, column in columns.items()

@@ -30,7 +30,7 @@ class Quality(NamedTuple):
 
 
 def make(source: Source, attention: Attention | None) -> Quality:
-  """Compiles the measurement of a mechanism; None is the original model."""
+  """Compiles the measurement of a mechanism; None means the original model."""
   paths = [module.path for module in source.modules]
   batches, pad_id = source.batches, source.task.pad_id
 

@@ -1,4 +1,4 @@
-"""The original model, and the text on which it is measured."""
+"""Reads the original model and the text on which it is measured."""
 
 from collections.abc import Mapping
 import hashlib
@@ -147,7 +147,7 @@ def read(settings: Settings) -> Source:
     for slot in config.attentions
     if slot != "cross_attention"
     for layer in range(len(config.layers(slot)))
-    # A layer may be a feed-forward layer alone.
+    # A layer may have no attention.
     if slot != "decoder_attention"
     or config.decoder_configs[layer].slot.self_attention
   )
@@ -186,12 +186,12 @@ def describe(source: Source) -> str:
 
 
 def _with_keys(described: Described) -> Described:
-  """The same function, with keys and values that another mechanism can take."""
+  """Returns an equal model whose keys and values another mechanism can use."""
   config = described.config
   if not isinstance(config, models.ModelConfig) or config.kind != "decoder":
     return described
   own = config.layers("decoder_attention")
-  # Of a hybrid, only some layers have low-rank keys and values.
+  # In a hybrid, only some layers have low-rank keys and values.
   ranks = [layer.slot.latent_rank for layer in config.decoder_configs]
   if not any(ranks):
     return described
@@ -207,7 +207,7 @@ def _vocabulary(settings: Settings, folder: Path) -> Path:
   """The vocabulary file for a text.
 
   Raises:
-    ConfigError: there is none.
+    ConfigError: there is no vocabulary.
   """
   typed = Path(settings.tokenizer or folder)
   if typed.is_file() and settings.tokenizer:

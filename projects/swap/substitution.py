@@ -1,4 +1,4 @@
-"""A mechanism in the layers of a model, as pure functions.
+"""Pure functions that put a mechanism into the layers of a model.
 
 One program serves every choice of layers: an argument selects for each attention module
 the model's own mechanism or the other one.
@@ -29,7 +29,7 @@ def logits(
   mechanisms: Mechanisms,
   swapped: Mapping[str, Bool[Array, ""]],
 ) -> Float[Array, "B T V"]:
-  """Logits with a mechanism in some layers; traceable, one program for all.
+  """Logits with a mechanism in some layers; one program for every choice of layers.
 
   Args:
     model: the model with its own mechanisms.
@@ -48,7 +48,7 @@ def logits(
 
   def replacement(module, record, own, query, key, value, **call):
     del record
-    if module not in mechanisms:  # Cross-attention stays.
+    if module not in mechanisms:  # Cross-attention is not replaced.
       return own(query, key, value, **call)
     return jax.lax.cond(
       swapped[module],
@@ -173,15 +173,15 @@ def _call(
   gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """Calls a mechanism with the arguments of another one, except its gates.
+  """Calls a mechanism with the arguments of another one, except for gates.
 
-  Its own gates are computed from the inputs with its own variables.
+  Gates are computed from the inputs with the mechanism's own variables.
   """
   del gates
   check(attention)
   if value is None:
     raise ValueError(
-      "the model's mechanism computes its own values, which no other can use"
+      "the model's mechanism computes its own values, which another mechanism cannot use"
     )
   if "shared_qk" in attention.supports:
     key = None

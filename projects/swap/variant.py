@@ -41,7 +41,7 @@ def describe(
 def make(
   source: Source, described: Described, seed: int
 ) -> tuple[Transformer, dict[str, Any]]:
-  """A model and its variables, including those that the mechanism draws.
+  """Creates a model and its variables, including random ones of the mechanism.
 
   Raises:
     ValueError: the mechanism does not support the sizes of the model.

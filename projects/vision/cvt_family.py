@@ -34,7 +34,7 @@ def describe(
   own = family.value(hf_config, "cls_token", list[bool], last_alone)
   if len(own) != stages or any(own[:-1]):
     raise ValueError(
-      f"cls_token: expected true in the last stage alone, got {own}"
+      f"cls_token: expected true only in the last stage, got {own}"
     )
   for name, expected in (
     ("qkv_bias", True),
@@ -57,7 +57,7 @@ def describe(
       f"mlp_ratio: expected {len(features)} numbers, got {ratios}"
     )
   [dropout] = _one(hf_config, "drop_rate", list[float], [0.0] * stages)
-  # Published models fit any size, and do not state the one of training.
+  # Published models accept any image size; files do not have the size of training.
   side = family.size(hf_config, "image_size", 224)
   config = PyramidConfig(
     depths=depths,
@@ -83,7 +83,7 @@ def describe(
 def _one(
   hf_config: Mapping[str, Any], name: str, kind: Any, default: Sequence[Any]
 ) -> set[Any]:
-  """The value that all stages share, as a set.
+  """Returns the value that all stages share.
 
   Raises:
     ValueError: the stages differ.
@@ -141,7 +141,7 @@ def to_json(described: Described) -> dict[str, Any]:
   """Implements `Family.to_json`.
 
   Raises:
-    ValueError: a CvT cannot have such stages.
+    ValueError: CvT does not support these stages.
   """
   config = described.config
   stages = len(config.depths)

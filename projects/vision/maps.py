@@ -156,8 +156,8 @@ def _token(
     return 0
   query = query or (first[0] // 2, first[1] // 2)
   row, column = (
-    coordinate * size // whole
-    for coordinate, size, whole in zip(query, grid, first, strict=True)
+    coordinate * size // total
+    for coordinate, size, total in zip(query, grid, first, strict=True)
   )
   return own + row * grid[1] + column
 

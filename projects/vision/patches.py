@@ -81,7 +81,7 @@ def image_shape(config: Any, sizes: Sizes) -> tuple[int, int, int]:
   shape = sizes.input_shapes.get("image")
   if shape is None:
     raise ValueError(
-      f"kind: '{config.kind}' reads images; expected a task that has them"
+      f"kind: '{config.kind}' reads images; expected a task with images"
     )
   own = config.image_shape or shape
   if own[2] != shape[2]:

@@ -98,7 +98,7 @@ def _digits(share: float) -> Images:
     from sklearn.datasets import load_digits
   except ImportError as error:
     raise DataError(
-      f"task.source: {DIGITS} come with scikit-learn, which is not installed: "
+      f"task.source: {DIGITS} needs scikit-learn, which is not installed: "
       "pip install scikit-learn"
     ) from error
   digits: Any = load_digits()  # Its type includes a tuple, for `return_X_y`.

@@ -108,7 +108,7 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
 
 
 def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
-  """The index in the table of each pair of positions of a window."""
+  """Returns the relative-position index of each pair of positions in a window."""
   return {
     f"{theirs}.attention.self.relative_position_index": _index(window)
     for (theirs, _), mechanism in zip(
@@ -128,7 +128,7 @@ def to_json(described: Described) -> dict[str, Any]:
   """Implements `Family.to_json`.
 
   Raises:
-    ValueError: a Swin cannot have such stages or images.
+    ValueError: Swin does not support these stages or images.
   """
   config = described.config
   height, width, channels = config.image_shape
@@ -144,7 +144,7 @@ def to_json(described: Described) -> dict[str, Any]:
   for field, condition, expected in (
     ("image_shape", height == width, "square images"),
     ("mlp_features", len(ratios) == 1, "one multiple of features"),
-    ("patch_size", config.merges, "that of the first stage alone"),
+    ("patch_size", config.merges, "only that of the first stage"),
     ("encoder_attention", len(windows) < 2, "windows of one size"),
   ):
     if not condition:

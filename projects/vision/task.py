@@ -44,7 +44,7 @@ class ImageTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """Takes `images`, or None for a restored task, which only has class names."""
+    """Creates the task; `images` is None for a restored task, which has only classes."""
     self._splits, self._brightest = {}, 0
     if images is not None:
       self._splits = {"train": images.train, "validation": images.validation}
@@ -56,7 +56,7 @@ class ImageTask(LabelledTask):
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B augmented images; each epoch has every image once, in a new order."""
-    # The augmentation is drawn for all rows, also if only some are needed.
+    # The augmentation is drawn for all rows, even if only some are needed.
     indices = self._train_indices(step, None)
     train = self._splits["train"]
     images = vary(

@@ -35,13 +35,13 @@ def patch_rows(theirs: str, ours: str) -> list[Row]:
 
 
 PIXELS = {"pixel_values": "image"}
-"""What models of images read."""
+"""Names of the inputs of image models."""
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`."""
+  """Implements `Family.describe`."""
   del names
   family.only(hf_config, qkv_bias=True)
   size = family.size(hf_config, "image_size", 224)
@@ -71,7 +71,7 @@ def describe(
 
 
 def to_json(name: str, described: Described) -> dict[str, Any]:
-  """As `Family.to_json`, of the family with this name."""
+  """Implements `Family.to_json` for the family with this name."""
   config = described.config
   height, width, channels = config.image_shape or (0, 0, 0)
   if height != width:

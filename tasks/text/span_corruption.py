@@ -133,9 +133,9 @@ class SpanText(TextTask):
   """Pieces of a text with removed spans, which the decoder predicts.
 
   encoder_decoder: source [B, S] and target [B, T] as `corrupt` makes them. Every
-  training step draws from (seed, step). The held-out text is divided into pieces of equal length; the last one may be shorter,
-  and is dropped if it has only one token. The
-  spans are the same in every evaluation of every run.
+  training step draws from (seed, step). The held-out text is divided into pieces of
+  equal length; the last one may be shorter, and is dropped if it has only one token.
+  The spans are the same in every evaluation of every run.
   """
 
   objective = "span corruption"

@@ -35,7 +35,7 @@ class TextConfig:
     test_share: share of the held-out text, from its end, for the split 'test', which is
       never used for selection; the rest is 'validation'.
     context: number of tokens that the model reads: T of a decoder, S of an encoder.
-    eval_batches: batches of one evaluation; 0 means the whole held-out text.
+    eval_batches: batches of one evaluation; 0 means all of the held-out text.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
       text; 'ids' for a file of ids.
     vocab_size: number of subwords, with special tokens, or of 'ids' without them.
@@ -164,7 +164,7 @@ class TextTask(base.Task):
 
   @property
   def baselines(self) -> Mapping[str, float]:
-    """Unigram and bigram losses, on the tokens that the loss counts.
+    """Unigram and bigram losses, on the targets of the loss.
 
     Empty for a restored task.
     """
