@@ -100,11 +100,11 @@ class Characters(Units):
     """Creates a vocabulary of sorted characters and `extra` special tokens."""
     super().__init__(dict(enumerate([*OWN, *extra])), len(characters), extra)
     self._characters = list(characters)
-    self._ids = {c: self._first + i for i, c in enumerate(characters)}
+    self._character_ids = {c: self._first + i for i, c in enumerate(characters)}
 
   def check_knows(self, text: str) -> None:
     """Raises DataError if a text has an unknown character."""
-    for character in sorted({*text} - self._ids.keys()):
+    for character in sorted({*text} - self._character_ids.keys()):
       raise DataError(
         f"task.tokenizer: the text has the character {character!r}, which is "
         f"not among the {len(self._characters)} that the vocabulary knows"
@@ -112,7 +112,7 @@ class Characters(Units):
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text that has only known characters, int32."""
-    # Equals `self._ids`, vectorised: characters are sorted by code point.
+    # Equals `self._character_ids`, vectorised: characters are sorted by code point.
     vocabulary = [ord(character) for character in self._characters]
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return (np.searchsorted(vocabulary, codes) + self._first).astype(np.int32)
@@ -143,9 +143,9 @@ class Characters(Units):
 
   def _spell(self, text: str) -> list[int]:
     for character in text:
-      if character not in self._ids:
+      if character not in self._character_ids:
         raise ValueError(f"{character!r} does not occur in the training text")
-    return [self._ids[character] for character in text]
+    return [self._character_ids[character] for character in text]
 
   def _label(self, token_id: int) -> str:
     return self._characters[token_id - self._first].translate(PRINTABLE)
