@@ -96,7 +96,7 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   return dataclasses.replace(chosen, at_edge=edge)
 
 
-def beyond(value: Any, values: Collection[Any]) -> float | None:
+def next_grid_value(value: Any, values: Collection[Any]) -> float | None:
   """Returns the value that continues a geometric grid beyond its end.
 
   Returns:
@@ -126,7 +126,7 @@ def _ends(values: Collection[Any]) -> tuple[Any, ...]:
 def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
   """Yields a run beyond each end of the grid that the given run is at, if it can run."""
   for field, values in comparison.grid_values.items():
-    value = beyond(run.grid[field], values)
+    value = next_grid_value(run.grid[field], values)
     if value is None:
       continue
     further = dataclasses.replace(run, grid=run.grid | {field: value})

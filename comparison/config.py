@@ -367,11 +367,11 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
       "expected one of configs/compare/, such as configs/compare/copy.py"
     )
   typed = set(typed)
-  comparison = build(Comparison, _budget_first(dict(mapping.items()), typed))
-  return _typed_first(comparison, typed)
+  comparison = build(Comparison, _drop_num_steps(dict(mapping.items()), typed))
+  return _apply_typed_fields(comparison, typed)
 
 
-def _budget_first(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
+def _drop_num_steps(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
   """Removes the numbers of steps from a config if a budget was typed."""
   if not typed.intersection(BUDGETS):
     return mapping
@@ -391,7 +391,7 @@ def _budget_first(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
   return others(mapping) | ({"per_task": sections} if sections else {})
 
 
-def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
+def _apply_typed_fields(comparison: Comparison, typed: set[str]) -> Comparison:
   """Removes from `per_task` the config fields that were typed for all runs.
 
   Raises:

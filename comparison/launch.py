@@ -42,7 +42,7 @@ def launch(
   try:
     key = "identity" if comparison.together == APART else "shape"
     for shape in group_by(runs, key):
-      queue = [run for run in shape if not _is_refused(run, workdir)]
+      queue = [run for run in shape if not _cannot_run(run, workdir)]
       for run in queue:
         records.forget_failure(workdir, run)
       queue = [run for run in queue if not _has_ended(run, workdir, share)]
@@ -68,7 +68,7 @@ def launch(
     ) from error
 
 
-def _is_refused(run: Run, workdir: Path) -> bool:
+def _cannot_run(run: Run, workdir: Path) -> bool:
   """Returns whether a run cannot run, and records the reason."""
   if not run.obstacle:
     return False

@@ -37,7 +37,9 @@ def is_attention_field(field: str) -> bool:
   return field.startswith("model.") and field.endswith("_attention")
 
 
-def check_is_there(name: str, across: Leaves, model: models.Config) -> None:
+def check_mechanism_is_used(
+  name: str, across: Leaves, model: models.Config
+) -> None:
   """Raises ConfigError if `across` replaces a row's mechanism in every module."""
   slots = [field for field in across if is_attention_field(field)]
   layers = [layer.name for x in model.attentions.values() for layer in x]

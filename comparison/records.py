@@ -163,10 +163,10 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   for entry in entries.values():
     if first_seeds and not entry["choosing"]:
       entry |= {ADDED: True} if entry["seed"] not in first_seeds else {}
-  keep_plan(workdir, before | entries)
+  store_plan(workdir, before | entries)
 
 
-def keep_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+def store_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
   """Replaces the stored plan."""
   atomic.write_json(workdir / PLAN, entries)
 
@@ -188,7 +188,7 @@ def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
     if record["status"] == UNSUPPORTED:
       _path(workdir, identity).unlink()
       entries.pop(identity, None)
-      keep_plan(workdir, entries)
+      store_plan(workdir, entries)
       continue
     there, here = map(_settings, (record["arguments"], run.arguments))
     if there != here:
@@ -291,11 +291,11 @@ def steps(workdir: Path, run: Run) -> int | None:
 
 
 def step_cost(workdir: Path, run: Run) -> dict[str, Any] | None:
-  """Returns the cost of a step that `keep_cost` stored; None if there is none."""
+  """Returns the cost of a step that `store_step_cost` stored; None if there is none."""
   return atomic.read_json(workdir / BUDGETS / f"{run.family}.json")
 
 
-def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
+def store_step_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
   """Stores the cost of a step, for `steps` and for estimates of the time."""
   (workdir / BUDGETS).mkdir(exist_ok=True)
   atomic.write_json(workdir / BUDGETS / f"{run.family}.json", cost)

@@ -94,7 +94,7 @@ def work(request: Mapping[str, Any]) -> None:
     trial = experiment.create(
       plan.config_of(run.task, run.mechanism, run.fields)
     )
-    records.keep_cost(folder, run, measurements.step_cost(trial))
+    records.store_step_cost(folder, run, measurements.step_cost(trial))
 
 
 if __name__ == "__main__":

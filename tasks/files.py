@@ -97,14 +97,16 @@ def name_digests(notes: Notes) -> dict[str, str]:
         names[path] = end
     paths = [path for path in paths if path not in names]
     length += 1
-  return _few({names.get(key, str(key)): x for key, x in notes.items()})
+  return _limit_digests(
+    {names.get(key, str(key)): x for key, x in notes.items()}
+  )
 
 
 def _end(key: pathlib.Path | str, length: int = 2) -> str:
   return key if isinstance(key, str) else "/".join(key.parts[-length:])
 
 
-def _few(named_digests: dict[str, str]) -> dict[str, str]:
+def _limit_digests(named_digests: dict[str, str]) -> dict[str, str]:
   if len(named_digests) <= _MOST_NAMES:
     return named_digests
   text = repr(sorted(named_digests.items())).encode()
@@ -131,7 +133,7 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
   """
   digests, began = name_digests(notes), recorded_data(workdir)
   # Earlier versions named every file by two parts.
-  earlier = _few({_end(key): digest for key, digest in notes.items()})
+  earlier = _limit_digests({_end(key): digest for key, digest in notes.items()})
   if began and began != earlier:
     for name in sorted(digests.keys() | began.keys()):
       if digests.get(name) != began.get(name):

@@ -70,7 +70,7 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
   return float(low), float(high)
 
 
-class Against(NamedTuple):
+class RowComparison(NamedTuple):
   """Comparison of every row of a table with one of them.
 
   Attributes:
@@ -89,7 +89,7 @@ class Against(NamedTuple):
   test: str
 
 
-def against_first(values: np.ndarray) -> Against:
+def compare_with_first(values: np.ndarray) -> RowComparison:
   """Compares means of all rows with that of the first, which was chosen by them.
 
   In the model y_rs = row_r + seed_s + error, Tukey's test holds for every pair of
@@ -122,24 +122,26 @@ def against_first(values: np.ndarray) -> Against:
   p = stats.studentized_range.sf(np.abs(difference) / scale, rows, degrees)
   half = scale * stats.studentized_range.ppf(LEVEL, rows, degrees)
   p[0] = math.nan
-  return Against(
+  return RowComparison(
     difference, difference - half, difference + half, p,
     f"Tukey's test of all pairs of rows, paired by seed, {degrees} degrees of freedom",
   )  # fmt: skip
 
 
-def against_reference(values: np.ndarray) -> Against:
+def compare_with_reference(values: np.ndarray) -> RowComparison:
   """Compares means with that of the first row, which was declared beforehand.
 
   Student's t-test paired by seed, with Holm's correction over the other rows.
 
   Args:
-    values: as in `against_first`.
+    values: as in `compare_with_first`.
   """
   return _pairs(values, everything=False)
 
 
-def _pairs(values: np.ndarray, everything: bool, reason: str = "") -> Against:
+def _pairs(
+  values: np.ndarray, everything: bool, reason: str = ""
+) -> RowComparison:
   """Paired t-tests against the first row, corrected for these or for all pairs."""
   rows = len(values)
   i, j = np.triu_indices(rows, 1)
@@ -152,7 +154,7 @@ def _pairs(values: np.ndarray, everything: bool, reason: str = "") -> Against:
   count = "all pairs of rows" if everything else "the other rows"
   test = f"Student's t-test paired by seed, Holm's correction over {count}"
   test += f" ({reason})" if reason else ""
-  return Against(difference, low, high, p_values, test)
+  return RowComparison(difference, low, high, p_values, test)
 
 
 def _paired_t_test(
@@ -285,7 +287,7 @@ def unsolved(
   return curve.quantiles, curve.probabilities
 
 
-def p_of_steps(
+def log_rank_p_values(
   steps: Sequence[np.ndarray], solved: Sequence[np.ndarray]
 ) -> list[float]:
   """Log-rank tests of the first row against the others, Holm's over all pairs.

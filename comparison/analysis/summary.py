@@ -99,7 +99,7 @@ def summarize(
   return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def is_counted(summary: pd.DataFrame) -> bool:
+def has_solved_seeds(summary: pd.DataFrame) -> bool:
   """Returns whether the result is a number of solved seeds instead of a mean."""
   return bool(summary["solved_at"].notna().any())
 
@@ -113,7 +113,7 @@ def finding(summary: pd.DataFrame) -> str:
   so_far = "" if best["is_complete"] else "So far: "
   if not others:
     reached = f"{best['metric']} {number(best['mean'])}"
-    if is_counted(ended):
+    if has_solved_seeds(ended):
       reached = (
         f"{best['solved']:.0f} of {best['trials']:.0f} seeds have {best['metric']} "
         f"of {best['solved_at']:g} or more"
@@ -122,7 +122,7 @@ def finding(summary: pd.DataFrame) -> str:
       f"{so_far}Only `{best['name']}` has finished: {reached} on the "
       f"{best['split']} split."
     )
-  if is_counted(ended):
+  if has_solved_seeds(ended):
     text = f"{_solved_sentence(ended)}; {int((ended['solved'] == 0).sum())} of {len(ended)} "
     text += "rows solved none"
   else:
@@ -425,7 +425,7 @@ def _significance(summary: pd.DataFrame, reference: str | None) -> pd.DataFrame:
   tested.sort(key=lambda n: n not in declared)
   if len(tested) > 1:
     rows = summary.loc[tested]
-    result = _against(rows, bool(declared))
+    result = _compare_rows(rows, bool(declared))
     content = (result.difference, result.low, result.high, result.p_values)
     summary.loc[tested, columns] = np.stack(content, axis=1)
     against = rows["name"].iloc[0]
@@ -450,12 +450,14 @@ def _table(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
   return pd.DataFrame(content, index=rows.index)
 
 
-def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
+def _compare_rows(
+  rows: pd.DataFrame, is_declared: bool
+) -> statistics.RowComparison:
   """Rows against the first of them."""
   metric = rows["metric"].iloc[0]
   table = _table(rows, metric).to_numpy(float)
   pairs = "of any row from it" if is_declared else "between any two rows"
-  if is_counted(rows):
+  if has_solved_seeds(rows):
     threshold = rows["solved_at"].iloc[0]
     quantity = f"share of solved seeds or the mean up to {threshold:g}"
     counts = rows[["solved", "trials"]].astype(int).to_numpy()
@@ -469,15 +471,15 @@ def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
     ends = [(math.nan,) * 3] * len(rows)
     table = -table if is_lower_better(metric) else table
   elif is_declared:
-    return statistics.against_reference(table)
+    return statistics.compare_with_reference(table)
   else:
-    return statistics.against_first(table)
+    return statistics.compare_with_first(table)
   difference, low, high = np.array(ends).T
   p_values = statistics.p_by_shuffles(table, threshold, not is_declared)
   test = (
     f"largest difference {pairs} in the {quantity}, by shuffles within seeds"
   )
-  return statistics.Against(difference, low, high, p_values, test)
+  return statistics.RowComparison(difference, low, high, p_values, test)
 
 
 def _is_metric(name: str) -> bool:

@@ -14,7 +14,7 @@ import pandas as pd
 from comparison import criterion
 from comparison.analysis import frame
 from comparison.analysis.statistics import unsolved
-from comparison.analysis.summary import COSTS, common, is_counted
+from comparison.analysis.summary import COSTS, common, has_solved_seeds
 from comparison.analysis.task import Task
 from comparison.plan import COUNTERPART
 from comparison.report.lines import (
@@ -39,7 +39,7 @@ def seeds(task: Task, styles: Styles) -> Any | None:
   rows = task.ended
   if rows.empty:
     return None
-  first, counted = rows.iloc[0], is_counted(rows)
+  first, counted = rows.iloc[0], has_solved_seeds(rows)
   figure = new_figure((6.8, 1.1 + 0.21 * len(rows)))
   axes = figure.subplots()
   row_styles = _row_styles(rows, styles)
@@ -117,7 +117,7 @@ def survival(task: Task, styles: Styles) -> Any | None:
 
 def lengths(task: Task, styles: Styles) -> Any | None:
   """Quality at lengths other than the trained one, one line per seed."""
-  table = task.at_lengths
+  table = task.values_by_length
   names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
   series = [
     Line(
@@ -199,7 +199,7 @@ def pairs(task: Task, styles: Styles) -> Any | None:
   """Recall against the number of pairs: means over seeds, and one dot per seed."""
   names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
   series, dots = [], []
-  for row, points in task.at_pairs.groupby("row", sort=False):
+  for row, points in task.values_by_pairs.groupby("row", sort=False):
     name, attention = names[row], points["attention"].iloc[0]
     means = points.groupby("pairs")["value"].mean()
     series.append(Line(name, attention, list(means.index), list(means)))

@@ -237,7 +237,7 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
   ]
   # The second field of a part is its content, which is None for some tasks.
   parts = [part for part in parts if part is not None and part[1] is not None]
-  notes = [*remarks.doubts(task), *remarks.notes(task)]
+  notes = [*remarks.choice_warnings(task), *remarks.notes(task)]
   notes += [map_note] * bool(map_note)
   return [*parts, notes] if notes else parts
 

@@ -65,7 +65,9 @@ def quality(summary: pd.DataFrame) -> Table:
   }
   if summary["p"].notna().any():
     against = max(summary["against"])
-    kind = "share solved" if summary_lib.is_counted(summary) else "difference"
+    kind = (
+      "share solved" if summary_lib.has_solved_seeds(summary) else "difference"
+    )
     columns[f"{kind}, minus {against}"] = [
       _difference_cell(row, against) for row in rows
     ]
@@ -76,7 +78,7 @@ def quality(summary: pd.DataFrame) -> Table:
     summary["solved_at"].notna().any()
   ):  # Models either solve the task or fail.
     others = ["best", _WHOLE, "accuracy"]
-    if summary_lib.is_counted(summary):
+    if summary_lib.has_solved_seeds(summary):
       others.insert(0, "mean")
   for name in (*others, "approximation_error"):
     if name != decides and name in summary and summary[name].notna().any():
@@ -101,7 +103,7 @@ def quality(summary: pd.DataFrame) -> Table:
     Cell(NOTHING if math.isnan(x) else f"{x:,.0f}", x)
     for x in summary["feed_forward"]
   ]
-  legend = remarks.older_metric(summary)
+  legend = remarks.old_metric_note(summary)
   if any(summary["at_edge"]):
     edge = "a value at the edge of its grid; a wider grid may do better."
     legend = f"{legend} (edge): {edge}".strip()
@@ -247,7 +249,7 @@ def steps(task: Task) -> Table | None:
   samples = [
     (x["steps"].to_numpy(float), x["solved"].to_numpy()) for x in groups
   ]
-  p_values = statistics.p_of_steps(*zip(*samples, strict=True))
+  p_values = statistics.log_rank_p_values(*zip(*samples, strict=True))
   medians = [
     min(at[share <= 0.5], default=math.nan)
     for at, share in (statistics.unsolved(*sample) for sample in samples)
@@ -291,7 +293,7 @@ def _names(summary: pd.DataFrame) -> list[Cell]:
 def _deciding_title(summary: pd.DataFrame) -> str:
   """The title of the deciding column."""
   first = summary.iloc[0]
-  if summary_lib.is_counted(summary):
+  if summary_lib.has_solved_seeds(summary):
     return f"solved ({first['metric']} ≥ {first['solved_at']:g})"
   return (first["metric"] or "result").replace("_", " ")
 

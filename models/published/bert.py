@@ -6,8 +6,8 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def layer_rows(theirs: str, ours: str = "encoder_{i}") -> list[Row]:
@@ -121,10 +121,10 @@ def has_pooler(names: Collection[str], head: str) -> bool:
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   vocab_size = family.size(hf_config, "vocab_size")
-  return Described(
+  return Description(
     encoder(hf_config, head, pooler=has_pooler(names, head)),
     vocab_size,
     num_labels(hf_config) if head == "class" else vocab_size,
@@ -132,14 +132,14 @@ def describe(
   )
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`."""
-  config = described.config
-  labels = range(described.outputs if config.head == "class" else 2)
+  config = description.config
+  labels = range(description.outputs if config.head == "class" else 2)
   return {
     "model_type": "bert",
-    "vocab_size": described.vocab_size,
-    "max_position_embeddings": described.max_length,
+    "vocab_size": description.vocab_size,
+    "max_position_embeddings": description.max_length,
     **sizes_json(config),
     "type_vocab_size": max(config.embedding.token_types, 1),
     "id2label": {str(i): f"LABEL_{i}" for i in labels},
@@ -199,7 +199,7 @@ BERT = Family(
     r"cls\.seq_relationship\.(weight|bias)",
   ),
   to_json=to_json,
-  without_effect=because(
+  without_effect=no_effect(
     "was used by the code of 2018",
     "directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type",

@@ -6,13 +6,13 @@ from typing import Any
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, rotary
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; only layers with a window have positions."""
   heads = family.size(hf_config, "num_attention_heads")
   family.only(
@@ -69,10 +69,10 @@ COHERE2 = llama.LLAMA._replace(
   describe=describe,
   rows=rows,
   without_effect={
-    **because(
+    **no_effect(
       "follows from layer_types", "sliding_window_pattern layer_switch"
     ),
-    **because("follows from tie_word_embeddings", "use_embedding_sharing"),
+    **no_effect("follows from tie_word_embeddings", "use_embedding_sharing"),
   },
 )
 """Parallel sub-layers with one norm, and no positions in layers without a window."""

@@ -7,14 +7,14 @@ from typing import Any
 
 from models.attention_module_config import DisentangledConfig
 from models.published import bert, family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 from settings.fields import Whole
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   features = family.size(hf_config, "hidden_size")
@@ -32,7 +32,7 @@ def describe(
     activation = family.activation(hf_config, "pooler_hidden_act", "gelu")
     own |= {"pooler": True, "pooler_activation": activation}
   vocab_size = family.size(hf_config, "vocab_size")
-  return Described(
+  return Description(
     bert.encoder(
       hf_config,
       head,
@@ -133,8 +133,8 @@ DEBERTA_V2 = Family(
     r"(lm|mask)_predictions\..*",
   ),
   without_effect={
-    **because("affects only training", "pooler_dropout cls_dropout"),
-    **because("affects only the classification head", "pooler_hidden_act"),
+    **no_effect("affects only training", "pooler_dropout cls_dropout"),
+    **no_effect("affects only the classification head", "pooler_hidden_act"),
   },
 )
 """BERT with disentangled attention, and no absolute positions."""

@@ -18,8 +18,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import experts, family, llama, rotary
-from models.published.family import Described, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Layout, Row
+from models.published.keys import no_effect
 
 
 def describe(
@@ -28,7 +28,7 @@ def describe(
   head: str,
   has_indexer: bool = False,
   own_indexers: Sequence[bool] = (),
-) -> Described:
+) -> Description:
   """Implements `Family.describe`.
 
   Args:
@@ -107,7 +107,7 @@ _GLM_DEFAULTS = MappingProxyType(
 
 def describe_glm(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe` for GLM-5, which has other defaults than V3.2.
 
   Some layers reuse the keys that an earlier layer selected.
@@ -338,10 +338,10 @@ DEEPSEEK_V3 = llama.LLAMA._replace(
   describe=describe,
   rows=rows,
   without_effect={
-    **because("affects only training", "aux_loss_alpha seq_aux"),
-    **because("selects outputs other than logits", "output_router_logits"),
-    **because("selects an implementation of the same function", "ep_size"),
-    **because(
+    **no_effect("affects only training", "aux_loss_alpha seq_aux"),
+    **no_effect("selects outputs other than logits", "output_router_logits"),
+    **no_effect("selects an implementation of the same function", "ep_size"),
+    **no_effect(
       "belongs to multi-token prediction layers, which transformers omits",
       "num_nextn_predict_layers num_mtp_layers",
     ),
@@ -357,7 +357,7 @@ DEEPSEEK_V32 = DEEPSEEK_V3._replace(
   describe=partial(describe, has_indexer=True),
   without_effect={
     **DEEPSEEK_V3.without_effect,
-    **because("follows from mlp_layer_types", "first_k_dense_replace"),
+    **no_effect("follows from mlp_layer_types", "first_k_dense_replace"),
   },
 )
 """DeepSeek-V3 whose queries attend to the keys that an indexer scores highest."""
@@ -369,7 +369,7 @@ GLM_MOE_DSA = DEEPSEEK_V32._replace(
   rows=partial(rows, has_adjacent=True),
   without_effect={
     **DEEPSEEK_V32.without_effect,
-    **because(
+    **no_effect(
       "follows from indexer_types",
       "index_topk_pattern index_topk_freq index_skip_topk_offset",
     ),

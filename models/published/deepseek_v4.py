@@ -11,8 +11,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import deepseek, experts, family, llama, rotary
-from models.published.family import TRANSPOSED, Described, Layout, Row
-from models.published.keys import because
+from models.published.family import TRANSPOSED, Description, Layout, Row
+from models.published.keys import no_effect
 
 _SPARSE = "compressed_sparse_attention"
 _HEAVY = "heavily_compressed_attention"
@@ -28,7 +28,7 @@ _SCORES = MappingProxyType(
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   width = family.size(hf_config, "head_dim", 512)
   share = family.size(hf_config, "qk_rope_head_dim", max(width // 8, 1)) / width
@@ -298,7 +298,7 @@ DEEPSEEK_V4 = llama.LLAMA._replace(
   rotary=None,
   without_effect={
     **deepseek.DEEPSEEK_V3.without_effect,
-    **because("affects only training", "router_jitter_noise"),
+    **no_effect("affects only training", "router_jitter_noise"),
   },
   unread=(*llama.LLAMA.unread, r"(model\.)?mtp\..*"),
 )

@@ -6,13 +6,13 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import bert, family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   family.only(hf_config, tie_word_embeddings=True)
@@ -40,7 +40,7 @@ def describe(
     **own,
   )
   vocab_size = family.size(hf_config, "vocab_size")
-  return Described(
+  return Description(
     config,
     vocab_size,
     bert.num_labels(hf_config) if head == "class" else vocab_size,
@@ -96,8 +96,8 @@ DISTILBERT = Family(
     ("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
   ),
   without_effect={
-    **because("affects only training", "qa_dropout seq_classif_dropout"),
-    **because("affects only initial weights", "sinusoidal_pos_embds"),
+    **no_effect("affects only training", "qa_dropout seq_classif_dropout"),
+    **no_effect("affects only initial weights", "sinusoidal_pos_embds"),
   },
 )
 """BERT with half the layers, without token types."""

@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import bert, family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; the head's activation is always gelu."""
   del names
   own: dict[str, Any] = {
@@ -22,7 +22,7 @@ def describe(
   if width != family.size(hf_config, "hidden_size"):
     own["embedding_dim"] = width
   vocab_size = family.size(hf_config, "vocab_size")
-  return Described(
+  return Description(
     bert.encoder(hf_config, head, **own),
     vocab_size,
     bert.num_labels(hf_config) if head == "class" else vocab_size,
@@ -53,7 +53,7 @@ ELECTRA = Family(
   copies=(
     ("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight"),
   ),
-  without_effect=because(
+  without_effect=no_effect(
     "belongs to another head",
     "summary_type summary_use_proj summary_activation summary_last_dropout",
   ),

@@ -10,8 +10,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, mistral, rotary
-from models.published.family import TRANSPOSED, Described, Row
-from models.published.keys import because
+from models.published.family import TRANSPOSED, Description, Row
+from models.published.keys import no_effect
 
 KERNELS = MappingProxyType(
   {"gate_proj": "gate", "up_proj": "hidden", "down_proj": "out"}
@@ -138,7 +138,7 @@ def qwen_experts(
 
 def describe_mixtral(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; every layer has experts."""
   return mistral.describe(
     hf_config,
@@ -154,7 +154,7 @@ def describe_mixtral(
 
 def describe_qwen3(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; all layers have a window, or none."""
   mechanism = AttentionConfig("dense")
   if family.flag(hf_config, "use_sliding_window", False):
@@ -181,7 +181,7 @@ def describe_qwen3(
 MIXTRAL_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=1e6)}
 """Rotary positions of Mixtral."""
 
-_WITHOUT_EFFECT = because(
+_WITHOUT_EFFECT = no_effect(
   "selects outputs other than logits", "output_router_logits"
 )
 
@@ -196,7 +196,7 @@ MIXTRAL = llama.LLAMA._replace(
   rotary=MIXTRAL_ROTARY,
   without_effect={
     **_WITHOUT_EFFECT,
-    **because("affects only training", "router_jitter_noise"),
+    **no_effect("affects only training", "router_jitter_noise"),
   },
 )
 """Mistral with experts in every layer."""
@@ -208,8 +208,8 @@ QWEN3_MOE = llama.LLAMA._replace(
   rows=lambda config: llama.rows() + rows(config),
   without_effect={
     **_WITHOUT_EFFECT,
-    **because("is used only with use_sliding_window", "sliding_window"),
-    **because("is not read by the model class", "max_window_layers"),
+    **no_effect("is used only with use_sliding_window", "sliding_window"),
+    **no_effect("is not read by the model class", "max_window_layers"),
   },
 )
 """Qwen3 with experts; all layers have the same window, or none."""

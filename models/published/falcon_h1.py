@@ -7,14 +7,14 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig, SecondAttention
 from models.config import ModelConfig
 from models.published import family, llama, mamba2
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; Mamba-2 is the second attention of every layer."""
   # Convolutions use this activation as well.
   family.only(
@@ -127,16 +127,16 @@ FALCON_H1 = llama.LLAMA._replace(
   rows=rows,
   parts=("embed_tokens", "layers", "final_layernorm"),
   without_effect={
-    **because("selects which outputs are returned", "num_logits_to_keep"),
-    **because(
+    **no_effect("selects which outputs are returned", "num_logits_to_keep"),
+    **no_effect(
       "selects an implementation of the same function", "mamba_chunk_size"
     ),
-    **because("follows from mamba_d_ssm", "mamba_expand"),
-    **because("follows from intermediate_size", "mlp_expansion_factor"),
-    **because(
+    **no_effect("follows from mamba_d_ssm", "mamba_expand"),
+    **no_effect("follows from intermediate_size", "mlp_expansion_factor"),
+    **no_effect(
       "has the same value in the whole family", "layer_types layers_block_type"
     ),
-    **because(
+    **no_effect(
       "affects only initial weights",
       "time_step_floor time_step_max time_step_min time_step_rank",
     ),

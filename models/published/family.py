@@ -133,7 +133,7 @@ def table(theirs: str, ours: str) -> list[Row]:
   return [Row(f"{theirs}.weight", (f"params/{ours}/embedding",))]
 
 
-class Described(NamedTuple):
+class Description(NamedTuple):
   """A model as described by `config.json`.
 
   Attributes:
@@ -157,7 +157,7 @@ class Family(NamedTuple):
   Attributes:
     name: `model_type` in `config.json`.
     architectures: class of transformers -> our head.
-    describe: `(hf_config, names, head) -> Described`, from `config.json` and the names
+    describe: `(hf_config, names, head) -> Description`, from `config.json` and the names
       of the tensors. Raises ValueError for a model that is not implemented.
     rows: `config -> table`; rows without variables in the model are ignored.
     prefix: prefix of names that files of the base model omit.
@@ -170,11 +170,11 @@ class Family(NamedTuple):
       buffers.
     buffers: `config -> tensors` that follow from the config, which are written for
       transformers and never read.
-    to_json: `Described -> config.json`, as far as the family can express it; None if
+    to_json: `Description -> config.json`, as far as the family can express it; None if
       no trained model can be converted to the family.
     inputs: inputs that are not ids, by names in transformers -> names in a batch; the
       first is required.
-    config_type: type of `Described.config`.
+    config_type: type of `Description.config`.
     rotary: type of layer -> its keys of rotary positions; None means no such positions.
     without_effect: keys of `config.json` that affect no logits -> the reason, in addition
       to `keys.WITHOUT_EFFECT`. Any other key must be read.
@@ -184,7 +184,7 @@ class Family(NamedTuple):
 
   name: str
   architectures: Mapping[str, str]
-  describe: Callable[[Mapping[str, Any], Collection[str], str], Described]
+  describe: Callable[[Mapping[str, Any], Collection[str], str], Description]
   rows: Callable[[Any], Iterable[Row]]
   prefix: str = ""
   parts: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class Family(NamedTuple):
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
   buffers: Callable[[Any], Mapping[str, np.ndarray]] = lambda config: {}
-  to_json: Callable[[Described], dict[str, Any]] | None = None
+  to_json: Callable[[Description], dict[str, Any]] | None = None
   inputs: Mapping[str, str] | None = None
   config_type: type = ModelConfig
   rotary: Mapping[str | None, Any] | None = None

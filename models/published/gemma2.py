@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family, llama
-from models.published.family import Described
-from models.published.keys import because
+from models.published.family import Description
+from models.published.keys import no_effect
 
 
 def describe(
@@ -13,7 +13,7 @@ def describe(
   names: Collection[str],
   head: str,
   **others: Any,
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; `others` are config fields in which a family differs."""
   family.only(hf_config, use_bidirectional_attention=False)
   scalar = family.number(hf_config, "query_pre_attn_scalar", 256.0)
@@ -69,6 +69,6 @@ GEMMA2 = llama.LLAMA._replace(
   architectures={"Gemma2ForCausalLM": "tokens"},
   describe=describe,
   rows=lambda config: llama.rows(_NORMS),
-  without_effect=because("follows from hidden_activation", "hidden_act"),
+  without_effect=no_effect("follows from hidden_activation", "hidden_act"),
 )
 """Windows in every other layer, soft caps, and norms of the outputs of sub-layers."""

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family, gemma2, llama, rotary
-from models.published.family import Described
-from models.published.keys import because
+from models.published.family import Description
+from models.published.keys import no_effect
 
 _TYPES: rotary.LayerTypes = {
   llama.EXACT: rotary.Rotary(default=1e6),
@@ -15,7 +15,7 @@ _TYPES: rotary.LayerTypes = {
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; layers with a window have separate wavelengths."""
   # Unlike Gemma 2, no layer uses the soft cap of attention logits.
   family.only(hf_config, attn_logit_softcapping=None)
@@ -47,7 +47,7 @@ GEMMA3 = gemma2.GEMMA2._replace(
   rotary=_TYPES,
   without_effect={
     **gemma2.GEMMA2.without_effect,
-    **because(
+    **no_effect(
       "follows from layer_types",
       "sliding_window_pattern _sliding_window_pattern",
     ),

@@ -6,13 +6,13 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import CONCATENATED, Described, Family, Row
-from models.published.keys import because
+from models.published.family import CONCATENATED, Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   family.only(
@@ -41,16 +41,16 @@ def describe(
     head=head,
   )
   length = family.size(hf_config, "n_positions")
-  return Described(config, vocab_size, vocab_size, length)
+  return Description(config, vocab_size, vocab_size, length)
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`."""
-  config = described.config
+  config = description.config
   return {
     "model_type": "gpt2",
-    "vocab_size": described.vocab_size,
-    "n_positions": described.max_length,
+    "vocab_size": description.vocab_size,
+    "n_positions": description.max_length,
     "n_embd": config.features,
     "n_layer": config.num_layers,
     "n_head": config.num_heads,
@@ -103,13 +103,13 @@ GPT2 = Family(
   unread=(r"transformer\.h\.\d+\.attn\.bias",),
   to_json=to_json,
   without_effect={
-    **because(
+    **no_effect(
       "belongs to another head",
       "summary_type summary_use_proj summary_activation summary_proj_to_labels "
       "summary_first_dropout",
     ),
-    **because("follows from n_positions", "n_ctx"),
-    **because("affects only half precision", "reorder_and_upcast_attn"),
+    **no_effect("follows from n_positions", "n_ctx"),
+    **no_effect("affects only half precision", "reorder_and_upcast_attn"),
   },
 )
 """Pre-norm decoders with learned positions; 'gelu_new' is the tanh approximation."""

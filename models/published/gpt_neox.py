@@ -8,12 +8,12 @@ import numpy as np
 from models import nested
 from models.config import ModelConfig
 from models.published import family, rotary
-from models.published.family import Described, Family, Layout, Row
+from models.published.family import Description, Family, Layout, Row
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   vocab_size = family.size(hf_config, "vocab_size")
@@ -37,7 +37,7 @@ def describe(
     head=head,
   )
   length = family.size(hf_config, "max_position_embeddings")
-  return Described(config, vocab_size, vocab_size, length)
+  return Description(config, vocab_size, vocab_size, length)
 
 
 _ROTARY: rotary.LayerTypes = {
@@ -49,14 +49,14 @@ _ROTARY: rotary.LayerTypes = {
 }
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`."""
-  config = described.config
+  config = description.config
   scaling = config.slot.rotary_scaling
   return {
     "model_type": "gpt_neox",
-    "vocab_size": described.vocab_size,
-    "max_position_embeddings": described.max_length,
+    "vocab_size": description.vocab_size,
+    "max_position_embeddings": description.max_length,
     "hidden_size": config.features,
     "num_hidden_layers": config.num_layers,
     "num_attention_heads": config.num_heads,

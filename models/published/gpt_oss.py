@@ -7,15 +7,15 @@ import numpy as np
 
 from models.config import ModelConfig
 from models.published import experts, family, llama, rotary
-from models.published.family import Described, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Layout, Row
+from models.published.keys import no_effect
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=150000.0)}
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; every second layer has a window."""
   if hf_config.get("quantization_config"):
     raise ValueError(
@@ -83,8 +83,8 @@ GPT_OSS = llama.LLAMA._replace(
   rows=rows,
   rotary=_ROTARY,
   without_effect={
-    **because("selects outputs other than logits", "output_router_logits"),
-    **because("follows from other keys", "initial_context_length"),
+    **no_effect("selects outputs other than logits", "output_router_logits"),
+    **no_effect("follows from other keys", "initial_context_length"),
   },
 )
 """Llama with sinks, windows in every second layer, and experts with limited gates."""

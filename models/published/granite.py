@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family, llama
-from models.published.family import Described
+from models.published.family import Description
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   divisor = family.number(hf_config, "logits_scaling", 1.0)
   if divisor == 0.0:

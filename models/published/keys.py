@@ -40,18 +40,18 @@ _FILES = """
 """
 
 
-def because(why: str, keys: str) -> dict[str, str]:
+def no_effect(why: str, keys: str) -> dict[str, str]:
   """Maps keys, separated by spaces, to the reason why they have no effect."""
   return dict.fromkeys(keys.split(), why)
 
 
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
   {
-    **because("affects only generation", _GENERATION),
-    **because("affects only training", _TRAINING),
-    **because("selects outputs other than logits", _RETURNED),
-    **because("selects an implementation of the same function", _COMPUTING),
-    **because("describes the origin of the files", _FILES),
+    **no_effect("affects only generation", _GENERATION),
+    **no_effect("affects only training", _TRAINING),
+    **no_effect("selects outputs other than logits", _RETURNED),
+    **no_effect("selects an implementation of the same function", _COMPUTING),
+    **no_effect("describes the origin of the files", _FILES),
   }
 )
 """Keys that affect no logits in any family -> the reason. A family may read them."""

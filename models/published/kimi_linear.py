@@ -7,8 +7,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import deepseek, experts, family, llama, mamba2
-from models.published.family import TRANSPOSED, Described, Layout, Row
-from models.published.keys import because
+from models.published.family import TRANSPOSED, Description, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 from settings.fields import Whole
 
@@ -17,9 +17,9 @@ _RECURRENT = "linear_attention"
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; the model's config describes a KDA layer."""
-  kinds, old = _layers(hf_config), _old(hf_config)
+  kinds, old = _layers(hf_config), _first_format_keys(hf_config)
   is_old, delta = bool(old), old or hf_config
   prefix = "" if is_old else "linear_"
   convolution = "short_conv_kernel_size" if is_old else "linear_conv_kernel_dim"
@@ -33,7 +33,7 @@ def describe(
     moe_layer_freq=1,
   )
   width = family.size(delta, f"{prefix}head_dim", 128)
-  exact, latent = _exact(hf_config)
+  exact, latent = _latent_layer(hf_config)
   mechanisms = {
     llama.EXACT: latent,
     _RECURRENT: AttentionConfig("kimi_delta", {"rank": width}),
@@ -69,7 +69,7 @@ def describe(
   )
 
 
-def _old(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def _first_format_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the keys of KDA in the first files; empty for later files."""
   if hf_config.get("linear_attn_config") is None:
     return {}
@@ -78,7 +78,7 @@ def _old(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layers(hf_config: Mapping[str, Any]) -> list[str]:
   """Returns the type of every layer; the first files number layers from 1."""
-  old = _old(hf_config)
+  old = _first_format_keys(hf_config)
   layers = family.value(old, "full_attn_layers", list[int], ())
   exact = {layer - 1 for layer in layers}
   has_lists = {"full_attn_layers", "kda_layers"} <= old.keys()
@@ -91,7 +91,7 @@ def _layers(hf_config: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def _exact(
+def _latent_layer(
   hf_config: Mapping[str, Any],
 ) -> tuple[dict[str, Any], AttentionConfig]:
   """Returns the overrides of a latent-attention layer, and its mechanism."""
@@ -207,15 +207,15 @@ KIMI_LINEAR = llama.LLAMA._replace(
     for x in ("gate", "up", "down")
   ),
   without_effect={
-    **because("selects outputs other than logits", "output_router_logits"),
-    **because("is not read by the model class", "tie_word_embeddings"),
-    **because(
+    **no_effect("selects outputs other than logits", "output_router_logits"),
+    **no_effect("is not read by the model class", "tie_word_embeddings"),
+    **no_effect(
       "belongs to positions, which the model lacks",
       "rope_theta rope_scaling rope_parameters",
     ),
-    **because("follows from other keys", "head_dim qk_head_dim"),
-    **because("follows from mlp_layer_types", "first_k_dense_replace"),
-    **because(
+    **no_effect("follows from other keys", "head_dim qk_head_dim"),
+    **no_effect("follows from mlp_layer_types", "first_k_dense_replace"),
+    **no_effect(
       "belongs to layers that transformers omits", "num_nextn_predict_layers"
     ),
   },

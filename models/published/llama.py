@@ -8,8 +8,8 @@ from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family, rotary
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
@@ -18,7 +18,7 @@ def describe(
   head: str,
   length: str = "max_position_embeddings",
   **others: Any,
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; `others` are config fields in which a family differs.
 
   Args:
@@ -67,7 +67,7 @@ def describe(
     **choices | others,
   )
   longest = family.size(hf_config, length)
-  return Described(config, vocab_size, vocab_size, longest)
+  return Description(config, vocab_size, vocab_size, longest)
 
 
 NEAR = "sliding_attention"
@@ -169,7 +169,7 @@ LLAMA = Family(
   rows=lambda config: rows(),
   prefix="model.",
   parts=("embed_tokens", "layers", "norm"),
-  without_effect=because(
+  without_effect=no_effect(
     "follows from other keys", "max_sequence_length is_llama_config"
   ),
   copies=(("lm_head.weight", "model.embed_tokens.weight"),),

@@ -18,7 +18,7 @@ from models.api import create, forward
 from models.attention_config import NEEDS, AttentionConfig, Layers
 from models.published import files, texts, weights
 from models.published.catalog import FAMILIES, READERS, find
-from models.published.family import Described, Family
+from models.published.family import Description, Family
 from models.published.inputs import to_batch
 from models.published.keys import Keys
 from models.published.rotary import both_versions
@@ -116,7 +116,7 @@ def load_pretrained(
     )
   replaced = () if attention is None else tuple(NEEDS)
   opened = open_folder(folder, replaced)
-  model = make_model(with_attention(opened.described, attention, dtype))
+  model = make_model(with_attention(opened.description, attention, dtype))
   return opened.pretrained(model, read_variables(opened, model, key))
 
 
@@ -131,14 +131,14 @@ class Opened(NamedTuple):
     described: the model with its own mechanisms.
     tensors: tensors by their names in the family's table.
     kept: tensors that affect no output.
-    left_out: whether a mechanism of the folder is missing in `described`.
+    left_out: whether a mechanism of the folder is missing in `description`.
   """
 
   folder: Path
   family: Family
   architecture: str
   hf_config: Mapping[str, Any]
-  described: Described
+  description: Description
   tensors: files.Tensors
   kept: Mapping[str, np.ndarray]
   left_out: bool = False
@@ -202,11 +202,11 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     family.architectures[architecture],
   )
   try:
-    described = family.describe(
+    description = family.describe(
       keys, weights.without_copies(family, tensors), head
     )
     own = keys.get(MECHANISMS)
-    described, left_out = _with_mechanisms(described, own, replaced)
+    description, left_out = _with_mechanisms(description, own, replaced)
     shapes = {} if family.kept is None else family.kept(keys)
     keys.check(family.name, family.without_effect)
   except ValueError as error:
@@ -222,7 +222,14 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
         f"{file}: {name}: expected shape {shape}, got {kept[name].shape}"
       )
   return Opened(
-    folder, family, architecture, hf_config, described, tensors, kept, left_out
+    folder,
+    family,
+    architecture,
+    hf_config,
+    description,
+    tensors,
+    kept,
+    left_out,
   )
 
 
@@ -241,7 +248,7 @@ def read_variables(
     ValueError: as in `load_pretrained`.
   """
   key = jax.random.key(0) if key is None else key
-  published = make_model(opened.described)
+  published = make_model(opened.description)
   tensors = opened.tensors
   if opened.left_out:
     wanted = {*weights.own_names(model)}
@@ -275,7 +282,7 @@ def _to_published(
   """`config.json` and the tensors of a model."""
   family, ours = FAMILIES[p.family], p.model.config
   arrays = weights.write(family, p.model, p.variables)
-  _separate(family, arrays)
+  _split_joined(family, arrays)
   head = family.architectures[p.architecture]
   if head == "hidden":  # A base model's names have no prefix.
     arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
@@ -294,42 +301,44 @@ def _to_published(
   return config, arrays
 
 
-def make_model(described: Described) -> Any:
+def make_model(description: Description) -> Any:
   """Creates the module of a description; computes nothing."""
-  config, length = described.config, described.max_length
-  has_ids = not described.input_shapes
+  config, length = description.config, description.max_length
+  has_ids = not description.input_shapes
   has_source = has_ids and config.layout != "decoder"
   return create(
     config,
-    source_vocab_size=described.vocab_size if has_source else None,
-    target_vocab_size=described.outputs,
+    source_vocab_size=description.vocab_size if has_source else None,
+    target_vocab_size=description.outputs,
     max_source_length=length if has_source else None,
     max_target_length=length if has_ids else None,
-    shared_vocabulary=has_ids and described.outputs == described.vocab_size,
-    input_shapes=described.input_shapes,
+    shared_vocabulary=has_ids and description.outputs == description.vocab_size,
+    input_shapes=description.input_shapes,
   )
 
 
 def with_attention(
-  described: Described, attention: Attention, dtype: str
-) -> Described:
+  description: Description, attention: Attention, dtype: str
+) -> Description:
   """Replaces the mechanisms and the dtype of a description.
 
   Raises:
     ValueError: a mechanism is unknown, or lacks a capability.
   """
-  config = dataclasses.replace(described.config, dtype=dtype, param_dtype=dtype)
-  described = described._replace(config=config)
+  config = dataclasses.replace(
+    description.config, dtype=dtype, param_dtype=dtype
+  )
+  description = description._replace(config=config)
   if attention is None:
-    return described
-  chosen = _chosen(attention)
+    return description
+  chosen = _parse_attention(attention)
   fields = (one for one in config.attentions if one != "cross_attention")
-  return with_layers(described, dict.fromkeys(fields, chosen))
+  return with_layers(description, dict.fromkeys(fields, chosen))
 
 
 def with_layers(
-  described: Described, chosen: Mapping[str, Layers]
-) -> Described:
+  description: Description, chosen: Mapping[str, Layers]
+) -> Description:
   """Replaces the mechanisms of a description.
 
   Args:
@@ -339,16 +348,16 @@ def with_layers(
   Raises:
     ValueError: a mechanism lacks a capability.
   """
-  config, changes = described.config, dict[str, Any](chosen)
+  config, changes = description.config, dict[str, Any](chosen)
   for layers in chosen.values():
     layers = layers if isinstance(layers, tuple) else (layers,)
     has_global = hasattr(config, "slot") and config.slot.global_projections
     if has_global and any("global" not in x.build().supports for x in layers):
       changes["global_projections"] = False
-  return described._replace(config=nested.replace(config, **changes))
+  return description._replace(config=nested.replace(config, **changes))
 
 
-def _chosen(attention: Any) -> Layers:
+def _parse_attention(attention: Any) -> Layers:
   if isinstance(attention, AttentionConfig):
     return attention
   if isinstance(attention, str):
@@ -358,18 +367,20 @@ def _chosen(attention: Any) -> Layers:
     if "name" not in options:
       raise ValueError(f"attention: expected a 'name', got {options}")
     return AttentionConfig(options.pop("name"), options)
-  return tuple(cast(AttentionConfig, _chosen(one)) for one in attention)
+  return tuple(
+    cast(AttentionConfig, _parse_attention(one)) for one in attention
+  )
 
 
 def _with_mechanisms(
-  described: Described, own: Any, replaced: Collection[str]
-) -> tuple[Described, bool]:
+  description: Description, own: Any, replaced: Collection[str]
+) -> tuple[Description, bool]:
   """The description with the mechanisms that `save_pretrained` wrote.
 
   Also returns whether a mechanism was ignored because the caller replaces it.
   """
   if own is None:
-    return described, False
+    return description, False
   try:
     foreign = [field for field in own if _import_path(own[field])]
     for field in foreign:
@@ -380,13 +391,15 @@ def _with_mechanisms(
           "`attention=`, or set it in config.model"
         )
     kept = {field: own[field] for field in own if field not in foreign}
-    chosen: dict[str, Any] = {f: _chosen(layers) for f, layers in kept.items()}
-    config = dataclasses.replace(described.config, **chosen)
+    chosen: dict[str, Any] = {
+      f: _parse_attention(layers) for f, layers in kept.items()
+    }
+    config = dataclasses.replace(description.config, **chosen)
   except (AttributeError, TypeError) as error:
     raise ValueError(
       f"{MECHANISMS}: expected mechanisms by config field, got {own!r}"
     ) from error
-  return described._replace(config=config), bool(foreign)
+  return description._replace(config=config), bool(foreign)
 
 
 def _import_path(layers: Any) -> str:
@@ -451,7 +464,7 @@ def _concatenate(readers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
   return np.concatenate([read() for read in readers])
 
 
-def _separate(family: Family, arrays: dict[str, np.ndarray]) -> None:
+def _split_joined(family: Family, arrays: dict[str, np.ndarray]) -> None:
   """Splits joined tensors into the tensors that files store, as transformers does."""
   for whole, suffixes in family.joined:
     for name in [name for name in arrays if name.endswith(whole)]:

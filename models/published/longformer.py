@@ -7,13 +7,13 @@ from annotated_types import Ge
 
 from models.attention_config import AttentionConfig
 from models.published import bert, family, roberta
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   family.only(
@@ -24,7 +24,7 @@ def describe(
   )
   counted = roberta.positions(hf_config)
   vocab_size = family.size(hf_config, "vocab_size")
-  return Described(
+  return Description(
     bert.encoder(
       hf_config,
       head,
@@ -82,7 +82,7 @@ LONGFORMER = Family(
   prefix="longformer.",
   parts=("embeddings", "encoder", "pooler"),
   copies=roberta.copies("longformer."),
-  without_effect=because("belongs to another format", "onnx_export"),
+  without_effect=no_effect("belongs to another format", "onnx_export"),
   unread=(
     r"longformer\.embeddings\.(position_ids|token_type_ids)",
     r"longformer\.pooler\.dense\.(weight|bias)",

@@ -10,8 +10,8 @@ from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.multi_head_attention import projection_shapes
 from models.published import family, mamba2
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 
@@ -21,7 +21,7 @@ def describe(
   head: str,
   *,
   has_norms: bool = False,
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; `has_norms` adds the norms of Falcon Mamba."""
   del names
   features = family.size(hf_config, "hidden_size", 768)
@@ -183,17 +183,17 @@ MAMBA = Family(
   renamed=(("backbone.embedding.weight", "backbone.embeddings.weight"),),
   copies=(("lm_head.weight", "backbone.embeddings.weight"),),
   without_effect={
-    **because(
+    **no_effect(
       "affects only initial weights",
       "time_step_floor time_step_init_scheme time_step_max time_step_min "
       "time_step_scale ssm_cfg",
     ),
-    **because(
+    **no_effect(
       "selects an implementation of the same function",
       "fused_add_norm use_associative_scan use_falcon_mambapy use_mambapy",
     ),
-    **because("affects only half precision", "residual_in_fp32"),
-    **because("follows from vocab_size", "pad_vocab_size_multiple"),
+    **no_effect("affects only half precision", "residual_in_fp32"),
+    **no_effect("follows from vocab_size", "pad_vocab_size_multiple"),
   },
 )
 """Decoders of selective state spaces, without feed-forward layers."""

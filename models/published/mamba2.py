@@ -9,14 +9,14 @@ from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   family.only(
@@ -97,7 +97,7 @@ def step_limits(hf_config: Mapping[str, Any]) -> dict[str, float]:
 
 def describe_gated(
   hf_config: Mapping[str, Any], vocab_size: int, **others: Any
-) -> Described:
+) -> Description:
   """Describes gated layers with a convolution, without feed-forward layers.
 
   Args:
@@ -120,7 +120,7 @@ def describe_gated(
     **others,
   )
   # Without positions, there is no longest sequence.
-  return Described(config, vocab_size, vocab_size, LONGEST)
+  return Description(config, vocab_size, vocab_size, LONGEST)
 
 
 _OWN = "mamba2"
@@ -243,13 +243,15 @@ MAMBA2 = Family(
   parts=("embeddings", "layers", "norm_f"),
   copies=(("lm_head.weight", "backbone.embeddings.weight"),),
   without_effect={
-    **because(
+    **no_effect(
       "affects only initial weights",
       "time_step_floor time_step_max time_step_min time_step_rank",
     ),
-    **because("selects an implementation of the same function", "chunk_size"),
-    **because("affects only half precision", "residual_in_fp32"),
-    **because("is not read by any version of transformers", "norm_before_gate"),
+    **no_effect("selects an implementation of the same function", "chunk_size"),
+    **no_effect("affects only half precision", "residual_in_fp32"),
+    **no_effect(
+      "is not read by any version of transformers", "norm_before_gate"
+    ),
   },
 )
 """Decoders of state space layers whose heads share queries and keys."""

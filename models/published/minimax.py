@@ -7,14 +7,14 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import experts, family, llama, mistral, qwen3_next, rotary
-from models.published.family import Described, Row
+from models.published.family import Description, Row
 
 _RECURRENT = "linear_attention"
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; every second layer is lightning attention."""
   kinds = llama.layer_types(hf_config, _RECURRENT, lambda i: i % 2 == 0)
   exact, heads = (

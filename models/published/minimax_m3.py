@@ -11,8 +11,8 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import deepseek, experts, family, llama, rotary
-from models.published.family import Described, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Layout, Row
+from models.published.keys import no_effect
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=5000000.0, whole=1.0)}
 _SPARSE = "minimax_m3_sparse"
@@ -28,7 +28,7 @@ _OLDER = {
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   hf_config = _with_new_names(hf_config)
   epsilon = family.number(hf_config, "rms_norm_eps", 1e-6)
@@ -171,10 +171,10 @@ MINIMAX_M3 = llama.LLAMA._replace(
   rows=rows,
   rotary=_ROTARY,
   without_effect={
-    **because("follows from rope_parameters", "rotary_dim"),
-    **because("follows from swiglu_alpha", "hidden_act"),
-    **because("affects only training", "router_jitter_noise"),
-    **because("selects outputs other than logits", "output_router_logits"),
+    **no_effect("follows from rope_parameters", "rotary_dim"),
+    **no_effect("follows from swiglu_alpha", "hidden_act"),
+    **no_effect("affects only training", "router_jitter_noise"),
+    **no_effect("selects outputs other than logits", "output_router_logits"),
   },
 )
 """Decoders with exact attention in some layers and selected blocks in the others."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from models.attention_config import AttentionConfig
 from models.published import family, llama, rotary
-from models.published.family import Described
+from models.published.family import Description
 
 
 def describe(
@@ -14,7 +14,7 @@ def describe(
   head: str,
   window: int | None = 4096,
   **others: Any,
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; the window includes the query itself.
 
   Args:
@@ -64,7 +64,7 @@ _YARN: rotary.LayerTypes = {
 
 def describe_with_temperature(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe` for Ministral 3."""
   choices = rotary.choices(hf_config, _YARN)
   parameters = (

@@ -10,8 +10,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import bert, family, llama, rotary
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 
 _TYPES: rotary.LayerTypes = {
   llama.EXACT: rotary.Rotary(theta=("global_rope_theta",), default=160000.0),
@@ -21,7 +21,7 @@ _TYPES: rotary.LayerTypes = {
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   kinds = _kinds(hf_config)
@@ -59,7 +59,7 @@ def describe(
     **_head(hf_config, head),
   )
   vocab_size = family.size(hf_config, "vocab_size", 50368)
-  return Described(
+  return Description(
     config,
     vocab_size,
     bert.num_labels(hf_config) if head == "class" else vocab_size,
@@ -158,20 +158,20 @@ MODERNBERT = Family(
   copies=(("decoder.weight", "model.embeddings.tok_embeddings.weight"),),
   rotary=_TYPES,
   without_effect={
-    **because(
+    **no_effect(
       "affects only training",
       "embedding_dropout mlp_dropout sparse_prediction sparse_pred_ignore_index "
       "initializer_cutoff_factor",
     ),
-    **because(
+    **no_effect(
       "selects an implementation of the same function",
       "deterministic_flash_attn reference_compile repad_logits_with_grad",
     ),
-    **because(
+    **no_effect(
       "belongs to BERT, but the first files of ModernBERT have it",
       "layer_norm_eps position_embedding_type",
     ),
-    **because(
+    **no_effect(
       "belongs to another head",
       "classifier_activation classifier_bias classifier_pooling decoder_bias "
       "tie_word_embeddings",

@@ -10,8 +10,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import experts, family, mamba2
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 _EXACT, _RECURRENT, _SPARSE, _DENSE = _KINDS = (
@@ -27,7 +27,7 @@ _KERNELS = MappingProxyType({"up_proj": "hidden", "down_proj": "out"})
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; the model's config describes layers of all kinds."""
   del names
   family.only(hf_config, conv_kernel=WIDTH, mamba_hidden_act="silu")
@@ -66,7 +66,7 @@ def describe(
     **sparse,
   )
   vocab_size = family.size(hf_config, "vocab_size", 131072)
-  return Described(config, vocab_size, vocab_size, mamba2.LONGEST)
+  return Description(config, vocab_size, vocab_size, mamba2.LONGEST)
 
 
 def _layers(hf_config: Mapping[str, Any]) -> Sequence[str]:
@@ -172,37 +172,39 @@ NEMOTRON_H = Family(
   parts=("embeddings", "layers", "norm_f"),
   unread=(r"mtp\..*",),
   without_effect={
-    **because("affects only initial weights", "time_step_floor time_step_max"),
-    **because("selects an implementation of the same function", "chunk_size"),
-    **because(
+    **no_effect(
+      "affects only initial weights", "time_step_floor time_step_max"
+    ),
+    **no_effect("selects an implementation of the same function", "chunk_size"),
+    **no_effect(
       "selects an implementation of the same function", "use_mamba_kernels"
     ),
-    **because(
+    **no_effect(
       "selects an implementation of the same function", "mamba_ssm_cache_dtype"
     ),
-    **because("affects only half precision", "residual_in_fp32"),
-    **because("affects only training", "rescale_prenorm_residual"),
-    **because(
+    **no_effect("affects only half precision", "residual_in_fp32"),
+    **no_effect("affects only training", "rescale_prenorm_residual"),
+    **no_effect(
       "selects which outputs are returned",
       "num_logits_to_keep output_router_logits",
     ),
-    **because(
+    **no_effect(
       "is not read by the model class",
       "attention_bias expand mamba_proj_bias moe_shared_expert_overlap "
       "n_shared_experts rms_norm_eps sliding_window tie_word_embeddings "
       "time_step_limit time_step_rank",
     ),
-    **because(
+    **no_effect(
       "belongs to positions, which the model lacks", "max_position_embeddings"
     ),
-    **because("follows from layers_block_type", "num_hidden_layers"),
-    **because(
+    **no_effect("follows from layers_block_type", "num_hidden_layers"),
+    **no_effect(
       "belongs to multi-token prediction layers, which transformers omits",
       "num_nextn_predict_layers mtp_layers_block_type "
       "mtp_hybrid_override_pattern",
     ),
     # Models with such layers read them.
-    **because(
+    **no_effect(
       "belongs to experts",
       "n_routed_experts num_experts_per_tok moe_intermediate_size moe_latent_size "
       "moe_shared_expert_intermediate_size n_group topk_group norm_topk_prob "

@@ -9,8 +9,8 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.published import bert, family
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 
 _OFFSET = 2
 """Position of the first token; the rows before it are unused."""
@@ -27,7 +27,7 @@ _FILTERS = Layout(
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   landmarks = family.size(hf_config, "num_landmarks")
@@ -44,7 +44,7 @@ def describe(
   if kernel := family.optional_size(hf_config, "conv_kernel_size", 65):
     options["conv_kernel_size"] = kernel
   vocab_size = family.size(hf_config, "vocab_size")
-  return Described(
+  return Description(
     bert.encoder(
       ChainMap(cast(Any, hf_config), dict(_DEFAULTS)),
       head,
@@ -74,7 +74,7 @@ NYSTROMFORMER = Family(
   prefix="nystromformer.",
   parts=("embeddings", "encoder"),
   copies=bert.copies("nystromformer."),
-  without_effect=because(
+  without_effect=no_effect(
     "is the only length that transformers' code supports",
     "segment_means_seq_len",
   ),

@@ -7,8 +7,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, mamba2, qwen3_next, rotary
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 
@@ -17,7 +17,7 @@ def describe(
   names: Collection[str],
   head: str,
   **others: Any,
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; `others` are config fields in which a family differs."""
   return llama.describe(
     hf_config,
@@ -33,7 +33,7 @@ def describe(
 
 def describe_with_windows(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe` for OLMo 3: three of four layers have a window."""
   kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(4))
   return describe(
@@ -81,7 +81,7 @@ _NO_POSITIONS = {"rope_type": "default", "rope_theta": None}
 
 def describe_hybrid(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe` for OLMo hybrid.
 
   Three of four layers are Gated DeltaNet with norm 'pre'.
@@ -204,7 +204,7 @@ OLMO_HYBRID = llama.LLAMA._replace(
       tuple(f"linear_attn.{x}_conv1d.weight" for x in "qkv"),
     ),
   ),
-  without_effect=because(
+  without_effect=no_effect(
     "affects only initial weights",
     "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max "
     "linear_dt_init_floor",

@@ -6,8 +6,8 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import Described, Family
-from models.published.keys import because
+from models.published.family import Description, Family
+from models.published.keys import no_effect
 
 _OFFSET = 2
 """Position of the first token, in the table of positions."""
@@ -15,7 +15,7 @@ _OFFSET = 2
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; masked inputs take no positions."""
   del names
   family.only(
@@ -53,7 +53,7 @@ def describe(
     **own,
   )
   length = family.size(hf_config, "max_position_embeddings")
-  return Described(config, vocab_size, vocab_size, length)
+  return Description(config, vocab_size, vocab_size, length)
 
 
 _LAYER = "model.decoder.layers.{i}"
@@ -90,7 +90,7 @@ OPT = Family(
   prefix="model.",
   parts=("decoder",),
   copies=(("lm_head.weight", "model.decoder.embed_tokens.weight"),),
-  without_effect=because(
+  without_effect=no_effect(
     "affects only training", "layerdrop init_std activation_dropout"
   ),
 )

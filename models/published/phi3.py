@@ -5,15 +5,15 @@ from typing import Any
 
 from models.config import ModelConfig
 from models.published import family, llama, mistral, rotary
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=1.0)}
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   for key in ("rope_parameters", "rope_scaling"):
     scaling = hf_config.get(key) or {}
@@ -64,7 +64,7 @@ PHI3 = llama.LLAMA._replace(
   describe=describe,
   rows=rows,
   rotary=_ROTARY,
-  without_effect=because(
+  without_effect=no_effect(
     "belongs to LongRoPE, which is not supported",
     "original_max_position_embeddings",
   ),

@@ -5,14 +5,14 @@ from typing import Any
 
 from models.attention_config import AttentionConfig
 from models.published import family, llama
-from models.published.family import Described
-from models.published.keys import because
+from models.published.family import Description
+from models.published.keys import no_effect
 from settings.fields import Whole
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   family.only(hf_config, use_mrope=False)
   return llama.describe(
@@ -58,8 +58,8 @@ def chosen_windows(
 
 
 WITHOUT_EFFECT = {
-  **because("follows from layer_types", "max_window_layers"),
-  **because("is used only with use_sliding_window", "sliding_window"),
+  **no_effect("follows from layer_types", "max_window_layers"),
+  **no_effect("is used only with use_sliding_window", "sliding_window"),
   **llama.LLAMA.without_effect,
 }
 

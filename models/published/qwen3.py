@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family, llama, qwen2
-from models.published.family import Described
+from models.published.family import Description
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   return llama.describe(
     hf_config,

@@ -12,8 +12,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import experts, family, llama, mamba2, rotary
-from models.published.family import Described, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.25)}
@@ -34,7 +34,7 @@ _MECHANISMS = MappingProxyType(
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe` for Qwen3-Next."""
   number = experts.count(hf_config, 512)
   fields, layers = experts.qwen_experts(
@@ -46,7 +46,7 @@ def describe(
 
 def describe_dense(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe` for Qwen3.5 without experts."""
   heads = family.optional_size(hf_config, "num_key_value_heads", 4)
   return hybrid(hf_config, names, head, _TEXT_ROTARY, num_kv_heads=heads)
@@ -54,7 +54,7 @@ def describe_dense(
 
 def describe_sparse(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe` for Qwen3.5 with experts in every layer."""
   family.only(hf_config, decoder_sparse_step=1, mlp_only_layers=[])
   number = experts.count(hf_config, 256, least=1)
@@ -77,7 +77,7 @@ def hybrid(
   types: rotary.LayerTypes,
   layers: Sequence[int | None] = (),
   **others: Any,
-) -> Described:
+) -> Description:
   """Describes a decoder; the model's config describes a layer of exact attention.
 
   Args:
@@ -271,12 +271,12 @@ def grouped_layout(groups: int, widths: tuple[int, ...]) -> Layout:
 
 
 _WITHOUT_EFFECT = {
-  **because("selects outputs other than logits", "output_router_logits"),
-  **because("follows from layer_types", "full_attention_interval"),
-  **because(
+  **no_effect("selects outputs other than logits", "output_router_logits"),
+  **no_effect("follows from layer_types", "full_attention_interval"),
+  **no_effect(
     "selects an implementation of the same function", "mamba_ssm_dtype"
   ),
-  **because(
+  **no_effect(
     "belongs to multi-token prediction layers",
     "mtp_num_hidden_layers mtp_use_dedicated_embeddings",
   ),
@@ -291,7 +291,7 @@ QWEN3_NEXT = llama.LLAMA._replace(
   without_effect={
     **_WITHOUT_EFFECT,
     # They are read but have no effect if num_experts is 0.
-    **because(
+    **no_effect(
       "belongs to experts",
       "decoder_sparse_step moe_intermediate_size norm_topk_prob mlp_only_layers "
       "num_experts_per_tok shared_expert_intermediate_size",
@@ -318,7 +318,7 @@ QWEN3_5_MOE = QWEN3_5._replace(
   describe=describe_sparse,
   without_effect={
     **_WITHOUT_EFFECT,
-    **because("belongs to layers without experts", "intermediate_size"),
+    **no_effect("belongs to layers without experts", "intermediate_size"),
   },
 )
 """Qwen3.5 with experts in every layer."""

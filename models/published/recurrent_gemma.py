@@ -11,8 +11,8 @@ from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.multi_head_attention import projection_shapes
 from models.published import family, mamba, mamba2, rotary
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.5)}
@@ -21,7 +21,7 @@ _KINDS = ("recurrent", "attention")
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; the model's config describes an attention layer."""
   del names
   features = family.size(hf_config, "hidden_size", 2560)
@@ -103,7 +103,7 @@ def describe(
     decoder_around=tuple(around[kind] for kind in kinds),
   )
   vocab_size = family.size(hf_config, "vocab_size", 256000)
-  return Described(config, vocab_size, vocab_size, mamba2.LONGEST)
+  return Description(config, vocab_size, vocab_size, mamba2.LONGEST)
 
 
 def rows(config: ModelConfig) -> list[Row]:
@@ -177,13 +177,13 @@ RECURRENT_GEMMA = Family(
   copies=(("lm_head.weight", "model.embed_tokens.weight"),),
   rotary=_ROTARY,
   without_effect={
-    **because(
+    **no_effect(
       "affects only initial weights",
       "final_w_init_variance_scale w_init_variance_scale",
     ),
-    **because("follows from block_types", "layer_types layers_block_type"),
-    **because("follows from attention_window_size", "sliding_window"),
-    **because(
+    **no_effect("follows from block_types", "layer_types layers_block_type"),
+    **no_effect("follows from attention_window_size", "sliding_window"),
+    **no_effect(
       "has the same value in the whole family",
       "embeddings_scale_by_sqrt_dim block_type",
     ),

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import bert, family
-from models.published.family import Described, Family, Row
+from models.published.family import Description, Family, Row
 
 
 def positions(hf_config: Mapping[str, Any]) -> dict[str, int]:
@@ -15,13 +15,13 @@ def positions(hf_config: Mapping[str, Any]) -> dict[str, int]:
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   counted = positions(hf_config)
   vocab_size = family.size(hf_config, "vocab_size")
   # Its head has no other activation.
   own = {"transform_activation": "gelu"} if head == "tokens" else {}
-  return Described(
+  return Description(
     bert.encoder(
       hf_config, head, pooler=bert.has_pooler(names, head), **own, **counted
     ),

@@ -5,15 +5,15 @@ from typing import Any
 
 from models.attention_module_config import AroundConfig
 from models.published import family, llama, qwen2, rotary
-from models.published.family import Described
-from models.published.keys import because
+from models.published.family import Description
+from models.published.keys import no_effect
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=2e6)}
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; some layers have no positions."""
   is_rotary = _has_rotary(hf_config)
   if family.flag(hf_config, "use_sliding_window", False):
@@ -47,8 +47,8 @@ SMOLLM3 = qwen2.QWEN2._replace(
   describe=describe,
   rotary=_ROTARY,
   without_effect={
-    **because("follows from no_rope_layers", "no_rope_layer_interval"),
-    **because("is used only with use_sliding_window", "sliding_window"),
+    **no_effect("follows from no_rope_layers", "no_rope_layer_interval"),
+    **no_effect("is used only with use_sliding_window", "sliding_window"),
   },
 )
 """Llama without positions in some layers, which may have a window."""

@@ -5,13 +5,13 @@ from typing import Any
 
 from models.config import ModelConfig
 from models.published import family, llama, mistral
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   has_bias = family.flag(hf_config, "use_bias", True)
   return llama.describe(
@@ -45,7 +45,7 @@ STARCODER2 = llama.LLAMA._replace(
   architectures={"Starcoder2ForCausalLM": "tokens"},
   describe=describe,
   rows=rows,
-  without_effect=because(
+  without_effect=no_effect(
     "affects only training", "residual_dropout embedding_dropout"
   ),
 )

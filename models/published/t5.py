@@ -6,7 +6,7 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import Described, Family, Row
+from models.published.family import Description, Family, Row
 
 _ACTIVATIONS = {
   "relu": ("relu", False),
@@ -20,7 +20,7 @@ _LONGEST = 512
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; the head is tied if the file has no head."""
   feed_forward = family.choice(
     hf_config, "feed_forward_proj", _ACTIVATIONS, "relu"
@@ -76,7 +76,7 @@ def describe(
     tie_inputs=True,
   )
   length = family.size(hf_config, "n_positions", _LONGEST)
-  return Described(config, vocab_size, vocab_size, length)
+  return Description(config, vocab_size, vocab_size, length)
 
 
 def _attention_rows(theirs: str, ours: str) -> list[Row]:

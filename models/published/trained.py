@@ -11,7 +11,7 @@ import numpy as np
 from models import nested
 from models.kind import Model
 from models.published.catalog import FAMILIES
-from models.published.family import Described
+from models.published.family import Description
 from models.published.load import Pretrained, make_model
 from models.transformer import Transformer
 from settings.build import to_mapping
@@ -38,14 +38,14 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
     ValueError: no family can; the message has the fields that prevent each.
   """
   if hasattr(model, "as_published"):
-    described, folded = model.as_published(variables)
+    description, folded = model.as_published(variables)
   elif type(model) is Transformer:
-    described, folded = _fold(model, variables)
+    description, folded = _fold(model, variables)
   else:
     raise ValueError(
       f"no published family fits this model: none has kind '{model.config.kind}'"
     )
-  config, reasons = described.config, []
+  config, reasons = description.config, []
   for family in FAMILIES.values():
     if family.config_type is not type(config):
       continue
@@ -55,7 +55,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
       tied = getattr(config, "tie_embeddings", True)
       names = [] if tied else ["lm_head.weight"]
       try:
-        hf_config = family.to_json(described) | {
+        hf_config = family.to_json(description) | {
           "architectures": [architecture]
         }
         published = family.describe(hf_config, names, head).config
@@ -66,7 +66,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
         continue
       lacking = _differences(config, published)
       if not lacking:
-        made = make_model(described)
+        made = make_model(description)
         return Pretrained(family.name, architecture, made, folded, hf_config)
       more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
       others = ", ".join(lacking[:3]) + more
@@ -95,7 +95,7 @@ def _differences(ours: Any, theirs: Any) -> list[str]:
 
 def _fold(
   model: Transformer, variables: Mapping[str, Any]
-) -> tuple[Described, Mapping[str, Any]]:
+) -> tuple[Description, Mapping[str, Any]]:
   """An equal model with unscaled embeddings, learned positions and biases."""
   config = model.config
   changes: dict[str, Any] = {}
@@ -121,14 +121,14 @@ def _fold(
   # The sizes of the task are those of the model now.
   changes |= {"vocab_size": None, "max_length": None}
   changes |= with_biases(config, arrays)
-  described = Described(
+  description = Description(
     nested.replace(config, **changes),
     model.source_vocab_size or model.target_vocab_size,
     model.target_vocab_size,
     length,
   )
   tree = traverse_util.unflatten_dict(arrays, sep="/")
-  return described, {"params": {}, "constants": {}, **tree}
+  return description, {"params": {}, "constants": {}, **tree}
 
 
 def with_biases(config: Any, arrays: dict[str, Any]) -> dict[str, Any]:

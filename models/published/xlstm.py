@@ -7,13 +7,13 @@ from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family, gemma2, mamba2
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   features = family.size(hf_config, "hidden_size", 4096)
@@ -68,7 +68,7 @@ def describe(
     decoder_attention=AttentionConfig("mlstm", options),
   )
   vocab_size = family.size(hf_config, "vocab_size", 50304)
-  return Described(config, vocab_size, vocab_size, mamba2.LONGEST)
+  return Description(config, vocab_size, vocab_size, mamba2.LONGEST)
 
 
 _MODULE = "decoder_{i}/self_attention"
@@ -125,7 +125,7 @@ XLSTM = Family(
   rows=rows,
   prefix="backbone.",
   parts=("embeddings", "blocks", "out_norm"),
-  without_effect=because(
+  without_effect=no_effect(
     "selects an implementation of the same function",
     "autocast_kernel_dtype chunk_size chunkwise_kernel inference_state_dtype "
     "max_inference_chunksize mode norm_reduction_force_float32 "

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 from projects.perceiver.config import PerceiverConfig
 
 _OUTPUT_HEADS, _OUTPUT_QUERIES = 8, 8 * 32
@@ -14,7 +14,7 @@ _OUTPUT_HEADS, _OUTPUT_QUERIES = 8, 8 * 32
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: Any
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   features = family.size(hf_config, "d_latents", 1280)
@@ -56,7 +56,7 @@ def describe(
   )
   vocab_size = family.size(hf_config, "vocab_size", 262)
   length = family.size(hf_config, "max_position_embeddings", 2048)
-  return Described(config, vocab_size, vocab_size, length)
+  return Description(config, vocab_size, vocab_size, length)
 
 
 def _optional(hf_config: Mapping[str, Any], name: str) -> int | None:
@@ -105,12 +105,12 @@ PERCEIVER = Family(
   describe=describe,
   rows=lambda config: _rows(),
   without_effect={
-    **because(
+    **no_effect(
       "belongs to other modalities",
       "_label_trainable_num_channels audio_samples_per_frame image_size num_frames "
       "output_num_channels output_shape samples_per_patch train_size",
     ),
-    **because("is not read: every norm uses 1e-5", "layer_norm_eps"),
+    **no_effect("is not read: every norm uses 1e-5", "layer_norm_eps"),
   },
   inputs={"input_ids": "source", "attention_mask": "source_mask"},
 )

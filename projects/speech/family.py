@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from models.published import family
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from projects.speech.config import (
   ConformerConfig,
   ExtractorConfig,
@@ -36,7 +36,7 @@ _POSITIONS: dict[str | None, Any] = {
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names, head
   # Norms inside a layer have 1e-5, even if the config gives another value.
@@ -77,7 +77,7 @@ def describe(
   )
   vocab_size = family.size(hf_config, "vocab_size")
   length = family.size(hf_config, "max_source_positions", 5000)
-  return Described(config, vocab_size, vocab_size, length)
+  return Description(config, vocab_size, vocab_size, length)
 
 
 def kept(hf_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -190,7 +190,7 @@ WAV2VEC2_CONFORMER = Family(
   ),
   inputs={"input_values": "audio", "attention_mask": "source_mask"},
   without_effect={
-    **because(
+    **no_effect(
       "affects only training or another head",
       "activation_dropout apply_spec_augment conformer_conv_dropout "
       "contrastive_logits_temperature ctc_loss_reduction ctc_zero_infinity "
@@ -201,7 +201,7 @@ WAV2VEC2_CONFORMER = Family(
       "num_codevectors_per_group proj_codevector_dim tdnn_dilation tdnn_dim "
       "tdnn_kernel use_weighted_layer_sum xvector_output_dim",
     ),
-    **because(
+    **no_effect(
       "belongs to an adapter, which no supported model has",
       "adapter_kernel_size adapter_stride num_adapter_layers output_hidden_size",
     ),

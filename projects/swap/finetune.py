@@ -40,7 +40,7 @@ def finetune(
   weights, run_folder = folder / MODELS / name, folder / RUNS / name
   steps = settings.finetune_steps
   modules = [p for i, p in enumerate(source.modules) if i not in kept]
-  described = variant.describe(source, choice.config, modules)
+  description = variant.describe(source, choice.config, modules)
   mapping = published.text_mapping(
     weights,
     source.kind,
@@ -70,7 +70,7 @@ def finetune(
   # Import paths come from the options, not from the folder.
   chosen = {
     slot: [{"name": one.name, **one.options} for one in layers]
-    for slot, layers in described.config.attentions.items()
+    for slot, layers in description.config.attentions.items()
     if slot != "cross_attention"
   }
   mapping["model"] |= {"num_layers": max(map(len, chosen.values())), **chosen}
@@ -83,7 +83,7 @@ def finetune(
   else:
     run = experiment.create(config, run_folder)
   variables = generation.restore_variables(run, run_folder)
-  model = load.make_model(described)
+  model = load.make_model(description)
   variant.save(source, model, variables, weights)
   metrics = scores.score(source, model, variables)
   return {f"finetune_{key}": value for key, value in metrics.items()}

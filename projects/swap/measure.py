@@ -14,7 +14,7 @@ from attention.mechanism import failure_location
 from comparison.measurement import costs
 import models
 from models.published import load
-from models.published.family import Described
+from models.published.family import Description
 from models.transformer import Transformer
 from projects.swap import scores as scores_lib
 from projects.swap import substitution, transfer, variant
@@ -43,7 +43,7 @@ def original_row(source: Source, settings: Settings) -> Record:
   scores = scores_lib.make(source, None)
   return {
     "attention": OWN,
-    "name": models.slots(source.described.config),
+    "name": models.slots(source.description.config),
     "status": DONE,
     "reason": "",
     "layers": [],
@@ -51,7 +51,7 @@ def original_row(source: Source, settings: Settings) -> Record:
       {"keep": 0, "kept": [], "folder": "", **scores.measure({}, set())}
     ],
     "map": attention_maps.sketch(source.model, source.variables, source.task),
-    **_costs(source, settings, source.described),
+    **_costs(source, settings, source.description),
   }
 
 
@@ -84,8 +84,8 @@ def mechanism(
   attention = choice.config.build()
   paths = [module.path for module in source.modules]
   try:
-    described = variant.describe(source, choice.config, source.modules)
-    model, variables = variant.make(source, described, settings.seed)
+    description = variant.describe(source, choice.config, source.modules)
+    model, variables = variant.make(source, description, settings.seed)
     mechanisms = substitution.extract(variables, paths)
     _check_traces(model, variables, source)
     _check_substitutes(source, attention, mechanisms)
@@ -152,7 +152,7 @@ def mechanism(
     modules = [module for module in source.modules if module.path not in stay]
     target = workdir / MODELS / swap["folder"]
     variant.write(source, choice.config, modules, mechanisms, target)
-  return record | _costs(source, settings, described)
+  return record | _costs(source, settings, description)
 
 
 def _layer_results(
@@ -205,7 +205,7 @@ def _most_sensitive_modules(
 
 
 def _costs(
-  source: Source, settings: Settings, described: Described
+  source: Source, settings: Settings, description: Description
 ) -> dict[str, Any]:
   """Time and memory of a training step at one or two lengths, and the cache."""
   record: dict[str, Any] = {"notes": {}}
@@ -220,7 +220,7 @@ def _costs(
   for prefix, (length, rows) in lengths.items():
     names = ("step_seconds", "temp_bytes")
     try:
-      cost = _step_cost(source, settings, described, length, rows)
+      cost = _step_cost(source, settings, description, length, rows)
     # The mechanism does not support this length, or memory is too small.
     except (ValueError, jax.errors.JaxRuntimeError) as error:
       cost = dict.fromkeys(names)
@@ -228,11 +228,11 @@ def _costs(
     record |= {f"{prefix}{name}": cost[name] for name in names}
   decodes = source.kind == "decoder" and all(
     one.build().init_cache
-    for one in described.config.layers("decoder_attention")
+    for one in description.config.layers("decoder_attention")
   )
   if decodes:
     sizes = [
-      costs.cache_bytes(described.config, n * source.context) or 0
+      costs.cache_bytes(description.config, n * source.context) or 0
       for n in (1, 2)
     ]
     record["cache_bytes"] = sizes[0]
@@ -243,13 +243,13 @@ def _costs(
 def _step_cost(
   source: Source,
   settings: Settings,
-  described: Described,
+  description: Description,
   length: int,
   rows: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
   """Time and memory of a training step, with random weights."""
-  longest = max(length, described.max_length)
-  model = load.make_model(described._replace(max_length=longest))
+  longest = max(length, description.max_length)
+  model = load.make_model(description._replace(max_length=longest))
   optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)
   config = TrainConfig(
     num_steps=1, batch_size=settings.batch_size, optimizer=optimizer

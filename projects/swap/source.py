@@ -11,7 +11,7 @@ import jax
 import models
 from models.attention_config import AttentionConfig
 from models.published import load
-from models.published.family import Described
+from models.published.family import Description
 from models.transformer import Transformer
 from projects.swap.settings import Settings
 from settings.errors import ConfigError
@@ -62,7 +62,7 @@ class Source(NamedTuple):
   """
 
   opened: load.Opened
-  described: Described
+  description: Description
   model: Transformer
   variables: Mapping[str, Any]
   vocabulary: Path
@@ -75,7 +75,7 @@ class Source(NamedTuple):
   @property
   def kind(self) -> str:
     """'encoder', 'decoder' or 'encoder_decoder'."""
-    return self.described.config.kind
+    return self.description.config.kind
 
 
 def read(settings: Settings) -> Source:
@@ -91,8 +91,10 @@ def read(settings: Settings) -> Source:
     opened = load.open_folder(folder)
   except (OSError, ValueError) as error:
     raise ConfigError(f"--weights: {error}") from error
-  described = _with_keys(load.with_attention(opened.described, None, "float32"))
-  config = described.config
+  description = _with_keys(
+    load.with_attention(opened.description, None, "float32")
+  )
+  config = description.config
   if not isinstance(config, models.ModelConfig):
     raise ConfigError(
       f"--weights: {opened.architecture} is of kind {config.kind!r}; expected a "
@@ -109,10 +111,10 @@ def read(settings: Settings) -> Source:
       f"got {settings.batch_size}"
     )
   vocabulary = _vocabulary(settings, folder)
-  context = settings.context or min(described.max_length, _LONGEST)
-  if context > described.max_length:
+  context = settings.context or min(description.max_length, _LONGEST)
+  if context > description.max_length:
     raise ConfigError(
-      f"--context: expected at most the {described.max_length} tokens that the "
+      f"--context: expected at most the {description.max_length} tokens that the "
       f"model reads, got {context}"
     )
   if not Path(settings.text).is_file():
@@ -132,12 +134,12 @@ def read(settings: Settings) -> Source:
       )
   except ValueError as error:
     raise ConfigError(_as_typed(str(error))) from error
-  if task.target_vocab_size > described.vocab_size:
+  if task.target_vocab_size > description.vocab_size:
     raise ConfigError(
       f"--tokenizer: {vocabulary} has {task.target_vocab_size} ids, more than "
-      f"the {described.vocab_size} of the model"
+      f"the {description.vocab_size} of the model"
     )
-  model = load.make_model(described)
+  model = load.make_model(description)
   try:
     variables = load.read_variables(opened, model)
   except ValueError as error:
@@ -158,7 +160,7 @@ def read(settings: Settings) -> Source:
     )
   return Source(
     opened=opened,
-    described=described,
+    description=description,
     model=model,
     variables=variables,
     vocabulary=vocabulary,
@@ -179,28 +181,28 @@ def describe(source: Source) -> str:
   """The model and the windows of the text, in one line."""
   parameters = sum(leaf.size for leaf in jax.tree.leaves(source.variables))
   return (
-    f"{source.opened.architecture} with {models.slots(source.described.config)} "
+    f"{source.opened.architecture} with {models.slots(source.description.config)} "
     f"attention in {len(source.modules)} layers, {parameters:,} parameters, "
     f"windows of {source.context} tokens"
   )
 
 
-def _with_keys(described: Described) -> Described:
+def _with_keys(description: Description) -> Description:
   """Returns an equal model whose keys and values another mechanism can use."""
-  config = described.config
+  config = description.config
   if not isinstance(config, models.ModelConfig) or config.kind != "decoder":
-    return described
+    return description
   own = config.layers("decoder_attention")
   # In a hybrid, only some layers have low-rank keys and values.
   ranks = [layer.slot.latent_rank for layer in config.decoder_configs]
   if not any(ranks):
-    return described
+    return description
   dense = AttentionConfig("dense")
   layers = tuple(
     dense if rank and one.name == "latent" else one
     for one, rank in zip(own, ranks, strict=True)
   )
-  return load.with_layers(described, {"decoder_attention": layers})
+  return load.with_layers(description, {"decoder_attention": layers})
 
 
 def _vocabulary(settings: Settings, folder: Path) -> Path:

@@ -11,7 +11,7 @@ import jax
 import models
 from models.attention_config import AttentionConfig
 from models.published import load
-from models.published.family import Described
+from models.published.family import Description
 from models.transformer import Transformer
 from projects.swap import substitution
 from projects.swap.source import AttentionModule, Source
@@ -20,7 +20,7 @@ from projects.swap.substitution import Mechanisms
 
 def describe(
   source: Source, config: AttentionConfig, modules: Collection[AttentionModule]
-) -> Described:
+) -> Description:
   """The config of the model with a mechanism in some modules.
 
   Raises:
@@ -30,23 +30,23 @@ def describe(
   swapped = {(module.slot, module.layer) for module in modules}
   chosen = {}
   for slot in {module.slot: None for module in source.modules}:
-    layers = source.described.config.layers(slot)
+    layers = source.description.config.layers(slot)
     chosen[slot] = tuple(
       config if (slot, layer) in swapped else one
       for layer, one in enumerate(layers)
     )
-  return load.with_layers(source.described, chosen)
+  return load.with_layers(source.description, chosen)
 
 
 def make(
-  source: Source, described: Described, seed: int
+  source: Source, description: Description, seed: int
 ) -> tuple[Transformer, dict[str, Any]]:
   """Creates a model and its variables, including random ones of the mechanism.
 
   Raises:
     ValueError: the mechanism does not support the sizes of the model.
   """
-  model = load.make_model(described)
+  model = load.make_model(description)
   key = jax.random.key(seed)
   return model, load.read_variables(source.opened, model, key)
 

@@ -8,8 +8,8 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.published import family
 from models.published.bert import num_labels
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from projects.vision.pyramid_config import PyramidConfig
 from projects.vision.swin_family import block_rows, blocks
 from projects.vision.vit_family import PIXELS, TOKEN, patch_rows
@@ -25,7 +25,7 @@ DEPTHWISE = Layout(
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names, head
   depths = family.sizes(hf_config, "depth", [1, 2, 10])
@@ -42,10 +42,10 @@ def describe(
     ("stride_q", 1),
   ):
     family.only(hf_config, **{name: [expected] * stages})
-  [kernel] = _one(hf_config, "kernel_qkv", list[int], [3] * stages)
-  [stride] = _one(hf_config, "stride_kv", list[int], [2] * stages)
+  [kernel] = _shared_value(hf_config, "kernel_qkv", list[int], [3] * stages)
+  [stride] = _shared_value(hf_config, "stride_kv", list[int], [2] * stages)
   for name in ("padding_q", "padding_kv"):
-    [padding] = _one(hf_config, name, list[int], [1] * stages)
+    [padding] = _shared_value(hf_config, name, list[int], [1] * stages)
     if padding != kernel // 2:
       raise ValueError(
         f"{name}: expected {kernel // 2}, half of kernel_qkv, got {padding}"
@@ -56,7 +56,7 @@ def describe(
     raise ValueError(
       f"mlp_ratio: expected {len(features)} numbers, got {ratios}"
     )
-  [dropout] = _one(hf_config, "drop_rate", list[float], [0.0] * stages)
+  [dropout] = _shared_value(hf_config, "drop_rate", list[float], [0.0] * stages)
   # Published models accept any image size; files do not have the size of training.
   side = family.size(hf_config, "image_size", 224)
   config = PyramidConfig(
@@ -77,10 +77,10 @@ def describe(
     encoder_attention=AttentionConfig("strided_2d", {"stride": stride}),
   )
   shape = config.image_shape
-  return Described(config, 0, num_labels(hf_config), 0, {"image": shape})
+  return Description(config, 0, num_labels(hf_config), 0, {"image": shape})
 
 
-def _one(
+def _shared_value(
   hf_config: Mapping[str, Any], name: str, kind: Any, default: Sequence[Any]
 ) -> set[Any]:
   """Returns the value that all stages share.
@@ -137,13 +137,13 @@ def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
   }
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`.
 
   Raises:
     ValueError: CvT does not support these stages.
   """
-  config = described.config
+  config = description.config
   stages = len(config.depths)
   strides = {
     one.options.get("stride", 2)
@@ -191,7 +191,7 @@ def to_json(described: Described) -> dict[str, Any]:
     "drop_rate": [config.dropout_rate] * stages,
     "attention_drop_rate": [0.0] * stages,
     "drop_path_rate": [0.0] * stages,
-    "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
+    "id2label": {str(i): f"LABEL_{i}" for i in range(description.outputs)},
   }
 
 
@@ -203,10 +203,10 @@ CVT = Family(
   buffers=_buffers,
   to_json=to_json,
   without_effect={
-    **because(
+    **no_effect(
       "affects only training", "attention_drop_rate drop_path_rate drop_rate"
     ),
-    **because("is not read: every norm uses 1e-5", "layer_norm_eps"),
+    **no_effect("is not read: every norm uses 1e-5", "layer_norm_eps"),
   },
   inputs=PIXELS,
   config_type=PyramidConfig,

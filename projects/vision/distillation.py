@@ -43,12 +43,14 @@ class Distilled:
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step, with the teacher's label as second target."""
     batch = self._task.train_batch(step, rows)
-    return _twice(batch, self._teacher_labels(batch["image"])[:, None])
+    return _with_two_targets(
+      batch, self._teacher_labels(batch["image"])[:, None]
+    )
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Held-out batches, with the true label for both heads."""
     for batch in self._task.eval_batches(split):
-      yield _twice(batch, batch["targets"])
+      yield _with_two_targets(batch, batch["targets"])
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
@@ -96,7 +98,7 @@ def with_teacher(task: tasks.Task, folder: str) -> Any:
   return Distilled(task, teacher)
 
 
-def _twice(batch: Batch, second: np.ndarray) -> Batch:
+def _with_two_targets(batch: Batch, second: np.ndarray) -> Batch:
   weights = batch["weights"]
   return {
     **batch,

@@ -9,8 +9,8 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.published import family
 from models.published.bert import num_labels
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 from projects.vision.pyramid_config import PyramidConfig
 from projects.vision.vit_family import PIXELS, patch_rows
 
@@ -22,7 +22,7 @@ _HIDDEN = -100.0
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names, head
   family.only(
@@ -61,7 +61,7 @@ def describe(
         f"has {rows} × {columns} tokens, got {window}"
       )
   shape = config.image_shape
-  return Described(config, 0, num_labels(hf_config), 0, {"image": shape})
+  return Description(config, 0, num_labels(hf_config), 0, {"image": shape})
 
 
 def block_rows(theirs: str, ours: str) -> Iterator[Row]:
@@ -124,13 +124,13 @@ def _index(window: int) -> np.ndarray:
   return dy * (2 * window - 1) + dx
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`.
 
   Raises:
     ValueError: Swin does not support these stages or images.
   """
-  config = described.config
+  config = description.config
   height, width, channels = config.image_shape
   ratios = {
     wide / features
@@ -164,7 +164,7 @@ def to_json(described: Described) -> dict[str, Any]:
     "hidden_act": family.their_activation(config.activation),
     "hidden_dropout_prob": config.dropout_rate,
     "layer_norm_eps": config.norm_epsilon,
-    "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
+    "id2label": {str(i): f"LABEL_{i}" for i in range(description.outputs)},
   }
 
 
@@ -176,12 +176,12 @@ SWIN = Family(
   buffers=_buffers,
   to_json=to_json,
   without_effect={
-    **because("affects only training", "drop_path_rate"),
-    **because(
+    **no_effect("affects only training", "drop_path_rate"),
+    **no_effect(
       "belongs to another head",
       "encoder_stride hidden_size out_features out_indices stage_names",
     ),
-    **because("is not read by any version of transformers", "path_norm"),
+    **no_effect("is not read by any version of transformers", "path_norm"),
   },
   inputs=PIXELS,
   config_type=PyramidConfig,

@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from projects.vision import sources
-from projects.vision.augmentation import vary
+from projects.vision.augmentation import augment
 from projects.vision.sources import Images
 from projects.vision.task_config import ImageConfig
 from settings import json_text
@@ -59,7 +59,7 @@ class ImageTask(LabelledTask):
     # The augmentation is drawn for all rows, even if only some are needed.
     indices = self._train_indices(step, None)
     train = self._splits["train"]
-    images = vary(
+    images = augment(
       train.images[indices],
       shift=self._config.shift,
       flip=self._config.flip,

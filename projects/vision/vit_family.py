@@ -9,8 +9,8 @@ import numpy as np
 from models import nested
 from models.published import family
 from models.published.bert import num_labels, sizes_json
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from projects.vision.vit_config import VitConfig
 
 KERNEL = Layout(
@@ -40,7 +40,7 @@ PIXELS = {"pixel_values": "image"}
 
 def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+) -> Description:
   """Implements `Family.describe`."""
   del names
   family.only(hf_config, qkv_bias=True)
@@ -65,14 +65,14 @@ def describe(
     image_shape=shape,
   )
   labels = num_labels(hf_config)
-  return Described(
+  return Description(
     config, 0, labels, config.num_tokens(shape), {"image": shape}
   )
 
 
-def to_json(name: str, described: Described) -> dict[str, Any]:
+def to_json(name: str, description: Description) -> dict[str, Any]:
   """Implements `Family.to_json` for the family with this name."""
-  config = described.config
+  config = description.config
   height, width, channels = config.image_shape or (0, 0, 0)
   if height != width:
     raise ValueError(
@@ -84,7 +84,7 @@ def to_json(name: str, described: Described) -> dict[str, Any]:
     "num_channels": channels,
     "patch_size": config.patch_size,
     **sizes_json(config),
-    "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
+    "id2label": {str(i): f"LABEL_{i}" for i in range(description.outputs)},
   }
 
 
@@ -111,7 +111,7 @@ def _rows(prefix: str) -> list[Row]:
   ]
 
 
-_WITHOUT_EFFECT = because(
+_WITHOUT_EFFECT = no_effect(
   "belongs to another head", "encoder_stride pooler_act pooler_output_size"
 )
 

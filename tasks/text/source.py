@@ -80,7 +80,7 @@ def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
     DataError: the file has no ids, or the ids of a `.bin` seem to be wider.
   """
   if path.suffix.lower() == ".bin":
-    return _plain_ids(path, count)
+    return _read_bin(path, count)
   try:
     ids = np.load(path, mmap_mode="r", allow_pickle=False)
   except (OSError, ValueError) as error:
@@ -93,7 +93,7 @@ def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
   return ids
 
 
-def _plain_ids(path: pathlib.Path, count: int) -> np.ndarray:
+def _read_bin(path: pathlib.Path, count: int) -> np.ndarray:
   bits = 16 if count <= _MOST_IDS else 32
   prefix = (
     f"{path}: read as ids of {bits} bits, for a vocabulary of {count:,}: "
@@ -215,7 +215,7 @@ def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   except csv.Error as error:
     raise DataError(f"{path}: {one_line(error)}") from error
   _check_column(path, column, header)
-  with files.open_bytes(path) as file, _faults_of(path):
+  with files.open_bytes(path) as file, _convert_errors(path):
     batches = pyarrow.open_csv(
       file,
       pyarrow.ReadOptions(block_size=_CSV_BLOCK),
@@ -230,7 +230,7 @@ def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
 def _parquet_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   pyarrow = _pyarrow(path, "parquet")
   with (
-    _faults_of(path),
+    _convert_errors(path),
     pyarrow.ParquetFile(path, memory_map=True) as file,
   ):
     _check_column(path, column, file.schema_arrow.names)
@@ -255,7 +255,7 @@ def _pyarrow(path: pathlib.Path, module: str) -> Any:
 
 
 @contextlib.contextmanager
-def _faults_of(path: pathlib.Path) -> Iterator[None]:
+def _convert_errors(path: pathlib.Path) -> Iterator[None]:
   """Converts pyarrow's errors to one-line DataErrors that name the file."""
   error_type = importlib.import_module("pyarrow").ArrowException
   try:

@@ -69,7 +69,7 @@ def read(
       "'subwords', or a file of ids, .npy or .bin, got 'ids'"
     )
   if sum(path.stat().st_size for path in paths) > _IN_MEMORY:
-    return _on_disk(config, paths, digests, extra, also, workdir)
+    return _stream_to_disk(config, paths, digests, extra, also, workdir)
   text = "".join(source.text_blocks(paths, config.column))
   cut = boundary(len(text))
   vocabulary = vocabularies.open_vocabulary(
@@ -123,7 +123,7 @@ def _read_ids(
   return vocabulary, Parts(ids[:cut], ids[cut:])
 
 
-def _on_disk(
+def _stream_to_disk(
   config, paths, digests, extra, also, workdir
 ) -> tuple[Vocabulary, Parts]:
   """Streams a text once per vocabulary, and stores its ids in the cache."""
@@ -139,19 +139,19 @@ def _on_disk(
       length += len(block)
       characters.update(block)
     cut = boundary(length)
-    training = itertools.chain(_between(blocks(), 0, cut), [also])
+    training = itertools.chain(_slice_blocks(blocks(), 0, cut), [also])
     vocabulary = vocabularies.open_vocabulary(
       config, extra, "".join(characters), training, None
     )
     (folder / vocabulary.FILE).write_bytes(vocabulary.content())
     dtype = _dtype(vocabulary.size)
-    text = tokenizer.parts(_between(blocks(), 0, cut))
+    text = tokenizer.parts(_slice_blocks(blocks(), 0, cut))
     _write(folder / "train", map(vocabulary.encode_text, text), dtype)
     with (
       (folder / "validation").open("wb") as ids,
       (folder / "characters").open("wb") as lengths,
     ):
-      for part in tokenizer.parts(_between(blocks(), cut, length)):
+      for part in tokenizer.parts(_slice_blocks(blocks(), cut, length)):
         aligned = vocabulary.align(part)
         aligned[0].astype(dtype).tofile(ids)
         aligned[1].astype(np.int32).tofile(lengths)
@@ -198,7 +198,9 @@ def _write(
   return path
 
 
-def _between(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
+def _slice_blocks(
+  blocks: Iterable[str], start: int, stop: int
+) -> Iterator[str]:
   """Yields the characters of a text between two positions."""
   position = 0
   for block in blocks:

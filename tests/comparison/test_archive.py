@@ -86,7 +86,7 @@ def test_what_ended_since_is_taken_and_all_else_stays(workdir, tmp_path):
   """Two packs of one comparison that goes on, into one folder."""
   identity, other = list(records.by_identity(workdir))[:2]
   plan = {"a run that waits": {"task": "text", "seed": 5}}
-  records.keep_plan(workdir, plan)
+  records.store_plan(workdir, plan)
   records.write_references(workdir, {"text": {"ours": {"loss": 1.0}}})
   (workdir / records.SCALING).write_text('{"own": 1}\n')
   done = records.read_one(workdir, identity)

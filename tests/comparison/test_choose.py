@@ -169,7 +169,7 @@ def test_a_failed_point_is_behind_all_others_at_the_end(folder, trainer):
   ],
 )
 def test_one_value_beyond_an_end(value, values, expected):
-  assert choose.beyond(value, values) == expected
+  assert choose.next_grid_value(value, values) == expected
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,14 @@ def test_points_that_were_stopped_while_they_learned_are_named():
     stopped("dense", [3.4, 3.3, 3.0, 2.5], "train", rate=0.1),
     stopped("lsh", [3.4, 3.4, 3.4, 3.39]),  # It had stopped by itself.
   ]
-  (text,) = remarks.doubts(by_task(found)["recall"])
+  (text,) = remarks.choice_warnings(by_task(found)["recall"])
   assert text.startswith("Halving stopped points whose loss was still falling")
   assert text.endswith(
     ": `delta: learning_rate=0.03` and `dense: learning_rate=0.1`"
   )
   for record in found:
     record["solved_at"] = None
-  assert not remarks.doubts(by_task(found)["recall"])
+  assert not remarks.choice_warnings(by_task(found)["recall"])
 
 
 def test_choosing_seeds_that_disagree_are_counted():
@@ -77,7 +77,7 @@ def test_choosing_seeds_that_disagree_are_counted():
   found.append(
     run("dense", 10_000, 0.0, rate=0.1, choosing=True, solved_at=0.95)
   )
-  (text,) = remarks.doubts(by_task(found)["recall"])
+  (text,) = remarks.choice_warnings(by_task(found)["recall"])
   assert text.endswith("much on chance: `delta: 1 of 4`")
 
 

@@ -16,8 +16,8 @@ HYBRID = AttentionConfig("window_linear", {"window": 4})
 
 def drawn(model, config):
   """What a mechanism draws at every place of a model."""
-  described = variant.describe(model, config, model.modules)
-  _, variables = variant.make(model, described, 0)
+  description = variant.describe(model, config, model.modules)
+  _, variables = variant.make(model, description, 0)
   return substitution.extract(
     variables, [module.path for module in model.modules]
   )

@@ -130,7 +130,7 @@ def test_every_shift_and_mirror_is_as_likely():
   images = np.zeros((count, 9, 9, 1), np.uint8)
   images[:, 4, 3] = 1  # Mirrored, it is in column 5.
   rng = np.random.default_rng(0)
-  varied = augmentation.vary(images, shift=1, flip=True, rng=rng)
+  varied = augmentation.augment(images, shift=1, flip=True, rng=rng)
   _, rows, columns, _ = np.nonzero(varied)
   assert len(rows) == count
   frequency = np.zeros((9, 9))

@@ -523,7 +523,7 @@ def test_any_value_of_a_wrong_type_is_refused_or_harmless(case, tmp_path):
       config = json.dumps(whole | {name: value})
       (tmp_path / "config.json").write_text(config)
       try:
-        load.make_model(load.open_folder(tmp_path).described)
+        load.make_model(load.open_folder(tmp_path).description)
       except ValueError as error:
         refused[f"{name}: {value}"] = str(error)
   assert len({typed.partition(":")[0] for typed in refused}) > 6
