@@ -38,10 +38,12 @@ def line(runs: Sequence[Run], comparison: Comparison) -> str:
   text = f"{_count_noun(len(rows), 'row')} = {' × '.join(factors)}"
   if counterparts := sum(run.width == DENSE for run in rows):
     text += f" + {_count_noun(counterparts, 'counterpart')}"
-  able = {run.row for run in runs if not run.obstacle}
-  if len(able) < len(rows):
-    text += f", of which {len(rows) - len(able)} cannot run"
-  text += f"; {_count_noun(len(able) * len(comparison.seed_numbers), 'run')}"
+  runnable_rows = {run.row for run in runs if not run.obstacle}
+  if len(runnable_rows) < len(rows):
+    text += f", of which {len(rows) - len(runnable_rows)} cannot run"
+  text += (
+    f"; {_count_noun(len(runnable_rows) * len(comparison.seed_numbers), 'run')}"
+  )
   if comparison.choosing_seeds:
     choosing = sum(not run.obstacle for run in runs)
     text += f", and {choosing} that choose a point of the grid"

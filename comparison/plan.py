@@ -287,10 +287,10 @@ def obstacle_lines(runs: Sequence[Run]) -> list[str]:
   ]
   if not lines:
     return []
-  able = dict.fromkeys(run.attention for run in runs if not run.obstacle)
+  runnable = dict.fromkeys(run.attention for run in runs if not run.obstacle)
   last = f"{len(lines)} of {len(rows)} rows cannot run"
-  if 0 < len(able) < len({run.attention for run in runs}):
-    last += f"; without them: --config.attention={','.join(able)}"
+  if 0 < len(runnable) < len({run.attention for run in runs}):
+    last += f"; without them: --config.attention={','.join(runnable)}"
   return [*lines, last]
 
 

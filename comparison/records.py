@@ -190,12 +190,12 @@ def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
       entries.pop(identity, None)
       store_plan(workdir, entries)
       continue
-    there, here = map(_settings, (record["arguments"], run.arguments))
-    if there != here:
+    recorded, planned = map(_settings, (record["arguments"], run.arguments))
+    if recorded != planned:
       raise ConfigError(
         f"workdir: {workdir} has runs of {run.row} with "
-        f"{' '.join(sorted(there - here)) or 'no more settings'}, got "
-        f"{' '.join(sorted(here - there)) or 'none'}; choose another name for the "
+        f"{' '.join(sorted(recorded - planned)) or 'no more settings'}, got "
+        f"{' '.join(sorted(planned - recorded)) or 'none'}; choose another name for the "
         "variant, or a new folder"
       )
 

@@ -40,8 +40,8 @@ class Ragged(NamedTuple):
     """Rows as int32 [len(rows), length], padded with zeros or truncated."""
     columns = np.arange(length)
     index = self.starts[rows, None] + columns
-    inside = columns < self.lengths[rows, None]
-    return self.values[np.where(inside, index, 0)] * inside
+    is_value = columns < self.lengths[rows, None]
+    return self.values[np.where(is_value, index, 0)] * is_value
 
 
 def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:

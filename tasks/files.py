@@ -307,11 +307,11 @@ def _find_pair(
     for language in (source, target)
     if not any(_find(folder, stem, language) for stem in stems)
   ]
-  wanted = " and ".join(
+  expected = " and ".join(
     " or ".join(f"{stem}.{language}[.gz]" for stem in stems)
     for language in missing
   )
   raise DataError(
-    f"{folder}: no {wanted} (task.path, task.source_language, "
+    f"{folder}: no {expected} (task.path, task.source_language, "
     "task.target_language)"
   )

@@ -128,11 +128,11 @@ class RecallTask(GeneratedTask):
       "weights": np.zeros(shape, np.float32),
     }
     for choice, pairs in enumerate(numbers):
-      here = choices == choice
+      is_chosen = choices == choice
       for name, rows in self._examples_with_pairs(
-        split, indices[here], pairs
+        split, indices[is_chosen], pairs
       ).items():
-        batch[name][here] = rows
+        batch[name][is_chosen] = rows
     return batch
 
   def _examples_with_pairs(

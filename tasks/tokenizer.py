@@ -144,10 +144,10 @@ class Tokenizer:
 
 def _prefix(library: Any) -> tuple[int, ...]:
   plain = library.encode("a", add_special_tokens=False).ids
-  whole = library.encode("a").ids
-  for start in range(len(whole) - len(plain) + 1):
-    if plain and whole[start : start + len(plain)] == plain:
-      return tuple(whole[:start])
+  encoded = library.encode("a").ids
+  for start in range(len(encoded) - len(plain) + 1):
+    if plain and encoded[start : start + len(plain)] == plain:
+      return tuple(encoded[:start])
   return ()
 
 

@@ -64,7 +64,7 @@ def choice_warnings(task: Task) -> list[str]:
   names = dict(zip(summary["row"], summary["name"], strict=True))
   unsolved = set(summary["row"][~(summary["solved"] >= summary["trials"])])
   stopped: dict[str, list[str]] = {}
-  chosen: dict[str, list[bool]] = {}
+  results: dict[str, list[bool]] = {}
   points = dict(zip(summary["row"], summary["grid"], strict=True))
   for record in task.records:
     row, grid = label(record), point(record.get("grid", {}))
@@ -75,7 +75,7 @@ def choice_warnings(task: Task) -> list[str]:
     if is_done and record.get("choosing") and grid == points.get(row):
       line = _last(record)
       solved = criterion.is_solved(line, record.get("solved_at"))
-      chosen.setdefault(names[row], []).append(solved)
+      results.setdefault(names[row], []).append(solved)
   texts = []
   if stopped:
     parts = [
@@ -87,7 +87,7 @@ def choice_warnings(task: Task) -> list[str]:
     )
   split = [
     f"{row}: {sum(solved)} of {len(solved)}"
-    for row, solved in chosen.items()
+    for row, solved in results.items()
     if 0 < sum(solved) < len(solved)
   ]
   if split:

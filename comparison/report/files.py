@@ -75,7 +75,7 @@ def write(workdir: Path) -> str:
   ]
   sections = [
     Section(
-      "What was found",
+      "Findings",
       [*status.missing(workdir), *(findings or [summary_lib.NOTHING_FOUND])],
     ),
     Section("How to read this", [*_setup(workdir, run_records), READING]),

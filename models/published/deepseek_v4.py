@@ -19,7 +19,9 @@ _HEAVY = "heavily_compressed_attention"
 _STRIDES = MappingProxyType({_SPARSE: 4, _HEAVY: 128})
 _ROTARY: rotary.LayerTypes = dict.fromkeys(
   ("main", "compress"),
-  rotary.Rotary(theta=(), default=None, share=(), whole=0.125, scaled=False),
+  rotary.Rotary(
+    theta=(), default=None, share=(), default_share=0.125, scaled=False
+  ),
 )
 _SCORES = MappingProxyType(
   {"sqrtsoftplus": "sqrt_softplus", "sigmoid": "sigmoid"}

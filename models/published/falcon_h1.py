@@ -64,7 +64,7 @@ def _mixer(hf_config: Mapping[str, Any]) -> SecondAttention:
     "step_factor": step,
     **mamba2.step_limits(hf_config),
   }
-  around = mamba2.mixer(
+  fields = mamba2.mixer(
     heads,
     groups,
     head_dim=family.size(hf_config, "mamba_d_state", 256),
@@ -78,11 +78,11 @@ def _mixer(hf_config: Mapping[str, Any]) -> SecondAttention:
     residual_factors=(1.0, _factor(hf_config, "ssm_out")),
   )
   if not has_norm:
-    around["output_norm"] = "none"
+    fields["output_norm"] = "none"
   elif is_first:
-    around["output_norm"] += "_first"
+    fields["output_norm"] += "_first"
   return SecondAttention(
-    mechanism=AttentionConfig("mamba2", options), around=AroundConfig(**around)
+    mechanism=AttentionConfig("mamba2", options), fields=AroundConfig(**fields)
   )
 
 

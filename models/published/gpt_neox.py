@@ -44,7 +44,7 @@ _ROTARY: rotary.LayerTypes = {
   None: rotary.Rotary(
     theta=("rotary_emb_base", "rope_theta"),
     share=("rotary_pct", "partial_rotary_factor"),
-    whole=0.25,
+    default_share=0.25,
   )
 }
 

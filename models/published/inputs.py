@@ -127,15 +127,15 @@ def _check_ids(given: Mapping[str, Any]) -> None:
 def _check_values(model: Any, name: str, given: Mapping[str, Any]) -> Any:
   """Checks ids; those at masked positions may be any number."""
   ids = given[name]
-  shown = given.get(_MASKS[name], np.ones((1, 1))) != 0
+  is_token = given.get(_MASKS[name], np.ones((1, 1))) != 0
   if name == "token_type_ids":
     types = model.config.embedding.token_types
-    return known_ids(name, ids, types, shown, table="token types")
+    return known_ids(name, ids, types, is_token, table="token types")
   is_source = model.config.layout != "decoder" and name == "input_ids"
   size = model.source_vocab_size if is_source else model.target_vocab_size
   embedding = getattr(model.config, "embedding", None)
   padding = getattr(embedding, "position_padding", None) or 0
-  return known_ids(name, ids, size, shown, hidden_id=padding)
+  return known_ids(name, ids, size, is_token, hidden_id=padding)
 
 
 def _indices(mask: Any) -> Array:

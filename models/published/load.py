@@ -251,11 +251,11 @@ def read_variables(
   published = make_model(opened.description)
   tensors = opened.tensors
   if opened.left_out:
-    wanted = {*weights.own_names(model)}
+    names = {*weights.own_names(model)}
     tensors = {
       name: tensor
       for name, tensor in tensors.items()
-      if name in wanted or not name.startswith(f"{MECHANISMS}/")
+      if name in names or not name.startswith(f"{MECHANISMS}/")
     }
   return weights.read(
     opened.folder, opened.family, model, published, tensors, key
@@ -447,14 +447,14 @@ def _by_table_name(
     if new in tidied:
       raise ValueError(f"{tensor.file}: {name} appears twice, under two names")
     tidied[new] = tensor
-  for whole, suffixes in family.joined:
+  for joined_suffix, suffixes in family.joined:
     for first in [name for name in tidied if name.endswith(suffixes[0])]:
       prefix = first.removesuffix(suffixes[0])
       parts = [prefix + suffix for suffix in suffixes]
       if all(part in tidied for part in parts):
         readers = [tidied[part].read for part in parts]
         read = functools.partial(_concatenate, readers)
-        tidied[prefix + whole] = files.Tensor(read, tidied[first].file)
+        tidied[prefix + joined_suffix] = files.Tensor(read, tidied[first].file)
         for part in parts:
           del tidied[part]
   return tidied
@@ -466,10 +466,10 @@ def _concatenate(readers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
 
 def _split_joined(family: Family, arrays: dict[str, np.ndarray]) -> None:
   """Splits joined tensors into the tensors that files store, as transformers does."""
-  for whole, suffixes in family.joined:
-    for name in [name for name in arrays if name.endswith(whole)]:
+  for joined_suffix, suffixes in family.joined:
+    for name in [name for name in arrays if name.endswith(joined_suffix)]:
       array, count = arrays.pop(name), len(suffixes)
       size = -(-len(array) // count)
       parts = np.split(array, [size * i for i in range(1, count)])
       for suffix, part in zip(suffixes, parts, strict=True):
-        arrays[name.removesuffix(whole) + suffix] = part
+        arrays[name.removesuffix(joined_suffix) + suffix] = part

@@ -14,7 +14,9 @@ from models.published import deepseek, experts, family, llama, rotary
 from models.published.family import Description, Layout, Row
 from models.published.keys import no_effect
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=5000000.0, whole=1.0)}
+_ROTARY: rotary.LayerTypes = {
+  None: rotary.Rotary(default=5000000.0, default_share=1.0)
+}
 _SPARSE = "minimax_m3_sparse"
 _OLDER = {
   "index_n_heads": "sparse_num_index_heads",
@@ -62,7 +64,7 @@ def describe(
     fields["decoder_around"] = deepseek.overrides(is_sparse)
   else:
     fields = {}
-  made = llama.describe(
+  description = llama.describe(
     hf_config,
     names,
     head,
@@ -84,8 +86,8 @@ def describe(
   )
   # `intermediate_size` is the width of an expert.
   size = family.size(hf_config, "dense_intermediate_size", 12288)
-  config = dataclasses.replace(made.config, mlp_features=size)
-  return made._replace(config=config)
+  config = dataclasses.replace(description.config, mlp_features=size)
+  return description._replace(config=config)
 
 
 def _with_new_names(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ def describe(
   width = family.size(hf_config, "head_dim", 128)
   family.only(hf_config, attention_head_dim=width)
   sparse = _experts(hf_config) if _SPARSE in kinds else {}
-  around = {
+  override = {
     _EXACT: AroundConfig(mlp_features=0),
     _RECURRENT: _mixer(hf_config),
     _SPARSE: AroundConfig(self_attention=False),
@@ -62,7 +62,7 @@ def describe(
     tie_embeddings=False,
     head=head,
     decoder_attention=tuple(_mechanism(hf_config, kind) for kind in kinds),
-    decoder_around=tuple(around[kind] for kind in kinds),
+    decoder_around=tuple(override[kind] for kind in kinds),
     **sparse,
   )
   vocab_size = family.size(hf_config, "vocab_size", 131072)

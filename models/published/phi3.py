@@ -8,7 +8,7 @@ from models.published import family, llama, mistral, rotary
 from models.published.family import Description, Row
 from models.published.keys import no_effect
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=1.0)}
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default_share=1.0)}
 
 
 def describe(

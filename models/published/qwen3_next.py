@@ -16,11 +16,11 @@ from models.published.family import Description, Layout, Row
 from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.25)}
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default_share=0.25)}
 # For text, all sections of the multimodal positions are equal.
 _TEXT_ROTARY: rotary.LayerTypes = {
   None: rotary.Rotary(
-    whole=0.25, ignored=("mrope_section", "mrope_interleaved")
+    default_share=0.25, ignored=("mrope_section", "mrope_interleaved")
   )
 }
 _RECURRENT = "linear_attention"

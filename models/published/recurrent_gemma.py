@@ -15,7 +15,7 @@ from models.published.family import Description, Family, Layout, Row
 from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.5)}
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default_share=0.5)}
 _KINDS = ("recurrent", "attention")
 
 
@@ -51,7 +51,7 @@ def describe(
   count = family.size(hf_config, "num_hidden_layers", 26)
   kinds = [kinds[i % len(kinds)] for i in range(count)]
   window = family.size(hf_config, "attention_window_size", 2048)
-  around = {
+  override = {
     "attention": AroundConfig(
       num_kv_heads=family.optional_size(hf_config, "num_key_value_heads")
       or heads,
@@ -100,7 +100,7 @@ def describe(
     tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
     head=head,
     decoder_attention=tuple(mechanisms[kind] for kind in kinds),
-    decoder_around=tuple(around[kind] for kind in kinds),
+    decoder_around=tuple(override[kind] for kind in kinds),
   )
   vocab_size = family.size(hf_config, "vocab_size", 256000)
   return Description(config, vocab_size, vocab_size, mamba2.LONGEST)

@@ -23,7 +23,7 @@ class Rotary(NamedTuple):
     theta: keys of θ in files of version 4; all but the first are copies.
     default: θ of files without it; None if it is required.
     share: keys of the rotated fraction of each head in files of version 4.
-    whole: that fraction in files without the key; None if it is always 1.
+    default_share: that fraction in files without the key; None if it is always 1.
     scaled: whether version 4's `rope_scaling` applies to these layers.
     type_key: key of the type in `rope_scaling`.
     ignored: keys that do not affect positions of text.
@@ -32,7 +32,7 @@ class Rotary(NamedTuple):
   theta: tuple[str, ...] = ("rope_theta",)
   default: float | None = 10000.0
   share: tuple[str, ...] = ("partial_rotary_factor",)
-  whole: float | None = None
+  default_share: float | None = None
   scaled: bool = True
   type_key: str = "rope_type"
   ignored: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def choices(
   options = _parameters(hf_config, types, kind)
   rope_type, theta = options.pop("rope_type"), options.pop("rope_theta")
   share = options.pop("partial_rotary_factor", 1.0)
-  if types[kind].whole is None and share != 1.0:
+  if types[kind].default_share is None and share != 1.0:
     raise ValueError(
       f"partial_rotary_factor: expected 1.0 in this family, got {share!r}"
     )
@@ -146,7 +146,7 @@ def _parameters(
   both = {"rope_type": "default", **old, **new}
   for name, keys, default in (
     ("rope_theta", rotary.theta, rotary.default),
-    ("partial_rotary_factor", rotary.share, rotary.whole),
+    ("partial_rotary_factor", rotary.share, rotary.default_share),
   ):
     old_values = [hf_config[key] for key in keys if key in hf_config]
     if old_values and keys[0] not in hf_config and name not in new:

@@ -106,17 +106,17 @@ def text_tensors(tensors: files.Tensors, text: Text) -> dict[str, files.Tensor]:
   Raises:
     ValueError: two tensors get the same name.
   """
-  found = {}
+  renamed_tensors = {}
   for name, tensor in tensors.items():
     if not name.startswith(text.images):
       for pattern, replacement in text.renamed:
         name = re.sub(pattern, replacement, name)
-      if name in found:
+      if name in renamed_tensors:
         raise ValueError(
           f"{tensor.file}: {name}: appears twice, under two names"
         )
-      found[name] = tensor
-  return _join_parts(found) if text.has_parts else found
+      renamed_tensors[name] = tensor
+  return _join_parts(renamed_tensors) if text.has_parts else renamed_tensors
 
 
 def _join_parts(
@@ -143,14 +143,14 @@ def _join_parts(
     re.fullmatch(r"(.*\.experts\.)\d+\.w1\.weight", x) for x in tensors
   )
   for prefix, count in Counter(x[1] for x in matches if x).items():
-    for whole, kernels in (
+    for joined_name, kernels in (
       ("gate_up_proj", ("w1", "w3")),
       ("down_proj", ("w2",)),
     ):
       rows = [
         [f"{prefix}{i}.{x}.weight" for x in kernels] for i in range(count)
       ]
-      join(prefix + whole, rows)
+      join(prefix + joined_name, rows)
   return tensors
 
 

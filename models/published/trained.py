@@ -64,12 +64,14 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
         continue
       if published.kind != config.kind:
         continue
-      lacking = _differences(config, published)
-      if not lacking:
-        made = make_model(description)
-        return Pretrained(family.name, architecture, made, folded, hf_config)
-      more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-      others = ", ".join(lacking[:3]) + more
+      differences = _differences(config, published)
+      if not differences:
+        folded_model = make_model(description)
+        return Pretrained(
+          family.name, architecture, folded_model, folded, hf_config
+        )
+      more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
+      others = ", ".join(differences[:3]) + more
       reasons.append(f"{family.name} differs in {others}")
   if not reasons:
     raise ValueError(

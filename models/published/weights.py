@@ -54,7 +54,7 @@ def read(
       model needs more than 32 bits.
   """
   try:
-    wanted, whole = _shapes(model), _with_keys(model)
+    variable_shapes, full_shapes = _shapes(model), _with_keys(model)
   except OverflowError:
     raise ValueError(
       f"{folder / files.CONFIG}: expected sizes below 2³¹, got a larger one"
@@ -74,19 +74,20 @@ def read(
         f"{folder}: {theirs}: missing; it fills {', '.join(ours)}"
       )
     shapes = {
-      x: whole[x] if index is None else _element(whole[x]) for x in ours
+      x: full_shapes[x] if index is None else _element(full_shapes[x])
+      for x in ours
     }
     # One tensor at a time: the file's arrays and ours are never all in memory.
     tensor = tensors[theirs]
     for path, x in _read(tensor, theirs, shapes, layout, is_start).items():
-      if path not in wanted:
+      if path not in variable_shapes:
         continue
-      dtype = wanted[path].dtype
+      dtype = variable_shapes[path].dtype
       if index is None:
         arrays[path] = jnp.asarray(x, dtype)
         continue
       if path not in stacks:
-        stacks[path] = np.empty(wanted[path].shape, dtype)
+        stacks[path] = np.empty(variable_shapes[path].shape, dtype)
       stacks[path][index] = x
   while stacks:
     path, x = stacks.popitem()
@@ -103,7 +104,7 @@ def read(
     raise ValueError(
       f"{tensor.file}: {name}: no variable of this model uses it"
     )
-  missing = [path for path in wanted if path not in arrays]
+  missing = [path for path in variable_shapes if path not in arrays]
   for path in missing:
     # Variables of a mechanism that replaces another one are initialised.
     if "/attention/" not in path or model == published:
@@ -111,7 +112,7 @@ def read(
   if missing:
     arrays |= _initial(model, key, tuple(missing))
   tree = traverse_util.unflatten_dict(
-    {path: arrays[path] for path in wanted}, sep="/"
+    {path: arrays[path] for path in variable_shapes}, sep="/"
   )
   return {"params": {}, "constants": {}, **tree}
 
@@ -140,13 +141,15 @@ def write(
 ) -> dict[str, np.ndarray]:
   """Converts a model to tensors with the names of the family's table."""
   paths = {path: np.asarray(x) for path, x in _flat(variables).items()}
-  shapes, whole = _shapes(model), _with_keys(model)
+  shapes, full_shapes = _shapes(model), _with_keys(model)
   arrays, written = {}, set()
   rows = active(family.rows(model.config), shapes)
   for theirs, ours, layout, index, is_start in rows:
     # A mechanism without keys leaves a part of a tensor of queries and keys.
     xs = [
-      paths[x] if x in shapes else np.zeros(whole[x].shape, whole[x].dtype)
+      paths[x]
+      if x in shapes
+      else np.zeros(full_shapes[x].shape, full_shapes[x].dtype)
       for x in ours
     ]
     arrays[theirs] = layout.write(

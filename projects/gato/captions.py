@@ -109,9 +109,9 @@ def _coverage(shape: str, corner: np.ndarray, radius: int) -> np.ndarray:
     np.arange(SIDE)[None, :] + 0.5 - corner[1],
   )
   width = 2 * radius
-  inside = (y >= 0) & (y <= width) & (x >= 0) & (x <= width)
+  is_inside = (y >= 0) & (y <= width) & (x >= 0) & (x <= width)
   if shape == "circle":
     return (y - radius) ** 2 + (x - radius) ** 2 <= radius**2
   if shape == "triangle":
-    return inside & (np.abs(x - radius) <= y / 2)
-  return inside
+    return is_inside & (np.abs(x - radius) <= y / 2)
+  return is_inside

@@ -159,11 +159,11 @@ def _layer_results(
   scores: scores_lib.Quality, paths: Sequence[str], mechanisms: Mechanisms
 ) -> tuple[list[dict[str, float]], float]:
   """Error, loss and accuracy for each single swapped layer, and the total error."""
-  errors, whole = scores.errors(mechanisms)
+  errors, total_error = scores.errors(mechanisms)
   return [
     {"error": error, **scores.measure(mechanisms, {path})}
     for path, error in zip(paths, errors, strict=True)
-  ], whole
+  ], total_error
 
 
 def _transfer_columns(results: Mapping[str, float]) -> dict[str, float]:

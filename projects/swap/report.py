@@ -48,14 +48,14 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
   page.save(workdir / files.PLOTS, pictures)
   device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
   machine = f"{device}; jax {jax.__version__}"
-  able = [r for r in content if r["status"] != CANNOT and not r["keep"]]
+  measured = [r for r in content if r["status"] != CANNOT and not r["keep"]]
   sections = [
     Section("How to read this", [f"{_subject(settings)}.", _READING]),
     Section(
       "Tables",
       [
         ("Quality", _with_options(_table(content, rows.QUALITY), content)),
-        ("Cost", _table(able, rows.COSTS)),
+        ("Cost", _table(measured, rows.COSTS)),
         _meanings(content),
       ],
     ),

@@ -72,8 +72,8 @@ def make(source: Source, attention: Attention | None) -> Quality:
       lambda batch: squares(source.variables, mechanisms, batch)
     ).T
     sizes = np.maximum(sizes, 1e-30)
-    whole = math.sqrt(deviations.sum() / sizes.sum())
-    return np.sqrt(deviations / sizes).tolist(), whole
+    total_error = math.sqrt(deviations.sum() / sizes.sum())
+    return np.sqrt(deviations / sizes).tolist(), total_error
 
   return Quality(measure, errors)
 

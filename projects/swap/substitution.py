@@ -121,8 +121,8 @@ def extract(
   arrays: dict[str, dict[str, Any]] = {module: {} for module in modules}
   for path, array in flat.items():
     collection, _, rest = path.partition("/")
-    module, inside, name = rest.partition("/attention/")
-    if inside and module in arrays:
+    module, separator, name = rest.partition("/attention/")
+    if separator and module in arrays:
       arrays[module][f"{collection}/{name}"] = array
   return {
     module: traverse_util.unflatten_dict(own, sep="/")

@@ -155,10 +155,10 @@ def _batch(
     windows = np.concatenate([before, windows[:, 1:]], axis=1)
   first = max(0, len(prefix) - 1)
   columns = np.arange(windows.shape[1] - 1)
-  inside = columns < first + counts[:, None]
-  weights = inside & (columns >= first)
+  is_text = columns < first + counts[:, None]
+  weights = is_text & (columns >= first)
   return {
-    "inputs": windows[:, :-1] * inside,
-    "targets": windows[:, 1:] * inside,
+    "inputs": windows[:, :-1] * is_text,
+    "targets": windows[:, 1:] * is_text,
     "weights": weights.astype(np.float32),
   }

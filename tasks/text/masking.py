@@ -77,10 +77,10 @@ class MaskedText(TextTask):
     self._before, self._after = special.encoder_tokens
     self.source_vocab_size = self.target_vocab_size
     self.max_source_length = self.max_target_length = config.context
-    around = config.context - self.piece
+    num_special = config.context - self.piece
     if self.piece < 2:
       raise ValueError(
-        f"task.context: expected at least {2 + around} tokens, {around} of them "
+        f"task.context: expected at least {2 + num_special} tokens, {num_special} of them "
         f"special, got {config.context}"
       )
 
@@ -93,8 +93,8 @@ class MaskedText(TextTask):
   @property
   def piece(self) -> int:
     """S minus the special tokens before and after the text."""
-    around = len(self._before) + len(self._after)
-    return self._config.context - around
+    num_special = len(self._before) + len(self._after)
+    return self._config.context - num_special
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B masked pieces from random positions, drawn from (seed, step)."""

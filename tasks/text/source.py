@@ -47,18 +47,18 @@ def find(path: str) -> list[pathlib.Path]:
   # A name may contain a comma or a bracket.
   if os.path.exists(files.typed_path(path)):
     return [files.existing_file(path)]
-  found: dict[str, pathlib.Path] = {}
+  unique_paths: dict[str, pathlib.Path] = {}
   for part in filter(None, map(str.strip, path.split(","))):
     matches = sorted(glob.glob(str(files.typed_path(part)), recursive=True))
     if not matches and glob.has_magic(part):
       raise DataError(f"{part}: no file matches (task.path)")
     for file in map(files.existing_file, matches or [part]):
-      found.setdefault(os.path.realpath(file), file)
-  if len({has_ids([file]) for file in found.values()}) > 1:
+      unique_paths.setdefault(os.path.realpath(file), file)
+  if len({has_ids([file]) for file in unique_paths.values()}) > 1:
     raise DataError(
       f"{path}: expected only files of text or only files of ids, got both (task.path)"
     )
-  return [*found.values()]
+  return [*unique_paths.values()]
 
 
 def has_ids(paths: Sequence[pathlib.Path]) -> bool:

@@ -161,10 +161,17 @@ def _stream_to_disk(
   if config.tokenizer:
     opened = vocabularies.open_file(config.tokenizer, extra)
     given = hashlib.sha256(opened.content()).hexdigest()
-  made = config.column, config.vocabulary, config.vocab_size, given, extra, also
+  settings = (
+    config.column,
+    config.vocabulary,
+    config.vocab_size,
+    given,
+    extra,
+    also,
+  )
   # In another format, such as JSON Lines, the same bytes are another text.
   suffixes = [files.suffix(path) for path in paths]
-  cached = cache.folder("texts") / _key(*made, suffixes, digests)
+  cached = cache.folder("texts") / _key(*settings, suffixes, digests)
   folder = cache.prepare(cached, write)
   vocabulary = vocabularies.open_file(str(folder), extra)
   base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())

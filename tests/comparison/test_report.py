@@ -63,7 +63,7 @@ def test_the_text_has_what_was_found_first(folder):
   assert (
     "copy: `dense` has the best exact_match on the validation split" in text
   )
-  assert text.index("## What was found") < text.index("## How to read this")
+  assert text.index("## Findings") < text.index("## How to read this")
   row = re.search(r"\| dense +\| +0\.960 \[\S+, \S+\] ≈ \|", text)
   assert row
   assert r"failed: exit code 1: loss is \<nan> at step 3" in text
