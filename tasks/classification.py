@@ -117,8 +117,8 @@ class ClassificationTask(LabelledTask):
     ids = self._frame(self._vocabulary.encode(line))
     if len(ids) > self._config.max_length:
       raise ValueError(
-        f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
-        f"(task.max_length={self._config.max_length})"
+        f"expected at most {self._config.max_length} {self._vocabulary.unit} "
+        f"(task.max_length), got {len(ids)}"
       )
     return ids
 

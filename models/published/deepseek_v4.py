@@ -62,7 +62,9 @@ def describe(
     routers = ["hash_moe" if i < 3 else "moe" for i in range(count)]
   strides = family.value(hf_config, "compress_rates", dict[str, int], _STRIDES)
   for kind in strides.keys() - _STRIDES.keys():
-    raise ValueError(f"compress_rates: no layer type is {kind!r}")
+    raise ValueError(
+      f"compress_rates: expected layer types among {[*_STRIDES]}, got {kind!r}"
+    )
   positions = _positions(hf_config, share)
   rank = family.size(hf_config, "q_lora_rank", 1024)
   near = family.size(hf_config, "sliding_window", 128)

@@ -150,7 +150,7 @@ def _parameters(
   ):
     old_values = [hf_config[key] for key in keys if key in hf_config]
     if old_values and keys[0] not in hf_config and name not in new:
-      raise ValueError(f"{keys[0]}: missing; nothing reads {name} without it")
+      raise ValueError(f"{keys[0]}: missing; without it, {name} is not read")
     given = [x for x in (both.get(name), *old_values) if x is not None]
     if any(value != given[0] for value in given):
       twice = " and ".join(map(repr, given))

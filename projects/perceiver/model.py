@@ -294,7 +294,9 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
     ("max_target_length", sizes.max_target_length, config.head == "tokens"),
   ):
     if needed and (size is None or size < 1):
-      raise ValueError(f"{name}: kind 'perceiver' needs it, got {size}")
+      raise ValueError(
+        f"{name}: expected at least 1 for kind 'perceiver', got {size}"
+      )
   if config.head == "tokens" and not (
     sizes.shared_vocabulary
     and sizes.source_vocab_size == sizes.target_vocab_size

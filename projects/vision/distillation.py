@@ -87,13 +87,13 @@ def with_teacher(task: tasks.Task, folder: str) -> Any:
     )
   if shape is None or shape[2] != channels:
     raise ConfigError(
-      f"config.model.teacher: {folder} reads images of {channels} channels; the "
-      f"task has {shape}"
+      f"config.model.teacher: expected images of shape {shape}, as in the task; "
+      f"{folder} reads {channels} channels"
     )
   if classes != task.target_vocab_size:
     raise ConfigError(
-      f"config.model.teacher: {folder} has {classes} classes, the task "
-      f"{task.target_vocab_size}"
+      f"config.model.teacher: expected the {task.target_vocab_size} classes of the "
+      f"task, got {classes} in {folder}"
     )
   return Distilled(task, teacher)
 

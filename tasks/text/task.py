@@ -219,8 +219,8 @@ class TextTask(base.Task):
     """Returns the ids of a user's line; ValueError if there are too many."""
     if len(ids) > most:
       raise ValueError(
-        f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
-        f"(task.context={self._config.context})"
+        f"expected at most {most} {self._vocabulary.unit} (task.context="
+        f"{self._config.context}), got {len(ids)}"
       )
     return ids
 

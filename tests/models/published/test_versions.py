@@ -555,7 +555,7 @@ def test_copies_alone_are_refused(key):
   """GPT-NeoX's classes write `rope_theta`, too, and do not read it."""
   config = dict(CONFIGS[f"gpt_neox {OLD} plain"])
   del config[key]
-  with pytest.raises(ValueError, match=f"^{key}: missing; nothing reads"):
+  with pytest.raises(ValueError, match=f"^{key}: missing; without it"):
     description(config, {"embed_out.weight"})
 
 
