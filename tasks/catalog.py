@@ -140,8 +140,8 @@ def _check_features(
   for field, feature in needed:
     if feature not in known:
       raise DataError(
-        f"task.{field}: expected a feature of {name} ({', '.join(known)}), got "
-        f"{feature!r}"
+        f"task.{field}: {name} has {', '.join(known)}; expected one of them, "
+        f"got {feature!r}"
       )
 
 
