@@ -477,7 +477,8 @@ def _compare_rows(
   difference, low, high = np.array(ends).T
   p_values = statistics.p_by_shuffles(table, threshold, not is_declared)
   test = (
-    f"largest difference {pairs} in the {quantity}, by shuffles within seeds"
+    f"permutation test within seeds of the largest difference {pairs} in the "
+    f"{quantity}"
   )
   return statistics.RowComparison(difference, low, high, p_values, test)
 

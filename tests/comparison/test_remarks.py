@@ -22,8 +22,8 @@ def test_the_page_says_how_rows_were_compared():
   for record in found:
     record["solved_at"] = 0.95
   assert remarks.tests(by_task(found)["recall"]).endswith(
-    "largest difference between any two rows in the share of solved seeds or the "
-    "mean up to 0.95, by shuffles within seeds."
+    "permutation test within seeds of the largest difference between any two rows "
+    "in the share of solved seeds or the mean up to 0.95."
   )
   assert remarks.tests(by_task(found, reference="path")["recall"]) == (
     "Tests: none yet, because `path` has no complete row."
