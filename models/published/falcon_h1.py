@@ -82,7 +82,7 @@ def _mixer(hf_config: Mapping[str, Any]) -> SecondAttention:
   elif is_first:
     fields["output_norm"] += "_first"
   return SecondAttention(
-    mechanism=AttentionConfig("mamba2", options), fields=AroundConfig(**fields)
+    mechanism=AttentionConfig("mamba2", options), around=AroundConfig(**fields)
   )
 
 
