@@ -141,14 +141,26 @@ def means(task: Task) -> pd.DataFrame:
 
 
 def steps(task: Task) -> pd.DataFrame:
-  """Seeds that solved a task at some step, and the median of their steps."""
+  """Seeds that solved a task at some step, and the median of their steps.
+
+  With several points of `across`, a column for each of them.
+  """
   table = tables.steps(task)
   assert table is not None
   frame = table.frame()
   rows = task.ended[task.ended["row"].isin(task.steps["row"])]
   frame.insert(1, "KiB", [number(x / 1024) for x in rows["cache_bytes"]])
   names = [_name(row) for _, row in rows.iterrows()]
-  return frame.drop(columns="mechanism").set_axis(names)
+  frame = frame.drop(columns="mechanism").set_axis(names)
+  varied = _differences(rows)
+  if not any(varied.values()):
+    return frame
+  cells = frame["solved at some step"] + ", " + frame["median steps"]
+  by_point = pd.DataFrame(
+    {"name": names, "point": list(varied.values()), "cell": list(cells)}
+  )
+  matrix = by_point.pivot(index="name", columns="point", values="cell")
+  return matrix.reindex(dict.fromkeys(names)).fillna(NOTHING)
 
 
 KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {

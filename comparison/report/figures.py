@@ -99,20 +99,23 @@ def learning_curves(
 
 
 def survival(task: Task, styles: Styles) -> Any | None:
-  """The share of seeds that have solved the task, by step."""
+  """The share of seeds that have solved the task, by step, on a logarithmic axis."""
   if not task.has_steps_to_solve:
     return None
   rows, series = task.ended.set_index("row"), []
+  start = task.steps["steps"].min() / 2
   for row, group in task.steps.groupby("row", sort=False):
     at, share = unsolved(
       group["steps"].to_numpy(float), group["solved"].to_numpy()
     )
-    x = [0.0, *(step for step in at for _ in range(2))]
+    x = [start, *(step for step in at for _ in range(2))]
     y = [0.0, 0.0, *(1 - z for z in share for _ in range(2))][: len(x)]
     name, mechanism = rows["name"][row], rows["attention"][row]
     series.append(Line(name, mechanism, x, y))
   title = f"{task.name}: seeds that have solved the task"
-  return line_figure(series, styles, title, "step", "share of seeds")
+  return line_figure(
+    series, styles, title, "step", "share of seeds", x_log=True
+  )
 
 
 def lengths(task: Task, styles: Styles) -> Any | None:

@@ -387,7 +387,7 @@ def test_steps_to_the_solution_are_censored_at_the_end():
   curve = next(x for x in lines.values() if len(x) > 6)
   third, two_thirds = pytest.approx(1 / 3), pytest.approx(2 / 3)
   assert curve == [
-    *([0, 0], [10, 0], [10, third], [20, third], [20, two_thirds]),
+    *([5, 0], [10, 0], [10, third], [20, third], [20, two_thirds]),
     *([30, two_thirds], [30, pytest.approx(1)]),
   ]
   assert tables.steps(task.by_task(runs("dense", [0.5] * 3))["recall"]) is None
