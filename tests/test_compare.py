@@ -231,7 +231,7 @@ _COPY = "--config=configs/compare/copy.py"
     (("report", "--workdir=nosuch"), "--workdir: no comparison in nosuch"),
     ((_COPY, "--workdir=nosuch", "--config.modl=3"), "config.modl: unknown"),
     ((_COPY, "--records=a.xz"), "--records: expected only with `report`"),
-    (("status", "--workdir=nosuch", "--shard=1/2"), "--shard: expected it"),
+    (("status", "--workdir=nosuch", "--shard=1/2"), "--shard: not supported"),
     # What was typed is told from what the file has.
     (
       (_COPY, "--config.grid.model.features=1,2", "--config.model.features=4"),

@@ -60,7 +60,7 @@ def test_what_came_without_its_folder_keeps_what_was_measured(
   runs, _ = busy
   shutil.rmtree(records.run_workdir(folder, runs[1]))
   measure.measure(folder)
-  told = f"no folder in {folder / records.RUNS}: {runs[1].identity}\n"
+  told = f"folders are missing in {folder / records.RUNS}: {runs[1].identity}\n"
   assert told in capsys.readouterr().out
   assert seconds(folder, runs) == [9.0, 9.0, 0.5]
   assert not records.read_one(folder, runs[1].identity)["reason"]

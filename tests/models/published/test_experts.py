@@ -79,7 +79,11 @@ def test_token_by_token(case):
       {"num_local_experts": 0},
       "num_local_experts: expected at least",
     ),
-    ("mixtral", {"num_experts": 4}, "num_experts: expected that of num_local_"),
+    (
+      "mixtral",
+      {"num_experts": 4},
+      "num_experts: expected the value of num_local_",
+    ),
     (
       "mixtral",
       {"num_experts_per_tok": 6},
