@@ -18,6 +18,7 @@ figures. A mistake raises a one-line `ConfigError`; a failed run raises a `RunEr
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,11 +269,12 @@ def compare(
   from comparison.report import files
 
   process.replace_signs()
-  if isinstance(fields.get("seeds"), int):
-    fields["seeds"] = list(range(fields["seeds"]))
+  if isinstance(fields.get("seeds"), Integral):
+    fields["seeds"] = range(fields["seeds"])
   for name in ("attention", "tasks", "seeds"):
-    if isinstance(fields.get(name), (list, tuple)):
-      fields[name] = ",".join(map(str, fields[name]))
+    values = fields.get(name, "")
+    if isinstance(values, Iterable) and not isinstance(values, str):
+      fields[name] = ",".join(map(str, values))
   parsed = config_lib.parse(_mapping(config, fields), set(fields))
   name = config if isinstance(config, str) else "comparison"
   default = folder_lib.default_workdir(name, parsed)

@@ -67,7 +67,7 @@ def main() -> None:
       print(f"  {name} {value:.4f}", flush=True)
     for line in experiment.dense_because(file, config):
       print(f"  {line}", flush=True)
-    results = loop.run(run, folder, stop_at=_STOP_AT.value)
+    results = loop.run(run, folder, stop_at=_STOP_AT.value, ends_process=True)
   if results is not None:
     print(workdir.summary(folder, results))
 

@@ -6,6 +6,7 @@ Options that the user omits come from the mechanism's `sizes`.
 """
 
 from collections.abc import Iterable
+import copy
 from typing import Any
 
 from attention import ATTENTIONS
@@ -76,11 +77,15 @@ def choose(typed: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
   Raises:
     ValueError: as in `one`.
   """
-  names = [one(word, also=also)["name"] for word in split(typed)]
-  records = [mechanisms.example(name) for name in names]
+  chosen = layers(typed, also=also)
+  names = [
+    x["name"] for x in (chosen if isinstance(chosen, list) else [chosen])
+  ]
+  examples = [mechanisms.example(name) for name in names]
+  # An override of one field must not change the others, so each has a copy.
   return {
-    slot: {"name": "dense"}
-    if any(obstacle(record, slot) for record in records)
-    else layers(typed)
-    for slot in NEEDS
+    field: {"name": "dense"}
+    if any(obstacle(example, field) for example in examples)
+    else copy.deepcopy(chosen)
+    for field in NEEDS
   }

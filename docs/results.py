@@ -160,7 +160,7 @@ def steps(task: Task) -> pd.DataFrame:
     {"name": names, "point": list(varied.values()), "cell": list(cells)}
   )
   matrix = by_point.pivot(index="name", columns="point", values="cell")
-  return matrix.reindex([*dict.fromkeys(names)]).fillna(NOTHING)
+  return matrix.reindex(list(dict.fromkeys(names))).fillna(NOTHING)
 
 
 KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {

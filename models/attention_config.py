@@ -7,6 +7,7 @@ import inspect
 import types
 from typing import Annotated, Any, ClassVar, cast
 
+import numpy as np
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
@@ -61,6 +62,8 @@ class AttentionConfig:
           f"{key}: expected a number, text, true, false or a list, got {value!r}"
         )
     object.__setattr__(self, "options", types.MappingProxyType(options))
+    # `_build` remembers import paths, which a name from data must not follow.
+    mechanisms.check_imports(self.name)
     self.build()
 
   def __hash__(self):
@@ -68,7 +71,6 @@ class AttentionConfig:
 
   def build(self) -> Attention:
     """Returns the mechanism; equal configs give the same object."""
-    mechanisms.check_imports(self.name)
     return _build(self)
 
   @property
@@ -212,6 +214,8 @@ def _build(config: AttentionConfig) -> Attention:
 
 
 def _frozen(value: Any) -> Any:
+  if isinstance(value, np.generic):  # JSON lacks it.
+    return value.item()
   if isinstance(value, list | tuple):
     return tuple(_frozen(item) for item in value)
   return value

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Interval, Le
 
 from attention import rotary_frequencies
-from attention.positions import deberta_buckets, t5_buckets
+from attention.positions import deberta_buckets
 from models.attention_config import AttentionConfig
 from models.mlp_config import WITHOUT_EXPERTS
 from settings.fields import (
@@ -370,12 +370,6 @@ class SlotConfig:
       raise ValueError(
         "short_convolution_activation: expected short_convolution with it, got False"
       )
-    distance, buckets = self.relative_distance, self.relative_buckets
-    try:
-      for is_causal in (False, True):
-        t5_buckets(distance, num_buckets=buckets, is_causal=is_causal)
-    except ValueError as error:
-      raise ValueError(f"relative_distance: {error}") from None
 
   @functools.cached_property
   def encoder(self) -> "SlotConfig":

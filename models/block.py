@@ -1,7 +1,6 @@
 """A layer of a Transformer, for encoders and decoders."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 import math
 from typing import Any, cast
 
@@ -20,11 +19,7 @@ from models.config import ModelConfig
 from models.experts import Experts
 from models.hyper_connections import HyperConnection
 from models.mlp import Mlp
-from models.multi_head_attention import (
-  MultiHeadAttention,
-  apply_mechanism,
-  scale_by,
-)
+from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 
 Gates = Mapping[str, Array]
 """The gates of a mechanism, computed from the inputs of its layer."""
@@ -94,7 +89,7 @@ class Block(nn.Module):
         out_scale=out_scale,
       )
     if config.mlp_features:
-      network = Experts if config.mlp.num_experts else Mlp
+      network: Any = Experts if config.mlp.num_experts else Mlp
       self.mlp = network(config, out_scale)
     for name in self.sublayers:
       if name == "second_attention":
@@ -127,12 +122,6 @@ class Block(nn.Module):
     """Whether self-attention takes the gates of an earlier layer."""
     has_any = self.config.slot.self_attention
     return has_any and self.self_attention.attention.shares_gates
-
-  @property
-  def _causal(self) -> tuple[str, ...]:
-    """The sub-layers whose attention is to the layer's own sequence."""
-    names = "self_attention", "second_attention"
-    return tuple(name for name in names if name in self.sublayers)
 
   @nn.nowrap
   def make_attention(
@@ -199,22 +188,16 @@ class Block(nn.Module):
         x, memory, deterministic=deterministic, mask=memory_mask
       )
 
-    # Padding does not count in the load-balance loss of experts.
-    counted = {"mask": mask} if self.config.mlp.num_experts else {}
-    counted |= self._ids(ids)
-    x = self._layer(x, attend, attend_across, deterministic, **counted)
+    x = self._layer(x, attend, attend_across, deterministic, mask, ids)
     return x if shared_gates is None else (x, next_gates)
-
-  def _ids(self, ids):
-    """The ids, if they choose the experts."""
-    return {"ids": ids} if self.config.mlp.router_table else {}
 
   def start(
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
   ) -> None:
     """Creates the caches for `decode` of up to `max_length` positions."""
-    for name in self._causal:
-      getattr(self, name).start(batch, max_length)
+    for name in self.sublayers:
+      if name in ("self_attention", "second_attention"):
+        getattr(self, name).start(batch, max_length)
     if memory is not None:
       self.cross_attention.project_memory(memory)
 
@@ -251,8 +234,7 @@ class Block(nn.Module):
     def attend_across(x):
       return self.cross_attention.attend_memory(x, memory_mask)
 
-    ids_of = self._ids(ids)
-    x = self._layer(x, attend, attend_across, deterministic=True, **ids_of)
+    x = self._layer(x, attend, attend_across, deterministic=True, ids=ids)
     return x if shared_gates is None else (x, next_gates)
 
   def _gates(
@@ -282,27 +264,29 @@ class Block(nn.Module):
     attend: Callable[[MultiHeadAttention, Array], Array],
     attend_across: Callable[[Array], Array],
     deterministic: bool,
-    **counted: Any,
+    mask: Bool[Array, "B 1 1 T"] | None = None,
+    ids: Int[Array, "B T"] | None = None,
   ) -> Array:
     """Applies the residual sub-layers in order."""
     kind, module_config = self.config.norm, self.config.slot
 
-    def attend_scaled(name, x):
+    def sublayer(name, x):
+      if name == "mlp":
+        # Padding does not count in the load-balance loss of experts.
+        has_experts = self.config.mlp.num_experts > 0
+        return self.mlp(x, mask, ids) if has_experts else self.mlp(x)
+      if name == "cross_attention":
+        return attend_across(x)
       module = getattr(self, name)
-      return attend(module, scale_by(x, module.config.input_factor))
-
-    functions = {
-      **{x: partial(attend_scaled, x) for x in self._causal},
-      "cross_attention": attend_across,
-      "mlp": lambda x: self.mlp(x, **counted),
-    }
+      factor = module.config.input_factor
+      return attend(module, x if factor == 1.0 else factor * x)
 
     def residual(name, x):
       # A sub-layer without a norm has the identity.
       has_first = name == "second_attention" or module_config.shared_norm
       first = "self_attention" if has_first else name
       norm = getattr(self, f"{first}_norm", lambda x: x)
-      out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
+      out = sublayer(name, norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "sandwich":
         norm = getattr(self, f"{name}_out_norm")
       if kind in ("output", "sandwich"):
@@ -330,7 +314,7 @@ class Block(nn.Module):
       # A second attention has the inputs of the first.
       inputs = x if name != "second_attention" else inputs
       out = residual(name, inputs)
-      x = scale_by(x, own) + scale_by(out, new)
+      x = x + out if own == new == 1.0 else own * x + new * out
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x

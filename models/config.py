@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from attention import Dims
 from attention.checks import unknown_name
 from attention.mechanism import failure_location, resolve
+from attention.positions import t5_buckets
 from models import nested
 from models.attention_config import (
   NEEDS,
@@ -27,10 +28,10 @@ from models.attention_config import (
   names,
 )
 from models.attention_module_config import AroundConfig, SlotConfig
+from models.embeddings import ADDED
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.mlp_config import MlpConfig
 from models.norms import NORM_KINDS
-from models.positions import ADDED
 from settings.fields import Count, Rate, Whole, check, check_unread, checked
 
 PAD_ID = 0
@@ -432,6 +433,14 @@ class ModelConfig:
       check_unread(self.slot, ("global_projections",), is_position)
     else:
       check_unread(self.slot, ("disentangled",), is_position)
+    if self.position == "t5":
+      slot = self.slot
+      options = {"num_buckets": slot.relative_buckets}
+      try:
+        for is_causal in (False, True):
+          t5_buckets(slot.relative_distance, is_causal=is_causal, **options)
+      except ValueError as error:
+        raise ValueError(f"relative_distance: {error}") from None
     if self.position != "learned":
       fields = "position_offset", "position_padding", "position_skips_masked"
       check_unread(self.embedding, fields, is_position)

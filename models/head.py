@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention.mechanism import resolve
-from models import tables
+from models import embeddings
 from models.config import ACTIVATIONS, ModelConfig
 
 
@@ -77,6 +77,9 @@ class Head(nn.Module):
     if config.head == "class":
       first = x[:, :1]
       if own.mean_pooling:
+        if mask is not None:
+          # A row of padding, which fills the last batch, has a mean that is no NaN.
+          mask = mask | ~jnp.any(mask, axis=1, keepdims=True)
         shown = None if mask is None else mask[:, :, None]
         first = jnp.mean(x, axis=1, keepdims=True, where=shown)
       if own.pooler:
@@ -92,7 +95,7 @@ class Head(nn.Module):
       x = self.projection(x)
     if own.logit_scale != 1.0:
       x = x * own.logit_scale
-    logits = tables.logits(x, table)
+    logits = embeddings.logits(x, table)
     if own.head_bias:
       logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
     cap = own.logit_soft_cap

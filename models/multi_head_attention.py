@@ -197,8 +197,7 @@ class MultiHeadAttention(nn.Module):
         (config.out_groups, width, config.out_rank),
         self.param_dtype,
       )
-    scale, out_bias = self.out_scale, self.config.out_bias
-    self.out = self.projection(self.features, kernel_init(scale), out_bias)
+    self.out = self.projection(self.features, config.out_bias, self.out_scale)
     self.mechanism = mechanism_variables(self, self.attention, dims)
 
   def __call__(
@@ -391,15 +390,20 @@ class MultiHeadAttention(nn.Module):
 
   @nn.nowrap
   def projection(
-    self, size: int, init: Any = None, use_bias: bool | None = None
+    self, size: int, use_bias: bool | None = None, scale: float = 1.0
   ) -> nn.Dense:
-    """Creates a dense layer, with a bias if the config has one."""
+    """Creates a dense layer whose kernel begins with deviation `scale` / √fan_in.
+
+    It has a bias if `use_bias` says so, or by default if the config has one.
+    """
     return nn.Dense(
       size,
       use_bias=self.config.attention_bias if use_bias is None else use_bias,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      kernel_init=init or kernel_init(),
+      kernel_init=nn.initializers.variance_scaling(
+        scale**2, "fan_in", "truncated_normal"
+      ),
     )
 
   def project(
@@ -424,7 +428,9 @@ class MultiHeadAttention(nn.Module):
     def heads(name):
       if name not in sources or name not in self.projections:
         return None
-      x = scale_by(getattr(self, name)(sources[name]), factors[name])
+      x = getattr(self, name)(sources[name])
+      if factors[name] != 1.0:
+        x = factors[name] * x
       if self.config.short_convolution and convolve is not None:
         x = convolve(getattr(self, f"{name}_short_convolution"), x)
       if self.config.projection_activation != "none":
@@ -468,11 +474,15 @@ class MultiHeadAttention(nn.Module):
       positions: `[B, T]` or `[1, T]`, for rotary.
     """
     if query is not None:
-      query = self._rotate_last(self._normalize("query", query), positions)
+      query = self._normalize("query", query)
+      if self.rotary:
+        query = self._rotate_last(query, positions)
       query = self._with_temperature(query, positions)
       query = self._repeat_heads(query)
     if key is not None:
-      key = self._rotate_last(self._normalize("key", key), positions)
+      key = self._normalize("key", key)
+      if self.rotary:
+        key = self._rotate_last(key, positions)
       key = self._repeat_heads(key)
     return query, key
 
@@ -492,8 +502,6 @@ class MultiHeadAttention(nn.Module):
     return getattr(self, f"{name}_norm")(joint).reshape(x.shape)
 
   def _rotate(self, x, positions, fraction=None):
-    if not self.rotary:
-      return x
     config, scaling = self.config, self.config.rotary_scaling
     return rotate(
       x,
@@ -545,6 +553,8 @@ class MultiHeadAttention(nn.Module):
     if self.attention.reads_query_inputs:
       arrays += (self._low_rank(inputs),)
     gates = dict(self.attention.gates(self.mechanism, *arrays))
+    if not self.rotary:
+      return gates
     if "shared_key" in gates:
       key = gates["shared_key"][:, :, None]
       self._check_pairs(key.shape[-1])
@@ -572,7 +582,7 @@ class MultiHeadAttention(nn.Module):
 
   def _check_pairs(self, width: int) -> None:
     """Raises ValueError if a shared key of this width cannot be rotated."""
-    if self.rotary and (width < 2 or width % 2):
+    if width < 2 or width % 2:
       raise ValueError(
         "position: rotary rotates pairs of the key that all heads share; expected "
         f"an even width of at least 2, got {width}"
@@ -607,8 +617,8 @@ class MultiHeadAttention(nn.Module):
       function = getattr(
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
       )
-      factor = self.config.projection_factors[3]
-      gates = function(scale_by(self.gate(inputs), factor))
+      gates, factor = self.gate(inputs), self.config.projection_factors[3]
+      gates = function(gates if factor == 1.0 else factor * gates)
       out = out * gates.reshape(*out.shape[:3], -1)
     if kind in ("rms_joint", "rms_grouped"):
       out = self._normalize_output(out)
@@ -655,11 +665,6 @@ def every_head(
   return repeat_heads(query, value), key
 
 
-def scale_by(x: Array, factor: float) -> Array:
-  """Multiplies x by a factor other than 1."""
-  return x if factor == 1.0 else factor * x
-
-
 def orthogonal_part(
   out: Float[Array, "B T N V"], value: Float[Array, "B T K V"]
 ) -> Float[Array, "B T N V"]:
@@ -668,10 +673,3 @@ def orthogonal_part(
   wide, own = out.astype(jnp.float32), unit_length(value)
   along = jnp.sum(wide * own, axis=-1, keepdims=True)
   return (wide - along * own).astype(out.dtype)
-
-
-def kernel_init(scale: float = 1.0):
-  """Truncated normal initializer with standard deviation `scale` / √fan_in."""
-  return nn.initializers.variance_scaling(
-    scale**2, "fan_in", "truncated_normal"
-  )

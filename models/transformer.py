@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import alibi_bias, t5_bias
-from models import tables
+from models import embeddings
 from models.block import Block, apply_layers, first_gates
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
     """Creates the tables and layers of the kind."""
     config = self.config
     table = functools.partial(
-      tables.token_table,
+      embeddings.token_table,
       features=config.embedding_dim,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
@@ -208,7 +208,7 @@ class Transformer(nn.Module):
     counted = positions
     if self.config.embedding.position_skips_masked and inputs_mask is not None:
       counted = jnp.cumsum(inputs_mask, axis=1) * inputs_mask - 1
-    x = self._read(inputs, counted, deterministic, **embedded)
+    x = self._decoder_inputs(inputs, counted, deterministic, **embedded)
     x = self._apply_stack(
       "decoder",
       x,
@@ -262,7 +262,7 @@ class Transformer(nn.Module):
       `[B, V]`, the logits after the last id of each sequence.
     """
     positions = np.arange(inputs.shape[1])[None, :]
-    x = self._cached(inputs, positions, lengths, **embedded)
+    x = self._decoder_features(inputs, positions, lengths, **embedded)
     self.put_variable("cache", "index", lengths.astype(jnp.int32))
     last = jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
     return self._logits(self._norm_output("decoder", last))[:, 0]
@@ -270,16 +270,16 @@ class Transformer(nn.Module):
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
     """Computes the logits after one more id of each sequence; updates 'cache'."""
     index = self.get_variable("cache", "index")
-    x = self._cached(inputs[:, None], index[:, None])
+    x = self._decoder_features(inputs[:, None], index[:, None])
     self.put_variable("cache", "index", index + 1)
     return self._logits(self._norm_output("decoder", x))[:, 0]
 
-  def _cached(self, inputs, positions, lengths=None, **embedded):
+  def _decoder_features(self, inputs, positions, lengths=None, **embedded):
     """Features of the inputs; every layer updates 'cache'."""
     mask = self.get_variable("memory", "mask")
-    x = self._read(inputs, positions, **embedded)
+    x = self._decoder_inputs(inputs, positions, **embedded)
     tables = self._relative_tables("decoder")
-    x, shared_gates = self._streams(x), first_gates(self.decoder)
+    x, shared_gates = self._split_streams(x), first_gates(self.decoder)
     for block in self.decoder:
       x = block.decode(
         x, positions, mask, lengths, inputs, shared_gates, **tables
@@ -346,11 +346,11 @@ class Transformer(nn.Module):
     """Applies a stack to whole sequences."""
     call |= self._relative_tables(stack)
     blocks, remat = getattr(self, stack), self.config.remat
-    x = self._streams(x)
+    x = self._split_streams(x)
     x = apply_layers(blocks, x, *memory, remat=remat, **call)
     return self._norm_output(stack, self._join_streams(stack, x))
 
-  def _streams(self, x):
+  def _split_streams(self, x):
     """Copies features to each of several residual streams."""
     count = self.config.slot.streams
     return x if count == 1 else jnp.repeat(x[:, :, None], count, axis=2)
@@ -397,7 +397,8 @@ class Transformer(nn.Module):
     positions = positions + self.config.embedding.position_offset
     return self._embed(self.target_embedding, "target", inputs, positions)
 
-  def _read(self, inputs, positions, deterministic=True, **embedded):
+  def _decoder_inputs(self, inputs, positions, deterministic=True, **embedded):
+    """Embeds ids and positions of the decoder, normalized, with dropout."""
     x = self.embed_inputs(inputs, positions, deterministic, **embedded)
     return self._finish_embedding("target", x, deterministic)
 

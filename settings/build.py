@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import typing
 from typing import Any, TypeVar
 
@@ -26,22 +27,22 @@ _FLOAT32_END = 2.0**128
 """What programs compute with is below it."""
 
 
-class UnknownLeafError(ConfigError):
+class UnknownFieldError(ConfigError):
   """A config field that its section does not have.
 
   Attributes:
-    leaf: its full name; in an unknown section, that of the field in it, which the
+    field: its full name; in an unknown section, that of the field in it, which the
       user was looking for.
     hint: "did you mean 'b'?", or all names if none is similar.
   """
 
-  def __init__(self, leaf: str, value: Any, known: Sequence[str]):
-    self.hint = instead(leaf.rpartition(".")[2], known)
+  def __init__(self, field: str, value: Any, known: Sequence[str]):
+    self.hint = instead(field.rpartition(".")[2], known)
     while hasattr(value, "items") and len(value) == 1:
       [(name, value)] = value.items()
-      leaf += f".{name}"
-    self.leaf = leaf
-    super().__init__(f"{leaf}: unknown; {self.hint}")
+      field += f".{name}"
+    self.field = field
+    super().__init__(f"{field}: unknown; {self.hint}")
 
 
 def build(
@@ -61,19 +62,19 @@ def build(
   Raises:
     ConfigError: an unknown key (with the nearest known one), a missing one, a
       wrong type, or a value that `dataclass_type` itself refuses. An unknown
-      key is `UnknownLeafError`.
+      key is `UnknownFieldError`.
   """
   check_section(path, mapping)
-  leaves = _plain(mapping, path)
+  fields = _plain(mapping, path)
   try:
-    return _adapter(dataclass_type).validate_json(json.dumps(leaves))
+    return _adapter(dataclass_type).validate_json(json.dumps(fields))
   except ValidationError as error:
     first = first_fault(error)
-    typed = leaves if typed is None else _plain(typed, path)
+    typed = fields if typed is None else _plain(typed, path)
     if first["type"] == "unexpected_keyword_argument":
       known = _known_fields(dataclass_type, first["loc"])
-      leaf = place(path, first, typed)
-      raise UnknownLeafError(leaf, first["input"], known) from None
+      field = place(path, first, typed)
+      raise UnknownFieldError(field, first["input"], known) from None
     raise ConfigError(fault(error, path, typed)) from error
 
 
@@ -84,7 +85,15 @@ def _adapter(dataclass_type: Any) -> TypeAdapter:
 
 
 def _plain(value: Any, path: str) -> Any:
-  """Converts user input to plain JSON values."""
+  """Converts user input to plain JSON values.
+
+  From Python, a number may be NumPy's or JAX's, a list may be an array or a range, and
+  a text may be a path.
+  """
+  if hasattr(value, "tolist"):
+    value = value.tolist()
+  if isinstance(value, os.PathLike):
+    value = os.fspath(value)
   if dataclasses.is_dataclass(value):
     value = to_mapping(value)
   if hasattr(value, "items"):
@@ -94,7 +103,7 @@ def _plain(value: Any, path: str) -> Any:
           f"{path}: expected fields named by text, got {name!r}"
         )
     return {name: _plain(x, f"{path}.{name}") for name, x in value.items()}
-  if isinstance(value, list | tuple):
+  if isinstance(value, list | tuple | range):
     return [_plain(x, f"{path}[{i}]") for i, x in enumerate(value)]
   if not isinstance(value, bool | int | float | str | None):
     raise ConfigError(
@@ -137,12 +146,12 @@ def check_section(path: str, mapping: Any) -> None:
     raise ConfigError(f"{path}: expected named fields, got {mapping!r}")
 
 
-def leaf_names(dataclass_type: Any, prefix: str = "") -> Iterator[str]:
+def field_names(dataclass_type: Any, prefix: str = "") -> Iterator[str]:
   """The full name of every field that a config can have: 'optimizer.name'."""
   for name, hint in _hints(dataclass_type).items():
     section = _section(hint)
     if section and section in (hint, *typing.get_args(hint)):
-      yield from leaf_names(section, f"{prefix}{name}.")
+      yield from field_names(section, f"{prefix}{name}.")
     elif not _is_mapping(hint):
       yield prefix + name
 

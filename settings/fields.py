@@ -68,16 +68,16 @@ def fault(
   first = first_fault(error)
   if typed is None:
     typed = {} if path else dict.fromkeys(first["loc"][:1])
-  leaf = place(path, first, typed).lstrip(".")
+  field = place(path, first, typed).lstrip(".")
   # Of `__post_init__`, whose message begins with a field.
   if (own := first.get("ctx", {}).get("error")) is not None:
-    return fault(own, leaf).lstrip(".")
+    return fault(own, field).lstrip(".")
   if first["type"] == "missing":
-    return f"{leaf}: missing, and it has no default"
+    return f"{field}: missing, and it has no default"
   message = first["msg"]
   for words, ours in _WORDS.items():
     message = message.replace(words, ours)
-  line = f"{leaf}: {message}, got {first['input']!r}"
+  line = f"{field}: {message}, got {first['input']!r}"
   if first["type"] == "literal_error":
     line += suggestion(str(first["input"]), re.findall("'(.*?)'", message))
   return line
@@ -110,12 +110,12 @@ def rest(field: str) -> Any:
   A dataclass with `options: Mapping[str, Any]` sets `_rest = rest("options")`.
   """
 
-  def fold(config_type, leaves):
-    if not isinstance(leaves, dict):  # Arguments of Python.
-      return leaves
+  def fold(config_type, given):
+    if not isinstance(given, dict):  # Arguments of Python.
+      return given
     own = {x.name for x in fields(config_type)} - {field}
-    inner = {name: x for name, x in leaves.items() if name not in own}
-    return {k: x for k, x in leaves.items() if k in own} | {field: inner}
+    inner = {name: x for name, x in given.items() if name not in own}
+    return {k: x for k, x in given.items() if k in own} | {field: inner}
 
   return model_validator(mode="before")(classmethod(fold))
 

@@ -47,6 +47,10 @@ class ImportPaths(Mapping[str, Any]):
       raise KeyError(unknown_name(name, self.paths))
     return load(self.paths[name], self._entry)
 
+  def __contains__(self, name: object) -> bool:
+    """Whether there is such a name; imports nothing."""
+    return name in self.paths
+
   def __iter__(self) -> Iterator[str]:
     """The names; imports nothing."""
     return iter(self.paths)

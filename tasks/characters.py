@@ -91,13 +91,16 @@ class Units(abc.ABC):
 
 
 class Characters(Units):
-  """One id per character, in the order of code points, after the special tokens."""
+  """One id per character, after the special tokens.
+
+  A new vocabulary has them in the order of code points, a file in any order.
+  """
 
   FILE = "characters.json"
   unit = "characters"
 
   def __init__(self, characters: Sequence[str], extra: Sequence[str] = ()):
-    """Creates a vocabulary of sorted characters and `extra` special tokens."""
+    """Creates a vocabulary of distinct characters and `extra` special tokens."""
     super().__init__(dict(enumerate([*OWN, *extra])), len(characters), extra)
     self._characters = list(characters)
     self._character_ids = {c: self._first + i for i, c in enumerate(characters)}
@@ -112,10 +115,12 @@ class Characters(Units):
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text that has only known characters, int32."""
-    # Equals `self._character_ids`, vectorised: characters are sorted by code point.
-    vocabulary = [ord(character) for character in self._characters]
+    # Equals `self._character_ids`, vectorised.
+    vocabulary = np.array([ord(c) for c in self._characters], np.uint32)
+    order = np.argsort(vocabulary)
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    return (np.searchsorted(vocabulary, codes) + self._first).astype(np.int32)
+    indices = order[np.searchsorted(vocabulary, codes, sorter=order)]
+    return (indices + self._first).astype(np.int32)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Characters of ids, up to EOS."""
@@ -139,6 +144,8 @@ class Characters(Units):
       isinstance(one, str) and len(one) == 1 for one in characters
     ):
       raise DataError(f"task.tokenizer: {file} is not a list of characters")
+    if len({*characters}) < len(characters):
+      raise DataError(f"task.tokenizer: {file} has a character twice")
     return cls(characters, extra)
 
   def _spell(self, text: str) -> list[int]:

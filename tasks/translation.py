@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import logging
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,36 @@ from tasks.vocabulary import LIST_FILE, Subwords, cached_subwords
 
 # Vaswani et al. (2017), 6.1: outputs at most 50 tokens longer than the input.
 _EXTRA_LENGTH = 50
+
+_TOKENIZERS = {
+  **dict.fromkeys(("zh", "zho", "cmn", "yue", "cn"), "zh"),
+  **dict.fromkeys(("ja", "jpn", "jp"), "ja-mecab"),
+  **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+  # Thai, Lao, Khmer, Burmese and Tibetan.
+  **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm"), "char"),
+  **dict.fromkeys(("my", "mya", "bo", "bod"), "char"),
+}
+"""Target language -> SacreBLEU's tokenizer; that of all others is '13a'.
+
+Without spaces between words, 13a makes one word of a sentence.
+"""
+
+
+def bleu_metric(language: str) -> sacrebleu.BLEU:
+  """Creates SacreBLEU's metric for a target language, such as 'zh' or 'zh-CN'.
+
+  Raises:
+    DataError: its tokenizer needs a package that is missing.
+  """
+  code = re.split("[-_]", language.lower())[0]
+  tokenizer = _TOKENIZERS.get(code, "13a")
+  try:
+    return sacrebleu.BLEU(tokenize=tokenizer)
+  except RuntimeError as error:
+    raise DataError(
+      f"task.target_language: BLEU of {language!r} needs a package that is missing; "
+      f'pip install "sacrebleu[{tokenizer[:2]}]"'
+    ) from error
 
 
 class EncodedPairs:
@@ -182,10 +213,11 @@ class TranslationTask(base.Task):
   ) -> dict[str, float | str]:
     """Corpus BLEU with SacreBLEU's signature (Post 2018), and exact match.
 
-    Number words have only exact match: a number has one translation, and in German
-    it is a single word, without n-grams to count.
+    The target language determines the tokenizer, as in SacreBLEU. Number words have
+    only exact match: a number has one translation, and in German it is a single word,
+    without n-grams to count.
 
-    If no reference has four words, there are no 4-grams, and the usual BLEU is 0 even
+    If no reference has four tokens, there are no 4-grams, and the usual BLEU is 0 even
     for a perfect output. The order is then the largest possible one, which the
     signature states ('eff').
     """
@@ -196,8 +228,9 @@ class TranslationTask(base.Task):
     exact = sum(h.split() == r.split() for h, r in pairs) / len(pairs)
     if self._config.source == "numbers":
       return {"exact_match": exact}
-    no_four_grams = max(len(r.split()) for r in references) < 4
-    metric = sacrebleu.BLEU(effective_order=no_four_grams)
+    metric = bleu_metric(self._config.target_language)
+    longest = max(len(metric.tokenizer(r).split()) for r in references)
+    metric.effective_order = longest < 4
     bleu = metric.corpus_score(list(hypotheses), [list(references)])
     return {
       "bleu": bleu.score,
@@ -222,7 +255,8 @@ class TranslationTask(base.Task):
     if self._config.source == "numbers":
       return []
     # The effective order does not affect the counts; without it, SacreBLEU warns.
-    metric = sacrebleu.BLEU(effective_order=True)
+    metric = bleu_metric(self._config.target_language)
+    metric.effective_order = True
     scores = [
       metric.sentence_score(hypothesis, [reference])
       for hypothesis, reference in zip(hypotheses, references, strict=True)
@@ -289,6 +323,8 @@ def make(
     )
 
   corpus = open_corpus(config)
+  if config.source != "numbers":
+    bleu_metric(config.target_language)  # Raises before anything is trained.
   vocabulary = cached_subwords(
     corpus.training_text(),
     config.vocab_size or AUTOMATIC_SIZES[config.source],

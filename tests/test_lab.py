@@ -63,6 +63,8 @@ def test_attention_is_a_figure_of_matplotlib(run):
     (lambda run: run.generate(["", None]), "line 2: expected a text, got None"),
     (lambda run: run.generate([b"3"]), "line 1: expected a text, got b'3'"),
     (lambda run: run.generate(["3"], temp=0.5), "temp: unknown; did you mean"),
+    (lambda run: run.generate(["3"], rng=1), "rng: unknown; known: max_length"),
+    (lambda run: run.generate(["3"], eos_id=5), "eos_id: unknown; known: "),
   ],
 )
 def test_a_fault_of_a_call_names_its_argument(run, call, message):
@@ -79,6 +81,23 @@ def test_options_of_generate_that_cannot_be(run):
     {"top_k": True, "method": "sample"},
     {"beam_size": [2], "method": "beam"},
   )
+
+
+def test_options_of_generate_may_be_of_numpy(run):
+  options = {"max_length": 4, "top_k": 3, "seed": 2, "temperature": 0.5}
+  arrays = {name: np.asarray(x)[()] for name, x in options.items()}
+  assert all(isinstance(x, np.generic) for x in arrays.values())
+  assert run.generate(["3 1"], method="sample", **arrays) == run.generate(
+    ["3 1"], method="sample", **options
+  )
+
+
+def test_fields_may_be_what_notebooks_compute_with(run, capsys):
+  """Then the config is the same: the run has finished."""
+  leaves = {n: np.asarray(x)[()] for n, x in TINY.items()}
+  assert isinstance(leaves["num_steps"], np.integer)
+  lab.train("configs/duplicate.py:performer", run.folder, **leaves)
+  assert "had finished at step 4 before" in capsys.readouterr().out
 
 
 def test_the_same_call_trains_nothing_again(run, capsys):
@@ -132,6 +151,26 @@ def test_a_comparison_is_loaded(tmp_path):
     results.curves("copi")
   with pytest.raises(ValueError, match="token_accuracy, got 'accurac'"):
     results.curves("copy", "accurac")
+
+
+@pytest.mark.parametrize(
+  "seeds", [3, np.int64(3), range(3), [0, 1, 2], (0, 1, 2), np.arange(3)]
+)
+def test_seeds_of_a_comparison_are_a_number_or_a_sequence(
+  seeds, tmp_path, monkeypatch
+):
+  def run(comparison, *_, **__):
+    assert comparison.seed_numbers == [0, 1, 2]
+    rates = [
+      leaves["optimizer.learning_rate"] for leaves in comparison.across_points()
+    ]
+    assert rates == [0.01, 0.1]
+    raise lab.RunError("began")
+
+  monkeypatch.setattr(lab.run_lib, "run", run)
+  grid = {"optimizer.learning_rate": np.logspace(-2, -1, 2)}
+  with pytest.raises(lab.RunError, match="began"):
+    lab.sweep("configs/recall.py:delta", grid, seeds, tmp_path)
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import functools
 import math
+import re
 from typing import Any
 
 import jax
@@ -116,6 +117,13 @@ def check_metric(experiment: Any) -> None:
   )
 
 
+_LOWER = re.compile(
+  ".*(loss|error_rate|perplexity|character)"
+  "|(.*_)?(error|wer|cer|mse|rmse|mae|nll|bits|distance)"
+)
+"""Names of metrics of which lower is better; also those of a user's own task."""
+
+
 def is_lower_better(metric: str) -> bool:
   """Returns whether lower is better, as for losses, errors and perplexities."""
-  return metric.endswith(("loss", "error_rate", "perplexity", "character"))
+  return _LOWER.fullmatch(metric) is not None

@@ -215,7 +215,7 @@ class Checkpoints:
         is_misfit = isinstance(error, _MisfitError)
         misfit = misfit or (reason if is_misfit else None)
         fault = "is of other shapes" if is_misfit else "is corrupt"
-        if cluster.is_first():
+        if jax.process_index() == 0:
           print(
             f"checkpoint {number} {fault} and not used: {reason}",
             file=sys.stderr,
@@ -326,7 +326,7 @@ def _copy(leaf: Any) -> Any:
 
 def _template(leaf: Any) -> Any:
   """An array or shape that tells Orbax how to read a leaf."""
-  if cluster.are_several() and leaf.sharding is not None:
+  if jax.process_count() > 1 and leaf.sharding is not None:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
   return np.zeros(leaf.shape, leaf.dtype)
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
+import psutil
 
 from attention import mechanism as mechanisms
 import models
@@ -26,7 +28,7 @@ from tasks.base import save_vocabulary
 from training import best, ownership
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
-from training.devices import cluster, memory, parallel
+from training.devices import cluster, parallel
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState, is_schedule_free, seed_and_peak
 
@@ -41,16 +43,15 @@ class Experiment(NamedTuple):
     config: the validated config.
     task: data, vocabulary and metric.
     model: the Linen module.
-    draw: `(seed, peak) -> TrainState`, with random parameters and this peak learning
-      rate.
-    shapes: shapes and dtypes of that state.
+    optimizer: as `make_step` makes it.
+    shapes: shapes and dtypes of the state.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
 
   config: ExperimentConfig
   task: tasks.Task
   model: nn.Module
-  draw: Callable[..., TrainState]
+  optimizer: optax.GradientTransformation
   shapes: TrainState
   generate: Callable[..., Any]
 
@@ -60,13 +61,24 @@ class Experiment(NamedTuple):
     Args:
       mesh: the mesh to shard it over; None is one device.
     """
-    config = self.config
-    if config.weights:
-      state = _published_state(config, self.model)
+    numbers = seed_and_peak(self.config.train)
+    if self.config.weights:
+      variables = _published_variables(self.config, self.model)
+      state = _first_state(
+        self.config.train, self.optimizer, variables, *numbers
+      )
       return state if mesh is None else parallel.place_state(mesh, state)
     where = None if mesh is None else parallel.shardings(mesh, self.shapes)
-    draw = jax.jit(self.draw, out_shardings=where)
-    return draw(*seed_and_peak(config.train))
+    # `jit` hashes what it compiles, and the run cannot be hashed.
+    draw = functools.partial(Experiment.draw, self)
+    return jax.jit(draw, out_shardings=where)(*numbers)
+
+  def draw(self, seed: Any, peak: Any) -> TrainState:
+    """Creates the first state with random parameters and this peak learning rate."""
+    variables = _random_variables(self.model, seed)
+    return _first_state(
+      self.config.train, self.optimizer, variables, seed, peak
+    )
 
 
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
@@ -90,7 +102,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
     best.check_metric(run)
   _checked_data(workdir, notes)
   cluster.wait("all have looked at the folder")
-  if cluster.is_first():
+  if jax.process_index() == 0:
     workdir_lib.make(workdir)
     # A run that another process trains there keeps its config.
     with ownership.lock(workdir):
@@ -132,25 +144,27 @@ def create(
   # A run that was trained elsewhere may still generate here.
   fits = check_memory and not restore
   if fits:
-    symbols = (getattr(config.task, leaf, None) or 0 for leaf in _SYMBOLS)
-    memory.check(config, max(symbols))
+    symbols = (getattr(config.task, field, None) or 0 for field in _SYMBOLS)
+    check_size(config, max(symbols))
   task = _make_task(config, workdir, restore)
-  lengths = task.max_source_length or 0, task.max_target_length or 0
-  if fits:
-    memory.check(config, task.target_vocab_size, *lengths)
   if not restore:
     _check_generates(config, task)
   with _refusals(config):
     model = models.create(config.model, **_sizes(config, task))
     variables = jax.eval_shape(
-      functools.partial(_draw_variables, model), train.seed
+      functools.partial(_random_variables, model), train.seed
     )
-  _check_optimizer(train, variables["params"])
-  draw = functools.partial(_draw_state, model, train)
-  shapes = jax.eval_shape(draw, *seed_and_peak(train))
+  optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
+  _check_optimizer(train, optimizer, variables["params"])
+  shapes = jax.eval_shape(
+    functools.partial(_first_state, train, optimizer),
+    variables,
+    *seed_and_peak(train),
+  )
   if fits:
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    memory.check(config, task.target_vocab_size, *lengths, held=held)
+    lengths = task.max_source_length or 0, task.max_target_length or 0
+    check_size(config, task.target_vocab_size, *lengths, held=held)
   if train.redraw_every and not jax.tree.leaves(
     shapes.collections["constants"]
   ):
@@ -178,7 +192,36 @@ def create(
       **options,
     )
 
-  return Experiment(config, task, model, draw, shapes, generate)
+  return Experiment(config, task, model, optimizer, shapes, generate)
+
+
+def check_size(
+  config: ExperimentConfig, symbols: int, sources=0, targets=1, held=0
+) -> None:
+  """Raises ConfigError if a run certainly needs more memory than there is.
+
+  The estimate of a batch counts the inputs of layers and the logits. The estimate of
+  the state counts `held` bytes, or three copies of the embedding tables and MLPs.
+  """
+  model, tokens = config.model, max(sources, targets)
+  layers, width, inner = (
+    size if isinstance(size := getattr(model, name, 0), int) else 0
+    for name in ("num_layers", "features", "mlp_features")
+  )
+  rows = config.train.batch_size // config.train.optimizer.accumulate_steps
+  positions = min(tokens, getattr(model, "num_latents", tokens))
+  batch = rows * (2 * layers * width * positions + 4 * targets * symbols)
+  state = max(held, 6 * width * (2 * layers * inner + symbols))
+  needed, memory = batch + state, psutil.virtual_memory().total
+  for device in jax.local_devices() if needed > memory else ():
+    memory += (device.memory_stats() or {}).get("bytes_limit", 0)
+  memory *= jax.process_count()  # Assumes equal hosts.
+  if needed > memory:
+    raise ConfigError(
+      f"config.{'batch_size' if batch > state else 'model'}: parameters, moments "
+      f"and {rows:,} × {tokens:,} tokens of {symbols:,} symbols take at least "
+      f"{-(-needed // 10**9):,} GB, more than the {memory // 10**9} GB of memory here"
+    )
 
 
 def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
@@ -234,21 +277,25 @@ def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
   Returns:
     One line per attention module; none if no mechanism was typed.
   """
-  typed = split(config_file.partition(":")[2])
+  fields = [
+    field
+    for field, chosen in config.model.attentions.items()
+    if [one.name for one in chosen] == ["dense"]
+  ]
+  typed = split(config_file.partition(":")[2]) if fields else []
   try:
     names = dict.fromkeys(mechanism(word)[0] for word in typed)
     candidates = {name: mechanisms.example(name) for name in names}
   except ValueError:  # A file may define its own names.
     return []
-  lines = []
-  for field, chosen in config.model.attentions.items():
-    if "dense" in candidates or [one.name for one in chosen] != ["dense"]:
-      continue
-    place = field.removesuffix("_attention")
-    for name, candidate in candidates.items():
-      if obstacle := attention_config.obstacle(candidate, field):
-        lines.append(f"{place}: dense, because {name} cannot {obstacle}")
-  return lines
+  if "dense" in candidates:
+    return []
+  return [
+    f"{field.removesuffix('_attention')}: dense, because {name} cannot {obstacle}"
+    for field in fields
+    for name, candidate in candidates.items()
+    if (obstacle := attention_config.obstacle(candidate, field))
+  ]
 
 
 def _make_task(
@@ -302,35 +349,24 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
     ) from error
 
 
-def _draw_variables(model, seed) -> Any:
+def _random_variables(model, seed) -> Any:
   return models.initialize(model, jax.random.key(seed), model.example())
 
 
-def _draw_state(model, config, seed, peak) -> TrainState:
-  return _first_state(config, _draw_variables(model, seed), seed, peak)
-
-
-def _published_state(config, model) -> TrainState:
-  """The state of a run that starts from published weights."""
+def _published_variables(config, model) -> Any:
   # The config has every mechanism, including those of the folder.
   opened = load.open_folder(Path(config.weights), config.model.attentions)
-  key = jax.random.key(config.train.seed)
-  variables = load.read_variables(opened, model, key)
-  return _first_state(config.train, variables, *seed_and_peak(config.train))
+  return load.read_variables(opened, model, jax.random.key(config.train.seed))
 
 
-def _first_state(config, variables, seed, peak) -> TrainState:
-  optimizer = optimizer_lib.make_optimizer(
-    config.optimizer, config.num_steps, peak
-  )
+def _first_state(config, optimizer, variables, seed, peak) -> TrainState:
   has_ema = config.optimizer.ema_decay > 0
-  return TrainState.first(variables, optimizer, seed, has_ema)
+  return TrainState.first(variables, optimizer, seed, has_ema, peak)
 
 
-def _check_optimizer(config, params) -> None:
+def _check_optimizer(config, optimizer, params) -> None:
   """Raises ConfigError if the optimiser cannot update parameters of these shapes."""
   name = config.optimizer.name
-  optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps)
   try:
     optimizer_lib.check_update(name, optimizer, params)
   except ValueError as error:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from importlib.util import find_spec
 import inspect
+import os
 import pathlib
 from typing import Any
 
@@ -16,10 +17,10 @@ import models
 from models import nested
 from models.published import load
 from settings.build import (
-  UnknownLeafError,
+  UnknownFieldError,
   build,
   check_section,
-  leaf_names,
+  field_names,
   to_mapping,
 )
 from settings.errors import ConfigError
@@ -80,26 +81,26 @@ def parse(
   """
   try:
     return _parse(mapping, restore)
-  except UnknownLeafError as fault:
+  except UnknownFieldError as fault:
     hint = _hint(fault, mapping.get("task", {}), mapping.get("model", {}))
-    raise ConfigError(f"{fault.leaf}: unknown; {hint}") from None
+    raise ConfigError(f"{fault.field}: unknown; {hint}") from None
 
 
 def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   check_section("config", mapping)
-  leaves = dict(mapping.items())
-  recorded = leaves.pop("slots", None)
-  if "tasks" in leaves:
+  fields = dict(mapping.items())
+  recorded = fields.pop("slots", None)
+  if "tasks" in fields:
     raise ConfigError(
       "config.tasks: this is the config of a comparison, which compare.py runs; "
       "train.py takes that of one run, such as configs/copy.py"
     )
   sections = {
-    name: leaves.pop(name) for name in ("task", "model") if name in leaves
+    name: fields.pop(name) for name in ("task", "model") if name in fields
   }
   for name, section in sections.items():
     check_section(f"config.{name}", section)
-  train = build(TrainConfig, leaves)
+  train = build(TrainConfig, fields)
   # A run that was trained elsewhere can be read without the package.
   if train.log.wandb and not restore and find_spec("wandb") is None:
     raise ConfigError(
@@ -113,27 +114,29 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   for name in ("task", "model"):
     if name not in sections:
       raise ConfigError(f"config.{name}: missing, and it has no default")
-  task_leaves = dict(sections["task"].items())
-  name = str(task_leaves.pop("name", None))
+  task_fields = dict(sections["task"].items())
+  name = str(task_fields.pop("name", None))
   with _errors_at("task", "name: "):
     task_type = tasks.find(name).config_type
-  model_leaves = dict(sections["model"].items())
-  weights = model_leaves.pop("weights", "")
+  model_fields = dict(sections["model"].items())
+  weights = model_fields.pop("weights", "")
+  if isinstance(weights, os.PathLike):
+    weights = os.fspath(weights)
   if not isinstance(weights, str):
     raise ConfigError(
       f"config.model.weights: expected a folder, got {weights!r}"
     )
-  model_type = _model_type(model_leaves)
+  model_type = _model_type(model_fields)
   with _errors_at("model"):
-    nest = nested.nest(model_type, model_leaves)
-  model: Any = build(model_type, nest, "config.model", typed=model_leaves)
+    nest = nested.nest(model_type, model_fields)
+  model: Any = build(model_type, nest, "config.model", typed=model_fields)
   _check_x64(model)
   if weights and not restore:
     model = _published_model(weights, model)
-    has_tokenizer = "tokenizer" in leaf_names(task_type)
+    has_tokenizer = "tokenizer" in field_names(task_type)
     if has_tokenizer and tasks.find_vocabulary(pathlib.Path(weights)):
       # The ids of the weights are those of their own vocabulary.
-      task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
+      task_fields["tokenizer"] = task_fields.get("tokenizer") or weights
   if hasattr(model, "check_run"):
     with _errors_at("model"):
       model.check_run()
@@ -145,7 +148,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   return ExperimentConfig(
     train=train,
     task_name=name,
-    task=build(task_type, task_leaves, "config.task"),
+    task=build(task_type, task_fields, "config.task"),
     model=model,
     weights=weights,
   )
@@ -215,42 +218,42 @@ _REMOVED_FIELDS = {
 """Former config fields of every Transformer -> their values without images."""
 
 
-def _model_type(leaves: dict[str, Any]) -> type:
+def _model_type(fields: dict[str, Any]) -> type:
   """The dataclass of a kind of model."""
-  if "kind" not in leaves:
+  if "kind" not in fields:
     return models.ModelConfig  # It reports the missing kind.
   # Runs from before December 2026 choose some kinds by a field.
-  for kind, (former, leaf) in registered("FORMER_KINDS").items():
-    if leaves["kind"] == former and leaves.get(leaf):
-      leaves["kind"] = kind
+  for kind, (former, field) in registered("FORMER_KINDS").items():
+    if fields["kind"] == former and fields.get(field):
+      fields["kind"] = kind
   with _errors_at("model", "kind: "):
-    model_type = models.find(str(leaves["kind"]))
+    model_type = models.find(str(fields["kind"]))
   # Their Transformers also have these fields, with the value for none.
-  for leaf in _REMOVED_FIELDS.keys() & leaves.keys():
-    if leaves[leaf] == _REMOVED_FIELDS[leaf] and leaf not in leaf_names(
+  for field in _REMOVED_FIELDS.keys() & fields.keys():
+    if fields[field] == _REMOVED_FIELDS[field] and field not in field_names(
       model_type
     ):
-      leaves.pop(leaf)
+      fields.pop(field)
   return model_type
 
 
 @contextlib.contextmanager
-def _errors_at(section: str, leaf: str = "") -> Iterator[None]:
+def _errors_at(section: str, field: str = "") -> Iterator[None]:
   """Raises a ValueError as a ConfigError that names the config field."""
   try:
     yield
   except ValueError as error:
-    raise ConfigError(f"config.{section}.{leaf}{error}") from error
+    raise ConfigError(f"config.{section}.{field}{error}") from error
 
 
-def _hint(fault: UnknownLeafError, task: Any, model: Any) -> str:
+def _hint(fault: UnknownFieldError, task: Any, model: Any) -> str:
   """A hint for an unknown config field: a similar one, or where it belongs."""
-  name = fault.leaf.rpartition(".")[2]
-  full = [*leaf_names(TrainConfig), "task", "model", "model.weights"]
+  name = fault.field.rpartition(".")[2]
+  full = [*field_names(TrainConfig), "task", "model", "model.weights"]
   # An unknown task or kind has no fields.
   with contextlib.suppress(ValueError):
-    full += leaf_names(tasks.find(str(task.get("name"))).config_type, "task.")
-    full += leaf_names(models.find(str(model.get("kind"))), "model.")
+    full += field_names(tasks.find(str(task.get("name"))).config_type, "task.")
+    full += field_names(models.find(str(model.get("kind"))), "model.")
   owners = [
     mechanism
     for mechanism, factory in ATTENTIONS.items()
@@ -259,10 +262,10 @@ def _hint(fault: UnknownLeafError, task: Any, model: Any) -> str:
   for field, chosen in model.items():
     if hasattr(chosen, "items") and chosen.get("name") in owners:
       full.append(f"model.{field}.{name}")
-  last = {leaf: leaf.rpartition(".")[2] for leaf in full}
+  last = {field: field.rpartition(".")[2] for field in full}
   # The same name elsewhere is more likely than a similar name here.
   cutoff = 1.0 if owners or fault.hint.startswith("did") else 0.8
   if close := difflib.get_close_matches(name, last.values(), 1, cutoff):
-    places = [f"config.{leaf}" for leaf in full if last[leaf] == close[0]]
+    places = [f"config.{field}" for field in full if last[field] == close[0]]
     return f"did you mean {' or '.join(places)}?"
   return f"an option of {', '.join(owners)}" if owners else fault.hint

@@ -1,11 +1,13 @@
 """The loop of a run: restore, train, evaluate, checkpoint, report."""
 
+from collections.abc import Callable, Generator
+import concurrent.futures
 import contextlib
 import functools
 import math
 import pathlib
 import signal
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -20,11 +22,12 @@ from training.experiment import Experiment
 from training.loss_meter import LossMeter
 from training.metrics import MetricsWriter, Progress, format_values
 from training.pictures import attention_maps
-from training.prefetch import prefetch
 from training.signals import Interrupted, Signals
 from training.state import TrainState
 from training.step import make_eval_step, make_step
 from training.workdir import STOPPED, final_metrics
+
+T = TypeVar("T")
 
 Results = dict[str, dict[str, Any]]
 """Split → metric name → value."""
@@ -34,6 +37,8 @@ def run(
   experiment: Experiment,
   workdir: pathlib.Path,
   stop_at: int | None = None,
+  *,
+  ends_process: bool = False,
 ) -> Results | None:
   """Trains from the newest checkpoint, or from the start, to the end.
 
@@ -47,6 +52,9 @@ def run(
     stop_at: number of updates after which to evaluate the first held-out split,
       save and return; None trains to the end. The schedule is that of the whole run
       either way.
+    ends_process: whether a signal before the first new step ends the process at
+      once, even while XLA compiles. A notebook would lose all that it holds; there
+      the run ends after that step.
 
   Returns:
     Final metrics of every split; None if `stop_at` or SIGTERM stopped the run
@@ -60,7 +68,7 @@ def run(
   """
   with Signals() as signals:
     # With several processes, the others would wait for this one forever.
-    if not cluster.are_several():
+    if ends_process and jax.process_count() == 1:
       signals.exit_message = before_a_step(workdir)
     results = _run(experiment, workdir, stop_at, signals)
   if results is None and signals.stop == signal.SIGINT:
@@ -80,7 +88,7 @@ def _run(
   built = experiment.model, experiment.task, config, mesh
   step, eval_step = make_step(*built), make_eval_step(*built)
   with contextlib.ExitStack() as stack:
-    if cluster.is_first():
+    if jax.process_index() == 0:
       stack.enter_context(ownership.lock(workdir))
     # Another process may have finished the run since this one checked.
     finished = final_metrics(workdir, experiment.config)
@@ -105,14 +113,14 @@ def _run(
     else:
       state = parallel.place_state(mesh, state)
     first = int(state.step)
-    writer = MetricsWriter(workdir, first, cluster.is_first(), config.log)
+    writer = MetricsWriter(workdir, first, jax.process_index() == 0, config.log)
     stack.callback(writer.close)
     stack.enter_context(cluster.heartbeat(workdir))
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 
     # With several processes, one profile is enough.
-    profiled = config.profiled if cluster.is_first() else range(0)
+    profiled = config.profiled if jax.process_index() == 0 else range(0)
     profile = Profile(profiled, workdir, first)
     stack.callback(profile.close)
     meter = LossMeter(
@@ -199,7 +207,7 @@ def _train(
   if stop_at <= first < last:
     print(stopped_at(first))
     return None
-  progress = Progress(first, last, shown=cluster.is_first())
+  progress = Progress(first, last, shown=jax.process_index() == 0)
 
   def load(number):
     try:
@@ -226,7 +234,7 @@ def _train(
       evaluation = (is_due or done == stop_at) and done < last
       save = done % config.checkpoint_every == 0 or done == last
       stop = signals.stop is not None or done == stop_at
-      if cluster.are_several():
+      if jax.process_count() > 1:
         # All processes have to stop at the same step.
         stop = (log or evaluation or save) and cluster.any_of(stop)
       if log or evaluation or save or stop or number == first:
@@ -271,6 +279,36 @@ def _train(
   return state
 
 
+def prefetch(
+  make: Callable[[int], T], first: int, last: int, depth: int = 2
+) -> Generator[T, None, None]:
+  """Yields `make(first), …, make(last - 1)`, computed ahead in one thread.
+
+  So the next batches are ready while the device computes. At most `depth` results are
+  computed ahead.
+
+  Yields:
+    The results.
+
+  Raises:
+    Exception: the exception that `make` raised, in place of its result.
+  """
+  executor = concurrent.futures.ThreadPoolExecutor(
+    1, thread_name_prefix="prefetch"
+  )
+  try:
+    ahead = [
+      executor.submit(make, i) for i in range(first, min(first + depth, last))
+    ]
+    for i in range(first, last):
+      result = ahead.pop(0).result()
+      if i + depth < last:
+        ahead.append(executor.submit(make, i + depth))
+      yield result
+  finally:
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
 def _evaluate(
   task: tasks.Task,
   eval_step: Any,
@@ -304,17 +342,17 @@ def _finish(
   """
   task, results, samples = experiment.task, {}, []
   variables = state.variables
-  if cluster.are_several():  # Only the first process generates and draws.
+  if jax.process_count() > 1:  # Only the first process generates and draws.
     variables = parallel.to_host(variables)
   for split in task.eval_splits:
     values = _evaluate(task, eval_step, mesh, state, meter, split)
-    if cluster.is_first():
+    if jax.process_index() == 0:
       decoded, scores = evaluate.generate(experiment, variables, split)
       samples = decoded or samples
       # Scores of generation and play come before the loss.
       values = scores | values
     results[split] = values
-  if cluster.is_first():
+  if jax.process_index() == 0:
     if samples:
       evaluate.write_samples(workdir / "samples.txt", samples)
       evaluate.write_sentences(workdir / evaluate.SENTENCES, task, samples)

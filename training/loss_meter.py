@@ -59,7 +59,7 @@ class LossMeter:
     for step, metrics in jax.device_get(self._pending):
       total, count = map(float, metrics["loss"])
       if metrics["updates"] != step + 1:
-        loss, norm = total / max(count, 1), metrics["grad_norm"]
+        loss, norm = total / (count or 1.0), metrics["grad_norm"]
         numbers = f"(loss {loss}, gradient norm {norm}"
         if math.isfinite(loss) and math.isfinite(norm):
           what = "the update makes a parameter infinite or NaN"
@@ -109,7 +109,8 @@ class LossMeter:
 
     `tokens_per_second` counts the same targets as the loss: those with a weight.
     """
-    self._last_loss = self.sums[0] / max(self.sums[1], 1.0)
+    # Weights of a task may sum to less than 1.
+    self._last_loss = self.sums[0] / (self.sums[1] or 1.0)
     values = {
       "loss": self._last_loss,
       "grad_norm": float(self._last["grad_norm"]),

@@ -112,18 +112,26 @@ class MetricsWriter:
 
 
 def _start_wandb(workdir: pathlib.Path, project: str) -> Any:
-  """A run of Weights & Biases with the name, config and folder of this one."""
+  """A run of Weights & Biases with the name, config and folder of this one.
+
+  A run that continues has the same run there; its id is in `workdir`.
+  """
   # An optional package.
   import wandb  # pyrefly: ignore[missing-import]
 
-  config = workdir / "config.json"
-  return wandb.init(
+  config, known = workdir / "config.json", workdir / "wandb" / "run_id"
+  run = wandb.init(
     project=project,
     name=workdir.name,
     dir=str(workdir),
     config=json.loads(config.read_text("utf-8")) if config.exists() else None,
+    id=known.read_text("utf-8") if known.exists() else None,
+    resume="allow",
     settings=wandb.Settings(silent=True),
   )
+  known.parent.mkdir(exist_ok=True)
+  atomic.write_text(known, run.id)
+  return run
 
 
 class Progress:

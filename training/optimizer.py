@@ -79,9 +79,7 @@ def make_schedule(
 
 
 def make_optimizer(
-  config: OptimizerConfig,
-  num_steps: int,
-  peak: float | Float[Array, ""] | None = None,
+  config: OptimizerConfig, num_steps: int
 ) -> optax.GradientTransformation:
   """Makes gradient clipping and the named optimiser with its schedule.
 
@@ -92,7 +90,6 @@ def make_optimizer(
   Args:
     config: the optimiser and its schedule.
     num_steps: length of the run.
-    peak: the peak rate in the initial state; None is that of the config.
 
   Raises:
     ValueError: there is no such optimiser, or it refuses an option; the message
@@ -135,15 +132,14 @@ def make_optimizer(
       update = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
     return update
 
-  peak = config.learning_rate if peak is None else peak
   try:
-    scheduled(peak)
+    scheduled(config.learning_rate)
   except (TypeError, ValueError) as error:
     raise ValueError(
       f"name: {config.name} refused its options: {error}"
     ) from error
   inject = optax.inject_hyperparams(scheduled, hyperparam_dtype=jnp.float32)
-  return _in_float32(inject(peak))
+  return _in_float32(inject(config.learning_rate))
 
 
 def peak(opt_state: optax.OptState) -> Float[Array, ""]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 import numpy as np
 import optax
 import optax.contrib
@@ -42,14 +42,27 @@ class TrainState(NamedTuple):
     optimizer: optax.GradientTransformation,
     seed: int | Int[Array, ""] = 0,
     has_ema: bool = False,
+    peak: Float[Array | np.ndarray, ""] | None = None,
   ) -> "TrainState":
-    """Creates the state before the first step; the running mean is the parameters."""
+    """Creates the state before the first step; the running mean is the parameters.
+
+    Args:
+      variables: 'params' and the model's other collections.
+      optimizer: from `make_optimizer`.
+      seed: of the dropout.
+      has_ema: whether there is a running mean of the parameters.
+      peak: the peak learning rate; None is that of the optimiser.
+    """
     collections = {"constants": {}, **variables}
     params = collections.pop("params")
     step, seed = jnp.zeros((), "int32"), jnp.asarray(seed, "int32")
     # A copy, because a step donates both.
     ema = jax.tree.map(jnp.copy, float32(params)) if has_ema else None
-    return cls(step, seed, params, collections, optimizer.init(params), ema)
+    opt_state: Any = optimizer.init(params)
+    if peak is not None:
+      hyperparams = {"peak": jnp.asarray(peak, "float32")}
+      opt_state = opt_state._replace(hyperparams=hyperparams)
+    return cls(step, seed, params, collections, opt_state, ema)
 
   @property
   def variables(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ micro-batches differ in padding.
 """
 
 from collections.abc import Callable, Mapping
-import functools
 from typing import Any, cast
 
 import jax
@@ -146,15 +145,13 @@ def make_objective(
   """Builds the objective of `mean_gradient`, with the arguments of `make_step`."""
   loss = getattr(task, "loss", cross_entropy)
   axis_name = AXIS if config.parallel == "pmap" else None
-  forward = parallel.on_mesh(
-    mesh,
-    functools.partial(models.forward_and_state, axis_name=axis_name),
-    model,
-  )
+  model = parallel.sequence_sharded(mesh, model)
 
   def objective(params, collections, batch, key):
-    variables = {"params": params, **collections}
-    logits, new = forward(variables, batch, dropout_rng=key)
+    variables = parallel.gather(mesh, {"params": params, **collections})
+    logits, new = models.forward_and_state(
+      model, variables, batch, dropout_rng=key, axis_name=axis_name
+    )
     value, nats, count = loss(logits, batch, config.optimizer.label_smoothing)
     for mean in jax.tree.leaves(new.get("losses", {})):
       value += count * mean  # The sum is divided by the count later.
@@ -168,10 +165,11 @@ def make_eval_step(
   model: Model, task: Task, config: TrainConfig, mesh: jax.sharding.Mesh
 ) -> Any:
   """Builds the evaluation step, `(variables, batch) -> sums`; see `metric_sums`."""
-  forward = parallel.on_mesh(mesh, models.forward, model)
+  model = parallel.sequence_sharded(mesh, model)
 
   def step(variables, batch):
-    return metric_sums(task, forward(variables, batch), batch)
+    variables = parallel.gather(mesh, variables)
+    return metric_sums(task, models.forward(model, variables, batch), batch)
 
   if config.parallel == "pmap":
     return jax.pmap(

@@ -56,13 +56,13 @@ def default(config_file: str, config: ExperimentConfig) -> Path:
   """Returns `runs/<config file>-<mechanism>-<digest of the config>`."""
   attention, *_ = next(iter(config.model.attentions.values()))
   mapping = _mapping(config)
-  for leaf in ("log", "profile_steps"):  # They change no number.
-    mapping.pop(leaf)
+  for field in ("log", "profile_steps"):  # They change no number.
+    mapping.pop(field)
   # Runs from before these fields existed keep their folder.
-  for section, leaf, unset in _ADDED_FIELDS:
-    leaves = mapping[section] if section else mapping
-    if leaves.get(leaf) == unset:
-      leaves.pop(leaf)
+  for section, field, unset in _ADDED_FIELDS:
+    fields = mapping[section] if section else mapping
+    if fields.get(field) == unset:
+      fields.pop(field)
   text = json.dumps(mapping, sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   stem = Path(config_file.partition(":")[0]).stem
@@ -97,38 +97,40 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"this process by {here!r}; set JAX_DEFAULT_PRNG_IMPL={drawn}, or choose a "
       "new folder"
     )
-  recorded, leaves = _recorded_leaves(_config(written)), _leaves(config)
-  if recorded.get("task.name") != leaves["task.name"]:
+  recorded, fields = _recorded_fields(_config(written)), _fields(config)
+  if recorded.get("task.name") != fields["task.name"]:
     raise ConfigError(
       f"workdir: {workdir} holds a run of the task "
       f"{recorded.get('task.name')!r}, expected one of "
-      f"{leaves['task.name']!r}; choose a new folder"
+      f"{fields['task.name']!r}; choose a new folder"
     )
   # The evaluations of such a run determine its final parameters.
   decisive = ("eval_every",) if config.train.asks_best else ()
   differing = [
-    leaf
-    for leaf in {**recorded, **leaves}
-    if recorded.get(leaf, _UNSET) != leaves.get(leaf, _UNSET)
-    and (leaf not in _MAY_CHANGE or leaf in decisive)
+    field
+    for field in {**recorded, **fields}
+    if recorded.get(field, _UNSET) != fields.get(field, _UNSET)
+    and (field not in _MAY_CHANGE or field in decisive)
   ]
   steps = recorded.get("num_steps")
   if differing == ["num_steps"] and isinstance(steps, int):
     _check_num_steps(workdir, steps, config)
   elif differing:
     # A mechanism says most about a run, and the number of steps says least.
-    leaf = min(
+    field = min(
       differing, key=lambda x: (x == "num_steps") - x.endswith(_CHOICES)
     )
-    old, new = _different(recorded.get(leaf, _UNSET), leaves.get(leaf, _UNSET))
+    old, new = _different(
+      recorded.get(field, _UNSET), fields.get(field, _UNSET)
+    )
     more = f" ({len(differing)} fields differ)" if differing[1:] else ""
     raise ConfigError(
-      f"workdir: {workdir} holds a run with another config: config.{leaf} is "
+      f"workdir: {workdir} holds a run with another config: config.{field} is "
       f"{old!r} there and {new!r} here{more}; choose a new folder"
     )
 
 
-def _recorded_leaves(written: Mapping[str, Any]) -> Leaves:
+def _recorded_fields(written: Mapping[str, Any]) -> Leaves:
   """The config fields that a run recorded, with defaults for later fields.
 
   They are returned as recorded if they are not valid today, for example because a
@@ -137,12 +139,12 @@ def _recorded_leaves(written: Mapping[str, Any]) -> Leaves:
   # It follows from the model, and runs of an earlier version do not have it.
   written = {name: x for name, x in written.items() if name != SLOTS}
   try:
-    return _leaves(experiment_config.parse(written, restore=True))
+    return _fields(experiment_config.parse(written, restore=True))
   except ConfigError:
     return flatten(written)
 
 
-def _leaves(config: ExperimentConfig) -> Leaves:
+def _fields(config: ExperimentConfig) -> Leaves:
   """The config fields, with values as JSON represents them."""
   return flatten(json.loads(json.dumps(_mapping(config))))
 
@@ -152,9 +154,9 @@ def _mapping(config: ExperimentConfig) -> dict[str, Any]:
   mapping = config.to_mapping()
   optimizer = mapping["optimizer"]
   optimizer |= {
-    leaf: former
-    for leaf, former in _FORMER_OPTIMIZER.items()
-    if optimizer[leaf] is None
+    field: former
+    for field, former in _FORMER_OPTIMIZER.items()
+    if optimizer[field] is None
   }
   return mapping
 

@@ -23,7 +23,8 @@ def mean_interval(
 ) -> tuple[float, float]:
   """The 95 % interval of a mean over seeds, within 0 and `upper`.
 
-  The interval is Student's t. For a share p = mean / upper it is computed on the
+  The interval is Student's t. It goes below 0 only if a value does, as the
+  log-likelihood of a density may. For a share p = mean / upper it is computed on the
   logit scale, with the standard error s / √n divided by the slope p (1 − p):
 
     logit(p) ± t · s / (√n · upper · p · (1 − p))
@@ -33,7 +34,7 @@ def mean_interval(
   usual one, clipped at 1, in 90 %.
 
   Args:
-    values: one value per seed, from 0 to `upper`.
+    values: one value per seed; from 0 to `upper` if that is finite.
     upper: upper bound of the metric; 1 for an accuracy.
     cases: number of rows of the test set, which all seeds share. The interval is
       then at least as wide as Wilson's for a share of this many rows.
@@ -46,7 +47,8 @@ def mean_interval(
   mean = float(np.mean(values))
   half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * stats.sem(values))
   if math.isinf(upper):
-    return max(mean - half, 0.0), mean + half
+    low = mean - half
+    return low if min(values) < 0 else max(low, 0.0), mean + half
   share, low, high = mean / upper, mean, mean
   if half and 0 < share < 1:
     slope = upper * share * (1 - share)

@@ -240,7 +240,8 @@ def _task(
   ]
   if metric is not None:
     threshold = runs["solved_at"].astype(float).max()
-    summary = _significance(_rank(summary, metric, threshold), reference)
+    summary = _rank(summary, metric, threshold)
+  summary = _significance(summary, reference)
   return summary.drop(columns=["values", "unfinished"], errors="ignore")
 
 

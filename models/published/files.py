@@ -109,7 +109,11 @@ def read_tensors(folder: Path) -> Tensors:
 def write(
   folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
-  """Writes `config.json` and `model.safetensors`, and creates the folder."""
+  """Writes `config.json` and `model.safetensors`, and creates the folder.
+
+  Removes the index of shards that the folder had, because `read_tensors` would read
+  those.
+  """
   folder.mkdir(parents=True, exist_ok=True)
   content = save(
     # (`ascontiguousarray` would add an axis to a scalar.)
@@ -117,6 +121,7 @@ def write(
     metadata={"format": "pt"},  # transformers rejects a file without it.
   )
   (folder / TENSORS).write_bytes(content)
+  (folder / INDEX).unlink(missing_ok=True)
   text = json.dumps(config, indent=2, sort_keys=True) + "\n"
   (folder / CONFIG).write_text(text, encoding="utf-8")
 

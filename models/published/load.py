@@ -128,7 +128,7 @@ class Opened(NamedTuple):
     family: family of the model.
     architecture: its class in transformers.
     hf_config: content of `config.json`.
-    described: the model with its own mechanisms.
+    description: the model with its own mechanisms.
     tensors: tensors by their names in the family's table.
     kept: tensors that affect no output.
     left_out: whether a mechanism of the folder is missing in `description`.
@@ -342,7 +342,7 @@ def with_layers(
   """Replaces the mechanisms of a description.
 
   Args:
-    described: description of the model.
+    description: description of the model.
     chosen: 'encoder_attention' or 'decoder_attention' -> mechanisms.
 
   Raises:

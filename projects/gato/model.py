@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from models import tables
+from models import embeddings
 from models.kind import Sizes
 from models.sizes import id_sizes
 from models.transformer import OPTIONAL, Transformer
@@ -43,7 +43,7 @@ class Gato(DrawnShares, Transformer):
     super().setup()
     config = cast(GatoConfig, self.config)
     if config.local_positions:
-      self.local_positions = tables.token_table(
+      self.local_positions = embeddings.token_table(
         1 + self.max_target_length,
         config.features,
         config.dtype,

@@ -10,8 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import Dims
-from models import positions as position_encodings
-from models import tables
+from models import embeddings
 from models.attention_config import AttentionConfig
 from models.attention_module_config import SlotConfig
 from models.config import PAD_ID, ModelConfig
@@ -196,7 +195,7 @@ class Perceiver(DrawnLatents, nn.Module):
       if source_mask is None:
         source_mask = source != PAD_ID
       mask = source_mask[:, None, None, :]
-      table = tables.token_table(
+      table = embeddings.token_table(
         self.source_vocab_size,
         config.input_features,
         config.dtype,
@@ -334,9 +333,7 @@ def _sines(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
   """Sines and cosines of each position, with the scale of `_STD`."""
   del key
   size, width = shape
-  waves = position_encodings.sinusoidal(
-    np.arange(size)[None], width + width % 2
-  )
+  waves = embeddings.sinusoidal(np.arange(size)[None], width + width % 2)
   return (math.sqrt(2) * _STD * waves[0, :, :width]).astype(dtype)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from models import tables
+from models import embeddings
 from models.config import PAD_ID
 from models.kind import Sizes
 from models.sizes import check_length, id_sizes
@@ -138,7 +138,7 @@ class Seq2Seq(nn.Module):
     """Creates the tables, the encoder and the decoder."""
     config = self.config
     table = functools.partial(
-      tables.token_table,
+      embeddings.token_table,
       features=config.features,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
@@ -227,7 +227,7 @@ class Seq2Seq(nn.Module):
 
   def _logits(self, x):
     tied = self.config.tie_embeddings
-    return tables.logits(
+    return embeddings.logits(
       x, self.target_embedding if tied else self.output_embedding
     )
 

@@ -110,7 +110,7 @@ def draw_below_spectrogram(
     figure.colorbar(image, ax=panel, shrink=0.9)
   axes[0].set_xlim(0, end)
   axes[-1].set_xlabel("seconds")
-  figure.savefig(path, dpi=120)
+  attention_maps.save(figure, path, dpi=120)
   return hypothesis
 
 

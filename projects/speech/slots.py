@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from attention import rotary
+from models.embeddings import sinusoidal
 from models.multi_head_attention import MultiHeadAttention
-from models.positions import sinusoidal
 
 
 class TransformerXlAttention(MultiHeadAttention):

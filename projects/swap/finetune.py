@@ -78,7 +78,7 @@ def finetune(
   workdir.check(run_folder, config)
   if workdir.final_metrics(run_folder, config) is None:
     run = experiment.begin(config, run_folder)
-    if loop.run(run, run_folder) is None:
+    if loop.run(run, run_folder, ends_process=True) is None:
       return None
   else:
     run = experiment.create(config, run_folder)

@@ -50,7 +50,7 @@ class Source(NamedTuple):
 
   Attributes:
     opened: the opened folder of the weights.
-    described: description of the model, in float32.
+    description: description of the model, in float32.
     model: the module.
     variables: its weights.
     vocabulary: the vocabulary file.

@@ -111,13 +111,15 @@ def _read_ids(
   ids = mapped[0]
   if len(mapped) > 1:
     dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in mapped]
-    # In another format or width, the same bytes are other ids.
+    # In another format or width, the same bytes are other ids. The size of the
+    # vocabulary determines the width in the cache.
     suffixes = [files.suffix(path) for path in paths]
 
     def write(scratch: pathlib.Path) -> pathlib.Path:
       return _write(scratch / "ids", mapped, dtype)
 
-    cached = cache.folder("texts") / _key("ids", suffixes, dtypes, digests)
+    key = _key("ids", suffixes, dtypes, dtype.__name__, digests)
+    cached = cache.folder("texts") / key
     ids = np.memmap(cache.prepare(cached, write), dtype, mode="r")
   cut = boundary(len(ids))
   return vocabulary, Parts(ids[:cut], ids[cut:])

@@ -171,6 +171,6 @@ def test_within_data_no_import_path_is_followed():
       ):
         mechanisms.build(name, {"steps": 1})
     with pytest.raises(ValueError, match="is an import path"):
-      chosen.build()
+      AttentionConfig("their_package.mine:plain", {"steps": 1})
     assert mechanisms.build("dense", {}).supports
   chosen.build()

@@ -239,6 +239,21 @@ def test_a_comparison_without_results_says_so(tmp_path):
   assert "No run has finished yet." in text
 
 
+@pytest.mark.parametrize("status", ["failed", "not supported"])
+@pytest.mark.parametrize("reference", [None, "dense"])
+def test_a_comparison_of_which_no_run_has_a_result(tmp_path, status, reference):
+  """compare.py then says that every run failed, and the table says why."""
+  found = [x for x in made_up.records() if x["status"] == status]
+  made_up.write(tmp_path, found)
+  shared = {} if reference is None else {"reference": reference}
+  (tmp_path / "comparison.json").write_text(json.dumps(shared))
+  text = files.write(tmp_path)
+  assert "No run has finished yet." in text
+  reason = {"failed": "loss is", "not supported": "lsh: a"}[status]
+  assert reason in text
+  assert len(pd.read_csv(tmp_path / "summary.csv")) == 1
+
+
 def test_the_largest_pictures_give_way(tmp_path):
   from matplotlib.figure import Figure
 

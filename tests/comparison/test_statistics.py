@@ -18,6 +18,10 @@ def test_an_unbounded_interval_is_students():
   half = 4.302652729911275 / math.sqrt(3)
   assert (low, high) == pytest.approx((5 - half, 5 + half))
   assert statistics.mean_interval([1.0, 9.0])[0] == 0.0  # Cut at 0.
+  # Not cut: the loss of a task of its own may be negative. By `scipy.stats.t`.
+  values = [-1.6, -1.5, 0.2]
+  ends = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+  assert statistics.mean_interval(values) == pytest.approx(ends)
   assert all(map(math.isnan, statistics.mean_interval([0.5], 1.0, 100)))
 
 

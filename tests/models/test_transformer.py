@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import models
-from models import nested, positions
+from models import embeddings, nested
 from models.block import Block
 from tests.attention.forms import KINDS
 from tests.models import tiny
@@ -20,6 +20,21 @@ CAUSAL = [name for name in KINDS if name in tiny.names("causal")]
 
 def _inputs():
   return {"inputs": tiny.batch()["inputs"]}
+
+
+def test_a_row_of_padding_has_a_mean_that_is_no_nan():
+  """The last batch of an evaluation has such rows; NaN times weight 0 is NaN."""
+  model = tiny.create("encoder", head="class", mean_pooling=True)
+  variables = tiny.initialized(model)
+  source = np.array([[3, 1, 5, 0], [2, 6, 0, 0], [0, 0, 0, 0]])
+  logits = tiny.forward(model, variables, {"source": source})
+  assert np.isfinite(logits).all()
+  for row, length in ((0, 3), (1, 2)):
+    alone = {"source": source[row : row + 1, :length]}
+    expected = tiny.forward(model, variables, alone)
+    np.testing.assert_allclose(logits[row], expected[0], rtol=1e-5, atol=1e-6)
+  gradients = tiny.gradients(model, variables, {"source": source})
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -61,7 +76,7 @@ def test_sinusoidal_is_vaswani():
   for p, i in np.ndindex(length, features // 2):
     angle = p / 10000.0 ** (2 * i / features)
     expected[p, 2 * i : 2 * i + 2] = np.sin(angle), np.cos(angle)
-  got = positions.sinusoidal(jnp.arange(length)[None], features)
+  got = embeddings.sinusoidal(jnp.arange(length)[None], features)
   assert got.shape == (1, length, features)
   np.testing.assert_allclose(got[0], expected, atol=1e-5)
 

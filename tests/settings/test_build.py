@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 import dataclasses
 import json
+import pathlib
 from typing import Any
 
+import jax.numpy as jnp
 from ml_collections import ConfigDict
+import numpy as np
 import pytest
 
 from models import ModelConfig
@@ -58,6 +61,23 @@ def test_values_arrive_with_their_types():
   assert built.plug.options == {"window": 4}
   with pytest.raises(dataclasses.FrozenInstanceError):
     built.count = 3
+
+
+def test_values_of_python_libraries_are_plain_ones():
+  built = build_config(
+    Everything,
+    {
+      "count": np.int64(2),
+      "rate": jnp.float32(0.5),
+      "flag": np.bool_(True),
+      "span": range(3, 5),
+      "names": np.array(["a", "b"]),
+      "plug": {"name": pathlib.Path("x/y"), "scale": np.float32(0.1)},
+    },
+  )
+  plug = Plug("x/y", {"scale": 0.10000000149011612})  # The nearest float32.
+  assert built == Everything(2, 0.5, True, (3, 4), ("a", "b"), plug)
+  json.dumps(to_mapping(built))
 
 
 def test_round_trip_through_json():

@@ -257,6 +257,20 @@ def test_the_same_bytes_are_other_ids_where_the_vocabulary_is_larger(tmp_path):
   )
 
 
+@pytest.mark.parametrize("sizes", [(60, 70_000), (70_000, 60)])
+def test_joined_ids_do_not_depend_on_an_earlier_vocabulary(tmp_path, sizes):
+  """The cache has ids of 16 bits for one size, and of 32 for the other."""
+  ids = np.arange(300) * 7 % 60
+  for i, name in enumerate("ab"):
+    np.save(tmp_path / f"{name}.npy", ids[150 * i : 150 * (i + 1)])
+  for size in sizes:
+    task = make(
+      str(tmp_path / "*.npy"), "decoder", vocabulary="ids", vocab_size=size
+    )
+    parts = task._train, task.tokens("validation")
+    np.testing.assert_array_equal(np.concatenate(parts), ids)
+
+
 def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
   ids = np.arange(400, dtype=np.uint16) % 30
   np.save(tmp_path / "a.npy", ids)

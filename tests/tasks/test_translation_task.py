@@ -237,6 +237,55 @@ def test_score_of_references_too_short_for_four_grams(folder):
   assert half["bleu"] == pytest.approx(50)
 
 
+def chinese(folder, language):
+  """The folder with Chinese as the target; its names are those of `language`."""
+  sentences = [
+    "今天天气很好。我们去公园散步吧。",
+    "他昨天买了一本新书。",
+    "这个问题很难回答。",
+  ]
+  for file in folder.glob("*.de"):
+    count = len(file.read_text("utf-8").splitlines())
+    text = "\n".join(sentences[i % 3] for i in range(count))
+    file.with_suffix(f".{language}").write_text(text, "utf-8")
+  return make(**files(folder, target_language=language)), sentences
+
+
+@pytest.mark.parametrize("language", ["zh", "zh-CN", "zho_Hans"])
+def test_bleu_of_a_language_without_spaces(folder, language):
+  """By hand; characters are the tokens."""
+  task, references = chinese(folder, language)
+  outputs = [
+    "今天天气很好。我们去公园走走吧。",
+    "他昨天买了一本书。",
+    "这个问题很难答。",
+  ]
+  found = task.score(outputs, references)
+  assert "tok:zh" in found["bleu_signature"]
+  assert "eff:no" in found["bleu_signature"]
+  # Two of 33 characters are wrong, and one is missing in each of two sentences.
+  precisions = np.array([31 / 33, 25 / 30, 19 / 27, 16 / 24])
+  bleu = 100 * np.exp(1 - 35 / 33) * precisions.prod() ** 0.25
+  assert found["bleu"] == pytest.approx(bleu)
+  sums = np.sum(task.sentence_statistics(outputs, references), axis=0)
+  assert statistics.bleu(sums.astype(float)) == pytest.approx(bleu)
+
+
+def test_a_language_whose_tokenizer_is_missing_is_refused(folder, monkeypatch):
+  """SacreBLEU's own default would count whole sentences as words."""
+  import sacrebleu
+
+  def missing(tokenize):
+    assert tokenize == "ja-mecab"
+    raise RuntimeError("Japanese tokenization requires extra dependencies")
+
+  monkeypatch.setattr(sacrebleu, "BLEU", missing)
+  with pytest.raises(
+    tasks.DataError, match=r"^task\.target_language: .*\[ja\]"
+  ):
+    chinese(folder, "ja")
+
+
 def test_save_and_restore_without_data(folder, tmp_path):
   task = make(**files(folder))
   task.save(tmp_path / "run")

@@ -46,6 +46,16 @@ def test_any_text_comes_back(kind, text):
   assert again.size == vocabulary.size
 
 
+def test_a_file_has_characters_in_any_order():
+  """Such as one to which a user has added some at the end; ids are places in it."""
+  found = Characters.read('["z", "a", "é", "Z"]'.encode(), (), "mine.json")
+  np.testing.assert_array_equal(found.encode_text("aZzé"), [4, 6, 3, 5])
+  assert found.encode("aZzé") == [4, 6, 3, 5]
+  assert found.decode([4, 6, 3, 5]) == "aZzé"
+  with pytest.raises(ValueError, match=r"mine\.json has a character twice"):
+    Characters.read(b'["z", "a", "z"]', (), "mine.json")
+
+
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_character_is_that_of_one_id(kind, text):

@@ -26,6 +26,14 @@ def model(encoder="dense", decoder="dense", cross="dense"):
   return types.SimpleNamespace(config=types.SimpleNamespace(attentions=chosen))
 
 
+def test_a_token_without_a_glyph_is_a_box_without_a_warning(tmp_path):
+  labels = ["今天", "🙂"]
+  attention_maps.draw_maps(
+    tmp_path / "map.png", [layer(np.full((1, 2, 2), 0.5), labels, labels)]
+  )
+  assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
 SLOTS = [
   *(f"encoder_{i}/self_attention" for i in (0, 1)),
   *(

@@ -259,10 +259,22 @@ def test_a_run_with_more_steps_ends_where_one_of_these_steps_does(
   assert newest(tmp_path) == expected
 
 
-LOWER = ("loss", "error_rate", "perplexity", "bits_per_character", "my_loss")
+LOWER = (
+  *("loss", "error_rate", "perplexity", "bits_per_character", "my_loss"),
+  # Of tasks of a user's own.
+  *("wer", "valid_cer", "mse", "rmse", "pixel_mae", "nll", "error", "bits"),
+  "edit_distance",
+)
 HIGHER = (
   *("accuracy", "token_accuracy", "last_accuracy", "exact_match", "bleu"),
-  *("recall", "episode_return", "lossless", "characters"),
+  *(
+    "recall",
+    "episode_return",
+    "lossless",
+    "characters",
+    "answer",
+    "errorless",
+  ),
 )
 
 

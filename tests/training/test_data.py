@@ -9,7 +9,7 @@ from settings.errors import ConfigError
 from tasks import files
 from tests.training.tiny import config
 from training import experiment
-from training.prefetch import prefetch
+from training.loop import prefetch
 
 TEXT = "abcd efgh\n" * 40
 

@@ -14,7 +14,7 @@ import pytest
 from settings.errors import RunError
 from tests.training.fake_task import FakeTask, emptied, newest, records
 from tests.training.tiny import CLASSES, make_batch, make_parts
-from training import evaluate, loop, loss_meter, metrics, step
+from training import evaluate, loop, loss_meter, metrics, signals, step
 from training.config import OptimizerConfig
 from training.loss_meter import LossMeter
 
@@ -197,6 +197,18 @@ def test_stopped_and_continued_equals_uninterrupted(
   assert metrics.read(tmp_path)[-1]["seconds"] > stopped["seconds"]
 
 
+def test_a_notebook_outlives_a_signal_before_the_first_step(
+  run, tmp_path, monkeypatch
+):
+  """It comes while the first step is compiled, and the run ends after that step."""
+  ended = []
+  monkeypatch.setattr(signals.os, "_exit", ended.append)
+  assert run(FakeTask(stop=0)) is None
+  assert not ended
+  step_of_checkpoint, _ = newest(tmp_path)
+  assert 1 <= step_of_checkpoint < 7
+
+
 def test_what_is_said_of_a_run_that_is_stopped_before_a_step(run, tmp_path):
   """Of one that goes on, where it does."""
   assert loop.before_a_step(tmp_path) == "stopped before the first step"
@@ -286,6 +298,17 @@ def test_an_evaluation_that_cannot_be_right_stops_the_run(
     run(task, num_steps=5, eval_every=100)
   assert newest(tmp_path)[0] == 5
   assert run(FakeTask(), num_steps=5)["validation"]["loss"] < 10
+
+
+def test_a_loss_is_a_mean_over_weights_that_sum_to_less_than_1(tmp_path):
+  """By hand: (0.5 · 3 + 0.125 · 7) / 0.625."""
+  meter = LossMeter((0.0, 0.0), 0.0, tmp_path)
+  for number, (weight, nats) in enumerate([(0.5, 3.0), (0.125, 7.0)]):
+    sums = np.array([weight * nats, weight])
+    metrics = {"loss": sums, "updates": number + 1, "grad_norm": 1.0}
+    meter.add(number, metrics | {"learning_rate": 0.1})
+  meter.fetch()
+  assert meter.flush()["loss"] == pytest.approx(3.8)
 
 
 def test_a_model_that_overfits_goes_on(tmp_path):

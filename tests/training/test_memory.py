@@ -11,7 +11,6 @@ from configs import copy
 from settings.errors import ConfigError
 from tests.training import tiny
 from training import experiment, experiment_config
-from training.devices import memory
 
 GB = 10**9
 
@@ -28,7 +27,7 @@ def config(**leaves):
 def one_gigabyte(monkeypatch):
   """The same machine everywhere."""
   told = types.SimpleNamespace(total=GB)
-  monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: told)
+  monkeypatch.setattr(experiment.psutil, "virtual_memory", lambda: told)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +49,10 @@ def one_gigabyte(monkeypatch):
 def test_what_does_not_fit_is_told(leaves, sizes, leaf, gigabytes):
   made = config(**leaves)
   if not leaf:
-    memory.check(made, *sizes)
+    experiment.check_size(made, *sizes)
     return
   with pytest.raises(ConfigError, match=rf"^config\.{leaf}: ") as told:
-    memory.check(made, *sizes)
+    experiment.check_size(made, *sizes)
   expected = f" at least {gigabytes} GB, more than the 1 GB of memory here"
   assert str(told.value).endswith(expected)
   assert "\n" not in str(told.value)
@@ -66,11 +65,11 @@ def test_arrays_may_lie_on_devices_and_several_hosts_share_a_run(monkeypatch):
     ("process_count", 16, 16),
   ):
     with monkeypatch.context() as patch:
-      patch.setattr(memory.jax, name, lambda found=found: found)
-      memory.check(config(), 3, held=(fits - 1) * GB)
+      patch.setattr(experiment.jax, name, lambda found=found: found)
+      experiment.check_size(config(), 3, held=(fits - 1) * GB)
       told = f"more than the {fits} GB of memory here"
       with pytest.raises(ConfigError, match=told):
-        memory.check(config(), 3, held=(fits + 1) * GB)
+        experiment.check_size(config(), 3, held=(fits + 1) * GB)
 
 
 @pytest.mark.parametrize(

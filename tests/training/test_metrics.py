@@ -43,6 +43,7 @@ def test_weights_and_biases_gets_the_numbers(tmp_path, monkeypatch):
 
     def init(self, **options):
       calls.append(options)
+      self.id = options["id"] or "3f9k"
       return self
 
     def log(self, numbers, step):
@@ -59,6 +60,12 @@ def test_weights_and_biases_gets_the_numbers(tmp_path, monkeypatch):
   assert calls[0]["project"] == "p"
   assert calls[0]["name"] == tmp_path.name
   assert calls[1:] == [(3, {"test/loss": 0.5}), "finished"]
+  # A run that continues goes on in the same run there.
+  metrics.MetricsWriter(tmp_path, 3, log=log).close()
+  assert [(x["id"], x["resume"]) for x in (calls[0], calls[3])] == [
+    (None, "allow"),
+    ("3f9k", "allow"),
+  ]
   assert not (tmp_path / "tensorboard").exists()
 
 

@@ -243,7 +243,7 @@ def test_runs_of_another_seed_and_rate_lower_to_the_same_programs():
 
   def lowered(run):
     step = tiny.Parts.of(run).on().step
-    draw = jax.jit(run.draw).lower(np.int32(0), np.float32(0))
+    draw = jax.jit(lambda *x: run.draw(*x)).lower(np.int32(0), np.float32(0))
     batch = run.task.train_batch(0)
     return draw.as_text(), step.lower(run.shapes, batch).as_text()
 

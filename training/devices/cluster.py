@@ -1,7 +1,7 @@
 """Runs of several processes, on JAX's distributed runtime.
 
 The processes join, agree on values that must be equal in all of them, and end
-together.
+together. The first one (`jax.process_index() == 0`) writes the files of the run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +97,7 @@ def join(
     raise ConfigError(f"--coordinator: {one_line(error)}") from error
   # JAX reports which process is lost; stacks of all threads would hide it.
   faulthandler.disable()
-  if not is_first():
+  if jax.process_index() > 0:
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
@@ -112,25 +112,15 @@ def _is_scheduled() -> bool:
   return False
 
 
-def is_first() -> bool:
-  """Whether this is the first process, which writes the files of the run."""
-  return jax.process_index() == 0
-
-
-def are_several() -> bool:
-  """Whether this run has other processes."""
-  return jax.process_count() > 1
-
-
 def wait(name: str) -> None:
   """Waits until all processes have called this function."""
-  if are_several():
+  if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
 
 
 def any_of(flag: bool) -> bool:
   """Whether a flag is True in any process; all processes must call it."""
-  if not are_several():
+  if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
@@ -149,7 +139,7 @@ def heartbeat(folder: pathlib.Path) -> Iterator[None]:
   Each process counts in its own file in `folder`, which all processes can read. A
   process that hangs while its threads run is not detected.
   """
-  if not are_several():
+  if jax.process_count() == 1:
     yield
     return
   beats, count = folder / ".processes", jax.process_count()
@@ -230,7 +220,7 @@ def end_lost(error: BaseException) -> NoReturn:
   Raises:
     BaseException: `error`, in a run of one process.
   """
-  if not are_several():
+  if jax.process_count() == 1:
     raise error
   _end(
     f"process {jax.process_index()} of {jax.process_count()}: another process of "

@@ -15,7 +15,6 @@ import numpy as np
 import models
 from settings.errors import ConfigError
 from training.config import TrainConfig
-from training.devices import cluster
 from training.devices import mesh as mesh_lib
 from training.devices.mesh import MeshConfig
 from training.state import TrainState
@@ -82,37 +81,28 @@ def make_mesh(
   )
 
 
-def on_mesh(
-  mesh: jax.sharding.Mesh, forward: Callable[..., Any], model: Any
-) -> Callable[..., Any]:
-  """Makes a forward pass compute on sequence shards and gather variables along 'fsdp'.
+def sequence_sharded(mesh: jax.sharding.Mesh, model: Any) -> Any:
+  """Returns the model with attention on sequence shards, if the mesh has any."""
+  if mesh.shape.get(mesh_lib.SEQUENCE, 1) == 1:
+    return model
+  return models.sequence_sharded(model, mesh, mesh_lib.SEQUENCE)
 
-  Without gathering, XLA may split a layer's computation along its features instead of
+
+def gather(mesh: jax.sharding.Mesh, variables: Any) -> Any:
+  """Gathers variables that the mesh shards along 'fsdp', for a forward pass.
+
+  Otherwise XLA may split a layer's computation along its features instead of
   gathering its parameters. XLA's scheduler decides when each is gathered; on a CPU
   that is at the beginning of a step.
-
-  Args:
-    mesh: from `make_mesh`.
-    forward: `(model, variables, …) -> …`.
-    model: its first argument.
-
-  Returns:
-    `(variables, …) -> …`.
   """
-  if mesh.shape.get(mesh_lib.SEQUENCE, 1) > 1:
-    model = models.sequence_sharded(model, mesh, mesh_lib.SEQUENCE)
-
-  def call(variables, *arguments, **options):
-    if mesh.shape.get(mesh_lib.FSDP, 1) > 1:
-      variables = jax.tree.map(
-        _gather,
-        variables,
-        mesh_lib.shardings(mesh, variables, mesh_lib.without_fsdp),
-        mesh_lib.shardings(mesh, variables),
-      )
-    return forward(model, variables, *arguments, **options)
-
-  return call
+  if mesh.shape.get(mesh_lib.FSDP, 1) == 1:
+    return variables
+  return jax.tree.map(
+    _gather,
+    variables,
+    mesh_lib.shardings(mesh, variables, mesh_lib.without_fsdp),
+    mesh_lib.shardings(mesh, variables),
+  )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -168,7 +158,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 def place_state(mesh: jax.sharding.Mesh, state: TrainState) -> TrainState:
   """Copies a state to the devices, sharded over the mesh."""
-  if cluster.are_several():
+  if jax.process_count() > 1:
     # A restored state is already there.
     return _put(state, shardings(mesh, state))
   # The result of device_put may share memory with the original, which donation frees.
@@ -211,7 +201,7 @@ def read_batch(
     batch_size: total number of rows.
   """
   # With 'pmap', every process makes all rows.
-  if not cluster.are_several() or mesh.axis_names == (AXIS,):
+  if jax.process_count() == 1 or mesh.axis_names == (AXIS,):
     return place_batch(mesh, make())
   rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
   parts = rows.addressable_devices_indices_map((batch_size,)).values()
@@ -225,7 +215,7 @@ def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:
   Every process has the whole arrays; with `length`, the total number of rows, it has
   only its own rows.
   """
-  if not cluster.are_several():
+  if jax.process_count() == 1:
     return jax.device_put(tree, shardings)
 
   def put(array, sharding):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import itertools
+from numbers import Integral, Real
 import pathlib
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 
 from settings.errors import ConfigError
+from settings.suggest import instead
 import tasks
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -90,7 +92,8 @@ def generate_lines(
       the context.
     seed: seed of sampling.
     batch_size: number of lines that are decoded together.
-    **options: options of `models.generate`.
+    **options: `method`, `temperature`, `top_k`, `beam_size` and `length_penalty`, as in
+      `models.generate`.
 
   Returns:
     One output per line, in order; the output of an empty line is empty.
@@ -157,20 +160,24 @@ def generate_lines(
 
 _KINDS = {
   **dict.fromkeys(
-    ("max_length", "seed", "batch_size", "top_k", "beam_size"), int
+    ("max_length", "seed", "batch_size", "top_k", "beam_size"), Integral
   ),
-  **dict.fromkeys(("temperature", "length_penalty"), (int, float)),
+  **dict.fromkeys(("temperature", "length_penalty"), Real),
 }
 """The numeric options of `generate_lines`."""
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-  """Raises ConfigError if a numeric option is not a number in its range."""
+  """Raises ConfigError for an unknown option, or a number that is not in its range."""
   for name, value in options.items():
+    if name not in (*_KINDS, "method"):
+      raise ConfigError(
+        f"{name}: unknown; {instead(name, [*_KINDS, 'method'])}"
+      )
     kind = _KINDS.get(name, object)
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if name in _KINDS and value is not None and not is_number:
-      what = "a whole number" if kind is int else "a number"
+      what = "a whole number" if kind is Integral else "a number"
       raise ConfigError(f"{name}: expected {what}, got {value!r}")
   most = options["max_length"]
   if most is not None and most < 1:

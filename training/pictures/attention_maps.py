@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
 import pathlib
 from typing import Any, NamedTuple
+import warnings
 
 import numpy as np
 
@@ -225,7 +226,17 @@ def overview(maps: Sequence[AttentionMap]) -> Any:
 
 def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
   """Writes `figure` as a .png."""
-  figure(maps).savefig(path)
+  save(figure(maps), path)
+
+
+def save(drawn: Any, path: pathlib.Path, **options: Any) -> None:
+  """Writes a figure; a token without a glyph, such as a Chinese one, becomes a box.
+
+  Matplotlib would print a warning for each of them at the end of a run.
+  """
+  with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+    drawn.savefig(path, **options)
 
 
 def _grid(num_heads: int) -> tuple[int, int]:

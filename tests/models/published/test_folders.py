@@ -285,6 +285,14 @@ def test_shards(folder):
   index.write_text(json.dumps({"weight_map": places}))
   sharded = models.load_pretrained(folder)
   same(sharded.variables, loaded("bert_masked").variables)
+  content = index.read_bytes()
+  # Written back, as after training: neither reader may find the old shards.
+  changed = jax.tree.map(lambda x: x + 1, sharded.variables)
+  models.save_pretrained(folder, sharded._replace(variables=changed))
+  same(models.load_pretrained(folder).variables, changed)
+  assert not index.exists()
+  (folder / "model.safetensors").unlink()
+  index.write_bytes(content)
   for weight_map, message in (
     (places | {"bert.more": places[names[0]]}, "bert.more is missing"),
     ({names[1]: places[names[1]]}, "is not in model.safetensors.index.json"),
@@ -401,6 +409,17 @@ def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
     assert again.model.config.layers(slot) == p.model.config.layers(slot)
   assert models.slots(again.model.config).startswith(chosen["name"])
   same(again.variables, p.variables)
+
+
+def test_options_of_numpy_are_saved_as_numbers(tmp_path):
+  """Such as those of a loop over `np.arange`."""
+  chosen = {"name": "sliding_window", "window": (np.int64(3), np.int32(0))}
+  p = models.load_pretrained(FOLDERS["gpt2"], attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  [written] = json.loads((tmp_path / "config.json").read_text())[
+    load.MECHANISMS
+  ]["decoder_attention"]
+  assert written == {"name": "sliding_window", "window": [3, 0]}
 
 
 def test_another_mechanism_is_saved_with_its_variables(tmp_path):
