@@ -14,8 +14,8 @@ r"""Compares mechanisms: trains many runs and writes one report.
 The same command continues a comparison that was stopped, and skips runs that are
 done. `status` shows which runs are done, running, waiting or failed, and estimates
 the time left. `report` writes report.html, report.md, report.tex, results.csv,
-results.jsonl and plots/ from the records; a comparison also writes them at its end,
-and while it runs, as often as 2 % of its time allow. `measure` repeats measurements
+results.jsonl and plots/ from the records. A comparison also writes them at its end, and
+regularly while it runs, with at most 2 % of its time. `measure` repeats measurements
 that were taken while other programs used the machine, and writes the report. `pack`
 writes all records into one small file, from which `report` makes the folder.
 """
@@ -51,18 +51,18 @@ _RECORDS = flags.DEFINE_string(
 _SHARD = flags.DEFINE_string(
   "shard",
   "1/1",
-  "i/n runs the i-th of n parts of the comparison, for n machines",
+  "i/n: runs the i-th of n shares of the rows, for n machines",
 )
 
 
 def main(command: str | None) -> None:
-  """Runs a comparison, or the command, and writes the report."""
+  """Runs a comparison or one of the other commands, and writes the report."""
   if command is None:
     if _RECORDS.value is not None:
-      raise ConfigError("--records: expected it behind `report` or `pack`")
+      raise ConfigError("--records: expected only with `report` or `pack`")
     folder = _run()
   elif flags.FLAGS["shard"].present:
-    raise ConfigError(f"--shard: expected it without `{command}`")
+    raise ConfigError(f"--shard: not supported by `{command}`")
   elif _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of the comparison")
   else:
@@ -96,7 +96,7 @@ def main(command: str | None) -> None:
 
 
 def _run() -> Path:
-  """Runs what the comparison still lacks; returns its folder."""
+  """Runs the unfinished runs of a comparison, and returns its folder."""
   shard = _shard(_SHARD.value)
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
   # Importing pandas and SciPy takes two seconds.

@@ -5,14 +5,14 @@ r"""Decodes lines from standard input with a trained run.
     python generate.py --workdir=/tmp/run --export=/tmp/published
 
 --export writes the model as a folder that `models.load_pretrained` and
-transformers read, and generates nothing. Otherwise one line comes out for each
-line that goes in, in the same order; an empty line stays empty, and a line break
-in the output is written as \n. A line that the model cannot read gives an empty
-line; standard error has its number and the reason, and the exit code is 2. A
-language model continues for --max_length tokens, even if its context is shorter.
+transformers read, and generates nothing. Otherwise there is one output line per input
+line, in the same order; an empty line stays empty, and a line break in the output is
+written as \n. If the model cannot read a line, the output line is empty, standard error
+has its number and the reason, and the exit code is 2. A language model generates
+--max_length tokens, even if its context is shorter.
 
-On a terminal, it answers each line at once, and a language model continues from all
-lines and answers so far; Ctrl-D ends. A terminal shows control characters as \x1b.
+On a terminal, it answers each line immediately, and a language model continues the
+conversation so far; Ctrl-D ends it. A terminal shows control characters as \x1b.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import shutil
 import sys
 from typing import Any
 
-# First, as it says what to do where packages are missing.
+# Imported first, because it reports missing packages.
 import training  # noqa: F401  # isort: skip
 
 from absl import flags
@@ -53,7 +53,9 @@ _LENGTH_PENALTY = flags.DEFINE_float(
   "length_penalty", 0.6, "0 prefers short outputs; beam", lower_bound=0
 )
 _TEMPERATURE = flags.DEFINE_float(
-  "temperature", 1.0, "below 1 is bolder, above 1 more varied; sample"
+  "temperature",
+  1.0,
+  "below 1 favours likely tokens, above 1 gives more variety; sample",
 )
 _TOP_K = flags.DEFINE_integer(
   "top_k", None, "sample among the k most likely; sample", lower_bound=1
@@ -83,11 +85,11 @@ def main() -> int | None:
     )
   folder = Path(_WORKDIR.value)
   process.keep_programs()
-  # A folder of weights is data, and never opened as a run.
+  # A folder of weights is data and is never opened as a run.
   if files.has_tensors(folder):
     if _EXPORT.value is not None:
       raise ConfigError(
-        f"--export: {folder} holds published weights already; expected the "
+        f"--export: {folder} already has published weights; expected the "
         "folder of a run"
       )
     experiment, variables = published.open_weights(folder)
@@ -126,7 +128,7 @@ def main() -> int | None:
 def _converse(conversation: Conversation) -> None:
   """Answers each line that a user types, until Ctrl-D; reports errors and continues."""
   with contextlib.suppress(ImportError):  # Not on Windows.
-    import readline  # noqa: F401  # Arrow keys edit a line and bring old ones.
+    import readline  # noqa: F401  # Arrow keys edit lines and recall earlier ones.
   while True:
     try:
       line = input("> ")
@@ -145,7 +147,7 @@ def _converse(conversation: Conversation) -> None:
 
 
 def _export(run: Any, workdir: Path, folder: Path) -> None:
-  """Writes the model as a published family, and prints which one."""
+  """Writes the model as a published family, and prints its architecture."""
   check_writable("--export", folder)
   if folder.exists() and any(folder.iterdir()):
     raise ConfigError(f"--export: {folder} is not empty; choose a new folder")

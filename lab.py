@@ -1,4 +1,4 @@
-"""Python interface of the laboratory: the functions of the commands, for notebooks.
+"""Python interface of the laboratory: the commands as functions, for notebooks.
 
     import lab
     run = lab.train("configs/copy.py:performer", **{"num_steps": 200})
@@ -11,7 +11,7 @@
 
 A `config` is a file with its arguments, as on a command line, or a ConfigDict.
 `workdir` is the folder of the results, by default the one that the command uses; the
-same call resumes a stopped run. `**leaves` are config fields, such as
+same call resumes a stopped run. `**fields` are config fields, such as
 `**{"model.num_layers": 1}`. Tables are pandas DataFrames, figures are matplotlib
 figures. A mistake raises a one-line `ConfigError`; a failed run raises a `RunError`.
 """
@@ -44,8 +44,8 @@ from training.pictures.example import make_example
 if TYPE_CHECKING:
   import pandas as pd
 
-# pandas, SciPy and matplotlib take three seconds to import, so the functions that make
-# tables and figures import them: generate.py, which decodes lines, has none.
+# Importing pandas, SciPy and matplotlib takes three seconds, so only the functions that
+# make tables and figures import them; generate.py needs none of them.
 
 __all__ = [
   "Comparison",
@@ -59,17 +59,17 @@ __all__ = [
   "train",
 ]
 
-# Orbax warns of what is meant.
+# Orbax warns about intended behaviour.
 logging.set_verbosity(logging.ERROR)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run of `train.py` and the contents of its folder.
+  """A run of `train.py`, opened from its folder.
 
   Attributes:
-    folder: of the run.
-    experiment: all that follows from its config, with compiled functions.
+    folder: folder of the run.
+    experiment: task, model and compiled functions, created from the config.
   """
 
   folder: Path
@@ -99,7 +99,7 @@ class Run:
   def variables(self, step: int | None = None) -> Mapping[str, Any]:
     """The model's variables at a checkpoint, by default the newest intact one.
 
-    Where the run keeps its best (`checkpoint_keep`), that is the default.
+    If the run keeps its best checkpoint (`checkpoint_keep`), that is the default.
 
     Raises:
       ConfigError: there is no such checkpoint.
@@ -110,8 +110,8 @@ class Run:
     """Draws the attention weights of every layer and head for a text.
 
     Args:
-      text: what the model reads: a source, or the prompt of a decoder alone.
-      target: what it writes; by default what it generates for a source.
+      text: input of the model: a source, or the prompt of a decoder-only model.
+      target: output for a source; by default the model generates it.
     """
     _show_figures()
     variables = self.variables()
@@ -123,12 +123,13 @@ class Run:
     """Generates one output per line.
 
     Args:
-      lines: sources, or prompts for a decoder alone.
-      **options: of `training.inference.generation.generate_lines`, as `max_length`, `seed`,
-        `method` ('greedy', 'beam', 'sample') and what that method has.
+      lines: sources, or prompts for a decoder-only model.
+      **options: options of `training.inference.generation.generate_lines`, such as
+        `max_length`, `seed`, `method` ('greedy', 'beam', 'sample') and the options
+        of that method.
 
     Raises:
-      ConfigError: a line or an option that the model cannot take.
+      ConfigError: the model does not accept a line or an option.
     """
     if isinstance(lines, str) or not isinstance(lines, Iterable):
       raise ConfigError(f"lines: expected a list of texts, got {lines!r}")
@@ -142,7 +143,7 @@ def load_run(folder: str | Path) -> Run:
   """Opens the folder of a run.
 
   Raises:
-    ConfigError: the folder holds none.
+    ConfigError: the folder has no run.
   """
   folder = Path(folder)
   config = experiment_config.parse(
@@ -156,19 +157,19 @@ def train(
   workdir: str | Path | None = None,
   *,
   stop_at: int | None = None,
-  **leaves: Any,
+  **fields: Any,
 ) -> Run:
   """Trains as `train.py` does, and prints progress; Ctrl-C saves.
 
   Args:
     config: `"configs/copy.py:performer"`, or a ConfigDict.
-    workdir: of the run.
+    workdir: folder of the run.
     stop_at: step at which to evaluate, save and end.
-    **leaves: of the config.
+    **fields: config fields that replace those of the config.
   """
   if stop_at is not None and stop_at < 1:
     raise ConfigError(f"stop_at: expected at least 1, got {stop_at}")
-  parsed = experiment_config.parse(_mapping(config, leaves))
+  parsed = experiment_config.parse(_mapping(config, fields))
   name = config if isinstance(config, str) else "run"
   default = workdir_lib.default(name, parsed)
   folder = default if workdir is None else Path(workdir)
@@ -189,8 +190,8 @@ class Comparison:
   """The results of a comparison.
 
   Attributes:
-    folder: with report.html.
-    records: one a run, as `comparison.records` has them.
+    folder: folder of the comparison, with report.html.
+    records: one record per run, as in `comparison.records`.
   """
 
   folder: Path
@@ -217,8 +218,8 @@ class Comparison:
     """Draws the learning curves of a task, one line per seed.
 
     Args:
-      task: as the column `task` has it.
-      metric: by default the one that decides, or the loss on training data.
+      task: a value of the column `task`.
+      metric: a metric; by default the main metric of the task, or the training loss.
 
     Raises:
       ValueError: there is no such task or metric.
@@ -246,7 +247,7 @@ def load_comparison(folder: str | Path) -> Comparison:
   """Opens the folder of a comparison, finished or not.
 
   Raises:
-    ConfigError: the folder holds none.
+    ConfigError: the folder has no comparison.
   """
   folder = Path(folder)
   if not (folder / records_lib.COMPARISON).is_file():
@@ -255,31 +256,31 @@ def load_comparison(folder: str | Path) -> Comparison:
 
 
 def compare(
-  config: Any, workdir: str | Path | None = None, **leaves: Any
+  config: Any, workdir: str | Path | None = None, **fields: Any
 ) -> Comparison:
-  """Compares as `compare.py` does.
+  """Compares mechanisms as `compare.py` does.
 
   Args:
     config: `"configs/compare/recall.py"`, or a ConfigDict.
-    workdir: of the comparison.
-    **leaves: of the config, as `attention=["dense", "delta"]`, `seeds=3` (that many,
-      from 0) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
+    workdir: folder of the comparison.
+    **fields: config fields, such as `attention=["dense", "delta"]`, `seeds=3` (the
+      seeds 0, 1 and 2) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
   """
   from comparison.report import files
 
   process.replace_signs()
-  if isinstance(leaves.get("seeds"), Integral):
-    leaves["seeds"] = range(leaves["seeds"])
+  if isinstance(fields.get("seeds"), Integral):
+    fields["seeds"] = range(fields["seeds"])
   for name in ("attention", "tasks", "seeds"):
-    values = leaves.get(name, "")
+    values = fields.get(name, "")
     if isinstance(values, Iterable) and not isinstance(values, str):
-      leaves[name] = ",".join(map(str, values))
-  parsed = config_lib.parse(_mapping(config, leaves), set(leaves))
+      fields[name] = ",".join(map(str, values))
+  parsed = config_lib.parse(_mapping(config, fields), set(fields))
   name = config if isinstance(config, str) else "comparison"
   default = folder_lib.default_workdir(name, parsed)
   folder = default if workdir is None else Path(workdir)
   parsed = folder_lib.with_recorded_eval_every(
-    parsed, records_lib.shared_settings(folder), leaves
+    parsed, records_lib.shared_settings(folder), fields
   )
   run_lib.run(parsed, folder, after=files.report_updater(folder))
   files.write(folder)
@@ -291,20 +292,20 @@ def sweep(
   grid: Mapping[str, Sequence[Any]],
   seeds: int = 1,
   workdir: str | Path | None = None,
-  **leaves: Any,
+  **fields: Any,
 ) -> Comparison:
   """Compares every combination of some values, without a config file.
 
   Args:
-    config: `"configs/recall.py:delta"`, of one run; with commas layers take
-      several mechanisms in turn.
-    grid: leaf -> its values; each combination is a row.
-    seeds: of each row, from 0.
-    workdir: of the comparison; by default one of its own.
-    **leaves: that all runs take.
+    config: config of one run: `"configs/recall.py:delta"`. Mechanisms separated by
+      commas take turns in the layers.
+    grid: config field -> its values; each combination is a row.
+    seeds: number of seeds of each row, from 0.
+    workdir: folder of the comparison; by default a new folder.
+    **fields: config fields of all runs.
 
   Raises:
-    ConfigError: it cannot be.
+    ConfigError: the config is invalid.
   """
   file, _, typed = config.partition(":")
   words = split(typed) or ["dense"]
@@ -320,19 +321,19 @@ def sweep(
     "match_parameters": False,
     "across": dict(grid),
   }
-  return compare(mapping, workdir, seeds=seeds, **leaves)
+  return compare(mapping, workdir, seeds=seeds, **fields)
 
 
 def _show_figures() -> None:
-  """Loads Jupyter's backend of matplotlib, without which a figure is only its name."""
+  """Loads Jupyter's matplotlib backend, without which figures are shown as text."""
   import matplotlib.pyplot as plt
 
   if "inline" in plt.get_backend():
     plt.switch_backend(plt.get_backend())
 
 
-def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """A config as a mapping, with `leaves` set."""
+def _mapping(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a config as a mapping, with `fields` set."""
   if isinstance(config, str):
     config = config_flag.load(config)
   if not hasattr(config, "items"):
@@ -341,6 +342,6 @@ def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
       f"{config!r}"
     )
   mapping = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-  for leaf, value in leaves.items():
-    put(mapping, leaf, value)
+  for field, value in fields.items():
+    put(mapping, field, value)
   return mapping

@@ -5,7 +5,7 @@ r"""Swaps the mechanism of a trained model, and measures the result.
         --attention=performer:num_features=128,window_linear:window=16 \
         --keep=0,2 --transfer_steps=500 --finetune_steps=500
 
-FOLDER holds published weights, or is the workdir of a run. The same command
+FOLDER has published weights, or is the workdir of a run. The same command
 resumes a stopped swap; you can add mechanisms later. OUT gets report.html,
 report.md, results.csv, layers.csv, plots/, and in models/ every swapped model
 as a folder that `models.load_pretrained` and generate.py read.
@@ -15,7 +15,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-# First, as it says what to do where packages are missing.
+# Imported first, because it reports missing packages.
 import training  # noqa: F401  # isort: skip
 
 from absl import flags
@@ -77,8 +77,8 @@ def main() -> None:
   """Measures every missing mechanism, and writes the report."""
   if _WORKDIR.value is None:
     raise ConfigError(
-      "--workdir: missing; the folder that is written, beside --weights, --text and "
-      "--attention, as README.md has them"
+      "--workdir: missing; expected the folder of the results; --weights, --text and "
+      "--attention are required as well"
     )
   if importlib.util.find_spec("projects.swap") is None:
     raise ConfigError("swap.py: projects/swap is not in this checkout")
@@ -101,7 +101,7 @@ def main() -> None:
       records.write(folder, measure.original_row(model, settings))
     for choice in choices:
       record = records.read(folder, choice.label)
-      # What could not serve costs nothing to try again.
+      # Mechanisms that were not supported are tried again; this costs nothing.
       if record is None or record["status"] == records.CANNOT:
         record = measure.mechanism(model, choice, settings, folder)
         records.write(folder, record)
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _settings() -> Any:
-  """The flags, checked."""
+  """Returns the checked values of the flags."""
   from projects.swap.settings import Settings, numbers
 
   try:

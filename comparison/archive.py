@@ -93,7 +93,7 @@ def unpack(path: Path, workdir: Path) -> None:
       records of runs that are done only in the file.
 
   Raises:
-    ConfigError: the file is missing or damaged; or the folder holds other files.
+    ConfigError: the file is missing or damaged; or the folder has other files.
   """
   head, run_records = read(path)
   records.claim(workdir, head["comparison"])
@@ -105,7 +105,7 @@ def unpack(path: Path, workdir: Path) -> None:
     atomic.write_text(workdir / records.SCALING, lines)
   (workdir / records.RECORDS).mkdir(exist_ok=True)
   if plan := head.get("plan"):
-    records.keep_plan(workdir, plan | records.planned_runs(workdir))
+    records.store_plan(workdir, plan | records.planned_runs(workdir))
   own = records.by_identity(workdir)
   for name, record in run_records.items():
     is_done = own.get(name, {}).get("status") == records.DONE

@@ -5,7 +5,7 @@ share of the steps, the worse half of the points is stopped, by the mean loss ov
 these seeds on the first held-out split. At the end, the best of the remaining points
 is chosen: the one of the lowest mean loss; on an all-or-nothing task, the one that
 most seeds solve, with ties broken by the loss. If the chosen point has the lowest or
-highest value of a config field, one value beyond it competes, too.
+highest value of a config field, one value beyond it becomes a candidate as well.
 
 Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
 """
@@ -39,7 +39,7 @@ def warning(runs: Sequence[Run], comparison: Comparison) -> str:
     return ""
   return (
     f"warning: {', '.join(tasks)}: all or nothing, and halving.rungs="
-    f"{','.join(f'{x:g}' for x in rungs)} stops points by a loss that says little "
+    f"{','.join(f'{x:g}' for x in rungs)} stops points by the loss, which says little "
     "before a task is solved; a point that would solve it later may be stopped. "
     '--config.halving.rungs="()" --config.halving.seeds=4 trains all to the end'
   )
@@ -56,8 +56,8 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     comparison: the comparison of these runs.
 
   Returns:
-    A run at the chosen point with its `at_edge`, for other seeds; the first run if no
-    point can run.
+    A run at the chosen point, with `at_edge`, as a template for other seeds; the first
+    run if no point can run.
 
   Raises:
     RunError: a record cannot be written.
@@ -70,20 +70,20 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     candidates = _better_half(candidates, workdir, comparison, share)
   launch(candidates, workdir, comparison)
   standing, best = _rank(candidates, workdir)[0]
-  values_by_leaf = {
-    leaf: set(values) for leaf, values in comparison.grid_values.items()
+  values_by_field = {
+    field: set(values) for field, values in comparison.grid_values.items()
   }
-  # If no point could be trained, none beyond the grid can be.
+  # If no point could be trained, no point beyond the grid can be.
   is_trained = standing < (len(best), math.inf)
   for run in _outer_points(best[0], comparison) if is_trained else ():
     new = [run.with_seed(x, choosing=True) for x in comparison.choosing_seeds]
     records.plan(workdir, new)
     launch(new, workdir, comparison)
     candidates += new
-    for leaf, value in run.grid.items():
-      values_by_leaf[leaf].add(value)
+    for field, value in run.grid.items():
+      values_by_field[field].add(value)
   standing, (chosen, *others) = _rank(candidates, workdir)[0]
-  point = ", ".join(f"{leaf}={value}" for leaf, value in chosen.grid.items())
+  point = ", ".join(f"{field}={value}" for field, value in chosen.grid.items())
   seeds = 1 + len(others)
   if chosen.solved_at is not None:
     point += (
@@ -91,12 +91,12 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     )
   print(f"{chosen.row}: chosen {point}", flush=True)
   edge = [
-    x for x in values_by_leaf if chosen.grid[x] in _ends(values_by_leaf[x])
+    x for x in values_by_field if chosen.grid[x] in _ends(values_by_field[x])
   ]
   return dataclasses.replace(chosen, at_edge=edge)
 
 
-def beyond(value: Any, values: Collection[Any]) -> float | None:
+def next_grid_value(value: Any, values: Collection[Any]) -> float | None:
   """Returns the value that continues a geometric grid beyond its end.
 
   Returns:
@@ -114,7 +114,7 @@ def beyond(value: Any, values: Collection[Any]) -> float | None:
 
 
 def _ends(values: Collection[Any]) -> tuple[Any, ...]:
-  """The lowest and the highest value; empty unless all are positive numbers."""
+  """Returns the lowest and the highest value; empty unless all are positive numbers."""
   are_positive = all(
     isinstance(x, int | float) and not isinstance(x, bool) and x > 0
     for x in values
@@ -124,15 +124,15 @@ def _ends(values: Collection[Any]) -> tuple[Any, ...]:
 
 
 def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
-  """Yields points beyond the ends of the grid at which a run is, if they can run."""
-  for leaf, values in comparison.grid_values.items():
-    value = beyond(run.grid[leaf], values)
+  """Yields a run beyond each end of the grid that the given run is at, if it can run."""
+  for field, values in comparison.grid_values.items():
+    value = next_grid_value(run.grid[field], values)
     if value is None:
       continue
-    further = dataclasses.replace(run, grid=run.grid | {leaf: value})
+    further = dataclasses.replace(run, grid=run.grid | {field: value})
     try:
       new = plan.complete(comparison, further)
-    except ConfigError:  # Such as a dropout rate above 1.
+    except ConfigError:  # For example, a dropout rate above 1.
       continue
     if not new.obstacle:
       yield new

@@ -1,4 +1,4 @@
-"""The config of a comparison: mechanisms, tasks, seeds, and what is held equal."""
+"""The config of a comparison: mechanisms, tasks, seeds and controlled quantities."""
 
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
@@ -23,10 +23,10 @@ from settings.typed import literal, mechanism, split
 _CONFIGS = Path(__file__).parents[1] / "configs"
 
 LAYERS = "layers"
-"""The key of a variant whose value lists mechanisms, which layers take in turn."""
+"""The key of a variant whose value lists mechanisms, which layers use in turn."""
 
 APART = "apart"
-"""The value of `Comparison.together` with which every run is measured by itself."""
+"""The value of `Comparison.together` with which every run is measured separately."""
 BUDGETS = ("budget_seconds", "budget_flops")
 """Fields that replace `num_steps`."""
 FIRST_CHOOSING_SEED = 10_000
@@ -50,13 +50,13 @@ def _values(entry: Any) -> list[Any]:
 
 @dataclass(frozen=True, config=STRICT)
 class Halving:
-  """How the point of the grid with which a row is reported is chosen.
+  """How the reported point of the grid is chosen.
 
   Attributes:
     rungs: increasing shares of the steps, such as 0.25,0.5. At each of them, the
       worse half of the points is stopped. Empty trains all points to the end.
     seeds: number of choosing seeds. They are 10000, 10001, …, so that no reported
-      seed takes part in the choice.
+      seed affects the choice.
   """
 
   rungs: Annotated[
@@ -67,7 +67,7 @@ class Halving:
   def __post_init__(self):
     if sorted(set(self.rungs)) != list(self.rungs):
       raise ValueError(
-        f"rungs: expected growing shares of the steps, got {self.rungs}"
+        f"rungs: expected increasing shares of the steps, got {self.rungs}"
       )
 
 
@@ -81,14 +81,14 @@ class Comparison:
       its options: 'dense,sliding_window:window=8'; 'all' is every mechanism and
       variant.
     seeds: the seeds of the reported runs, separated by commas.
-    match_parameters: whether every model gets the parameter count of the model with
-      dense attention, by the width of its feed-forward layers.
+    match_parameters: whether the width of the feed-forward layers is changed so that
+      every model has the parameter count of the model with dense attention.
     reference: name of the row with which all others are compared, such as 'dense';
       None compares them with the best row.
     budget_seconds: training time of every run, instead of `num_steps`.
     budget_flops: floating-point operations of every run, instead of `num_steps`.
     variants: name -> {'name': mechanism, option: value, …}, or
-      {'layers': 'sliding_window:window=8,delta'}, which layers take in turn.
+      {'layers': 'sliding_window:window=8,delta'}, which layers use in turn.
     grid: config field -> values; each row is reported with its best combination.
     across: config field -> values; every combination is a separate row.
     halving: how the point of the grid is chosen.
@@ -96,7 +96,7 @@ class Comparison:
       one after another and measured once.
     per_task: task -> config fields of its runs.
     references: task -> name -> {metric: value} from elsewhere, for the report.
-    overrides: every other section or config field, which all runs take.
+    overrides: every other section or config field, for all runs.
   """
 
   tasks: str
@@ -121,7 +121,7 @@ class Comparison:
     for field in ("tasks", "attention", "seeds"):
       values = split(getattr(self, field))
       are_unique = 0 < len(values) == len(set(values))
-      check(self, field, are_unique, "at least one, each once")
+      check(self, field, are_unique, "at least one value, without repetition")
     for task in self.task_names:
       if not _is_task(task):
         names = [x.stem for x in _CONFIGS.glob("[a-z]*.py")]
@@ -129,13 +129,13 @@ class Comparison:
           f"tasks: no file configs/{task}.py for {task!r}{suggestion(task, names)}"
         )
     self._check_tasks("per_task", "FIELD", "num_steps")
-    for task, leaves in self.per_task.items():
-      check_section(f"config.per_task.{task}", leaves)
+    for task, fields in self.per_task.items():
+      check_section(f"config.per_task.{task}", fields)
     self._check_tasks("references", "NAME.METRIC", "nanoGPT.loss")
-    for leaf, value in flatten(self.references).items():
-      if leaf.count(".") != 2 or not isinstance(value, (int, float)):
+    for field, value in flatten(self.references).items():
+      if field.count(".") != 2 or not isinstance(value, (int, float)):
         raise ValueError(
-          f"references.{leaf}: expected a number for TASK.NAME.METRIC, got "
+          f"references.{field}: expected a number for TASK.NAME.METRIC, got "
           f"{value!r}"
         )
     self._check_mechanisms()
@@ -146,15 +146,15 @@ class Comparison:
     are_low = all(
       x.isdecimal() and int(x) < FIRST_CHOOSING_SEED for x in split(self.seeds)
     )
-    check(self, "seeds", are_low, f"whole numbers below {FIRST_CHOOSING_SEED}")
+    check(self, "seeds", are_low, f"integers below {FIRST_CHOOSING_SEED}")
     numbers = self.seed_numbers
     check(self, "seeds", len(set(numbers)) == len(numbers), "each once")
     self._check_budget()
     self._check_points()
     if self.halving.rungs and not self.choosing_seeds:
       raise ValueError(
-        "halving.rungs: they stop points of a grid; expected a grid of at least two "
-        f"points, or (), got {self.halving.rungs}"
+        "halving.rungs: expected a grid of at least two points, whose worse half the "
+        f"rungs stop, or no rungs, (), got {self.halving.rungs}"
       )
 
   @property
@@ -184,7 +184,7 @@ class Comparison:
   @property
   def grid_values(self) -> dict[str, list[Any]]:
     """Config field of the grid -> its values."""
-    return _values_by_leaf(self.grid)
+    return _values_by_field(self.grid)
 
   def grid_points(self) -> Iterator[Leaves]:
     """Yields every combination of the grid's values; only `{}` without a grid."""
@@ -194,15 +194,15 @@ class Comparison:
     """Yields every combination of `across`, each a separate row; only `{}` without."""
     return _combinations(self.across)
 
-  def leaves(self, task: str) -> Leaves:
-    """Returns the config fields that all runs of a task take."""
+  def fields(self, task: str) -> Leaves:
+    """Returns the config fields of all runs of a task."""
     return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
   def variant(self, label: str) -> tuple[str, dict[str, Any]]:
     """Returns the mechanism of a label, and its options.
 
-    If layers take several mechanisms in turn, these are the option `LAYERS`, and the
-    mechanism is the first of them.
+    If layers use several mechanisms in turn, the option `LAYERS` has all of them, and
+    the mechanism is the first.
     """
     options = dict(self.variants.get(label, {}).items())
     first = split(options[LAYERS])[0] if LAYERS in options else label
@@ -214,7 +214,7 @@ class Comparison:
     for task in getattr(self, field):
       if not _is_task(task):
         raise ValueError(
-          f"{field}.{task}: no such task here; "
+          f"{field}.{task}: no such task;  "
           f"{instead(task, self.task_names)}; a field is {field}.TASK.{inside}, "
           f"such as {field}.{self.task_names[0]}.{example}"
         )
@@ -222,7 +222,9 @@ class Comparison:
   def _check_mechanisms(self):
     for label, variant in self.variants.items():
       if label in ATTENTIONS:
-        raise ValueError(f"variants.{label}: this is the name of a mechanism")
+        raise ValueError(
+          f"variants.{label}: already the name of a mechanism; expected another label"
+        )
       if not hasattr(variant, "get"):
         raise ValueError(
           f"variants.{label}: expected {{'layers': 'delta,flash'}}, or "
@@ -247,43 +249,43 @@ class Comparison:
     for prefix, section in sections.items():
       if "seed" in section:
         raise ValueError(
-          f"{prefix}seed: every run takes one of config.seeds; expected "
-          "config.seeds alone"
+          f"{prefix}seed: the seeds of the runs are config.seeds; expected only "
+          "config.seeds"
         )
 
   def _check_points(self):
-    for field in ("grid", "across"):
-      for leaf, values in _values_by_leaf(getattr(self, field)).items():
+    for section in ("grid", "across"):
+      for field, values in _values_by_field(getattr(self, section)).items():
         if not values:
-          raise ValueError(f"{field}.{leaf}: expected at least one value")
-        if any(value in values[:place] for place, value in enumerate(values)):
+          raise ValueError(f"{section}.{field}: expected at least one value")
+        if any(value in values[:i] for i, value in enumerate(values)):
           raise ValueError(
-            f"{field}.{leaf}: expected each value once, got {values}"
+            f"{section}.{field}: expected each value once, got {values}"
           )
-        if field == "grid" and any(isinstance(x, tuple) for x in values):
+        if section == "grid" and any(isinstance(x, tuple) for x in values):
           raise ValueError(
-            f"grid.{leaf}: expected values that are not lists, got {values}; "
-            f"across.{leaf} takes lists, each a separate row"
+            f"grid.{field}: expected values that are not lists, got {values}; "
+            f"across.{field} accepts lists, each a separate row"
           )
         for value in values:
-          if isinstance(value, tuple) and leaf.endswith("_attention"):
+          if isinstance(value, tuple) and field.endswith("_attention"):
             for word in value:
-              check_mechanism(f"{field}.{leaf}", word)
-    for leaf in flatten(self.across):
-      if leaf in flatten(self.grid):
+              check_mechanism(f"{section}.{field}", word)
+    for field in flatten(self.across):
+      if field in flatten(self.grid):
         raise ValueError(
-          f"across.{leaf}: it is in the grid as well; expected it either in across, "
-          "where every value is a row, or in grid, where the best value is reported"
+          f"across.{field}: also set in grid; expected it either in across, where "
+          "every value is a row, or in grid, where the best value is reported"
         )
 
   def _check_budget(self):
     budgets = [name for name in BUDGETS if getattr(self, name) is not None]
     check(self, "budget_flops", len(budgets) < 2, "one budget")
-    leaves = {*flatten(self.grid), *flatten(self.across)}
-    leaves.update(*map(self.leaves, self.task_names))
-    if budgets and "num_steps" in leaves:
+    fields = {*flatten(self.grid), *flatten(self.across)}
+    fields.update(*map(self.fields, self.task_names))
+    if budgets and "num_steps" in fields:
       raise ValueError(
-        f"{budgets[0]}: it decides the number of steps; expected no "
+        f"{budgets[0]}: determines the number of steps; expected no "
         "num_steps with it"
       )
 
@@ -302,7 +304,7 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
     also: names that are valid as well.
 
   Raises:
-    ValueError: there is no such mechanism, or it refuses an option.
+    ValueError: there is no such mechanism, or it does not accept an option.
   """
   names = [*ATTENTIONS, *also]
   if typed in names:
@@ -339,7 +341,7 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
 
 
 def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
-  """Raises ValueError if a mechanism refuses options; a config may add others."""
+  """Raises ValueError if a mechanism rejects its options; a config may add others."""
   needed = dict.fromkeys(mechanisms.required_names(mechanisms.find(name)), 1)
   try:
     models.AttentionConfig(name, needed | options)
@@ -356,72 +358,71 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
       the values that `per_task` has in the file.
 
   Raises:
-    ConfigError: the first error found; or a field was typed for all runs that `grid`
-      or `across` sets in each of them.
+    ConfigError: the first error that is found; or a field was typed for all runs that
+      `grid` or `across` also sets.
   """
   if "tasks" not in mapping and hasattr(mapping.get("task"), "items"):
     raise ConfigError(
-      "config.tasks: missing: this is the config of one run, which train.py "
-      "runs; compare.py takes one of configs/compare/, such as "
-      "configs/compare/copy.py"
+      "config.tasks: missing: this is the config of a single run, for train.py; "
+      "expected one of configs/compare/, such as configs/compare/copy.py"
     )
   typed = set(typed)
-  comparison = build(Comparison, _budget_first(dict(mapping.items()), typed))
-  return _typed_first(comparison, typed)
+  comparison = build(Comparison, _drop_num_steps(dict(mapping.items()), typed))
+  return _apply_typed_fields(comparison, typed)
 
 
-def _budget_first(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
+def _drop_num_steps(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
   """Removes the numbers of steps from a config if a budget was typed."""
   if not typed.intersection(BUDGETS):
     return mapping
 
-  def others(leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  def others(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     name = "num_steps"
     is_typed = prefix + name in typed
-    return {k: x for k, x in leaves.items() if k != name or is_typed}
+    return {k: x for k, x in fields.items() if k != name or is_typed}
 
   per_task = mapping.get("per_task") or {}
   sections = {
-    task: others(leaves, f"per_task.{task}.")
-    if hasattr(leaves, "items")
-    else leaves
-    for task, leaves in per_task.items()
+    task: others(fields, f"per_task.{task}.")
+    if hasattr(fields, "items")
+    else fields
+    for task, fields in per_task.items()
   }
   return others(mapping) | ({"per_task": sections} if sections else {})
 
 
-def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
+def _apply_typed_fields(comparison: Comparison, typed: set[str]) -> Comparison:
   """Removes from `per_task` the config fields that were typed for all runs.
 
   Raises:
     ConfigError: `grid` or `across` sets a field that was typed.
   """
-  for field in ("grid", "across"):
-    for leaf in flatten(getattr(comparison, field)):
-      tasks = [f"per_task.{task}.{leaf}" for task in comparison.task_names]
-      for name in typed.intersection([leaf, *tasks]):
+  for section in ("grid", "across"):
+    for field in flatten(getattr(comparison, section)):
+      tasks = [f"per_task.{task}.{field}" for task in comparison.task_names]
+      for name in typed.intersection([field, *tasks]):
         raise ConfigError(
-          f"config.{name}: config.{field}.{leaf} sets it in every run; expected "
-          f"--config.{field}.{leaf} alone"
+          f"config.{name}: config.{section}.{field} sets it in every run; expected "
+          f"only --config.{section}.{field}"
         )
   per_task = {
     task: {
-      leaf: value
-      for leaf, value in flatten(leaves).items()
-      if leaf not in typed or f"per_task.{task}.{leaf}" in typed
+      field: value
+      for field, value in flatten(fields).items()
+      if field not in typed or f"per_task.{task}.{field}" in typed
     }
-    for task, leaves in comparison.per_task.items()
+    for task, fields in comparison.per_task.items()
   }
   return dataclasses.replace(comparison, per_task=per_task)
 
 
-def _values_by_leaf(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _values_by_field(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
   """Config field -> its values."""
-  return {leaf: _values(entry) for leaf, entry in flatten(mapping).items()}
+  return {field: _values(entry) for field, entry in flatten(mapping).items()}
 
 
 def _combinations(mapping: Mapping[str, Any]) -> Iterator[Leaves]:
   """Yields every combination of the values of config fields."""
-  values_by_leaf = _values_by_leaf(mapping)
-  for values in itertools.product(*values_by_leaf.values()):
-    yield dict(zip(values_by_leaf, values, strict=True))
+  values_by_field = _values_by_field(mapping)
+  for values in itertools.product(*values_by_field.values()):
+    yield dict(zip(values_by_field, values, strict=True))

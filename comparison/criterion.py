@@ -7,7 +7,7 @@ from typing import Any
 from training.best import is_lower_better
 
 LAST = "last_accuracy"
-"""Accuracy at the last position only, for tasks that answer every prefix."""
+"""Accuracy at the last position, for tasks with a target at every position."""
 
 HEADLINES = (
   "bleu",
@@ -19,7 +19,7 @@ HEADLINES = (
   "token_accuracy",
   "loss",
 )
-"""Headline metrics: a task is judged by the first that its last evaluation has."""
+"""Headline metrics; the first one in the last evaluation of a task is used."""
 
 
 def headline(names: Iterable[str]) -> str | None:

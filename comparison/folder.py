@@ -15,7 +15,7 @@ from settings.leaves import Leaves, flatten
 def with_recorded_eval_every(
   comparison: Comparison, recorded: Leaves, typed: Iterable[str] = ()
 ) -> Comparison:
-  """Gives a comparison the `eval_every` of the comparison that its folder holds.
+  """Gives a comparison the `eval_every` of the comparison in its folder.
 
   Parameters depend on it only if a run may end early or with `checkpoint_keep=best`, so
   a folder can be continued with a config that evaluates more often than the original.
@@ -27,20 +27,20 @@ def with_recorded_eval_every(
       them, nothing changes.
   """
   name = "eval_every"
-  if not recorded or any(leaf.rpartition(".")[2] == name for leaf in typed):
+  if not recorded or any(field.rpartition(".")[2] == name for field in typed):
     return comparison
 
-  def recorded_leaves(leaves: Mapping[str, Any], prefix: str = "") -> Leaves:
-    others = {k: x for k, x in flatten(leaves).items() if k != name}
+  def recorded_fields(fields: Mapping[str, Any], prefix: str = "") -> Leaves:
+    others = {k: x for k, x in flatten(fields).items() if k != name}
     every = recorded.get(prefix + name)
     return others if every is None else others | {name: every}
 
   return dataclasses.replace(
     comparison,
-    overrides=recorded_leaves(comparison.overrides),
+    overrides=recorded_fields(comparison.overrides),
     per_task={
-      task: recorded_leaves(leaves, f"per_task.{task}.")
-      for task, leaves in comparison.per_task.items()
+      task: recorded_fields(fields, f"per_task.{task}.")
+      for task, fields in comparison.per_task.items()
     },
   )
 
@@ -48,17 +48,17 @@ def with_recorded_eval_every(
 def shared(comparison: Comparison) -> dict[str, Any]:
   """Returns the settings that all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)
-  # Mechanisms, variants and seeds may be added later; how runs are measured and the
-  # references of the report change no number.
+  # Mechanisms, variants and seeds may be added later. The way runs are measured and the
+  # references of the report do not affect results.
   for field in ("attention", "seeds", "variants", "together", "references"):
     mapping.pop(field, None)
-  # Fields of tasks that are not compared change no number either.
+  # Neither do fields of tasks that are not compared.
   mapping["per_task"] = {
-    task: leaves
-    for task, leaves in mapping["per_task"].items()
+    task: fields
+    for task, fields in mapping["per_task"].items()
     if task in comparison.task_names
   }
-  if not comparison.choosing_seeds:  # Nothing is chosen.
+  if not comparison.choosing_seeds:  # No grid point is chosen.
     mapping.pop("halving")
   # A field of the runs may be None where their file has a value; a budget or a
   # reference that is None is not set.

@@ -1,4 +1,4 @@
-"""Trains each run of a comparison that has no result, and measures each shape."""
+"""Trains the runs of a comparison that have no result, and measures each shape."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,8 +30,8 @@ def launch(
     workdir: the folder of the comparison.
     comparison: determines which runs are measured together, and whose attention map is
       stored.
-    share: share of the steps at which runs are evaluated and stop; None trains them to
-      the end, and measures those that are reported.
+    share: share of the steps after which runs are evaluated and stopped; None trains
+      them to the end and measures the reported ones.
     after: called whenever all runs of one shape have ended.
 
   Raises:
@@ -42,7 +42,7 @@ def launch(
   try:
     key = "identity" if comparison.together == APART else "shape"
     for shape in group_by(runs, key):
-      queue = [run for run in shape if not _is_refused(run, workdir)]
+      queue = [run for run in shape if not _cannot_run(run, workdir)]
       for run in queue:
         records.forget_failure(workdir, run)
       queue = [run for run in queue if not _has_ended(run, workdir, share)]
@@ -68,11 +68,11 @@ def launch(
     ) from error
 
 
-def _is_refused(run: Run, workdir: Path) -> bool:
-  """Whether a run has an obstacle; writes it into the run's record."""
+def _cannot_run(run: Run, workdir: Path) -> bool:
+  """Returns whether a run cannot run, and records the reason."""
   if not run.obstacle:
     return False
-  record = records.of(workdir, run.identity)
+  record = records.read_one(workdir, run.identity)
   is_done = record.get("status") == records.DONE
   if not is_done and record.get("reason") != run.obstacle:
     records.write(workdir, run, status=records.UNSUPPORTED)
@@ -80,18 +80,20 @@ def _is_refused(run: Run, workdir: Path) -> bool:
 
 
 def _has_ended(run: Run, workdir: Path, share: float | None) -> bool:
-  """Whether nothing is left to do for a run, unless it is tried again."""
-  record = records.of(workdir, run.identity)
+  """Returns whether a run is finished or failed, so that there is nothing to do."""
+  record = records.read_one(workdir, run.identity)
   match record.get("status"):
     case records.DONE | records.FAILED:
       return True
     case records.TRAINED:
-      return bool(record["reason"])  # Why it could not be measured.
+      return bool(
+        record["reason"]
+      )  # A reason means that it could not be measured.
   return share is not None and records.loss_at(workdir, run, share) is not None
 
 
 def _train(run: Run, workdir: Path, share: float | None) -> None:
-  """Trains a run; if that fails, tries again."""
+  """Trains a run, and tries once more if that fails."""
   if records.status(workdir, run) == records.TRAINED:
     return
   reason = ""
@@ -101,7 +103,7 @@ def _train(run: Run, workdir: Path, share: float | None) -> None:
     is_trained = records.status(workdir, run) == records.TRAINED
     if is_trained or _has_ended(run, workdir, share):
       return
-    record = records.of(workdir, run.identity)
+    record = records.read_one(workdir, run.identity)
     reason = record.get("reason") or "it was stopped"
     if tries_left:
       print(f"  {run.identity}: failed: {reason}; tried again", flush=True)
@@ -120,7 +122,7 @@ def _measure(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
   if not trained or not worker.measure(workdir, trained):
     return
   for identity, with_map in trained.items():
-    record = records.of(workdir, identity)
+    record = records.read_one(workdir, identity)
     if record["status"] != records.TRAINED or record["reason"]:
       continue
     if fault := worker.measure(workdir, {identity: with_map}):

@@ -15,16 +15,16 @@ from settings.leaves import Leaves
 from settings.typed import format_mechanism, format_options, mechanism, split
 
 BASELINE = "dense"
-"""The mechanism whose number of parameters the others get."""
+"""The mechanism whose parameter count the others match."""
 
 
 def mapping(task: str, attention: str) -> dict[str, Any]:
-  """Returns the config that a task's file makes for some mechanisms."""
+  """Returns the config that a task's file returns for the typed mechanisms."""
   try:
     file = importlib.import_module(f"configs.{task.replace('/', '.')}")
     return file.get_config(attention).to_dict()
-  # The file may not be that of one task, may take other names than mechanisms, or may
-  # belong to a project that is not installed.
+  # The file may be that of a comparison, may expect something other than mechanisms, or
+  # may belong to a project that is not installed.
   except (AttributeError, ImportError, TypeError, ValueError) as error:
     raise ConfigError(
       f"config.tasks: configs/{task}.py has no config for {attention!r}: "
@@ -32,43 +32,47 @@ def mapping(task: str, attention: str) -> dict[str, Any]:
     ) from error
 
 
-def is_slot(leaf: str) -> bool:
-  """Whether a config field is that of an attention module: 'model.decoder_attention'."""
-  return leaf.startswith("model.") and leaf.endswith("_attention")
+def is_attention_field(field: str) -> bool:
+  """Returns whether a field sets an attention module: 'model.decoder_attention'."""
+  return field.startswith("model.") and field.endswith("_attention")
 
 
-def check_is_there(name: str, across: Leaves, model: models.Config) -> None:
+def check_mechanism_is_used(
+  name: str, across: Leaves, model: models.Config
+) -> None:
   """Raises ConfigError if `across` replaces a row's mechanism in every module."""
-  slots = [leaf for leaf in across if is_slot(leaf)]
+  slots = [field for field in across if is_attention_field(field)]
   layers = [layer.name for x in model.attentions.values() for layer in x]
   if slots and name not in (BASELINE, *layers):
     raise ConfigError(
-      f"config.across.{slots[0]} has the mechanisms; expected "
+      f"config.across.{slots[0]} already sets the mechanisms; expected  "
       f"config.attention={BASELINE}"
     )
 
 
 def _modules_with(
-  task: str, typed: str, leaves: Leaves
+  task: str, typed: str, fields: Leaves
 ) -> dict[str, list[Any]]:
   """Returns the attention modules for which a config file uses the typed mechanisms.
 
   Args:
     task: the task of the file.
-    typed: mechanisms separated by commas, which layers take in turn.
-    leaves: config fields of the run; modules whose mechanism they set are left out.
+    typed: mechanisms separated by commas, which layers use in turn.
+    fields: config fields of the run; modules whose mechanism they set are omitted.
 
   Returns:
     Config field of a module -> names and options of its layers, including sizes.
   """
   names = [mechanism(word)[0] for word in split(typed)]
   modules = {}
-  for field, chosen in mapping(task, typed)["model"].items():
-    leaf = f"model.{field}"
-    if is_slot(leaf) and not {leaf, f"{leaf}.name"} & leaves.keys():
+  for name, chosen in mapping(task, typed)["model"].items():
+    field = f"model.{name}"
+    if (
+      is_attention_field(field) and not {field, f"{field}.name"} & fields.keys()
+    ):
       layers = [*chosen] if isinstance(chosen, list | tuple) else [chosen]
       if [layer["name"] for layer in layers] == names:
-        modules[leaf] = layers
+        modules[field] = layers
   return modules
 
 
@@ -86,38 +90,40 @@ def _format_layers(layers: Sequence[Mapping[str, Any]]) -> str:
 def format_across(task: str, across: Leaves) -> Leaves:
   """Spells lists of mechanisms in `across`, with the sizes of the config file."""
   text = {}
-  for leaf, value in across.items():
-    if isinstance(value, tuple) and is_slot(leaf):
+  for field, value in across.items():
+    if isinstance(value, tuple) and is_attention_field(field):
       typed = ",".join(value)
-      layers = _modules_with(task, typed, {}).get(leaf)
-      text[leaf] = f"[{typed}]" if layers is None else _format_layers(layers)
+      layers = _modules_with(task, typed, {}).get(field)
+      text[field] = f"[{typed}]" if layers is None else _format_layers(layers)
   return across | text
 
 
 def options_of(
-  task: str, name: str, leaves: Leaves, options: Mapping[str, Any]
+  task: str, name: str, fields: Leaves, options: Mapping[str, Any]
 ) -> Leaves:
   """Returns a variant's options as config fields of the modules with its mechanism.
 
   Raises:
-    ConfigError: no attention module can have its layers.
+    ConfigError: no attention module supports all of its layers.
   """
   if not options:
     return {}
   if LAYERS in options:
-    modules = _modules_with(task, options[LAYERS], leaves)
+    modules = _modules_with(task, options[LAYERS], fields)
     if not modules:
       raise ConfigError(
         f"layers: no attention module of configs/{task}.py can have all of "
         f"{options[LAYERS]}; expected layers that one of its modules can have"
       )
-    # As in the file, modules that one of the layers does not support have dense.
-    others = _modules_with(task, name, leaves).keys() - modules.keys()
-    layers = {leaf: _format_layers(layers) for leaf, layers in modules.items()}
+    # As in the file, a module that does not support one of the layers has dense.
+    others = _modules_with(task, name, fields).keys() - modules.keys()
+    layers = {
+      field: _format_layers(layers) for field, layers in modules.items()
+    }
     return layers | dict.fromkeys(others, BASELINE)
   return {
-    f"{leaf}.{option}": value
-    for leaf in _modules_with(task, format_mechanism(name, options), leaves)
+    f"{field}.{option}": value
+    for field in _modules_with(task, format_mechanism(name, options), fields)
     for option, value in options.items()
   }
 

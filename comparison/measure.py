@@ -12,7 +12,7 @@ _VARYING_ARGUMENTS = ("--config.seed=", "--config.optimizer.learning_rate=")
 
 
 def measure(workdir: Path) -> None:
-  """Measures again the runs during whose measurement other programs were busy.
+  """Repeats the measurements during which other programs were busy.
 
   Runs that differ only in seed and learning rate share the measurements of their
   shape. Shapes are measured one after another.
@@ -21,23 +21,24 @@ def measure(workdir: Path) -> None:
     RunError: other programs use the machine now.
   """
   shapes: dict[tuple[str, ...], dict[str, bool]] = {}
-  gone: list[str] = []
+  missing: list[str] = []
   for identity, record in records.by_identity(workdir).items():
     measured = record.get("measured", {})
     if (measured.get("measured_others_cores") or 0.0) <= BUSY_CORES:
       continue
     if not (workdir / records.RUNS / identity).is_dir():
-      gone.append(identity)
+      missing.append(identity)
     else:
       arguments = [
         x for x in record["arguments"] if not x.startswith(_VARYING_ARGUMENTS)
       ]
       shape = shapes.setdefault((record["attention"], *arguments), {})
       shape[identity] = bool(measured.get("map"))
-  if gone:
+  if missing:
     print(
-      f"not measured again, because they have no folder in {workdir / records.RUNS}: "
-      f"{', '.join(gone)}",
+      f"not measured again, because their folders are missing in "
+      f"{workdir / records.RUNS}: "
+      f"{', '.join(missing)}",
       flush=True,
     )
   elif not shapes:

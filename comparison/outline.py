@@ -1,4 +1,4 @@
-"""What a comparison will run, in one line, and its config fields for `--help`."""
+"""Describes a comparison in one line, and its config fields for `--help`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,16 +32,18 @@ def line(runs: Sequence[Run], comparison: Comparison) -> str:
   if (tasks := len({run.task for run in rows})) > 1:
     factors.insert(0, _count_noun(tasks, "task"))
   points = list(comparison.across_points())
-  for leaf, title in plan.titles(points[0]).items():
-    values = dict.fromkeys(str(point[leaf]) for point in points)
+  for field, title in plan.titles(points[0]).items():
+    values = dict.fromkeys(str(point[field]) for point in points)
     factors.append(f"{title} {', '.join(values)}")
   text = f"{_count_noun(len(rows), 'row')} = {' × '.join(factors)}"
   if counterparts := sum(run.width == DENSE for run in rows):
     text += f" + {_count_noun(counterparts, 'counterpart')}"
-  able = {run.row for run in runs if not run.obstacle}
-  if len(able) < len(rows):
-    text += f", of which {len(rows) - len(able)} cannot run"
-  text += f"; {_count_noun(len(able) * len(comparison.seed_numbers), 'run')}"
+  runnable_rows = {run.row for run in runs if not run.obstacle}
+  if len(runnable_rows) < len(rows):
+    text += f", of which {len(rows) - len(runnable_rows)} cannot run"
+  text += (
+    f"; {_count_noun(len(runnable_rows) * len(comparison.seed_numbers), 'run')}"
+  )
   if comparison.choosing_seeds:
     choosing = sum(not run.obstacle for run in runs)
     text += f", and {choosing} that choose a point of the grid"
@@ -62,7 +64,7 @@ def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
   seconds, repeats = 0.0, 1.0
   timed: dict[str, Run] = {}
   compiled: set[str] = set()
-  if comparison.choosing_seeds:  # Then the seeds of the report run one point.
+  if comparison.choosing_seeds:  # The reported seeds then run only one point.
     points = len(list(comparison.grid_points()))
     choosing = len(comparison.choosing_seeds)
     repeats += len(comparison.seed_numbers) / (points * choosing)
@@ -84,7 +86,9 @@ def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
       return ""
     training = run.steps * cost["step_seconds"]
     seconds += repeats * (training + _START_SECONDS)
-    if run.shape not in compiled:  # Others read its programs from the disk.
+    if (
+      run.shape not in compiled
+    ):  # Other processes read its programs from disk.
       compiled.add(run.shape)
       seconds += _PROGRAMS * cost["compile_seconds"]
   basis = ", ".join(dict.fromkeys(run.attention for run in timed.values()))
@@ -121,7 +125,7 @@ def fields(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> str:
       subsequent_indent=indent,
     )
   task, *others = comparison.task_names
-  run = plan.config_of(task, BASELINE, comparison.leaves(task))
+  run = plan.config_of(task, BASELINE, comparison.fields(task))
   lines += [
     "",
     f"Fields of its runs, with the values of {task} and {BASELINE}:",

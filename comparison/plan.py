@@ -23,7 +23,7 @@ from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
 
 MATCHED, DENSE = "matched", "dense"
-"""Feed-forward width of a row: for equal parameters, or that of the dense model."""
+"""Feed-forward width of a row: for equal parameter counts, or as in the dense model."""
 
 COUNTERPART = "feed-forward as in dense"
 """Label of a counterpart: a row whose feed-forward layers were not narrowed."""
@@ -33,9 +33,10 @@ _SOURCES = ("model.kind", "model.weights")
 """Config fields that determine the data, besides those of the task."""
 
 _NARROW, _DEVIATION = 1 / 2, 0.02
-"""A row gets a counterpart below this share of dense attention's width.
+"""Thresholds for a counterpart of a row.
 
-It also gets one beyond this relative deviation from its parameters.
+A row gets one if its feed-forward layers are narrower than this share of the dense
+model's, or if its parameter count deviates from the dense model's by more than this.
 """
 
 
@@ -48,9 +49,9 @@ class Run:
     attention: the mechanism, or the variant.
     mechanism: its key of `ATTENTIONS`, or its import path.
     seed: the seed of the run.
-    leaves: config field -> value, for fields that differ from the file's config.
-    grid: the fields of `leaves` that come from the grid.
-    across: the fields of `leaves` that come from `across`, which separate rows.
+    fields: config field -> value, for fields that differ from the file's config.
+    grid: the entries of `fields` that come from the grid.
+    across: the entries of `fields` that come from `across`, which separate rows.
     width: `MATCHED`, or `DENSE` for the counterpart of a row whose feed-forward layers
       had to be much narrower, or whose parameters are still not equal.
     choosing: whether the run chooses a point of the grid, and is not reported.
@@ -62,13 +63,13 @@ class Run:
     feed_forward: width of the feed-forward layers, if parameters are matched.
     dense_feed_forward: that width in the model with dense attention.
     dense_parameters: number of parameters of the model with dense attention.
-    obstacle: why it cannot run; empty if it can.
+    obstacle: the reason why it cannot run; empty if it can.
     slots: mechanisms of the attention modules; empty if it cannot run.
-    options: the options of the mechanism, as in its config.
+    options: the options of the mechanism, as in the config.
     learning_rate: the peak of its schedule; None if it cannot run.
     steps: number of training steps, if known before the run starts; else 0.
-    length: length of the longest training examples, if its task is evaluated at other
-      lengths, too; else None.
+    length: length of the longest training examples if the task is also evaluated at
+      other lengths; else None.
     solved_at: value of the headline metric from which its task is solved; None if
       there is none.
   """
@@ -77,7 +78,7 @@ class Run:
   attention: str
   mechanism: str
   seed: int
-  leaves: Leaves
+  fields: Leaves
   grid: Leaves
   across: Leaves = dataclasses.field(default_factory=dict)
   width: str = MATCHED
@@ -100,7 +101,7 @@ class Run:
   @property
   def identity(self) -> str:
     """The name of the run's folder: equal for equal configs."""
-    content = [self.task, self.mechanism, self.leaves, self.budget_seconds]
+    content = [self.task, self.mechanism, self.fields, self.budget_seconds]
     if self.width != MATCHED:
       content.append(self.width)
     text = json.dumps(content, sort_keys=True)
@@ -119,10 +120,10 @@ class Run:
     """An identity that runs share if they differ only in seed and learning rate."""
     return self._identity_without("seed", "optimizer.learning_rate")
 
-  def _identity_without(self, *leaves: str) -> str:
+  def _identity_without(self, *fields: str) -> str:
     """An identity that does not depend on some config fields."""
-    other_leaves = {k: v for k, v in self.leaves.items() if k not in leaves}
-    return dataclasses.replace(self, seed=0, leaves=other_leaves).identity
+    other_fields = {k: v for k, v in self.fields.items() if k not in fields}
+    return dataclasses.replace(self, seed=0, fields=other_fields).identity
 
   @property
   def row(self) -> str:
@@ -134,19 +135,19 @@ class Run:
     """The arguments of `train.py`, without the workdir."""
     return [
       f"--config=configs/{self.task}.py:{self.mechanism}",
-      *(f"--config.{leaf}={value}" for leaf, value in self.leaves.items()),
+      *(f"--config.{field}={value}" for field, value in self.fields.items()),
     ]
 
   def with_num_steps(self, steps: int) -> "Run":
     """Returns the run with its budget of seconds as a number of steps."""
     if self.budget_seconds is None:
       return self
-    return dataclasses.replace(self, leaves=self.leaves | {"num_steps": steps})
+    return dataclasses.replace(self, fields=self.fields | {"num_steps": steps})
 
-  def with_seed(self, seed: int, **fields: Any) -> "Run":
+  def with_seed(self, seed: int, **attributes: Any) -> "Run":
     """Returns the run with another seed, and other attributes if given."""
-    leaves = {"seed": seed} | self.leaves | {"seed": seed}
-    return dataclasses.replace(self, seed=seed, leaves=leaves, **fields)
+    fields = {"seed": seed} | self.fields | {"seed": seed}
+    return dataclasses.replace(self, seed=seed, fields=fields, **attributes)
 
 
 def plan(comparison: Comparison) -> list[Run]:
@@ -157,7 +158,7 @@ def plan(comparison: Comparison) -> list[Run]:
   count operations if these are the budget.
 
   Raises:
-    ConfigError: no run can take one of the config fields.
+    ConfigError: no run has one of the config fields.
   """
   points: list[Run] = []
   for task, attention, across in itertools.product(
@@ -192,14 +193,14 @@ def data(runs: Iterable[Run]) -> dict[str, str]:
   runs_by_data = {}
   for run in runs:
     if not run.obstacle:
-      leaves = {
-        leaf: value
-        for leaf, value in run.leaves.items()
-        if leaf.startswith("task.") or leaf in _SOURCES
+      fields = {
+        field: value
+        for field, value in run.fields.items()
+        if field.startswith("task.") or field in _SOURCES
       }
-      runs_by_data[run.task, json.dumps(leaves, sort_keys=True)] = run
+      runs_by_data[run.task, json.dumps(fields, sort_keys=True)] = run
   return experiment.data_digests(
-    config_of(run.task, run.mechanism, run.leaves)
+    config_of(run.task, run.mechanism, run.fields)
     for run in runs_by_data.values()
   )
 
@@ -217,23 +218,23 @@ def label(run: Mapping[str, Any]) -> str:
   return ", ".join(filter(None, parts))
 
 
-def point(leaves: Mapping[str, Any]) -> str:
+def point(fields: Mapping[str, Any]) -> str:
   """Spells values by the last part of their fields: 'features=16, position=rotary'.
 
   If two fields end alike, their full names appear:
   'encoder.features=8, decoder.features=16'.
   """
-  names = titles(leaves)
+  names = titles(fields)
   return ", ".join(
-    f"{names[leaf]}={_format_value(leaves[leaf])}" for leaf in sorted(leaves)
+    f"{names[field]}={_format_value(fields[field])}" for field in sorted(fields)
   )
 
 
-def titles(leaves: Iterable[str]) -> dict[str, str]:
+def titles(fields: Iterable[str]) -> dict[str, str]:
   """Returns field -> the last part of its name, or all if another field ends alike."""
-  ends = Counter(map(short, leaves))
+  ends = Counter(map(short, fields))
   return {
-    leaf: leaf if ends[short(leaf)] > 1 else short(leaf) for leaf in leaves
+    field: field if ends[short(field)] > 1 else short(field) for field in fields
   }
 
 
@@ -244,9 +245,9 @@ def _format_value(value: Any) -> str:
   return str(value)
 
 
-def short(leaf: str) -> str:
+def short(field: str) -> str:
   """Returns the last part of a field's name: 'features' of 'model.features'."""
-  return leaf.rpartition(".")[2]
+  return field.rpartition(".")[2]
 
 
 def group_by(runs: Sequence[Run], key: str) -> list[list[Run]]:
@@ -286,15 +287,15 @@ def obstacle_lines(runs: Sequence[Run]) -> list[str]:
   ]
   if not lines:
     return []
-  able = dict.fromkeys(run.attention for run in runs if not run.obstacle)
+  runnable = dict.fromkeys(run.attention for run in runs if not run.obstacle)
   last = f"{len(lines)} of {len(rows)} rows cannot run"
-  if 0 < len(able) < len({run.attention for run in runs}):
-    last += f"; without them: --config.attention={','.join(able)}"
+  if 0 < len(runnable) < len({run.attention for run in runs}):
+    last += f"; without them: --config.attention={','.join(runnable)}"
   return [*lines, last]
 
 
 def _needs_counterpart(run: Run) -> bool:
-  """Whether matching narrows a row's feed-forward layers much, or leaves it unequal."""
+  """Returns whether matching parameter counts failed or narrowed the row too much."""
   width, parameters = run.dense_feed_forward, run.dense_parameters
   if run.width == DENSE or not width or not parameters:
     return False
@@ -314,30 +315,30 @@ def complete(comparison: Comparison, run: Run) -> Run:
     run: its task, attention, across, width and grid are used, but not its seed.
 
   Raises:
-    ConfigError: a run with dense attention would fail, too.
+    ConfigError: a run with dense attention would fail as well.
   """
   task, budget = run.task, comparison.budget_seconds
   name, options = comparison.variant(run.attention)
-  leaves = comparison.leaves(task) | run.across | run.grid
+  fields = comparison.fields(task) | run.across | run.grid
   # If `across` chooses mechanisms, dense attention is still the baseline.
-  baseline_leaves = {
-    leaf: value
-    for leaf, value in leaves.items()
-    if leaf not in run.across or not layers.is_slot(leaf)
+  baseline_fields = {
+    field: value
+    for field, value in fields.items()
+    if field not in run.across or not layers.is_attention_field(field)
   }
-  # If dense attention fails, too, the comparison's config is at fault.
+  # If dense attention fails as well, the comparison's config is wrong.
   try:
-    baseline = config_of(task, BASELINE, baseline_leaves)
+    baseline = config_of(task, BASELINE, baseline_fields)
     parameters = _count(baseline)
   except ConfigError as error:
     raise _comparison_error(error, comparison, run) from None
   run = dataclasses.replace(
-    run, mechanism=name, leaves=leaves, budget_seconds=budget
+    run, mechanism=name, fields=fields, budget_seconds=budget
   )
   try:
-    leaves = leaves | layers.options_of(task, name, leaves, options)
-    config = config_of(task, name, leaves)
-    layers.check_is_there(name, run.across, config.model)
+    fields = fields | layers.options_of(task, name, fields, options)
+    config = config_of(task, name, fields)
+    layers.check_mechanism_is_used(name, run.across, config.model)
     count = matched = _count(config)
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))
@@ -358,21 +359,21 @@ def complete(comparison: Comparison, run: Run) -> Run:
           "False"
         )
       # One more unit adds the same number of parameters with every mechanism.
-      wider = baseline_leaves | {_WIDTH: run.dense_feed_forward + 1}
+      wider = baseline_fields | {_WIDTH: run.dense_feed_forward + 1}
       price = _count(config_of(task, BASELINE, wider)) - parameters
       units = max(round((parameters - count) / price), 1 - width)
       if units:
         matched += units * price
-        leaves = leaves | {_WIDTH: width + units}
-        config = config_of(task, name, leaves)
+        fields = fields | {_WIDTH: width + units}
+        config = config_of(task, name, fields)
         run = dataclasses.replace(run, feed_forward=width + units)
   if comparison.budget_flops is not None:
     steps = comparison.budget_flops / _step_flops(config)
-    leaves = leaves | {"num_steps": max(1, int(steps))}
-  steps = leaves.get("num_steps", config.train.num_steps)
+    fields = fields | {"num_steps": max(1, int(steps))}
+  steps = fields.get("num_steps", config.train.num_steps)
   return dataclasses.replace(
     run,
-    leaves=leaves,
+    fields=fields,
     parameters=matched,
     unmatched_parameters=count,
     slots=models.slots(config.model),
@@ -388,19 +389,19 @@ def _comparison_error(
   error: ConfigError, comparison: Comparison, run: Run
 ) -> ConfigError:
   """Names the field of a run's ConfigError as in the comparison's config."""
-  leaf, _, fault = str(error).removeprefix("config.").partition(":")
+  field, _, fault = str(error).removeprefix("config.").partition(":")
   prefix = ""
-  if leaf in run.grid:
+  if field in run.grid:
     prefix = "grid."
-  elif leaf in run.across:
+  elif field in run.across:
     prefix = "across."
-  elif leaf in flatten(comparison.per_task.get(run.task, {})):
+  elif field in flatten(comparison.per_task.get(run.task, {})):
     prefix = f"per_task.{run.task}."
-  return ConfigError(f"config.{prefix}{leaf}:{fault}")
+  return ConfigError(f"config.{prefix}{field}:{fault}")
 
 
 def _trained_length(config: ExperimentConfig) -> int | None:
-  """T in training, for tasks that are evaluated at other lengths, too; else None."""
+  """Returns T in training for tasks that are evaluated at other lengths; else None."""
   if not getattr(config.task, "eval_lengths", ()):
     return None
   # A task with mixed lengths has a maximum.
@@ -414,11 +415,11 @@ def _feed_forward(config: ExperimentConfig) -> int | None:
   return width if isinstance(width, int) else None
 
 
-def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
-  """Returns the config that `train.py` would make of the same arguments."""
+def config_of(task: str, attention: str, fields: Leaves) -> ExperimentConfig:
+  """Returns the config that `train.py` creates from the same arguments."""
   config = layers.mapping(task, attention)
-  for leaf, value in leaves.items():
-    put(config, leaf, value)
+  for field, value in fields.items():
+    put(config, field, value)
   return experiment_config.parse(config)
 
 

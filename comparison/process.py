@@ -27,7 +27,7 @@ class Ended(NamedTuple):
   Attributes:
     code: its exit code; if a signal ended it, the negative number of the signal.
     error: the last line of its standard error, which has the error message.
-    used: the time and memory that it used.
+    used: its time and memory.
     stop: SIGTERM or SIGINT, if one was forwarded to it.
   """
 
@@ -38,11 +38,11 @@ class Ended(NamedTuple):
 
   @property
   def fault(self) -> str:
-    """Why it failed, on one line; empty if it did not."""
+    """The reason why it failed, on one line; empty if it did not fail."""
     return f"exit code {self.code}: {self.error}" if self.code else ""
 
   def end_with_signal(self) -> None:
-    """Ends this process, too, if a signal was forwarded."""
+    """Ends this process as well if a signal was forwarded."""
     if self.stop == signal.SIGINT:
       raise KeyboardInterrupt
     if self.stop is not None:

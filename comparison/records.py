@@ -26,8 +26,15 @@ ADDED = "added"
 STOPPED_EARLY = "stopped early"
 """Status of a run that successive halving stopped, which is not continued."""
 
-_PLACE = ("task", "attention", "across", "row", "seed", "choosing")
-_RUN_FIELDS = (*_PLACE, "width", "grid", "at_edge", "learning_rate", "slots")
+_PLAN_FIELDS = ("task", "attention", "across", "row", "seed", "choosing")
+_RUN_FIELDS = (
+  *_PLAN_FIELDS,
+  "width",
+  "grid",
+  "at_edge",
+  "learning_rate",
+  "slots",
+)
 _RUN_FIELDS += ("options", "length", "solved_at", "arguments", "parameters")
 _RUN_FIELDS += ("unmatched_parameters", "dense_parameters", "feed_forward")
 _RUN_FIELDS += ("dense_feed_forward",)
@@ -43,7 +50,7 @@ def check(workdir: Path, shared: Mapping[str, Any]) -> None:
   `shared_settings`, may not change.
 
   Raises:
-    ConfigError: it belongs to another comparison, or holds other files.
+    ConfigError: it belongs to another comparison, or the folder has other files.
   """
   ownership.check(workdir, COMPARISON, shared, "comparison", "config.")
 
@@ -67,7 +74,7 @@ def check_data(workdir: Path, home: Path) -> None:
   for name, digest in files.recorded_data(home).items():
     if data.get(name, digest) != digest:
       raise ConfigError(
-        f"config.task: {name} is not what the comparison in {workdir} began with; "
+        f"config.task: {name} has changed since the comparison in {workdir} began;  "
         "restore it or choose a new folder"
       )
 
@@ -95,13 +102,15 @@ def write(workdir: Path, run: Run, *, status: str, **fields: Any) -> None:
 
 def update(workdir: Path, identity: str, **fields: Any) -> None:
   """Updates fields of the existing record of a run."""
-  atomic.write_json(_path(workdir, identity), of(workdir, identity) | fields)
+  atomic.write_json(
+    _path(workdir, identity), read_one(workdir, identity) | fields
+  )
 
 
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
   """Reads all records, and lists the names of damaged files.
 
-  A run whose record is damaged counts as not started, and is run again.
+  A run with a damaged record is not started, and is run again.
   """
   records = by_identity(workdir)
   paths = sorted((workdir / RECORDS).glob("*.json"))
@@ -113,17 +122,17 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
 def by_identity(workdir: Path) -> dict[str, dict[str, Any]]:
   """Returns identity of a run -> its record, for all intact records."""
   names = (path.stem for path in sorted((workdir / RECORDS).glob("*.json")))
-  return {name: record for name in names if (record := of(workdir, name))}
+  return {name: record for name in names if (record := read_one(workdir, name))}
 
 
-def of(workdir: Path, identity: str) -> dict[str, Any]:
+def read_one(workdir: Path, identity: str) -> dict[str, Any]:
   """Returns the record of a run; empty if it is missing or damaged."""
   record = atomic.read_json(_path(workdir, identity)) or {}
   return record if {"task", "status"} <= record.keys() else {}
 
 
 def forget_failure(workdir: Path, run: Run) -> None:
-  """Forgets that a run, or its measurement, failed, so that it is tried again."""
+  """Removes the failure of a run or of its measurement, so that it is tried again."""
   if status(workdir, run) == FAILED:
     _path(workdir, run.identity).unlink()
   elif status(workdir, run) == TRAINED:
@@ -134,8 +143,8 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   """Adds runs to the plan of the comparison.
 
   If they choose a point of the grid, `seeds` are the seeds of the reported runs, which
-  will be at that point. Runs of seeds that are not in the plan yet are marked, because
-  results may have led to them.
+  will be at that point. Runs with seeds that are not in the plan yet are marked,
+  because earlier results may have motivated them.
   """
   before = planned_runs(workdir)
   earlier = [*by_identity(workdir).values(), *before.values()]
@@ -146,7 +155,7 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   }
   entries = {}
   for run in runs:
-    fields = {name: getattr(run, name) for name in (*_PLACE, "steps")}
+    fields = {name: getattr(run, name) for name in (*_PLAN_FIELDS, "steps")}
     entries[run.identity] = fields
     for seed in seeds:
       open_fields = {"seed": seed, "choosing": False, OPEN: True}
@@ -154,11 +163,11 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   for entry in entries.values():
     if first_seeds and not entry["choosing"]:
       entry |= {ADDED: True} if entry["seed"] not in first_seeds else {}
-  keep_plan(workdir, before | entries)
+  store_plan(workdir, before | entries)
 
 
-def keep_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-  """Replaces the plan that `planned_runs` returns."""
+def store_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+  """Replaces the stored plan."""
   atomic.write_json(workdir / PLAN, entries)
 
 
@@ -179,14 +188,14 @@ def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
     if record["status"] == UNSUPPORTED:
       _path(workdir, identity).unlink()
       entries.pop(identity, None)
-      keep_plan(workdir, entries)
+      store_plan(workdir, entries)
       continue
-    there, here = map(_settings, (record["arguments"], run.arguments))
-    if there != here:
+    recorded, planned = map(_settings, (record["arguments"], run.arguments))
+    if recorded != planned:
       raise ConfigError(
         f"workdir: {workdir} has runs of {run.row} with "
-        f"{' '.join(sorted(there - here)) or 'no more settings'}, got "
-        f"{' '.join(sorted(here - there)) or 'none'}; choose another name for the "
+        f"{' '.join(sorted(recorded - planned)) or 'no more settings'}, got "
+        f"{' '.join(sorted(planned - recorded)) or 'none'}; choose another name for the "
         "variant, or a new folder"
       )
 
@@ -239,7 +248,7 @@ def run_workdir(workdir: Path, run: Run) -> Path:
 
 def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
   """Returns the lines of a run's metrics.jsonl, from its record or its workdir."""
-  lines = of(workdir, run.identity).get("history")
+  lines = read_one(workdir, run.identity).get("history")
   return lines or metrics.read(run_workdir(workdir, run))
 
 
@@ -282,11 +291,11 @@ def steps(workdir: Path, run: Run) -> int | None:
 
 
 def step_cost(workdir: Path, run: Run) -> dict[str, Any] | None:
-  """Returns the cost of a step that `keep_cost` stored; None if there is none."""
+  """Returns the cost of a step that `store_step_cost` stored; None if there is none."""
   return atomic.read_json(workdir / BUDGETS / f"{run.family}.json")
 
 
-def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
+def store_step_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
   """Stores the cost of a step, for `steps` and for estimates of the time."""
   (workdir / BUDGETS).mkdir(exist_ok=True)
   atomic.write_json(workdir / BUDGETS / f"{run.family}.json", cost)
@@ -294,12 +303,12 @@ def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
 
 def status(workdir: Path, run: Run) -> str | None:
   """Returns the status in a run's record; None if it is missing or damaged."""
-  return of(workdir, run.identity).get("status")
+  return read_one(workdir, run.identity).get("status")
 
 
 def usage(workdir: Path, run: Run) -> dict[str, float | None]:
   """Returns the time and memory used by a stopped run; empty for any other."""
-  record = of(workdir, run.identity)
+  record = read_one(workdir, run.identity)
   if record.get("status") != STOPPED:
     return {}
   names = ("seconds", "cpu_seconds", "peak_bytes", "others_cores")

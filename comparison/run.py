@@ -28,12 +28,12 @@ def run(
     after: called whenever all runs of one shape have ended.
 
   Raises:
-    ConfigError: the folder holds something else, or a config is not valid.
+    ConfigError: the folder has other content, or a config is invalid.
     RunError: no row can run, or a record cannot be written.
   """
   shared = folder_lib.shared(comparison)
   records.check(folder, shared)
-  # An error that planning finds leaves no folder behind.
+  # If planning raises an error, no folder is created.
   runs = plan.plan(comparison)
   for line in plan.obstacle_lines(runs):
     print(line, flush=True)
@@ -73,4 +73,6 @@ def check_trained(folder: Path) -> None:
   """Raises RunError if every run that a comparison tried has failed."""
   statuses = {record["status"] for record in records.read(folder)[0]}
   if statuses - {records.UNSUPPORTED} == {records.FAILED}:
-    raise RunError("nothing was trained: every run failed; its row says why")
+    raise RunError(
+      "nothing was trained: every run failed; its row has the reason"
+    )

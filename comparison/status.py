@@ -21,12 +21,11 @@ _ALIKE = (("task", "attention", "across"), ("task", "attention"), ("task",), ())
 
 
 def text(workdir: Path) -> str:
-  """Describes counts, running and failed runs, and the time left, for a reader.
+  """Returns a text with counts, running and failed runs, and the time left.
 
   The time of a run is the mean of the done runs with its task, mechanism and point of
   `across`; or with its task and mechanism; or with its task; or of all; minus its
-  training time so far. Reported runs whose point of the grid is not chosen yet count
-  as waiting.
+  training time so far. Reported runs whose grid point is not chosen yet are waiting.
   """
   run_records = records.by_identity(workdir)
   plan, processes = _plan(workdir, run_records), _processes(workdir)
@@ -57,7 +56,7 @@ def text(workdir: Path) -> str:
   queue = [*states.get(_WAITING, ()), *states.get(_RUNNING, ())]
   if queue and not done:
     lines.append(
-      "no run is done yet that was never stopped, so the time of the others is "
+      "no run has finished without an interruption yet, so the remaining time is "
       "unknown"
     )
   elif queue:
@@ -71,7 +70,7 @@ def text(workdir: Path) -> str:
 
 
 def missing(workdir: Path) -> list[str]:
-  """Returns a line that counts runs, if some are not done yet; else none."""
+  """Returns one line with the numbers of runs if some are not done; else no line."""
   run_records = records.by_identity(workdir)
   states = [
     run_records.get(name, {}).get("status", _WAITING)
@@ -87,8 +86,7 @@ def missing(workdir: Path) -> list[str]:
     if x in states
   )
   return [
-    f"{done} of {len(states)} runs done{more}; what follows may change with the "
-    "others."
+    f"{done} of {len(states)} runs done{more}; the results below may change."
   ]
 
 
@@ -97,7 +95,7 @@ def _plan(
 ) -> dict[str, dict[str, Any]]:
   """Every known run, from the plan and from records."""
   planned = records.planned_runs(workdir)
-  # The plan of an older version has fewer fields than the records.
+  # Plans of older versions have fewer fields than records.
   runs = {
     name: {**run_records.get(name, {}), **planned.get(name, {})}
     for name in {**run_records, **planned}
@@ -153,5 +151,5 @@ def _clock(seconds: float, processes: int) -> str:
   )
   return (
     f"about {minutes // 60}:{minutes % 60:02d} hours left with {processes} at a "
-    f"time, until {end}; measuring not counted"
+    f"time, until {end}; without measurements"
   )

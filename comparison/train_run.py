@@ -15,10 +15,10 @@ from training import atomic, evaluate, metrics, workdir
 _ROOT = Path(__file__).parents[1]
 _CONFIGS = "--config=configs/"
 _REFUSED = 2
-"""Exit code of train.py for an invalid config, with which another try would fail."""
+"""Exit code of train.py for an invalid config, for which a retry is useless."""
 
 _PROGRESS_SECONDS = 10.0
-"""Smallest time between two lines of progress."""
+"""Shortest time between two progress lines, in seconds."""
 
 _NOT_METRICS = ("step", "split", "seconds")
 """Names in an evaluation that are not metrics."""
@@ -30,7 +30,7 @@ def train(run: Run, folder: Path, share: float | None) -> None:
   Args:
     run: a run of the plan.
     folder: the folder of the comparison.
-    share: share of the steps at which to evaluate and stop; None trains to the end.
+    share: share of the steps after which to evaluate and stop; None trains to the end.
   """
   home, ended, status, reason = records.run_workdir(folder, run), None, "", ""
   used: usage.Usage = {}
@@ -40,7 +40,7 @@ def train(run: Run, folder: Path, share: float | None) -> None:
     steps = records.steps(folder, run)
     assert steps is not None
     timed = run.with_num_steps(steps)
-    config = plan.config_of(run.task, run.mechanism, timed.leaves)
+    config = plan.config_of(run.task, run.mechanism, timed.fields)
     if workdir.final_metrics(home, config) is None:
       ended = process.run(
         command(timed, home, share, steps), watch=Progress(run, home, steps)
@@ -60,7 +60,7 @@ def train(run: Run, folder: Path, share: float | None) -> None:
   # The run is tried again.
   except Exception as error:
     status, reason = records.STOPPED, one_line(error)
-  # A run that was trained before only has to be measured.
+  # A run that is already trained only needs measurements.
   if records.status(folder, run) != records.TRAINED:
     _write(run, folder, used, status=status, reason=reason)
   if ended is not None:
@@ -71,11 +71,11 @@ def train(run: Run, folder: Path, share: float | None) -> None:
 
 def command(run: Run, home: Path, share: float | None, steps: int) -> list[str]:
   """Returns the arguments of Python: `train.py`, those of the record, and a workdir."""
-  config, *leaves = run.arguments
+  config, *fields = run.arguments
   # Outside the checkout, `configs/` needs its full path.
   if Path.cwd() != _ROOT:
     config = config.replace(_CONFIGS, f"--config={_ROOT}/configs/", 1)
-  arguments = [str(_ROOT / "train.py"), config, *leaves, f"--workdir={home}"]
+  arguments = [str(_ROOT / "train.py"), config, *fields, f"--workdir={home}"]
   if share is not None:
     arguments.append(f"--stop_at={records.step_at(steps, share)}")
   return arguments

@@ -33,14 +33,14 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
     runs: identity of each run -> whether to store its attention map.
 
   Returns:
-    Why the process failed, on one line; empty if it did not.
+    The reason why the process failed, on one line; empty if it did not fail.
   """
   first = next(iter(runs))
   # This takes up to half a minute.
   print(f"  {first}: measuring time and memory of its program", flush=True)
   ended = process.run(_COMMAND, {"workdir": str(folder), "trained": dict(runs)})
   for identity in runs:
-    record = records.of(folder, identity)
+    record = records.read_one(folder, identity)
     if record.get("status") == records.DONE:
       measured = record["measured"]
       step, seconds = measured["step_seconds"], measured["compile_seconds"]
@@ -67,7 +67,7 @@ def time_step(folder: Path, run: Run) -> None:
 
 
 def main() -> None:
-  """Does the work that standard input requests."""
+  """Runs the request on standard input."""
   request = json.load(sys.stdin)
   keep_freed_memory()
   keep_programs()
@@ -81,7 +81,7 @@ def work(request: Mapping[str, Any]) -> None:
     home = folder / records.RUNS / identity
     try:
       shape = measurements.measure_trained(home, with_map=with_map, shape=shape)
-    # The run can be measured later, and the others go on.
+    # The run can be measured later, so the others continue.
     except Exception as error:
       reason = f"measuring: {one_line(error)}"
       records.update(folder, identity, reason=reason)
@@ -92,9 +92,9 @@ def work(request: Mapping[str, Any]) -> None:
   if "timed" in request:
     run = Run(**request["timed"])
     trial = experiment.create(
-      plan.config_of(run.task, run.mechanism, run.leaves)
+      plan.config_of(run.task, run.mechanism, run.fields)
     )
-    records.keep_cost(folder, run, measurements.step_cost(trial))
+    records.store_step_cost(folder, run, measurements.step_cost(trial))
 
 
 if __name__ == "__main__":

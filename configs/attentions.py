@@ -1,4 +1,4 @@
-"""The attention modules' mechanisms, from what a user typed after the colon.
+"""Parses the mechanisms that a user types after the colon of a config.
 
 A user types a mechanism as 'sliding_window', with options as 'sliding_window:window=8',
 and several that layers take in turn with commas, 'sliding_window:window=8,delta'.
@@ -19,17 +19,17 @@ from settings.typed import mechanism, split
 def one(
   typed: str, *, long: bool = False, also: Iterable[str] = ()
 ) -> dict[str, Any]:
-  """A mechanism with its `sizes` and the typed options.
+  """Returns a mechanism with its `sizes` and the typed options.
 
   Args:
     typed: a key of `attention.ATTENTIONS`, or 'package.module:factory', followed
       by options.
     long: whether sequences have hundreds or thousands of tokens, as in
-      configs/paper/, and are not as short as in the other configs.
-    also: other names that the config knows.
+      configs/paper/; the other configs have shorter ones.
+    also: other valid names.
 
   Returns:
-    A dictionary of the name and the hyperparameters.
+    A dictionary with the name and the hyperparameters.
 
   Raises:
     ValueError: there is no such mechanism.
@@ -49,33 +49,33 @@ def one(
 def layers(
   typed: str, *, long: bool = False, also: Iterable[str] = ()
 ) -> dict[str, Any] | list[dict[str, Any]]:
-  """The mechanisms of a model with one kind of attention module: `one`, or a list.
+  """Returns `one` mechanism, or a list, for a model with one kind of attention module.
 
   Args:
-    typed: mechanisms with commas.
-    long: as `one` takes it.
-    also: likewise.
+    typed: mechanisms separated by commas.
+    long: as in `one`.
+    also: as in `one`.
 
   Raises:
-    ValueError: as `one`.
+    ValueError: as in `one`.
   """
   chosen = [one(word, long=long, also=also) for word in split(typed)]
   return chosen[0] if len(chosen) == 1 else chosen
 
 
 def choose(typed: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
-  """The mechanisms of an encoder-decoder: `dense` where one of them is not supported.
+  """Returns the mechanisms of an encoder-decoder, with `dense` where one is not supported.
 
   Args:
-    typed: as `layers` takes it.
-    also: other names that the config knows.
+    typed: as in `layers`.
+    also: other valid names.
 
   Returns:
-    'encoder_attention', 'decoder_attention' and 'cross_attention', each as of
-    `layers`.
+    'encoder_attention', 'decoder_attention' and 'cross_attention', each as `layers`
+    returns it.
 
   Raises:
-    ValueError: as `one`.
+    ValueError: as in `one`.
   """
   chosen = layers(typed, also=also)
   names = [

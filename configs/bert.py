@@ -2,12 +2,12 @@
 
     python train.py --config=configs/bert.py --config.task.path=input.txt
 
-`input.txt` is any text file. On tiny Shakespeare the loss of held-out masked
-tokens is 2.414 nats, and 45 % of them are right, after 5.5 minutes on 2 CPU
-cores that other jobs shared; counted subwords reach 5.165, counted pairs 3.630.
-For the first 800 steps the model predicts little more than frequencies (loss
-4.7), and then learns to read its context within a few hundred; half the
-learning rate makes that stretch longer.
+`input.txt` is any text file. On tiny Shakespeare, the loss on held-out masked
+tokens is 2.414 nats, and 45 % of them are predicted correctly, after 5.5 minutes on
+2 CPU cores shared with other jobs (unigram loss 5.165, bigram loss 3.630). For the
+first 800 steps, the model predicts little more than token frequencies (loss 4.7);
+it then learns to use the context within a few hundred steps. With half the learning
+rate, this takes longer.
 """
 
 import ml_collections
@@ -16,7 +16,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """An encoder with post-norm and learned positions, at the size of a CPU."""
+  """A post-norm encoder with learned positions, sized for a CPU."""
   return experiments.training(
     num_steps=4000,
     batch_size=32,

@@ -2,8 +2,8 @@
 
     python train.py --config=configs/duplicate.py:dense
 
-The loss is on the second half, where every symbol stands len(w) + 1 places
-before. configs/paper/duplicate.py has the paper's size.
+Only the second half has a loss; each of its symbols repeats the one len(w) + 1
+positions before. configs/paper/duplicate.py has the paper's size.
 
 Kitaev et al., Reformer, section 4, arXiv:2001.04451.
 """
@@ -14,7 +14,7 @@ from configs import attentions, copy
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """`configs/copy.py` with the decoder alone, which reads and writes."""
+  """`configs/copy.py` with a decoder-only model."""
   config = copy.get_config("dense")
   config.task.kind = "duplicate"
   config.model.kind = "decoder"

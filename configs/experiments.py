@@ -6,7 +6,7 @@ from typing import Any
 import ml_collections
 
 EIGHT = "0,1,2,3,4,5,6,7"
-"""Seeds of a comparison that counts the seeds that solved a task."""
+"""Seeds of a comparison on an all-or-nothing task."""
 
 CAUSAL = (
   "dense,sliding_window,linear,performer,window_linear,"
@@ -30,15 +30,15 @@ def training(
   batch_size: int = 64,
   log_every: int = 50,
 ) -> ml_collections.ConfigDict:
-  """A run of `train.py`: AdamW with a warm-up and clipped gradients.
+  """Returns the config of a run of `train.py`: AdamW, warm-up, clipped gradients.
 
   Args:
     task: fields of the task.
     model: fields of the model.
-    optimizer: fields that add to or replace those of every config.
+    optimizer: fields that extend or replace the shared ones.
     num_steps: number of training steps.
     eval_every: steps between evaluations.
-    checkpoint_every: steps between checkpoints; 0 is `eval_every`.
+    checkpoint_every: steps between checkpoints; 0 means `eval_every`.
     batch_size: examples per step.
     log_every: steps between logged lines.
   """
@@ -68,19 +68,19 @@ def training(
 
 
 def comparison(
-  tasks: str, attention: str, *, seeds: str = "0,1,2", **leaves: Any
+  tasks: str, attention: str, *, seeds: str = "0,1,2", **fields: Any
 ) -> ml_collections.ConfigDict:
-  """A comparison of `compare.py` at equal parameters.
+  """Returns the config of a comparison at equal parameter counts.
 
   Args:
-    tasks: names of configs, with commas between.
-    attention: names of mechanisms, likewise, or 'all'.
-    seeds: of every row.
-    **leaves: what else all runs have; a section `across` or `grid` takes some of
-      'task', 'model' and 'optimizer'.
+    tasks: names of configs, separated by commas.
+    attention: names of mechanisms, separated by commas, or 'all'.
+    seeds: seeds of every row, separated by commas.
+    **fields: further config fields of all runs; the sections `across` and `grid` may
+      have the sections 'task', 'model' and 'optimizer'.
   """
   for name in ("across", "grid"):
-    leaves[name] = _sections() | leaves.get(name, {})
+    fields[name] = _sections() | fields.get(name, {})
   return ml_collections.ConfigDict(
     {
       "tasks": tasks,
@@ -88,11 +88,11 @@ def comparison(
       "seeds": seeds,
       "match_parameters": True,
       **_sections(),
-      **leaves,
+      **fields,
     }
   )
 
 
 def _sections() -> dict[str, Any]:
-  """Of leaves, empty ones that the command line fills."""
+  """Returns empty sections, whose fields the command line can set."""
   return {"task": {}, "model": {}, "optimizer": {}}

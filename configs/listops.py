@@ -13,7 +13,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """An encoder of four layers, on expressions of up to 64 tokens."""
+  """A four-layer encoder for expressions of up to 64 tokens."""
   return experiments.training(
     num_steps=4000,
     eval_every=1000,

@@ -2,12 +2,12 @@
 
     python train.py --config=configs/multi30k.py --config.task.path=FOLDER
 
-FOLDER holds `train.en`, `train.de`, `val.…` and `test_2016_flickr.…`, plain or
-.gz, as Multi30K names them. The aim is 38 BLEU on test 2016; it has not been
-run at full length yet. `configs/translation.py` is what two CPU cores train in
-an hour, with its result.
+FOLDER has `train.en`, `train.de`, `val.…` and `test_2016_flickr.…`, plain or .gz, as
+Multi30K names them. The goal is 38 BLEU on test 2016; the config has not been run at
+full length yet. `configs/translation.py` is a size that two CPU cores train in an hour,
+with its result.
 
-Small data want a small vocabulary and much dropout; Wu et al. (2021),
+Small datasets need a small vocabulary and strong dropout; Wu et al. (2021),
 arXiv:2105.14462, find the same for Transformers on Multi30K.
 """
 
@@ -17,7 +17,7 @@ from configs import translation
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """`configs/translation.py`, wider and longer, decoded with a beam."""
+  """`configs/translation.py` with a wider model, more steps and beam search."""
   config = translation.get_config(attention)
   config.task.source = "files"
   config.num_steps = 15_000

@@ -2,10 +2,10 @@
 
     python train.py --config=configs/needle.py:dense
 
-The result has 'accuracy_depth_0' (the needle comes first) to
-'accuracy_depth_100' (last), at the trained length and, in the splits
-'length_…', at others. The original asks language models at up to 128,000
-tokens; configs/paper/needle.py is a long one, trained from nothing as here.
+The metrics are 'accuracy_depth_0' (the needle comes first) to 'accuracy_depth_100'
+(last), at the trained length and, in the splits 'length_…', at other lengths. The
+original tests pretrained language models with up to 128,000 tokens.
+configs/paper/needle.py is longer, and trained from scratch like this config.
 
 Kamradt, Needle In A Haystack (2023); Hsieh et al., RULER, arXiv:2404.06654.
 """
@@ -16,7 +16,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder of two layers that asks for one of four pairs in 64 places."""
+  """A two-layer decoder that looks up one of four pairs in 64 positions."""
   return experiments.training(
     num_steps=3000,
     eval_every=750,

@@ -2,9 +2,9 @@
 
     python train.py --config=configs/recall.py:dense
 
-With dense attention all values of 1,000 held-out sequences came out right after
-2,000 steps, 99.6 % of them at step 1,000; 4.4 minutes on 2 CPU cores that other
-jobs shared. configs/paper/recall.py has the paper's size.
+With dense attention, all values of 1,000 held-out sequences are correct after 2,000
+steps, and 99.6 % after 1,000 steps; this took 4.4 minutes on 2 CPU cores shared with
+other jobs. configs/paper/recall.py has the paper's size.
 
 Arora et al., Zoology, arXiv:2312.04927.
 """
@@ -15,7 +15,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder of two layers with one head, on 4 pairs in 64 places."""
+  """A two-layer decoder with one head, for 4 pairs in 64 positions."""
   return experiments.training(
     num_steps=2000,
     eval_every=500,

@@ -2,15 +2,15 @@
 
     python train.py --config=configs/reformer.py:4
 
-`full`, `2` and `1` are the paper's other rounds. Each of the four models was
-evaluated with full attention and with 8, 4, 2 and 1 rounds on 2026-11-21;
-benchmarks/reformer_duplication.md has what came out, next to the paper's numbers.
+`full`, `2` and `1` are the paper's other settings. On 2026-11-21, each of the four
+models was evaluated with full attention and with 8, 4, 2 and 1 rounds;
+benchmarks/reformer_duplication.md has the results next to the paper's numbers.
 
-The paper's setting is w of 511 symbols, one layer of width 256 with 4 heads and
-150,000 steps; this one is as deep, for 2 CPU cores:
+The paper has w of 511 symbols, one layer of width 256 with 4 heads, and 150,000 steps.
+This config has the same depth, at a size for 2 CPU cores:
 `--config.task.max_length=511 --config.task.min_length=511
---config.model.features=256 --config.num_steps=150000` is the paper's. Its code
-hashes anew in every step, which is `--config.redraw_every=1`.
+--config.model.features=256 --config.num_steps=150000` is the paper's
+setting. The paper's code draws new hashes in every step: `--config.redraw_every=1`.
 
 Kitaev et al., Reformer, section 5 and table 2, arXiv:2001.04451.
 """
@@ -24,7 +24,7 @@ CHUNK_SIZE = 8
 
 
 def lsh(rounds: str) -> dict:
-  """The mechanism with so many hash rounds; 'full' sees every token.
+  """Returns LSH attention with `rounds` hash rounds; 'full' attends to every token.
 
   One bucket in one chunk is dense attention with a shared query and key.
   """
@@ -45,7 +45,7 @@ def lsh(rounds: str) -> dict:
 
 
 def get_config(rounds: str = "4") -> ml_collections.ConfigDict:
-  """One layer that must find each symbol where it stood before."""
+  """A one-layer decoder that has to find the earlier copy of each symbol."""
   config = duplicate.get_config("lsh")
   config.task.vocab_size = 127
   config.task.min_length = config.task.max_length = SYMBOLS

@@ -2,8 +2,8 @@
 
     python train.py --config=configs/selective_copy.py:dense
 
-`--config.task.eval_lengths=128,256` evaluates with other numbers of places too,
-in the splits 'length_128' and 'length_256'.
+`--config.task.eval_lengths=128,256` also evaluates at other lengths, in the splits
+'length_128' and 'length_256'.
 
 configs/paper/selective_copy.py has the size of the Mamba paper.
 
@@ -17,7 +17,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder of two layers that remembers 4 symbols among 64 places."""
+  """A two-layer decoder that remembers 4 symbols among 64 positions."""
   return experiments.training(
     num_steps=4000,
     eval_every=1000,

@@ -3,8 +3,8 @@
     python train.py --config=configs/state_tracking.py:gated_delta
     python train.py --config=configs/state_tracking.py:delta --config.task.letters=5
 
-Trained at length 32; accuracy at 64, 128 and 256 is in the splits 'length_…'. What
-mechanisms reach with two, three and five letters is in docs/results.md.
+The model is trained at length 32; the splits 'length_…' have the accuracy at 64, 128
+and 256. docs/results.md has results for two, three and five letters.
 
 Merrill et al., arXiv:2404.08819.
 """
@@ -15,7 +15,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
-  """A decoder of two layers that reads 32 permutations."""
+  """A two-layer decoder that reads 32 permutations."""
   return experiments.training(
     num_steps=2000,
     eval_every=500,

@@ -82,7 +82,7 @@ def memory(task: Task) -> pd.DataFrame:
 def lengths(task: Task) -> pd.DataFrame:
   """The mean over seeds at the first and last length, and single seeds at the last."""
   means_by_length = (
-    task.at_lengths.groupby(["row", "length"])["value"].mean().unstack()
+    task.values_by_length.groupby(["row", "length"])["value"].mean().unstack()
   )
   varied = _differences(task.ended)
   content = {}
@@ -100,7 +100,7 @@ def length_means(task: Task) -> pd.DataFrame:
 
   A column for each point of `across`.
   """
-  rows, points = task.ended, task.at_lengths
+  rows, points = task.ended, task.values_by_length
   varied = _differences(rows)
   trained = points[points["ratio"] == 1].groupby("row")["value"].mean()
   content: dict[str, dict[str, str]] = {}
@@ -119,7 +119,7 @@ def pairs(task: Task) -> pd.DataFrame:
   varied = _differences(task.ended)
   content: dict[str, dict[str, str]] = {}
   for place, row in task.ended.iterrows():
-    points = task.at_pairs[task.at_pairs["row"] == row["row"]]
+    points = task.values_by_pairs[task.values_by_pairs["row"] == row["row"]]
     content[_name(row, varied[place])] = {
       f"{number} pairs": f"{100 * values.mean():.0f} %, "
       f"{(values >= limit).sum()} of {len(values)}"
@@ -245,7 +245,7 @@ def _best_rows(files: str, folder: Path) -> list[tuple[Task, Any, str]]:
 @functools.cache
 def _points(task: Task) -> pd.DataFrame:
   """Points at the lengths of a task, of whole sequences if it answers every prefix."""
-  is_mean = bool(remarks.older_metric(task.summary))
+  is_mean = bool(remarks.old_metric_note(task.summary))
   return task.metric_at_lengths(_WHOLE if is_mean else task.metric)
 
 

@@ -30,7 +30,7 @@ PAD, BOS, EOS = 0, 1, 2
 
 
 class LayoutError(ValueError):
-  """A task has no batches for the kind of model that a user asked for."""
+  """A task does not support the kind of model of a config."""
 
 
 class DecodeBatch(NamedTuple):
@@ -51,9 +51,8 @@ class DecodeBatch(NamedTuple):
 class Task(Protocol):
   """Data, vocabulary and metrics of one experiment.
 
-  A task may inherit from this class. The defaults suit a task whose answers are at
-  known positions, so that one forward pass predicts all of them and nothing is
-  decoded.
+  A task may inherit from this class. The defaults are those of a task whose answers are
+  at known positions: one forward pass predicts them, and nothing is decoded.
 
   Attributes:
     source_vocab_size: size of the source vocabulary; None without an encoder.
@@ -64,7 +63,7 @@ class Task(Protocol):
     pad_id: fills rows up to a common length; its weight is 0.
     bos_id: the first input of a decoder without a prompt.
     eos_id: ends a sequence.
-    eval_splits: held-out splits; the first is the one used while training.
+    eval_splits: held-out splits; the first is evaluated during training.
     continues: whether the generated text continues the prompt.
   """
 
@@ -81,14 +80,14 @@ class Task(Protocol):
 
   @property
   def baselines(self) -> Mapping[str, float]:
-    """Maps the names of simpler models to their loss on the first held-out split."""
+    """Maps names of baselines to their loss on the first held-out split."""
     return {}
 
   @abc.abstractmethod
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step: a pure function of (seed, step).
 
-    `rows` selects rows by their numbers, in order; None makes all of them.
+    `rows` selects rows by number, in order; None selects all.
     """
 
   @abc.abstractmethod
@@ -149,9 +148,9 @@ class TaskEntry(NamedTuple):
   """An entry of `TASKS`.
 
   Attributes:
-    config_type: frozen dataclass that validates itself. If models either solve the
-      task or fail, the class has `solved_at`: the value of the main metric from
-      which the task counts as solved.
+    config_type: frozen dataclass that validates itself. If models either solve the task
+      or fail, the class has `solved_at`: the smallest value of the main metric with
+      which the task is solved.
     make: `(config, *, kind, batch_size, seed, workdir=None, restore=False) ->
       Task`. `kind` is the `layout` of the model. All batches have `batch_size`
       rows and depend only on `seed`. The vocabulary of the run in `workdir`, if it
@@ -185,7 +184,7 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
   """
   if kind not in served:
     raise LayoutError(
-      f"model.kind: {task} serves {', '.join(served)}, got {kind!r}"
+      f"model.kind: {task} supports {', '.join(served)}, got {kind!r}"
     )
   return kind
 
@@ -204,8 +203,8 @@ def sequence_accuracy(
   """[rows whose weighted tokens are all correct, rows with any weight].
 
   Teacher forcing suffices: if every argmax given the true prefix is right, greedy
-  decoding produces that prefix, and if one is wrong, greedy decoding errs at the
-  same position. So this equals exact match of greedy decoding.
+  decoding produces that prefix; if one is wrong, greedy decoding makes the same error.
+  So this equals exact match of greedy decoding.
   """
   counted = weights > 0
   right = jnp.argmax(logits, axis=-1) == targets
@@ -219,8 +218,8 @@ def last_accuracy(
 ) -> jax.Array:
   """[rows whose last weighted token is correct, rows with any weight].
 
-  In a task with an answer for every prefix, the last one is the answer for the whole
-  sequence, whereas `token_accuracy` is a mean over all prefixes.
+  In a task with a target at every position, the last target is the answer for the whole
+  sequence, whereas `token_accuracy` is a mean over all positions.
   """
   counted = weights > 0
   rows = jnp.any(counted, axis=-1)
@@ -252,12 +251,12 @@ def epoch_order(
   Returns:
     Indices below N.
   """
-  epochs, places = np.divmod(indices, num_examples)
+  epochs, positions = np.divmod(indices, num_examples)
   for epoch in np.unique(epochs):
     order = np.random.default_rng((seed, int(epoch)))
     mask = epochs == epoch
-    places[mask] = order.permutation(num_examples)[places[mask]]
-  return places
+    positions[mask] = order.permutation(num_examples)[positions[mask]]
+  return positions
 
 
 def indices(step: int, batch_size: int, rows: np.ndarray | None) -> np.ndarray:
@@ -307,8 +306,8 @@ def check_vocabulary(
 ) -> None:
   """Raises DataError if a run started with another vocabulary.
 
-  Training would continue without an error if the ids changed their meaning, so a
-  run whose data changed stops here.
+  If the ids changed their meaning, training would continue without an error, so a run
+  with changed data stops here.
   """
   if workdir is None:
     return
@@ -328,12 +327,14 @@ def vocabulary_path(directory: pathlib.Path, name: str) -> pathlib.Path:
 def load_vocabulary(workdir: pathlib.Path | None, name: str) -> bytes:
   """Reads a vocabulary file of a run, or raises DataError."""
   if workdir is None:
-    raise DataError("restore=True needs the workdir of a run")
+    raise DataError("restore=True: expected the workdir of a run")
   path = vocabulary_path(workdir, name)
   try:
     return path.read_bytes()
   except FileNotFoundError:
-    raise DataError(f"{path}: no such file; is this a run's workdir?") from None
+    raise DataError(
+      f"{path}: no such file; expected the workdir of a run"
+    ) from None
 
 
 def save_vocabulary(

@@ -40,15 +40,15 @@ class Ragged(NamedTuple):
     """Rows as int32 [len(rows), length], padded with zeros or truncated."""
     columns = np.arange(length)
     index = self.starts[rows, None] + columns
-    inside = columns < self.lengths[rows, None]
-    return self.values[np.where(inside, index, 0)] * inside
+    is_value = columns < self.lengths[rows, None]
+    return self.values[np.where(is_value, index, 0)] * is_value
 
 
 def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
   """Chooses the shapes (S, T) to which a set of pairs is padded.
 
-  Minimises the padded area by coordinate descent, where each pair takes the smallest
-  shape that holds it. Starting from equal quantiles, each update moves one side of
+  Minimises the padded area by coordinate descent; each pair uses the smallest shape
+  that fits it. Starting from equal quantiles, each update moves one side of
   one shape to its best value. Cost: O(max_shapes · distinct pairs of lengths) for
   each of a few sweeps, with 64 candidate values per side; 0.2 s for 29,000 pairs.
 
@@ -67,7 +67,7 @@ def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
   best, previous = areas.min(axis=0) @ counts, np.inf
   while best < previous:
     previous = best
-    for i in range(len(shapes) - 1):  # The last shape has to hold every pair.
+    for i in range(len(shapes) - 1):  # The last shape has to fit every pair.
       others = np.delete(areas, i, axis=0).min(axis=0)
       for axis in (0, 1):
         for length in np.unique(moves[:, axis]):
@@ -99,7 +99,7 @@ class BucketedBatches:
 
   Every epoch is a new permutation: full batches of rows that need the same shape,
   and batches of the remaining rows of all buckets, in a shape that fits them, all in
-  random order. An epoch leaves out fewer than B rows, different ones each time.
+  random order. An epoch omits fewer than B rows, different ones each time.
 
   `batch(step)` is a pure function of (seed, step).
   """

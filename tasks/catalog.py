@@ -69,7 +69,7 @@ def prepare_named(
           # Google hosts prepared datasets as tfrecord, which needs TensorFlow.
           download_config=tfds.download.DownloadConfig(try_download_gcs=False),
         )
-    except Exception as error:  # Builders raise all kinds of errors.
+    except Exception as error:  # Builders raise many types of errors.
       raise DataError(
         f"task.{field}: cannot prepare {name}: {_line(error)}"
       ) from error
@@ -129,7 +129,7 @@ def _find(
       f"task.{field}: TFDS has no {name!r}; see "
       "https://www.tensorflow.org/datasets/catalog/overview"
     ) from None
-  except Exception as error:  # As above; a message may have many lines.
+  except Exception as error:  # As above; messages may have many lines.
     raise DataError(f"task.{field}: {name}: {_line(error)}") from error
 
 
@@ -140,7 +140,8 @@ def _check_features(
   for field, feature in needed:
     if feature not in known:
       raise DataError(
-        f"task.{field}: {name} has {', '.join(known)}, not {feature!r}"
+        f"task.{field}: {name} has {', '.join(known)}; expected one of them, "
+        f"got {feature!r}"
       )
 
 
@@ -149,7 +150,7 @@ def _check_network(
 ) -> None:
   """Raises DataError at once if TFDS would retry for minutes.
 
-  Any answer of any host counts, also that of a proxy; TFDS reports later failures.
+  Any response from any host or proxy is enough; TFDS reports later failures.
   Threads are needed because name resolution ignores timeouts.
   """
   proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")

@@ -1,4 +1,4 @@
-"""Vocabularies that need no training: characters, UTF-8 bytes, plain ids."""
+"""Vocabularies that need no training: characters, UTF-8 bytes and ids."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Units(abc.ABC):
   def __init__(
     self, names: Mapping[int, str], count: int, extra: Sequence[str]
   ):
-    """Takes the special tokens and the number of units.
+    """Creates a vocabulary.
 
     Args:
       names: maps ids to special tokens.
@@ -100,14 +100,14 @@ class Characters(Units):
   unit = "characters"
 
   def __init__(self, characters: Sequence[str], extra: Sequence[str] = ()):
-    """Takes characters, each once, and tokens beyond `<pad>`, `<bos>`, `<eos>`."""
+    """Creates a vocabulary of distinct characters and `extra` special tokens."""
     super().__init__(dict(enumerate([*OWN, *extra])), len(characters), extra)
     self._characters = list(characters)
-    self._places = {c: self._first + i for i, c in enumerate(characters)}
+    self._character_ids = {c: self._first + i for i, c in enumerate(characters)}
 
   def check_knows(self, text: str) -> None:
     """Raises DataError if a text has an unknown character."""
-    for character in sorted({*text} - self._places.keys()):
+    for character in sorted({*text} - self._character_ids.keys()):
       raise DataError(
         f"task.tokenizer: the text has the character {character!r}, which is "
         f"not among the {len(self._characters)} that the vocabulary knows"
@@ -115,12 +115,12 @@ class Characters(Units):
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text that has only known characters, int32."""
-    # Equals `self._places`, vectorised.
+    # Equals `self._character_ids`, vectorised.
     vocabulary = np.array([ord(c) for c in self._characters], np.uint32)
     order = np.argsort(vocabulary)
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    places = order[np.searchsorted(vocabulary, codes, sorter=order)]
-    return (places + self._first).astype(np.int32)
+    indices = order[np.searchsorted(vocabulary, codes, sorter=order)]
+    return (indices + self._first).astype(np.int32)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Characters of ids, up to EOS."""
@@ -150,9 +150,9 @@ class Characters(Units):
 
   def _spell(self, text: str) -> list[int]:
     for character in text:
-      if character not in self._places:
+      if character not in self._character_ids:
         raise ValueError(f"{character!r} does not occur in the training text")
-    return [self._places[character] for character in text]
+    return [self._character_ids[character] for character in text]
 
   def _label(self, token_id: int) -> str:
     return self._characters[token_id - self._first].translate(PRINTABLE)
@@ -170,7 +170,7 @@ class Bytes(Units):
   """The special tokens before the bytes, as in the published Perceiver IO."""
 
   def __init__(self, extra: Sequence[str] = ()):
-    """Takes the names of special tokens that an objective needs."""
+    """Creates a vocabulary with `extra` special tokens after the bytes."""
     others = [name for name in extra if name not in self.SPECIAL]
     names = dict(enumerate(self.SPECIAL))
     names |= dict(enumerate(others, len(names) + 256))
@@ -182,7 +182,7 @@ class Bytes(Units):
     return values.astype(np.int32) + self._first
 
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Like `Units.align`; a character counts at the first of its bytes."""
+    """Like `Units.align`; the first byte of a character has its length of 1."""
     ids = self.encode_text(text)
     is_first = (ids - self._first) & 0b1100_0000 != 0b1000_0000
     return ids, is_first.astype(np.int32)
@@ -232,7 +232,7 @@ class Ids(Units):
   unit = "ids"
 
   def __init__(self, count: int, extra: Sequence[str] = ()):
-    """Takes ids from 0 to `count` − 1, and the names of special tokens."""
+    """Creates a vocabulary of the ids 0 to `count` − 1 and `extra` special tokens."""
     names = dict(enumerate([*OWN, *extra], count))
     super().__init__(names, count, extra)
     self._count = count

@@ -1,4 +1,4 @@
-"""Classification of texts: one label for a whole sequence."""
+"""Classification of texts: one label per sequence."""
 
 import collections
 from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ class ClassificationTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """Takes `texts`, or None for a restored task, which only encodes and decodes."""
+    """Creates the task; `texts` is None for a restored task, which only encodes."""
     splits = {} if texts is None else texts._asdict()
     counts = {split: len(rows) for split, rows in splits.items()}
     super().__init__(names, counts, batch_size=batch_size, seed=seed)
@@ -117,8 +117,8 @@ class ClassificationTask(LabelledTask):
     ids = self._frame(self._vocabulary.encode(line))
     if len(ids) > self._config.max_length:
       raise ValueError(
-        f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
-        f"(task.max_length={self._config.max_length})"
+        f"expected at most {self._config.max_length} {self._vocabulary.unit} "
+        f"(task.max_length), got {len(ids)}"
       )
     return ids
 
@@ -142,18 +142,18 @@ class ClassificationTask(LabelledTask):
       self._frame(self._vocabulary.encode_text(text)[:room].tolist())
       for _, text in rows
     ]
-    place = {name: i for i, name in enumerate(self.names)}
-    labels = np.array([place[label] for label, _ in rows], np.int32)
+    label_ids = {name: i for i, name in enumerate(self.names)}
+    labels = np.array([label_ids[label] for label, _ in rows], np.int32)
     return Ragged.stack(texts), labels
 
   def _frame(self, ids: list[int]) -> list[int]:
     return [self._cls_id, *ids, *self._after]
 
-  def _batch(self, split: str, places: np.ndarray) -> Batch:
+  def _batch(self, split: str, indices: np.ndarray) -> Batch:
     (rows, labels), length = self._splits[split], self._config.max_length
-    is_token = np.arange(length) < rows.lengths[places, None]
-    source = np.where(is_token, rows.pad(places, length), self.pad_id)
-    answers = labels[places, None]
+    is_token = np.arange(length) < rows.lengths[indices, None]
+    source = np.where(is_token, rows.pad(indices, length), self.pad_id)
+    answers = labels[indices, None]
     return {
       "source": source.astype(np.int32),
       "source_mask": is_token,
@@ -243,7 +243,7 @@ def read_named(name: str, held_out: float) -> LabelledTexts:
   def read(split: str) -> Iterator[Row]:
     for example in builder.as_data_source(split=split):
       label, text = example["label"], example["text"]
-      # A test set may be published without its labels.
+      # Some test sets are published without labels.
       if isinstance(label, bytes):
         label = label.decode()
       yield names[int(label)] if names else str(label), text.decode()
@@ -293,17 +293,17 @@ def _read_tabbed(file: pathlib.Path) -> Iterator[Row]:
 def _csv(file: pathlib.Path) -> Iterator[Row]:
   lines = (line + "\n" for line in read_lines(file))
   reader = csv.reader(lines, strict=True)
-  width, places = 0, (0, 1)
+  width, columns = 0, (0, 1)
   try:
     with long_cells():
       for row in filter(None, reader):
         if not width:
           width, names = 2, [cell.strip().lower() for cell in row]
           if {*_HEADER} <= {*names}:
-            width, places = len(row), tuple(map(names.index, _HEADER))
+            width, columns = len(row), tuple(map(names.index, _HEADER))
             continue
         label, text = (
-          (row[place] for place in places) if len(row) == width else ("", "")
+          (row[column] for column in columns) if len(row) == width else ("", "")
         )
         if not label or not text.strip():
           raise DataError(

@@ -171,9 +171,9 @@ class CopyTask(GeneratedTask):
     """The sequences of a split with these indices: ids [B, L], lengths [B].
 
     A sequence is held out if its weighted sum of symbols is 0 modulo the number of
-    symbols, as for one in `vocab_size`. So no sequence is both trained and held
-    out, even in a tiny space, where held-out sequences repeat. The first symbol is
-    chosen to give the wanted sum; it stays uniform.
+    symbols, as for one in `vocab_size`. So no sequence is in both training and held-out
+    data, even if there are few possible sequences and held-out ones repeat. The first
+    symbol is chosen to give the required sum; its distribution stays uniform.
     """
     shortest, length = self._config.min_length, self._config.max_length
     if split not in _SPLITS:
@@ -232,7 +232,7 @@ class CopyTask(GeneratedTask):
       targets = stream[:, 1:]
       positions = np.arange(1, stream.shape[1])
       weights = (positions >= starts[:, None]) & (targets != PAD)
-      # Everything after the last weighted target is padding, also EOS.
+      # Everything after the last weighted target is padding, including EOS.
       batch = {"inputs": stream[:, :-1] * (targets != PAD), "targets": targets}
     return batch | {"weights": weights}
 

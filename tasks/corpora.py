@@ -40,12 +40,12 @@ class TranslationConfig:
     target_language: file ending, TFDS feature or num2words language.
     vocab_size: joint number of subwords; 0 means 128 for numbers, 4,000 for files
       and 8,000 for tfds. A small text may support fewer.
-    max_length: tokens of a sentence with EOS. Longer training pairs are left
-      out, longer held-out sources are truncated; both are counted and reported.
+    max_length: tokens of a sentence with EOS. Longer training pairs are omitted and
+      longer held-out sources are truncated; the log has both numbers.
     num_buckets: number of batch shapes; each costs one compilation.
     max_number: for 'numbers', the largest number, up to 9,999,999.
-    num_train: for 'numbers', how many are trained.
-    num_validation: for 'numbers', how many are held out.
+    num_train: for 'numbers', the number of training pairs.
+    num_validation: for 'numbers', the number of held-out pairs.
   """
 
   source: Literal["numbers", "files", "tfds"] = "numbers"
@@ -110,7 +110,7 @@ class Corpus(NamedTuple):
   digest: str
 
   def read(self, split: str) -> Iterator[Chunk]:
-    """Yields (sources, targets), a thousand pairs at a time."""
+    """Yields sources and targets, a thousand pairs at a time."""
     pairs = self.splits[split]()
     while chunk := list(itertools.islice(pairs, _CHUNK)):
       sources, targets = zip(*chunk, strict=True)

@@ -17,7 +17,7 @@ from tasks.base import DataError, vocabulary_path
 Pairs = list[tuple[str, str]]
 
 DATA = "data.sha256"
-"""File of a run with the digests of its data, beside its vocabulary."""
+"""File of a run with the digests of its data, next to its vocabulary."""
 
 _BLOCK = 2**20
 
@@ -47,7 +47,7 @@ Notes = dict[pathlib.Path | str, str]
 _notes: list[Notes] = []
 
 _MOST_NAMES = 1000
-"""For more files, a single digest of all digests is stored."""
+"""For more files, one digest of all their digests is stored."""
 
 
 @contextlib.contextmanager
@@ -97,14 +97,16 @@ def name_digests(notes: Notes) -> dict[str, str]:
         names[path] = end
     paths = [path for path in paths if path not in names]
     length += 1
-  return _few({names.get(key, str(key)): x for key, x in notes.items()})
+  return _limit_digests(
+    {names.get(key, str(key)): x for key, x in notes.items()}
+  )
 
 
 def _end(key: pathlib.Path | str, length: int = 2) -> str:
   return key if isinstance(key, str) else "/".join(key.parts[-length:])
 
 
-def _few(named_digests: dict[str, str]) -> dict[str, str]:
+def _limit_digests(named_digests: dict[str, str]) -> dict[str, str]:
   if len(named_digests) <= _MOST_NAMES:
     return named_digests
   text = repr(sorted(named_digests.items())).encode()
@@ -131,7 +133,7 @@ def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
   """
   digests, began = name_digests(notes), recorded_data(workdir)
   # Earlier versions named every file by two parts.
-  earlier = _few({_end(key): digest for key, digest in notes.items()})
+  earlier = _limit_digests({_end(key): digest for key, digest in notes.items()})
   if began and began != earlier:
     for name in sorted(digests.keys() | began.keys()):
       if digests.get(name) != began.get(name):
@@ -164,7 +166,7 @@ def suffix(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def long_cells() -> Iterator[None]:
-  """Lifts the limit of the module csv of 131,072 characters per cell."""
+  """Removes the limit of the csv module of 131,072 characters per cell."""
   limit = csv.field_size_limit(2**31 - 1)
   try:
     yield
@@ -240,7 +242,7 @@ class AlignedFiles:
     for stem in sorted({match[1] for match in matches if match}):
       if _find(folder, stem, target) is None:
         logging.getLogger(__name__).warning(
-          "%s: %s.%s has no matching %s.%s and is left out",
+          "%s: %s.%s has no matching %s.%s and is omitted",
           folder,
           stem,
           source,
@@ -305,11 +307,11 @@ def _find_pair(
     for language in (source, target)
     if not any(_find(folder, stem, language) for stem in stems)
   ]
-  wanted = " and ".join(
+  expected = " and ".join(
     " or ".join(f"{stem}.{language}[.gz]" for stem in stems)
     for language in missing
   )
   raise DataError(
-    f"{folder}: no {wanted} (task.path, task.source_language, "
+    f"{folder}: no {expected} (task.path, task.source_language, "
     "task.target_language)"
   )

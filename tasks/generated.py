@@ -28,8 +28,8 @@ class GeneratedTask(base.Task):
   not the shifted inputs.
 
   Attributes:
-    counts_rows: whether 'sequence_accuracy' is measured too: the share of rows
-      whose answers are all right.
+    counts_rows: whether 'sequence_accuracy' is measured as well: the share of rows
+      whose answers are all correct.
   """
 
   counts_rows: bool = False
@@ -44,11 +44,11 @@ class GeneratedTask(base.Task):
     seed: int,
     length: int,
   ):
-    """Takes the arguments that all these tasks share.
+    """Creates the task.
 
     The splits are 'train', 'validation', 'test', and for each of
     `config.eval_lengths` one such as 'length_512'. If `config.train_size` is set,
-    this number of examples is trained repeatedly, in a new order each time.
+    training repeats this number of examples, in a new order each time.
 
     Args:
       config: has `eval_size`, the number of examples of every held-out split.
@@ -182,7 +182,7 @@ class Classified(GeneratedTask):
 def maker(
   name: str, task_type: Callable[..., GeneratedTask], kind: str = "decoder"
 ) -> Callable[..., GeneratedTask]:
-  """The `make` of a `TaskEntry` for tasks that read nothing from disk.
+  """Returns the `make` of a `TaskEntry` for tasks that read nothing from disk.
 
   Args:
     name: name of the task, for the message.
@@ -211,7 +211,7 @@ def maker(
 def answers_at(
   shape: tuple[int, ...], columns: np.ndarray, answers: np.ndarray
 ) -> Batch:
-  """Makes 'targets' and 'weights' with answers at given columns.
+  """Returns 'targets' and 'weights' with answers at given columns.
 
   Args:
     shape: (B, T).
@@ -227,7 +227,7 @@ def answers_at(
 def answered(
   symbols: np.ndarray, columns: np.ndarray, answers: np.ndarray
 ) -> Batch:
-  """A decoder's batch of symbols [B, T] with answers [B, A] at given columns."""
+  """Returns a decoder's batch: symbols [B, T] with answers [B, A] at given columns."""
   columns = np.broadcast_to(columns, answers.shape)
   return {
     "inputs": FIRST_SYMBOL + symbols,

@@ -68,11 +68,11 @@ class InductionTask(GeneratedTask):
     special, length = self._config.vocab_size - 1, self._lengths[split]
     words = self._words(split, indices, length)
     symbols = draws.below(words, special)
-    places = draws.below(words[:, -1:], length - 3)
-    answers = np.take_along_axis(symbols, places + 1, axis=1)
-    np.put_along_axis(symbols, places, special, axis=1)
+    positions = draws.below(words[:, -1:], length - 3)
+    answers = np.take_along_axis(symbols, positions + 1, axis=1)
+    np.put_along_axis(symbols, positions, special, axis=1)
     symbols[:, -1] = special
-    return answered(symbols, np.full_like(places, length - 1), answers)
+    return answered(symbols, np.full_like(positions, length - 1), answers)
 
 
 make = maker("induction", InductionTask)

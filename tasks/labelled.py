@@ -28,7 +28,7 @@ class LabelledTask(base.Task):
     batch_size: int,
     seed: int,
   ):
-    """Takes the arguments that all these tasks share.
+    """Creates the task.
 
     Args:
       names: names of the labels.
@@ -45,7 +45,7 @@ class LabelledTask(base.Task):
     self._seed = seed
 
   @abc.abstractmethod
-  def _batch(self, split: str, places: np.ndarray) -> Batch:
+  def _batch(self, split: str, indices: np.ndarray) -> Batch:
     """The examples of a split at some indices."""
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
@@ -56,8 +56,8 @@ class LabelledTask(base.Task):
     """Yields every held-out example once, in order."""
     if split not in self.eval_splits:
       raise KeyError(split)
-    for places in base.chunks(self._counts[split], self._batch_size):
-      yield base.pad_rows(self._batch(split, places), self._batch_size)
+    for indices in base.chunks(self._counts[split], self._batch_size):
+      yield base.pad_rows(self._batch(split, indices), self._batch_size)
 
   def encode_target(self, line: str) -> list[int]:
     """The id of a label."""

@@ -20,7 +20,7 @@ from tasks.generated import FIRST_SYMBOL, Classified, maker
 CLOSE = FIRST_SYMBOL + 1
 _FIRST_OPERATOR = FIRST_SYMBOL + 2
 _TRIES = 20_000
-# Each level is a recursive call, of which Python allows 1,000.
+# Each level is a recursive call; Python allows 1,000.
 _MOST_LEVELS = 500
 
 
@@ -56,8 +56,8 @@ class ListopsConfig:
     max_args: largest number of arguments of an operator; the smallest is 2.
     min_length: smallest number of tokens of an expression, with `]`.
     max_length: largest number of tokens. Only a quarter of all arguments are
-      operators, so lengths that hardly occur are refused.
-    train_size: number of examples that are trained repeatedly; 0 means that every
+      operators, so lengths that hardly occur raise an error.
+    train_size: number of training examples, which are repeated; 0 means that every
       example is new.
     eval_size: number of held-out examples.
   """
@@ -92,7 +92,7 @@ class ListopsTask(Classified):
       seed=seed,
       length=config.max_length,
     )
-    # Raises now if no expression has a fitting length.
+    # Raises an error now if no expression has a suitable length.
     self._expression("train", 0)
 
   def _read(
@@ -103,7 +103,7 @@ class ListopsTask(Classified):
       yield tokens, _FIRST_DIGIT + value
 
   def _expression(self, split: str, index: int) -> tuple[list[int], int]:
-    """Tokens and value of the first drawn expression with a fitting length."""
+    """Tokens and value of the first drawn expression with a suitable length."""
     config = self._config
     draw = draws.stream(draws.split_key(self._seed, split), index)
     for _ in range(_TRIES):

@@ -114,7 +114,7 @@ class NeedleTask(GeneratedTask):
     # The needle is at the first occurrence of the key.
     needles = jnp.argmax(inputs == inputs[:, -1:], axis=1) // 2
     last = self._config.num_depths - 1
-    depths = jnp.round(needles * last / (_places(inputs.shape[1]) - 1))
+    depths = jnp.round(needles * last / (_num_slots(inputs.shape[1]) - 1))
     sums = super().metric_sums(logits, batch)
     for depth in range(last + 1):
       depth_weights = weights * (depths == depth)[:, None]
@@ -124,17 +124,17 @@ class NeedleTask(GeneratedTask):
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     config, length = self._config, self._lengths[split]
-    places, pairs = _places(length), config.num_distractors + 1
+    slots, pairs = _num_slots(length), config.num_distractors + 1
     words = self._words(split, indices, length + 3 * pairs)
-    place_words, key_words, value_words, filler = np.split(
+    slot_words, key_words, value_words, filler = np.split(
       words, np.arange(1, 4) * pairs, axis=1
     )
-    needles = draws.below(place_words[:, :1], places)
+    needles = draws.below(slot_words[:, :1], slots)
     if split != "train":
       last = config.num_depths - 1
       depths = indices[:, None] % config.num_depths / last
-      needles = np.rint(depths * (places - 1)).astype(np.int64)
-    others = draws.distinct(place_words[:, 1:], places - 1)
+      needles = np.rint(depths * (slots - 1)).astype(np.int64)
+    others = draws.distinct(slot_words[:, 1:], slots - 1)
     others += others >= needles
     columns = 2 * np.concatenate([needles, others], axis=1)
     keys = draws.distinct(key_words, config.num_keys)
@@ -148,8 +148,8 @@ class NeedleTask(GeneratedTask):
     return answered(symbols, np.full_like(needles, length - 1), values[:, :1])
 
 
-def _places(length: int) -> int:
-  """The number of slots of two tokens before the question."""
+def _num_slots(length: int) -> int:
+  """Returns the number of slots of two tokens before the question."""
   return (length - 2) // 2
 
 

@@ -33,8 +33,8 @@ def choose_numbers(
 ) -> dict[str, np.ndarray]:
   """Draws disjoint training and validation numbers from 0 … max_number.
 
-  Each number of digits gets an equal share, if it has enough numbers. In a uniform
-  draw, nine in ten numbers would have the most digits.
+  Each number of digits gets an equal share, as far as there are enough numbers. In a
+  uniform draw, nine of ten numbers would have the most digits.
 
   Raises:
     DataError: there are fewer numbers than requested.
@@ -85,10 +85,10 @@ def number_pairs(
 
 
 def _draw(pool: np.ndarray, count: int) -> np.ndarray:
-  """Draws `count` of a sorted pool, evenly over numbers of digits; sorted."""
+  """Draws `count` numbers of a sorted pool, evenly over their digits; sorted."""
   digits = np.searchsorted(10 ** np.arange(1, 19), pool, side="right")
   groups = [pool[digits == d] for d in np.unique(digits)]
-  # Small groups first; the larger ones share what these lack.
+  # Small groups first; larger groups fill what these lack.
   groups.sort(key=len)
   rng = np.random.default_rng(0)
   drawn = []

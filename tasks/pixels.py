@@ -20,8 +20,8 @@ _GREY, _COLOUR = ("1", "L"), ("P", "RGB")
 def decode(data: bytes, where: str) -> np.ndarray:
   """Reads an image as stored, without the rotation in its EXIF data.
 
-  Images with an alpha channel are refused: dropping alpha would reveal hidden
-  colours, and there is no background that suits all images.
+  Images with an alpha channel raise an error: dropping alpha would reveal hidden
+  colours, and no background suits all images.
 
   Args:
     data: content of a PNG or JPEG file.
@@ -40,7 +40,7 @@ def decode(data: bytes, where: str) -> np.ndarray:
     image = PIL.Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
   except PIL.UnidentifiedImageError:
     raise DataError(f"{where}: not a PNG or JPEG image") from None
-  except Exception as error:  # Pillow's readers raise many kinds.
+  except Exception as error:  # Pillow's readers raise many types of errors.
     raise DataError(f"{where}: cannot be read ({_line(error)})") from error
   if image.has_transparency_data:
     raise DataError(

@@ -38,12 +38,12 @@ class RecallConfig:
     fewer_pairs: other numbers of pairs. The number of an example is one of these or
       `num_pairs`, with equal probability. For each number there is a split such as
       'pairs_4', after the other splits, the largest last.
-    power: exponent a of the distribution of gaps: a query is g slots of two
-      positions after the pairs with probability proportional to (g + 1)^(a − 1),
-      so 1 is uniform.
+    power: exponent a of the distribution of gaps: a query comes g slots of two
+      positions after the pairs with probability proportional to (g + 1)^(a − 1); 1 is
+      uniform.
     random_filler: fills the other positions with random symbols instead of the
       filler.
-    train_size: number of examples that are trained repeatedly; 0 means that every
+    train_size: number of training examples, which are repeated; 0 means that every
       example is new.
     eval_size: number of held-out examples.
   """
@@ -78,7 +78,7 @@ class RecallConfig:
       self,
       "fewer_pairs",
       list(self.numbers) == sorted(set(self.numbers)),
-      f"growing numbers below num_pairs={self.num_pairs}",
+      f"increasing numbers below num_pairs={self.num_pairs}",
     )
 
   @property
@@ -116,7 +116,7 @@ class RecallTask(GeneratedTask):
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     numbers = self._numbers[split]
     if len(numbers) == 1:
-      return self._of_pairs(split, indices, numbers[0])
+      return self._examples_with_pairs(split, indices, numbers[0])
     draw = draws.words(
       draws.split_key(self._seed, f"{split} numbers"), indices, 1
     )
@@ -128,30 +128,34 @@ class RecallTask(GeneratedTask):
       "weights": np.zeros(shape, np.float32),
     }
     for choice, pairs in enumerate(numbers):
-      here = choices == choice
-      for name, rows in self._of_pairs(split, indices[here], pairs).items():
-        batch[name][here] = rows
+      is_chosen = choices == choice
+      for name, rows in self._examples_with_pairs(
+        split, indices[is_chosen], pairs
+      ).items():
+        batch[name][is_chosen] = rows
     return batch
 
-  def _of_pairs(self, split: str, indices: np.ndarray, pairs: int) -> Batch:
+  def _examples_with_pairs(
+    self, split: str, indices: np.ndarray, pairs: int
+  ) -> Batch:
     config, length = self._config, self._lengths[split]
     context = 2 * pairs
-    places = (length - context) // 2
+    slots = (length - context) // 2
     fill = length if config.random_filler else 0
-    words = self._words(split, indices, context + places + fill)
+    words = self._words(split, indices, context + slots + fill)
     half = config.vocab_size // 2
     keys = 1 + draws.distinct(words[:, :pairs], half - 1)
     values = half + draws.distinct(
       words[:, pairs:context], config.vocab_size - half
     )
-    law = np.arange(1.0, places + 1) ** (config.power - 1)
+    law = np.arange(1.0, slots + 1) ** (config.power - 1)
     gaps = draws.distinct_weighted(
-      words[:, context : context + places], law, pairs
+      words[:, context : context + slots], law, pairs
     )
     columns = context + 2 * gaps
     symbols = np.zeros((len(indices), length), np.int64)
     if fill:
-      symbols = draws.below(words[:, context + places :], config.vocab_size)
+      symbols = draws.below(words[:, context + slots :], config.vocab_size)
     symbols[:, 0:context:2], symbols[:, 1:context:2] = keys, values
     np.put_along_axis(symbols, columns, keys, axis=1)
     return answered(symbols, columns, values)

@@ -86,10 +86,10 @@ class SelectiveCopyTask(GeneratedTask):
     length = self._lengths[split] - count
     words = self._words(split, indices, 2 * count)
     tokens = 1 + draws.below(words[:, :count], config.vocab_size - 2)
-    places = np.sort(draws.distinct(words[:, count:], length), axis=1)
+    positions = np.sort(draws.distinct(words[:, count:], length), axis=1)
     symbols = np.zeros((len(indices), length + count), np.int64)
     symbols[:, length:] = config.vocab_size - 1
-    np.put_along_axis(symbols, places, tokens, axis=1)
+    np.put_along_axis(symbols, positions, tokens, axis=1)
     return answered(symbols, length + np.arange(count), tokens)
 
 

@@ -9,7 +9,7 @@ OWN = ("<pad>", "<bos>", "<eos>")
 """Ids 0, 1 and 2 of every vocabulary that this package makes."""
 
 OWN_ENCODER = ("<cls>", "<sep>", "<mask>")
-"""The special tokens that follow if an encoder reads the text."""
+"""Further special tokens of a vocabulary for an encoder."""
 
 PRINTABLE = str.maketrans({"\n": "⏎", " ": "␣", "\t": "⇥"})
 """Visible characters for spaces and line ends on the axes of pictures."""
@@ -22,7 +22,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
   "sep": ("<sep>", "[SEP]", "</s>"),
   "mask": ("<mask>", "[MASK]"),
 }
-"""Maps each role to its names, in the order in which they are tried."""
+"""Maps each role to its possible names, in order of preference."""
 
 
 class SpecialTokens(NamedTuple):
@@ -50,7 +50,7 @@ class SpecialTokens(NamedTuple):
   def find(cls, ids: Mapping[str, int]) -> "SpecialTokens":
     """Finds the special tokens among all tokens.
 
-    Padding replaces a missing BOS (T5), and EOS replaces missing padding (GPT-2).
+    Padding is used as BOS if there is none (T5), and EOS as padding (GPT-2).
 
     Args:
       ids: maps tokens to ids.
@@ -102,7 +102,7 @@ class SpecialTokens(NamedTuple):
     return self.sentinels[:count]
 
   @property
-  def around(self) -> tuple[list[int], list[int]]:
+  def encoder_tokens(self) -> tuple[list[int], list[int]]:
     """The tokens that an encoder reads before and after a text: `[CLS] … [SEP]`.
 
     Empty unless the vocabulary has both.

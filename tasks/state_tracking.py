@@ -84,13 +84,15 @@ class StateTrackingTask(GeneratedTask):
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     words = self._words(split, indices, self._lengths[split])
-    drawn = draws.below(words, len(self._products))
-    products = np.empty_like(drawn)
-    product = np.zeros_like(drawn[:, 0])  # Permutation 0 is the identity.
-    for t in range(drawn.shape[1]):
-      product = self._products[product, drawn[:, t]]
+    permutations = draws.below(words, len(self._products))
+    products = np.empty_like(permutations)
+    product = np.zeros_like(
+      permutations[:, 0]
+    )  # Permutation 0 is the identity.
+    for t in range(permutations.shape[1]):
+      product = self._products[product, permutations[:, t]]
       products[:, t] = product
-    return answered(drawn, np.arange(drawn.shape[1]), products)
+    return answered(permutations, np.arange(permutations.shape[1]), products)
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]

@@ -58,9 +58,9 @@ def without_tensorflow(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
 
 
 def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
-  """Lets TFDS decode audio with `read` instead of TensorFlow and pydub.
+  """Makes TFDS decode audio with `read` instead of TensorFlow and pydub.
 
-  Then datasets with audio features can be found, prepared and read. If TensorFlow is
+  TFDS can then find, prepare and read datasets with audio features. If TensorFlow is
   installed, nothing changes.
 
   Args:

@@ -15,7 +15,7 @@ from settings.errors import DataError
 from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
 
 _BYTES = 256
-# An encoding takes over 100 bytes per token, so a text is read in parts.
+# An encoding takes over 100 bytes per token, so a text is encoded in blocks.
 _PART = 2**20
 
 
@@ -53,7 +53,7 @@ class Tokenizer:
       raise DataError(
         f"task.tokenizer: {file} is not a tokenizer.json: {error}"
       ) from error
-    # The file may set both for its own batches.
+    # The file may have settings of both for its own batches.
     self._library.no_truncation()
     self._library.no_padding()
     ids = self._library.get_vocab(with_added_tokens=True)
@@ -76,9 +76,9 @@ class Tokenizer:
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
     """`encode_text`, and the number of characters of each id.
 
-    A character that no token covers, such as a space in WordPiece, counts for the
-    next token, and at the end of a part for the last one. So the sum is the length of
-    the text before any normalizer.
+    A character that no token covers, such as a space in WordPiece, belongs to the next
+    token, or at the end of a block to the last one. So the sum is the length of the text
+    before any normalizer.
     """
     ids, lengths = [], []
     for part, encoding in zip(
@@ -100,7 +100,7 @@ class Tokenizer:
     """
     ids = self._library.encode(line, add_special_tokens=False).ids
     if not ids:
-      raise ValueError(f"expected text, got {line!r}, which has no tokens")
+      raise ValueError(f"expected text with at least one token, got {line!r}")
     return ids
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -137,17 +137,17 @@ class Tokenizer:
 
   @classmethod
   def read(cls, content: bytes, extra: Sequence[str], file: str) -> Self:
-    """Like the constructor; `extra` is ignored, as a file has its special tokens."""
+    """Like the constructor; ignores `extra`, because the file has special tokens."""
     del extra
     return cls(content, file)
 
 
 def _prefix(library: Any) -> tuple[int, ...]:
   plain = library.encode("a", add_special_tokens=False).ids
-  whole = library.encode("a").ids
-  for start in range(len(whole) - len(plain) + 1):
-    if plain and whole[start : start + len(plain)] == plain:
-      return tuple(whole[:start])
+  encoded = library.encode("a").ids
+  for start in range(len(encoded) - len(plain) + 1):
+    if plain and encoded[start : start + len(plain)] == plain:
+      return tuple(encoded[:start])
   return ()
 
 
@@ -160,7 +160,7 @@ def train_tokenizer(
   pairs.
 
   Args:
-    text: the training text, whole or in blocks.
+    text: the training text, as one string or in blocks.
     size: number of ids.
     extra: names of further special tokens.
 

@@ -143,7 +143,7 @@ class TranslationTask(base.Task):
       )
     if len(self._rows) < len(lengths):
       log.warning(
-        "left out %d of %d training pairs: an empty side, or more than "
+        "omitted %d of %d training pairs: an empty side, or more than "
         "task.max_length=%d tokens (longest: %d)",
         len(lengths) - len(self._rows),
         len(lengths),
@@ -168,10 +168,10 @@ class TranslationTask(base.Task):
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step, in one of at most `num_buckets` shapes."""
-    places, shape = self._batches.batch(step)
+    indices, shape = self._batches.batch(step)
     if rows is not None:
-      places = places[rows]
-    return self._splits["train"].batch(self._rows[places], shape)
+      indices = indices[rows]
+    return self._splits["train"].batch(self._rows[indices], shape)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Yields every pair once, short pairs first."""
@@ -185,8 +185,8 @@ class TranslationTask(base.Task):
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """Yields every source once, short ones first, in at most three lengths.
 
-    Each length compiles its own decoding loop. Few lengths suffice, because the cost
-    of decoding depends mainly on the outputs.
+    Each length compiles its own decoding loop. A few lengths are enough, because the
+    cost depends mainly on the outputs.
     """
     data, limit = self._splits[split], self._config.max_length
     lengths = np.minimum(data.source.lengths, limit)
@@ -254,7 +254,7 @@ class TranslationTask(base.Task):
     """
     if self._config.source == "numbers":
       return []
-    # The effective order changes no count; without it, SacreBLEU warns.
+    # The effective order does not affect the counts; without it, SacreBLEU warns.
     metric = bleu_metric(self._config.target_language)
     metric.effective_order = True
     scores = [
@@ -290,8 +290,8 @@ class TranslationTask(base.Task):
     self._vocabulary.save(directory)
 
   def _chunks(self, order: np.ndarray) -> Iterator[np.ndarray]:
-    for places in base.chunks(len(order), self._batch_size):
-      yield order[places]
+    for indices in base.chunks(len(order), self._batch_size):
+      yield order[indices]
 
   def _shape(self, longest: np.ndarray) -> tuple[int, int]:
     [index] = fit(self._shapes, longest[None])

@@ -36,13 +36,13 @@ def open_vocabulary(
   training_text: str | Iterable[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:
-  """Trains or opens a vocabulary; it must equal that of the run in `workdir`.
+  """Trains or opens a vocabulary; it has to equal that of the run in `workdir`.
 
   Args:
     config: config of the vocabulary.
     extra: special tokens of a new vocabulary.
-    text: the whole text, for its characters.
-    training_text: the text on which subwords are trained, whole or in blocks.
+    text: the complete text, for its characters.
+    training_text: the text on which subwords are trained, as one string or in blocks.
     workdir: folder of a run, or None.
 
   Raises:
@@ -70,10 +70,10 @@ def find(folder: pathlib.Path) -> pathlib.Path | None:
 
   It is a `tokenizer.json`, or the `characters.json` or `bytes.json` of a run.
   """
-  for place in (folder, base.vocabulary_path(folder, "")):
+  for directory in (folder, base.vocabulary_path(folder, "")):
     for kind in _KINDS.values():
-      if (place / kind.FILE).is_file():
-        return place / kind.FILE
+      if (directory / kind.FILE).is_file():
+        return directory / kind.FILE
   return None
 
 

@@ -85,8 +85,8 @@ class Subwords:
 def train_subwords(lines: Iterable[str], size: int) -> bytes:
   """Trains a model on lines of text; equal lines give equal bytes.
 
-  A text that is too small for `size` pieces gets as many as it supports. Characters
-  are not normalised, because references are not normalised either.
+  If a text is too small for `size` pieces, the model has as many as it supports.
+  Characters are not normalised, because references are not normalised either.
 
   Raises:
     DataError: `size` is less than the number of distinct characters.
@@ -120,7 +120,7 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
     if needed:
       raise DataError(
         f"task.vocab_size: {size} pieces are too few for this text, whose "
-        f"characters alone need {needed[1]}"
+        f"characters need {needed[1]}"
       ) from None
     first_line = str(error).splitlines()[0]
     raise DataError(f"cannot train a vocabulary: {first_line}") from error
@@ -135,7 +135,7 @@ def cached_subwords(lines: Iterable[str], size: int, digest: str) -> Subwords:
     size: wanted number of pieces.
     digest: hash of the text.
   """
-  # Increment the number if the same text would get another model.
+  # Increment the number if the same text gives another model.
   key = f"2 {digest} {size} {sentencepiece.__version__}"
   name = hashlib.sha256(key.encode()).hexdigest()[:16] + ".model"
 

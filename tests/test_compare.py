@@ -107,7 +107,7 @@ def test_every_comparison_names_leaves_that_its_tasks_have(name):
   for task, across, point in itertools.product(
     given.task_names, given.across_points(), given.grid_points()
   ):
-    leaves = given.leaves(task) | across | point
+    leaves = given.fields(task) | across | point
     if leaves.get("task.path") == "":  # It is for the user to say.
       leaves["task.path"] = str(TEXT)
     # It refuses what the task, the model or the optimiser does not have.
@@ -121,7 +121,7 @@ def test_rows_of_the_translation_comparison_differ_in_the_encoder_alone():
   mapping = translation.get_config().to_dict()
   mapping["task"]["path"] = "folder"
   given = config_lib.parse(mapping)
-  leaves = given.leaves("translation")
+  leaves = given.fields("translation")
   assert len(given.mechanisms) == 6
   for name in given.mechanisms:
     found = plan.config_of("translation", name, leaves)
@@ -142,7 +142,7 @@ def test_every_mechanism_gets_the_parameters_of_dense():
     assert abs(run.parameters - dense.parameters) < 0.02 * dense.parameters
   additive = next(run for run in runs if run.attention == "additive")
   assert additive.unmatched_parameters > 1.1 * dense.parameters
-  assert additive.leaves["model.mlp_features"] < 512
+  assert additive.fields["model.mlp_features"] < 512
   # Seeds come last, so that every mechanism has a result early.
   assert [run.seed for run in runs] == sorted(run.seed for run in runs)
   assert len({run.identity for run in runs}) == len(runs)
@@ -162,7 +162,7 @@ def test_a_grid_is_every_combination_for_every_mechanism():
     {"optimizer.learning_rate": rate, "batch_size": 8} for rate in (1e-3, 3e-3)
   ]
   for run in runs:
-    assert run.leaves["num_steps"] == 7
+    assert run.fields["num_steps"] == 7
     assert f"--config.batch_size={8}" in run.arguments
 
 
@@ -171,7 +171,7 @@ def test_a_variant_is_a_mechanism_with_options_of_its_own():
   few = comparison(attention="performer,wide", variants=variants)
   performer, wide = plan.plan(few)
   assert wide.mechanism == performer.mechanism == "performer"
-  options = {k: x for k, x in wide.leaves.items() if "attention" in k}
+  options = {k: x for k, x in wide.fields.items() if "attention" in k}
   slots = ("encoder", "decoder", "cross")
   assert options == {f"model.{x}_attention.num_features": 4 for x in slots}
   assert not wide.obstacle
@@ -199,7 +199,7 @@ def test_a_task_may_lie_in_a_folder_of_configs():
 
 def test_a_budget_of_operations_buys_fewer_steps_of_a_dearer_mechanism():
   runs = plan.plan(budgeted(attention="dense,performer", budget_flops=1e12))
-  dense, performer = (run.leaves["num_steps"] for run in runs)
+  dense, performer = (run.fields["num_steps"] for run in runs)
   assert 1 < performer < dense
 
 
@@ -230,8 +230,8 @@ _COPY = "--config=configs/compare/copy.py"
     (("--config=configs/copy.py",), "config.tasks: missing"),
     (("report", "--workdir=nosuch"), "--workdir: no comparison in nosuch"),
     ((_COPY, "--workdir=nosuch", "--config.modl=3"), "config.modl: unknown"),
-    ((_COPY, "--records=a.xz"), "--records: expected it behind `report`"),
-    (("status", "--workdir=nosuch", "--shard=1/2"), "--shard: expected it"),
+    ((_COPY, "--records=a.xz"), "--records: expected only with `report`"),
+    (("status", "--workdir=nosuch", "--shard=1/2"), "--shard: not supported"),
     # What was typed is told from what the file has.
     (
       (_COPY, "--config.grid.model.features=1,2", "--config.model.features=4"),
@@ -294,15 +294,15 @@ def test_a_leaf_typed_for_all_runs_wins_over_those_of_a_task():
   mapping["num_steps"] = 9
   given = config_lib.parse(mapping, ["num_steps"])
   for task in given.task_names:
-    assert given.leaves(task)["num_steps"] == 9
-    assert given.leaves(task)["eval_every"] in (100, 200)  # Of the file.
+    assert given.fields(task)["num_steps"] == 9
+    assert given.fields(task)["eval_every"] in (100, 200)  # Of the file.
   assert folder_lib.shared(given)["num_steps"] == 9
   mapping["per_task"]["copy"]["num_steps"] = 4
   given = config_lib.parse(mapping, ["num_steps", "per_task.copy.num_steps"])
-  steps = [given.leaves(task)["num_steps"] for task in given.task_names]
+  steps = [given.fields(task)["num_steps"] for task in given.task_names]
   assert steps == [4, 9, 9]
   # Without a command line, what the file has for a task is for that task.
-  assert config_lib.parse(mapping).leaves("recall")["num_steps"] == 1200
+  assert config_lib.parse(mapping).fields("recall")["num_steps"] == 1200
 
 
 def test_a_typed_budget_wins_over_the_steps_of_a_file():
@@ -311,8 +311,8 @@ def test_a_typed_budget_wins_over_the_steps_of_a_file():
     mapping | {"budget_seconds": 9.0}, ["budget_seconds"]
   )
   for task in given.task_names:
-    assert "num_steps" not in given.leaves(task)
-    assert given.leaves(task)["eval_every"] in (100, 200)
+    assert "num_steps" not in given.fields(task)
+    assert given.fields(task)["eval_every"] in (100, 200)
   for typed in (["budget_seconds", "num_steps"], []):
     with pytest.raises(ConfigError, match="no num_steps with it"):
       config_lib.parse(mapping | {"budget_seconds": 9.0}, typed)
@@ -343,4 +343,4 @@ def test_a_typed_leaf_that_every_row_sets_is_refused(field, place):
 def test_a_section_of_a_task_that_is_left_out_may_stay():
   leaves = {"recall": {"num_steps": 3}}
   left_out = config_lib.parse({"tasks": "copy", "per_task": leaves})
-  assert left_out.leaves("copy") == {}
+  assert left_out.fields("copy") == {}

@@ -177,10 +177,10 @@ def _published_model(folder: str, config: Any) -> Any:
     if chosen != (models.AttentionConfig("dense"),)
   }
   try:
-    described = load.open_folder(pathlib.Path(folder), mechanisms).described
+    description = load.open_folder(pathlib.Path(folder), mechanisms).description
   except (OSError, ValueError) as error:
     raise ConfigError(f"config.model.weights: {error}") from error
-  published = described.config
+  published = description.config
   for field, expected in (("kind", published.kind), ("head", published.head)):
     value = getattr(config, field, None)
     if value != expected:
@@ -193,9 +193,9 @@ def _published_model(folder: str, config: Any) -> Any:
     if hasattr(published, field):
       chosen[field] = getattr(config, field)
   # Other models have no vocabulary, or none that a config chooses.
-  if hasattr(published, "max_length") and not described.input_shapes:
-    chosen["vocab_size"] = described.vocab_size
-    chosen["max_length"] = described.max_length
+  if hasattr(published, "max_length") and not description.input_shapes:
+    chosen["vocab_size"] = description.vocab_size
+    chosen["max_length"] = description.max_length
   with _errors_at("model"):
     return nested.replace(published, **chosen)
 

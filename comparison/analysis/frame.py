@@ -20,7 +20,11 @@ _RUN = (
   *("length", "solved_at", "seconds", "cpu_seconds", "peak_bytes"),
   *("others_cores", "together"),
 )
-_PLACE = ("step", "seconds", "split")  # Fields of a line that are not metrics.
+_EVALUATION_KEYS = (
+  "step",
+  "seconds",
+  "split",
+)  # Fields of a line that are not metrics.
 
 
 def runs(records: Sequence[Record]) -> pd.DataFrame:
@@ -37,8 +41,8 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
     costs; `reason`; `command`. Sorted by task, mechanism, row, seed. A number that
     is missing or not finite is NaN.
   """
-  dense = {_place(r): r for r in records if r["attention"] == "dense"}
-  content = [_run(r) | _match(r, dense.get(_place(r))) for r in records]
+  dense = {_match_key(r): r for r in records if r["attention"] == "dense"}
+  content = [_run(r) | _match(r, dense.get(_match_key(r))) for r in records]
   columns = dict.fromkeys(name for row in content for name in row)
   last = [name for name in columns if name in ("reason", "command")]
   others = [name for name in columns if name not in last]
@@ -76,7 +80,7 @@ def curves(records: Iterable[Record]) -> pd.DataFrame:
       }
       for line in record.get("history", ())
       for metric, value in line.items()
-      if metric not in _PLACE and is_number(value)
+      if metric not in _EVALUATION_KEYS and is_number(value)
     ]
   columns = ["task", "row", "grid", "seed", "run", "split", "step", "metric"]
   columns.append("value")
@@ -113,7 +117,9 @@ def splits(record: Record) -> tuple[str, str]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-  return {k: v for k, v in line.items() if k not in _PLACE and is_number(v)}
+  return {
+    k: v for k, v in line.items() if k not in _EVALUATION_KEYS and is_number(v)
+  }
 
 
 def _run(record: Record) -> dict[str, Any]:
@@ -154,8 +160,8 @@ def _run(record: Record) -> dict[str, Any]:
   }
 
 
-def _place(record: Record) -> tuple[str, str]:
-  """The key that mechanisms compared at equal parameter counts share."""
+def _match_key(record: Record) -> tuple[str, str]:
+  """Returns the key of runs that are compared at equal parameter counts."""
   return record["task"], point(record.get("across", {}))
 
 

@@ -53,7 +53,7 @@ def notes(task: Task) -> list[str]:
   ]
 
 
-def doubts(task: Task) -> list[str]:
+def choice_warnings(task: Task) -> list[str]:
   """Cases in which the choice of a point may have missed one that solves the task.
 
   Points that halving stopped are listed only for rows that some seed does not solve.
@@ -64,18 +64,18 @@ def doubts(task: Task) -> list[str]:
   names = dict(zip(summary["row"], summary["name"], strict=True))
   unsolved = set(summary["row"][~(summary["solved"] >= summary["trials"])])
   stopped: dict[str, list[str]] = {}
-  chosen: dict[str, list[bool]] = {}
+  results: dict[str, list[bool]] = {}
   points = dict(zip(summary["row"], summary["grid"], strict=True))
   for record in task.records:
     row, grid = label(record), point(record.get("grid", {}))
     is_stopped = record["status"] == records.STOPPED_EARLY
-    if is_stopped and row in unsolved and _falls(record):
+    if is_stopped and row in unsolved and _was_falling(record):
       stopped.setdefault(names[row], []).append(grid)
     is_done = record["status"] == records.DONE
     if is_done and record.get("choosing") and grid == points.get(row):
       line = _last(record)
       solved = criterion.is_solved(line, record.get("solved_at"))
-      chosen.setdefault(names[row], []).append(solved)
+      results.setdefault(names[row], []).append(solved)
   texts = []
   if stopped:
     parts = [
@@ -87,7 +87,7 @@ def doubts(task: Task) -> list[str]:
     )
   split = [
     f"{row}: {sum(solved)} of {len(solved)}"
-    for row, solved in chosen.items()
+    for row, solved in results.items()
     if 0 < sum(solved) < len(solved)
   ]
   if split:
@@ -99,7 +99,7 @@ def doubts(task: Task) -> list[str]:
 
 
 @functools.cache
-def answers_prefixes(task: str) -> bool:
+def has_answer_per_prefix(task: str) -> bool:
   """Whether a task, a file of configs/, has an answer for every prefix."""
   try:
     config: Any = plan.config_of(task, plan.BASELINE, {})
@@ -108,10 +108,10 @@ def answers_prefixes(task: str) -> bool:
   return getattr(config.task, "answers_prefixes", False)
 
 
-def older_metric(summary: pd.DataFrame) -> str:
+def old_metric_note(summary: pd.DataFrame) -> str:
   """A note if a mean over prefixes decides instead of the last position."""
   first = summary.iloc[0]
-  if first["metric"] != "accuracy" or not answers_prefixes(first["task"]):
+  if first["metric"] != "accuracy" or not has_answer_per_prefix(first["task"]):
     return ""
   return (
     f"`accuracy` is a mean over all prefixes here, which hides errors at the end: "
@@ -119,7 +119,7 @@ def older_metric(summary: pd.DataFrame) -> str:
   )
 
 
-def _falls(record: Record) -> bool:
+def _was_falling(record: Record) -> bool:
   """Whether the loss of a stopped run was still falling at its last evaluation."""
   lines = [
     x for x in record.get("history", ()) if np.isfinite(x.get("loss", np.nan))

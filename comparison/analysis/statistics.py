@@ -12,7 +12,7 @@ LEVEL = 0.95
 RESAMPLES = 1000
 
 FEWEST = 3
-"""Fewest common seeds that are tested: differences of two may agree by chance."""
+"""Fewest common seeds of a test: two differences may agree by chance."""
 
 SHUFFLES = 9999
 _BATCH, _EPSILON = 1000, 1e-9
@@ -72,11 +72,11 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
   return float(low), float(high)
 
 
-class Against(NamedTuple):
-  """Every row of a table against one of them.
+class RowComparison(NamedTuple):
+  """Comparison of every row of a table with one of them.
 
   Attributes:
-    difference: mean of the row minus that of the one, over their common seeds [R].
+    difference: mean of the row minus that of the other, over their common seeds [R].
     low: lower end of the 95 % interval of the difference [R].
     high: its upper end [R].
     p_values: adjusted p-values [R]; NaN if there are too few seeds, or if the
@@ -91,7 +91,7 @@ class Against(NamedTuple):
   test: str
 
 
-def against_first(values: np.ndarray) -> Against:
+def compare_with_first(values: np.ndarray) -> RowComparison:
   """Compares means of all rows with that of the first, which was chosen by them.
 
   In the model y_rs = row_r + seed_s + error, Tukey's test holds for every pair of
@@ -124,24 +124,26 @@ def against_first(values: np.ndarray) -> Against:
   p = stats.studentized_range.sf(np.abs(difference) / scale, rows, degrees)
   half = scale * stats.studentized_range.ppf(LEVEL, rows, degrees)
   p[0] = math.nan
-  return Against(
+  return RowComparison(
     difference, difference - half, difference + half, p,
     f"Tukey's test of all pairs of rows, paired by seed, {degrees} degrees of freedom",
   )  # fmt: skip
 
 
-def against_reference(values: np.ndarray) -> Against:
+def compare_with_reference(values: np.ndarray) -> RowComparison:
   """Compares means with that of the first row, which was declared beforehand.
 
   Student's t-test paired by seed, with Holm's correction over the other rows.
 
   Args:
-    values: as in `against_first`.
+    values: as in `compare_with_first`.
   """
   return _pairs(values, everything=False)
 
 
-def _pairs(values: np.ndarray, everything: bool, reason: str = "") -> Against:
+def _pairs(
+  values: np.ndarray, everything: bool, reason: str = ""
+) -> RowComparison:
   """Paired t-tests against the first row, corrected for these or for all pairs."""
   rows = len(values)
   i, j = np.triu_indices(rows, 1)
@@ -154,7 +156,7 @@ def _pairs(values: np.ndarray, everything: bool, reason: str = "") -> Against:
   count = "all pairs of rows" if everything else "the other rows"
   test = f"Student's t-test paired by seed, Holm's correction over {count}"
   test += f" ({reason})" if reason else ""
-  return Against(difference, low, high, p_values, test)
+  return RowComparison(difference, low, high, p_values, test)
 
 
 def _paired_t_test(
@@ -180,7 +182,7 @@ def _paired_t_test(
 def p_by_shuffles(
   values: np.ndarray, threshold: float, all_pairs: bool = True
 ) -> np.ndarray:
-  """p-values of all rows against the first, by shuffles within seeds.
+  """p-values of all rows against the first, by permutation within seeds.
 
   A run has two scores: whether its value reaches the threshold, and the value up to
   the threshold. They are shuffled among the rows of a seed. With D_ij the sum over the
@@ -193,9 +195,9 @@ def p_by_shuffles(
   5 %, whatever the distribution and however the first row was chosen.
 
   Args:
-    values: [R, S] with the first row first, the better the higher; NaN where a row
-      lacks a seed.
-    threshold: values of at least this solve the task; ∞ for the values alone.
+    values: [R, S] with the first row first; higher is better; NaN where a row lacks a
+      seed.
+    threshold: values of at least this solve the task; ∞ uses only the values.
     all_pairs: the maximum is over all pairs of rows; else over those with the first
       row, which must then be declared beforehand.
 
@@ -232,15 +234,15 @@ def p_by_shuffles(
 
 def _shuffles(scores: np.ndarray, present: np.ndarray) -> Iterator[np.ndarray]:
   """Scores [N, K, R, S] shuffled within seeds, all or `SHUFFLES`, in batches."""
-  places = [np.flatnonzero(rows) for rows in present.T]
-  counts = [math.factorial(len(rows)) for rows in places]
+  present_rows = [np.flatnonzero(rows) for rows in present.T]
+  counts = [math.factorial(len(rows)) for rows in present_rows]
   is_small = math.prod(counts) < SHUFFLES
   total = math.prod(counts) if is_small else SHUFFLES
   generator = np.random.default_rng(12345)
   for start in range(0, total, _BATCH):
     numbers = np.arange(start, min(start + _BATCH, total))
     batch = np.zeros((len(numbers), *scores.shape))
-    for seed, rows in enumerate(places):
+    for seed, rows in enumerate(present_rows):
       if is_small:
         orders = np.array(list(itertools.permutations(range(len(rows)))))
         order = orders[numbers % counts[seed]]
@@ -287,7 +289,7 @@ def unsolved(
   return curve.quantiles, curve.probabilities
 
 
-def p_of_steps(
+def log_rank_p_values(
   steps: Sequence[np.ndarray], solved: Sequence[np.ndarray]
 ) -> list[float]:
   """Log-rank tests of the first row against the others, Holm's over all pairs.
@@ -344,7 +346,7 @@ def bleu(counts: np.ndarray, effective_order: bool = False) -> np.ndarray:
   Args:
     counts: matching n-grams of order 1 to 4, all n-grams of order 1 to 4, the length
       of the output, and the length of the reference, as in SacreBLEU.
-    effective_order: takes the mean only over orders of which the output has n-grams.
+    effective_order: averages only over orders for which the output has n-grams.
 
   Returns:
     0 to 100 [...].
@@ -410,7 +412,7 @@ def bleu_difference(
 def are_paired(systems: Sequence[np.ndarray]) -> bool:
   """Whether statistics [N, 10] of several runs belong to the same sentences.
 
-  They count as the same if the lengths of the references agree.
+  They do if the lengths of the references agree.
   """
   first = systems[0][:, -1]
   return all(np.array_equal(first, system[:, -1]) for system in systems[1:])

@@ -1,4 +1,4 @@
-"""One row per mechanism: the results of its seeds, and whether it is the best."""
+"""The results of every row over its seeds, with tests of differences."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Cost(NamedTuple):
     title: title of the column.
     unit: unit of the shown numbers; empty for a count.
     scale: factor from the record to that unit.
-    meaning: one line, for a table that explains its columns.
+    meaning: one line that explains the column.
     load: for a time, the column with the cores that other programs used.
   """
 
@@ -78,15 +78,15 @@ def summarize(
     the task share, `attention`, `across`, `width`, `grid` and `at_edge`; `split`,
     `metric`; `seeds` that finished, of `planned` ones; `added`, the seeds that were
     planned later than the others; `is_complete`, whether all have ended; `diverged`,
-    the number of seeds that failed or have no finite metric; `solved_at`, the
-    threshold of a task that models either solve or fail; `solved`, the number of seeds
-    that reach it, of `trials`, the seeds that finished or failed; `mean`, `low`,
-    `high`, `worst`, `best` of the metric; `against`, the row with which a row is
-    compared, `difference` from it with `difference_low` and `difference_high`, `p`, and
-    `test`, how; `is_tied`, no significant difference from it; means of all metrics and
-    of `COSTS`, times only of runs that had the machine to themselves; `busy`, whether a
-    time was left out; `notes`, `reason`. Sorted within a task: complete rows first,
-    then by Wilson's lower bound of the share of solved seeds, then by the mean.
+    the number of seeds that failed or have no finite metric; `solved_at`, the threshold
+    of a task that models either solve or fail; `solved`, the number of seeds that reach
+    it, of `trials`, the seeds that finished or failed; `mean`, `low`, `high`, `worst`,
+    `best` of the metric; `against`, the row with which a row is compared, `difference`
+    from it with `difference_low` and `difference_high`, `p`, and `test`, how;
+    `is_tied`, no significant difference from it; means of all metrics and of `COSTS`,
+    times only of undisturbed measurements; `busy`, whether a time was omitted; `notes`,
+    `reason`. Sorted within a task: complete rows first, then by Wilson's lower bound of
+    the share of solved seeds, then by the mean.
   """
   if runs.empty:
     return pd.DataFrame()
@@ -99,8 +99,8 @@ def summarize(
   return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def is_counted(summary: pd.DataFrame) -> bool:
-  """Whether a task counts solved seeds, as in 'solved 5 of 8', instead of a mean."""
+def has_solved_seeds(summary: pd.DataFrame) -> bool:
+  """Returns whether the result is a number of solved seeds instead of a mean."""
   return bool(summary["solved_at"].notna().any())
 
 
@@ -113,7 +113,7 @@ def finding(summary: pd.DataFrame) -> str:
   so_far = "" if best["is_complete"] else "So far: "
   if not others:
     reached = f"{best['metric']} {number(best['mean'])}"
-    if is_counted(ended):
+    if has_solved_seeds(ended):
       reached = (
         f"{best['solved']:.0f} of {best['trials']:.0f} seeds have {best['metric']} "
         f"of {best['solved_at']:g} or more"
@@ -122,7 +122,7 @@ def finding(summary: pd.DataFrame) -> str:
       f"{so_far}Only `{best['name']}` has finished: {reached} on the "
       f"{best['split']} split."
     )
-  if is_counted(ended):
+  if has_solved_seeds(ended):
     text = f"{_solved_sentence(ended)}; {int((ended['solved'] == 0).sum())} of {len(ended)} "
     text += "rows solved none"
   else:
@@ -160,7 +160,7 @@ def _solved_sentence(ended: pd.DataFrame) -> str:
 
 
 def _difference_sentence(ended: pd.DataFrame) -> str:
-  """How many rows differ from the first one or the reference, and the least of them."""
+  """A sentence on the rows that differ from the first one or the reference."""
   tested = ended[ended["p"].notna()]
   if tested.empty:
     return "; there are too few seeds for a test."
@@ -258,7 +258,7 @@ def _rank(
 ) -> pd.DataFrame:
   """Sorts rows: complete ones, by their share of solved seeds, by their mean.
 
-  In the mean, a seed that diverged counts as the worst run of the task.
+  For the mean, a seed that diverged has the worst value of the task.
   """
   # The threshold belongs to the main metric of the task, which is a share.
   lower = is_lower_better(metric)
@@ -331,7 +331,7 @@ def _row(
     "unfinished": unfinished,
     "diverged": len(unfinished),
     "seeds": len(values),
-    # A seed that diverged counts as unsolved.
+    # A seed that diverged did not solve the task.
     "trials": len(values) + len(unfinished),
     "planned": len(seeds),
     "added": ", ".join(map(str, sorted(added))),
@@ -426,14 +426,14 @@ def _significance(summary: pd.DataFrame, reference: str | None) -> pd.DataFrame:
   tested.sort(key=lambda n: n not in declared)
   if len(tested) > 1:
     rows = summary.loc[tested]
-    result = _against(rows, bool(declared))
+    result = _compare_rows(rows, bool(declared))
     content = (result.difference, result.low, result.high, result.p_values)
     summary.loc[tested, columns] = np.stack(content, axis=1)
     against = rows["name"].iloc[0]
     kind = "declared beforehand" if declared else "the first row"
     summary.loc[tested, "against"] = against
     summary.loc[tested, "test"] = f"against `{against}`, {kind}; {result.test}"
-  # Untested rows, such as those with one seed, count as tied.
+  # Untested rows, such as those with one seed, are tied.
   summary["is_tied"] = (summary["seeds"] > 0) & ~(summary["p"] < DIFFERENT)
   return summary
 
@@ -451,12 +451,14 @@ def _table(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
   return pd.DataFrame(content, index=rows.index)
 
 
-def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
+def _compare_rows(
+  rows: pd.DataFrame, is_declared: bool
+) -> statistics.RowComparison:
   """Rows against the first of them."""
   metric = rows["metric"].iloc[0]
   table = _table(rows, metric).to_numpy(float)
   pairs = "of any row from it" if is_declared else "between any two rows"
-  if is_counted(rows):
+  if has_solved_seeds(rows):
     threshold = rows["solved_at"].iloc[0]
     quantity = f"share of solved seeds or the mean up to {threshold:g}"
     counts = rows[["solved", "trials"]].astype(int).to_numpy()
@@ -465,20 +467,21 @@ def _against(rows: pd.DataFrame, is_declared: bool) -> statistics.Against:
     # Their mean is not that of a normal distribution.
     threshold, quantity = (
       math.inf,
-      "mean, where a seed that diverged is the worst",
+      "mean, where a seed that diverged has the worst value",
     )
     ends = [(math.nan,) * 3] * len(rows)
     table = -table if is_lower_better(metric) else table
   elif is_declared:
-    return statistics.against_reference(table)
+    return statistics.compare_with_reference(table)
   else:
-    return statistics.against_first(table)
+    return statistics.compare_with_first(table)
   difference, low, high = np.array(ends).T
   p_values = statistics.p_by_shuffles(table, threshold, not is_declared)
   test = (
-    f"largest difference {pairs} in the {quantity}, by shuffles within seeds"
+    f"permutation test within seeds of the largest difference {pairs} in the "
+    f"{quantity}"
   )
-  return statistics.Against(difference, low, high, p_values, test)
+  return statistics.RowComparison(difference, low, high, p_values, test)
 
 
 def _is_metric(name: str) -> bool:

@@ -62,7 +62,7 @@ class Task:
     return curves[(curves["split"] == split) & (curves["metric"] == metric)]
 
   @functools.cached_property
-  def at_lengths(self) -> pd.DataFrame:
+  def values_by_length(self) -> pd.DataFrame:
     """The deciding metric at each length, as `metric_at_lengths`."""
     return self.metric_at_lengths(self.metric)
 
@@ -86,7 +86,7 @@ class Task:
     return pd.DataFrame(content, columns=columns)
 
   @functools.cached_property
-  def at_pairs(self) -> pd.DataFrame:
+  def values_by_pairs(self) -> pd.DataFrame:
     """The deciding metric of each seed at each number of pairs to recall.
 
     Columns `row`, `attention`, `seed`, `pairs`, `value`; empty for other tasks.

@@ -27,14 +27,14 @@ def error(
 ) -> float | None:
   """‖out − exact‖ / ‖exact‖ over all layers that have the mechanism.
 
-  `exact` is dense attention of the same trained query, key and value, with the same
-  mask and tables. For LSH it is dense attention with its unit keys, in which no token
-  attends to itself (one bucket, one chunk). Norms are Frobenius norms over layers,
-  rows, positions (including padding), heads and features.
+  `exact` is dense attention with the same trained query, key and value, mask and
+  tables. For LSH it is dense attention with its unit keys, in which no token attends to
+  itself (one bucket, one chunk). Norms are Frobenius norms over layers, rows, positions
+  (including padding), heads and features.
 
   Returns:
     The relative error, which is 0 for dense attention itself; None if the mechanism
-    approximates nothing, according to its `approximates`.
+    is not an approximation, according to its `approximates`.
 
   Raises:
     ValueError: attention cannot be observed, because it is not a separate module, as

@@ -129,7 +129,7 @@ def cache_bytes(config: Any, length: int) -> int | None:
   """Bytes of the cache of decoder self-attention for one sequence, over all layers.
 
   This counts keys and values or a state, and the inputs of short convolutions, but
-  nothing of a source. None for a recurrent model, whose state belongs to no
+  no keys and values of a source. None for a recurrent model, whose state belongs to no
   mechanism.
   """
   if not isinstance(config, models.ModelConfig):

@@ -13,7 +13,7 @@ import jax
 import psutil
 
 BUSY_CORES = 0.25
-"""A run has the machine to itself if other programs use at most so many cores."""
+"""A measurement is undisturbed if other programs use at most this many cores."""
 
 _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 _CPU = Path("/proc/cpuinfo")
@@ -34,7 +34,7 @@ class Meter:
   def others_cores(self) -> float:
     """The average number of cores that other programs kept busy.
 
-    Time that a hypervisor gave to other machines counts too.
+    Time that a hypervisor gave to other machines is included.
     """
     others = _busy_seconds() - self._busy - (time.process_time() - self._own)
     return max(0.0, others / max(time.monotonic() - self._start, 1e-3))

@@ -14,7 +14,7 @@ import pandas as pd
 from comparison import criterion
 from comparison.analysis import frame
 from comparison.analysis.statistics import unsolved
-from comparison.analysis.summary import COSTS, common, is_counted
+from comparison.analysis.summary import COSTS, common, has_solved_seeds
 from comparison.analysis.task import Task
 from comparison.plan import COUNTERPART
 from comparison.report.lines import (
@@ -25,7 +25,7 @@ from comparison.report.lines import (
   new_figure,
   shorten,
 )
-from comparison.report.style import MUTED, Style, of_rows
+from comparison.report.style import MUTED, Style, make_row_styles
 from settings.typed import literal
 
 _COST_NAMES = ("forward_flops", "step_seconds", "cache_bytes")
@@ -39,17 +39,17 @@ def seeds(task: Task, styles: Styles) -> Any | None:
   rows = task.ended
   if rows.empty:
     return None
-  first, counted = rows.iloc[0], is_counted(rows)
+  first, counted = rows.iloc[0], has_solved_seeds(rows)
   figure = new_figure((6.8, 1.1 + 0.21 * len(rows)))
   axes = figure.subplots()
   row_styles = _row_styles(rows, styles)
-  for place, (_, row) in enumerate(rows.iterrows()):
+  for y, (_, row) in enumerate(rows.iterrows()):
     style = row_styles[row["name"]]
     values = task.seed_values(row)
     if not counted and not math.isnan(row["low"]):
-      axes.hlines(place, row["low"], row["high"], color=MUTED, linewidth=0.8)
+      axes.hlines(y, row["low"], row["high"], color=MUTED, linewidth=0.8)
     axes.plot(
-      values, [place] * len(values), color=style.color, marker=style.marker,
+      values, [y] * len(values), color=style.color, marker=style.marker,
       linestyle="", alpha=0.75, clip_on=False,
     )  # fmt: skip
   if counted:
@@ -120,7 +120,7 @@ def survival(task: Task, styles: Styles) -> Any | None:
 
 def lengths(task: Task, styles: Styles) -> Any | None:
   """Quality at lengths other than the trained one, one line per seed."""
-  table = task.at_lengths
+  table = task.values_by_length
   names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
   series = [
     Line(
@@ -202,7 +202,7 @@ def pairs(task: Task, styles: Styles) -> Any | None:
   """Recall against the number of pairs: means over seeds, and one dot per seed."""
   names = dict(zip(task.summary["row"], task.summary["name"], strict=True))
   series, dots = [], []
-  for row, points in task.at_pairs.groupby("row", sort=False):
+  for row, points in task.values_by_pairs.groupby("row", sort=False):
     name, attention = names[row], points["attention"].iloc[0]
     means = points.groupby("pairs")["value"].mean()
     series.append(Line(name, attention, list(means.index), list(means)))
@@ -218,7 +218,7 @@ def pairs(task: Task, styles: Styles) -> Any | None:
 def scaling(
   rows: Sequence[Mapping[str, Any]], styles: Styles
 ) -> dict[str, Any]:
-  """Time and memory of the attention function alone, against length.
+  """Time and memory of the attention functions against length.
 
   Args:
     rows: rows of `benchmarks.scaling`.
@@ -268,7 +268,9 @@ def legend(
 
 def _row_styles(rows: pd.DataFrame, styles: Styles) -> dict[str, Style]:
   """Name of a row -> its style."""
-  return of_rows(styles, zip(rows["name"], rows["attention"], strict=True))
+  return make_row_styles(
+    styles, zip(rows["name"], rows["attention"], strict=True)
+  )
 
 
 def _cost_axis(axes: Any, values: pd.Series) -> None:

@@ -25,7 +25,7 @@ PLOTS = "plots"
 TITLE = "Attention mechanisms compared"
 
 _SHARE = 0.02
-"""Reports on a running comparison take at most this share of its time."""
+"""Largest share of the time of a comparison that intermediate reports take."""
 
 _LATEX_COLUMNS = 6
 
@@ -37,7 +37,7 @@ READING = (
   "the share; further columns have the mean and the best seed. In a task with an "
   f"answer for every prefix, the last position counts. {tables.TIED} marks the first "
   "row, or the reference if one was declared, and the rows that do not differ from it "
-  "significantly at 5 %; the line of tests below a table says how. If all rows of a "
+  "significantly at 5 %; a line below each table names the test. If all rows of a "
   "table are equal, at least one loses its mark in at most 5 % of tables. Intervals of "
   "differences of means hold for all rows of a table at once, those of shares "
   "(Newcombe) for one row. A row that lacks planned seeds is 'so far' and is not "
@@ -75,7 +75,7 @@ def write(workdir: Path) -> str:
   ]
   sections = [
     Section(
-      "What was found",
+      "Findings",
       [*status.missing(workdir), *(findings or [summary_lib.NOTHING_FOUND])],
     ),
     Section("How to read this", [*_setup(workdir, run_records), READING]),
@@ -92,7 +92,7 @@ def write(workdir: Path) -> str:
         parts.insert(0, _references(lines))
       sections.append(Section(name, parts))
     if scaling:
-      caption = "Attention alone, measured by `python -m benchmarks.scaling`."
+      caption = "Only the attention function, measured by `python -m benchmarks.scaling`."
       parts = [
         Picture(stem, figure, caption)
         for stem, figure in figures.scaling(scaling, styles).items()
@@ -114,8 +114,8 @@ def write(workdir: Path) -> str:
 def report_updater(workdir: Path) -> Callable[[], None]:
   """Returns a function that updates the report, for a comparison to call per run.
 
-  After a report that took t seconds, it writes none for 50 · t seconds. It prints
-  errors and raises none.
+  After a report that took t seconds, the next one follows at least 50 · t seconds later.
+  Errors are printed, not raised.
 
   Args:
     workdir: folder of the comparison.
@@ -165,7 +165,7 @@ _MARKUP = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
 
 
 def _plain_text(text: str) -> str:
-  """A text on one line, in which no file name becomes HTML or a link."""
+  """Returns a text on one line, escaped so that file names are not HTML or links."""
   return _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.splitlines()))
 
 
@@ -237,7 +237,7 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
   ]
   # The second field of a part is its content, which is None for some tasks.
   parts = [part for part in parts if part is not None and part[1] is not None]
-  notes = [*remarks.doubts(task), *remarks.notes(task)]
+  notes = [*remarks.choice_warnings(task), *remarks.notes(task)]
   notes += [map_note] * bool(map_note)
   return [*parts, notes] if notes else parts
 
@@ -291,7 +291,7 @@ def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
 
 
 def _machine(runs: pd.DataFrame) -> str:
-  """The machines and versions of the runs, as far as they are recorded."""
+  """The recorded machines and versions of the runs."""
   parts = []
   for name in ("device", "cpu", "cores", "jax", "commit"):
     values = (

@@ -12,7 +12,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from comparison.report.style import Style, of_rows
+from comparison.report.style import Style, make_row_styles
 
 Styles = Mapping[str, Style]
 
@@ -23,7 +23,7 @@ class Line(NamedTuple):
   """One line of a figure.
 
   Attributes:
-    name: name of the line, written beside it.
+    name: name of the line, written next to it.
     attention: mechanism, which determines its colour.
     x: increasing positions.
     y: values.
@@ -88,7 +88,9 @@ def line_figure(
       axes.tick_params(labelbottom=True)
       axes.set_xlabel(x_label)
   means = [_mean(series, name) for name in names]
-  row_styles = of_rows(styles, [(line.name, line.attention) for line in series])
+  row_styles = make_row_styles(
+    styles, [(line.name, line.attention) for line in series]
+  )
   # Rows of one mechanism share its colour and differ in opacity.
   kinds = list(dict.fromkeys(map(_kind, series)))
   strengths = {x: 1 - 0.7 * n / len(kinds) for n, x in enumerate(sorted(kinds))}
@@ -147,13 +149,13 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
   low, high = axes.get_ylim()
   is_log = axes.get_yscale() == "log"
 
-  def place(value: float) -> float:
+  def axis_value(value: float) -> float:
     if is_log:
       return math.log(value / low) / math.log(high / low)
     return (value - low) / (high - low)
 
   heights = {
-    name: sum(place(line.y[-1]) for line in group) / len(group)
+    name: sum(axis_value(line.y[-1]) for line in group) / len(group)
     for name, group in ends.items()
   }
   # From the bottom up, keep each name a line of text above the previous one.
@@ -179,7 +181,7 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
 
 
 def new_figure(size: tuple[float, float]) -> Any:
-  """An empty figure with a size in inches, whose layout keeps labels apart."""
+  """An empty figure with a size in inches, whose labels do not overlap."""
   # Not pyplot, which would keep every figure and need a display.
   return Figure(figsize=size, layout="constrained")
 
@@ -191,16 +193,16 @@ def _mean(series: Sequence[Line], name: str) -> Line:
     for line in series
     if line.name == name
   ]
-  places = [x for x in curves[0] if all(x in curve for curve in curves)]
-  values = [sum(curve[x] for curve in curves) / len(curves) for x in places]
+  positions = [x for x in curves[0] if all(x in curve for curve in curves)]
+  values = [sum(curve[x] for curve in curves) / len(curves) for x in positions]
   attention = next(line.attention for line in series if line.name == name)
-  return Line(name, attention, places, values)
+  return Line(name, attention, positions, values)
 
 
-def logarithmic_ticks(axes: Any, places: Sequence[float]) -> None:
-  """A logarithmic x axis with ticks at the places, or at powers of two near them."""
+def logarithmic_ticks(axes: Any, positions: Sequence[float]) -> None:
+  """Sets a logarithmic x axis with ticks at the positions, or at powers of two."""
   axes.set_xscale("log", base=2)
-  ticks = sorted(set(places))
+  ticks = sorted(set(positions))
   logs = [math.log2(tick) for tick in ticks]
   spacing = (logs[-1] - logs[0]) / 6  # Closer labels would overlap.
   if any(right - left < spacing for left, right in itertools.pairwise(logs)):

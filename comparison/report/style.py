@@ -54,7 +54,7 @@ def styles(attentions: Iterable[str]) -> dict[str, Style]:
   }
 
 
-def of_rows(
+def make_row_styles(
   base: Mapping[str, Style], rows: Iterable[tuple[str, str]]
 ) -> dict[str, Style]:
   """Maps the names of rows to styles that differ between rows of one mechanism.
@@ -112,7 +112,7 @@ def look() -> Generator[None]:
     "legend.fontsize": 7.5,
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
-    # Makes equal files for equal numbers.
+    # Equal numbers give equal files.
     "svg.hashsalt": "comparison",
     # Tokens and reasons are plain text, even with dollar signs.
     "text.parse_math": False,

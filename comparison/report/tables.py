@@ -1,4 +1,4 @@
-"""Tables for readers, from the tables for programs."""
+"""Tables of the report, from the summary of the results."""
 
 from collections.abc import Mapping
 import math
@@ -65,7 +65,9 @@ def quality(summary: pd.DataFrame) -> Table:
   }
   if summary["p"].notna().any():
     against = max(summary["against"])
-    kind = "share solved" if summary_lib.is_counted(summary) else "difference"
+    kind = (
+      "share solved" if summary_lib.has_solved_seeds(summary) else "difference"
+    )
     columns[f"{kind}, minus {against}"] = [
       _difference_cell(row, against) for row in rows
     ]
@@ -76,7 +78,7 @@ def quality(summary: pd.DataFrame) -> Table:
     summary["solved_at"].notna().any()
   ):  # Models either solve the task or fail.
     others = ["best", _WHOLE, "accuracy"]
-    if summary_lib.is_counted(summary):
+    if summary_lib.has_solved_seeds(summary):
       others.insert(0, "mean")
   for name in (*others, "approximation_error"):
     if name != decides and name in summary and summary[name].notna().any():
@@ -101,7 +103,7 @@ def quality(summary: pd.DataFrame) -> Table:
     Cell(NOTHING if math.isnan(x) else f"{x:,.0f}", x)
     for x in summary["feed_forward"]
   ]
-  legend = remarks.older_metric(summary)
+  legend = remarks.old_metric_note(summary)
   if any(summary["at_edge"]):
     edge = "a value at the edge of its grid; a wider grid may do better."
     legend = f"{legend} (edge): {edge}".strip()
@@ -221,14 +223,14 @@ def result(row: Any, brief: bool = False) -> Cell:
   if not math.isnan(row["solved"]):
     solved, seeds = int(row["solved"]), int(row["trials"])
     low, high = statistics.wilson(solved, seeds)
-    # For one seed the interval says nothing.
+    # For one seed, the interval is meaningless.
     ends = "" if brief or seeds < 2 else f" [{low:.2f}, {high:.2f}]"
     worse = -row["mean"] if is_lower_better(row["metric"]) else row["mean"]
     return Cell(
       f"{solved} of {seeds}{ends}{mark}", solved / seeds + 1e-6 * worse
     )
   text = number(row["mean"])
-  if row["diverged"]:  # The mean of the others would promise too much.
+  if row["diverged"]:  # The mean over the other seeds would be too optimistic.
     text += f" of {row['seeds']}, {row['diverged']} diverged"
   elif not brief and not math.isnan(row["low"]):
     # Both ends have as many digits as the mean, even near 0.
@@ -247,7 +249,7 @@ def steps(task: Task) -> Table | None:
   samples = [
     (x["steps"].to_numpy(float), x["solved"].to_numpy()) for x in groups
   ]
-  p_values = statistics.p_of_steps(*zip(*samples, strict=True))
+  p_values = statistics.log_rank_p_values(*zip(*samples, strict=True))
   medians = [
     min(at[share <= 0.5], default=math.nan)
     for at, share in (statistics.unsolved(*sample) for sample in samples)
@@ -291,7 +293,7 @@ def _names(summary: pd.DataFrame) -> list[Cell]:
 def _deciding_title(summary: pd.DataFrame) -> str:
   """The title of the deciding column."""
   first = summary.iloc[0]
-  if summary_lib.is_counted(summary):
+  if summary_lib.has_solved_seeds(summary):
     return f"solved ({first['metric']} ≥ {first['solved_at']:g})"
   return (first["metric"] or "result").replace("_", " ")
 
@@ -356,9 +358,9 @@ def _table(
   """Omits empty columns and columns with one value for all rows, after `keep`."""
   selection: dict[str, list[Cell]] = {}
   shared: dict[str, str] = {}
-  for place, (title, cells) in enumerate(columns.items()):
+  for index, (title, cells) in enumerate(columns.items()):
     texts = {cell.text for cell in cells}
-    if place < keep or len(texts) > 1:
+    if index < keep or len(texts) > 1:
       selection[title] = cells
     elif texts != {NOTHING}:
       if len(cells) > 1:

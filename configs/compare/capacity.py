@@ -2,18 +2,18 @@
 
     python compare.py --config=configs/compare/capacity.py --workdir=/tmp/capacity
 
-Figure 2 of Zoology (Arora et al., arXiv:2312.04927) at the size of 2 CPU cores:
-associative recall of 16 pairs in 64 places by two layers of width 16, 32 and 64 with
-one head and `model.short_convolution`; for every row five learning rates, of which
-four seeds choose at full length, and eight seeds of the report. What is in
-docs/results.md was halved twice by two seeds (`--config.halving.rungs=0.25,0.5
---config.halving.seeds=2`), half as many steps: a row of width 64 took 6 to 18 minutes
-on one busy core (`--config.across.model.features="(64,)"`). Halving stopped rates that
-solve the task later.
+This is figure 2 of Zoology (Arora et al., arXiv:2312.04927) at a size for 2 CPU cores:
+associative recall of 16 pairs in 64 positions, with two layers of width 16, 32 and 64,
+one head and `model.short_convolution`. For every row, four seeds trained for all steps
+choose one of five learning rates, and eight other seeds are reported. For the results in
+docs/results.md, two seeds halved the rates twice (`--config.halving.rungs=0.25,0.5
+--config.halving.seeds=2`), which takes half as many steps: a row of width 64 took 6
+to 18 minutes on one busy core (`--config.across.model.features="(64,)"`). Halving
+stopped rates that solve the task later.
 
-`capacity-recall` in plots/ has accuracy against the bytes of cache and state at the
-end of a sequence. What windows, features and heads do is in `capacity_sizes.py`, and
-what is left without the convolution in `short_convolution.py`.
+`capacity-recall` in plots/ shows accuracy against the bytes of cache and state at the
+end of a sequence. `capacity_sizes.py` varies windows, features and heads;
+`short_convolution.py` removes the convolution.
 """
 
 import ml_collections
@@ -22,7 +22,7 @@ from configs import experiments
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Every mechanism that a decoder can have, at three widths."""
+  """Every mechanism that a decoder supports, at three widths."""
   return experiments.comparison(
     "recall",
     experiments.CAUSAL,

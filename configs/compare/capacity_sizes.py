@@ -2,11 +2,11 @@
 
     python compare.py --config=configs/compare/capacity_sizes.py --workdir=/tmp/sizes
 
-`capacity.py` changes what is remembered by the width of the model alone. Here the
-width is 32, and what changes is the window, the number of random features, and the
-number of heads: with N heads of width 32/N the states of linear attention, Mamba-2
-and the delta rule have 32²/N numbers; those of Performer, and keys and values, hardly
-change. All else is as there.
+`capacity.py` changes the size of the memory only by the width of the model. Here the
+width is 32, and the window, the number of random features and the number of heads vary:
+with N heads of width 32/N, the states of linear attention, Mamba-2 and the delta rule
+have 32²/N numbers; Performer's states, and keys and values, hardly change. Everything
+else is as in `capacity.py`.
 """
 
 import ml_collections

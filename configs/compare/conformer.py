@@ -4,9 +4,9 @@
     python compare.py --config=configs/compare/conformer.py --config.seeds=0 \
       --config.attention=dense,performer,linformer --config.num_steps=100
 
-Every run is `configs/conformer.py` at -10 dB and with rotary positions, which
-more mechanisms take than those of Transformer-XL, at equal parameters. It was
-not run at full length yet.
+Every run is `configs/conformer.py` at -10 dB with rotary positions, which more
+mechanisms support than Transformer-XL's, at equal parameter counts. It has not been
+run at full length yet.
 """
 
 import ml_collections

@@ -4,10 +4,10 @@
     python compare.py --config=configs/compare/copy.py \
       --config.attention=dense,performer,nystrom --config.seeds=0,1,2
 
-Every run is `configs/copy.py` at half its width and a third of its steps, the
-feed-forward layers as wide as it takes for all models to have the parameters of
-the one with dense attention, which copies every held-out sequence then. Any leaf
-of a run's config can be set for all: `--config.num_steps=50`.
+Every run is `configs/copy.py` at half its width and a third of its steps. The width of
+the feed-forward layers gives all models the parameter count of the model with dense
+attention, which copies every held-out sequence at this size. You can set any config
+field for all runs: `--config.num_steps=50`.
 """
 
 import ml_collections

@@ -1,13 +1,14 @@
-"""Compares the number of pairs that mechanisms of one state size recall.
+"""Compares the number of pairs that mechanisms with equal state size recall.
 
     python compare.py --config=configs/compare/difficulty.py --workdir=/tmp/difficulty
 
-One model is trained on 4, 8 and 16 pairs in 64 places, each in a third of its examples,
-as in Zoology (Arora et al., arXiv:2312.04927), and asked for each number: trained on one
-number alone, 4 pairs would have a quarter of the answers of 16 to learn from. Two rates
-are rows of their own, so that nothing chooses and every seed is reported. The model is
-that of `capacity.py` at width 64. `pairs-recall` in plots/ has the recall of every seed
-against the number of pairs; what came out is in docs/results.md.
+One model is trained on 4, 8 and 16 pairs in 64 positions, each in a third of its
+examples, as in Zoology (Arora et al., arXiv:2312.04927), and evaluated on each number.
+If it were trained on one number only, 4 pairs would give a quarter of the answers that
+16 pairs give. Each of two rates is a separate row, so no rate is chosen and every seed
+is reported. The model is that of `capacity.py` at width 64. `pairs-recall` in plots/
+shows the recall of every seed against the number of pairs; docs/results.md has the
+results.
 """
 
 import ml_collections

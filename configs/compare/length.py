@@ -2,12 +2,12 @@
 
     python compare.py --config=configs/compare/length.py --workdir=/tmp/length
 
-Induction heads, selective copying and copying, trained at length 32 and evaluated to
-256, as table 2 of Mamba (arXiv:2312.00752) and the figures of ALiBi
-(arXiv:2108.12409) have it, by models of two layers with `model.short_convolution`.
-For every row four seeds choose one of three learning rates, and eight others are
-reported. `lengths-TASK` in plots/ has accuracy against length, a panel for each
-position encoding. What is in docs/results.md was halved twice by two seeds
+The tasks are induction heads, selective copying and copying. Two-layer models with
+`model.short_convolution` are trained at length 32 and evaluated up to length 256, as in
+table 2 of Mamba (arXiv:2312.00752) and the figures of ALiBi (arXiv:2108.12409). For
+every row, four seeds choose one of three learning rates, and eight others are reported.
+`lengths-TASK` in plots/ shows accuracy against length, one panel per position encoding.
+For the results in docs/results.md, two seeds halved the rates twice
 (`--config.halving.rungs=0.25,0.5 --config.halving.seeds=2`): a row took 4 to 10
 minutes on one CPU core.
 """

@@ -2,12 +2,12 @@
 
     python compare.py --config=configs/compare/listops.py --workdir=/tmp/listops
 
-Expressions of 8 to 64 tokens, 2,000 steps of 32 of them, by every mechanism that can be
-an encoder; `flash` computes the same as `dense` and is left out. The report names
-what two rules answer that read little of an expression (docs/results.md):
-the operator at the root, and that operator on those of its arguments that are digits.
-A run took 1.5 to 6 minutes on one CPU core; what came out is in docs/results.md.
-`long_range.py` has the lengths of a GPU.
+Expressions have 8 to 64 tokens, and runs have 2,000 steps of 32 expressions. Every
+mechanism that an encoder supports is compared, except `flash`, which computes the same
+as `dense`. The report also shows two rules that use little of an expression: the
+operator at the root, and that operator applied to its digit arguments. A run took 1.5
+to 6 minutes on one CPU core; docs/results.md has the results. `long_range.py` has
+lengths for a GPU.
 """
 
 import ml_collections
@@ -16,7 +16,7 @@ from configs import experiments
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Encoders of four layers of width 64, three seeds, one learning rate."""
+  """Four-layer encoders of width 64, three seeds, one learning rate."""
   return experiments.comparison(
     "listops",
     "dense,sliding_window,bigbird,linear,performer,linformer,lsh,"

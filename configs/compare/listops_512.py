@@ -2,16 +2,17 @@
 
     python compare.py --config=configs/compare/listops_512.py --workdir=/tmp/listops512
 
-`listops.py` has up to 64 tokens, Long Range Arena 501 to 1,999. Here mechanisms have the
-sizes of configs/paper/ (windows of 64, rank 64) and the model has four layers of width
-64. The 800 steps of 16 expressions are few: they show what is learned first. The
-report names what two rules answer that read little of an expression: the operator at
-the root, and that operator on those of its arguments that are digits.
+`listops.py` has up to 64 tokens, and Long Range Arena has 501 to 1,999. Here mechanisms
+have the sizes of configs/paper/ (windows of 64, rank 64), and the model has four layers
+of width 64. 800 steps of 16 expressions are few, so they show only what is learned
+first. The report also shows two rules that use little of an expression: the operator at
+the root, and that operator applied to its digit arguments.
 
-A run took 1 to 8 minutes on one CPU core, and 12 to 23 for `latent`, `multiplicative`
-and `differential`, whose steps have become three times as fast since. Nine encoders of
-eleven read the operator at the root (28 to 34 %), `linear` and `multiplicative` nothing
-(13 to 16 %); what came out is in docs/results.md. `additive` was not run.
+A run took 1 to 8 minutes on one CPU core, and 12 to 23 minutes for `latent`,
+`multiplicative` and `differential`, whose steps are now three times as fast. Nine of
+eleven encoders learned to use the operator at the root (28 to 34 %); `linear` and
+`multiplicative` did not (13 to 16 %). docs/results.md has the results. `additive` was
+not run.
 """
 
 import ml_collections

@@ -4,12 +4,12 @@
     python compare.py --config=configs/compare/long_range.py --workdir=/tmp/long \
       --config.tasks=paper/listops --config.attention=dense,performer
 
-ListOps of up to 512 tokens (the paper has 501 to 1,999) and Pathfinder at 32 × 32
-pixels, by every mechanism that can be an encoder, three seeds. It asks for a GPU and was
-not run at full length. On one CPU core a step of `dense` takes 0.9 s in ListOps, which
-is 80 minutes a run; in Pathfinder it took 20 s on cores that other runs shared, which is
-110 hours a run. `listops_512.py` has these expressions and this model with fewer and
-smaller steps.
+The tasks are ListOps of up to 512 tokens (the paper has 501 to 1,999) and Pathfinder at
+32 × 32 pixels, for every mechanism that an encoder supports, with three seeds. This
+needs a GPU and has not been run at full length. On one CPU core, a step of `dense`
+takes 0.9 s in ListOps, or 80 minutes per run; in Pathfinder it took 20 s on shared
+cores, or 110 hours per run. `listops_512.py` has the same expressions and model with
+fewer steps and smaller batches.
 """
 
 import ml_collections
@@ -19,7 +19,7 @@ from configs.compare import listops_512
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Encoders of four layers of width 64."""
+  """Four-layer encoders of width 64."""
   listops = listops_512.get_config()
   return experiments.comparison(
     "paper/listops,pathfinder",

@@ -2,8 +2,8 @@
 
     python compare.py --config=configs/compare/mechanisms.py --workdir=/tmp/all
 
-Every mechanism has the parameters of the dense model, equal optimiser settings and one
-seed (`--config.seeds=0,1,2` adds more to the same folder).
+Every mechanism has the parameter count of the dense model, the same optimiser settings
+and one seed; `--config.seeds=0,1,2` adds more seeds to the same folder.
 """
 
 import ml_collections

@@ -5,10 +5,10 @@
     python compare.py --config=configs/compare/objectives.py \
       --config.task.path=input.txt --config.tasks=bert --config.attention=dense,performer
 
-Every run is that of `configs/bert.py`, `configs/gpt.py` or `configs/t5.py`, at
-the parameters of the dense model. A mechanism that cannot be causal, or cannot
-carry T5's positions, is a row that says so. It has not been run at full length
-yet: one run takes the minutes that its config tells.
+Every run is that of `configs/bert.py`, `configs/gpt.py` or `configs/t5.py`, with the
+parameter count of the dense model. For a mechanism that cannot be causal, or does not
+support T5's positions, the row has the reason. This has not been run at full length
+yet; the three configs state how long one run takes.
 """
 
 import ml_collections

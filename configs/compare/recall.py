@@ -2,10 +2,10 @@
 
     python compare.py --config=configs/compare/recall.py --workdir=/tmp/recall
 
-Every mechanism is a row with and one without `model.short_convolution`, of three
-seeds. The models are half as wide as those of configs/recall.py and have one head.
-configs/compare/short_convolution.py does it with tuned rates, configs/compare/capacity.py
-with more pairs and three widths.
+Every mechanism has one row with `model.short_convolution` and one row without it, with
+three seeds. The models are half as wide as in configs/recall.py and have one head.
+configs/compare/short_convolution.py has tuned rates, and configs/compare/capacity.py has
+more pairs and three widths.
 """
 
 import ml_collections
@@ -14,7 +14,7 @@ from configs import experiments
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Every mechanism that a decoder can have."""
+  """Every mechanism that a decoder supports."""
   return experiments.comparison(
     "recall",
     "dense,flash,sliding_window,linear,performer,window_linear,"

@@ -2,9 +2,9 @@
 
     python compare.py --config=configs/compare/recall_steps.py --workdir=/tmp/steps
 
-Recall of 16 pairs as in `capacity.py`, at width 64. No rate is chosen: each is a row.
-A run ends at the first evaluation with 97 % of the values right, or is censored at
-step 6,000. Other mechanisms join by `--config.attention`.
+The task is recall of 16 pairs, as in `capacity.py`, at width 64. No rate is chosen: each
+is a separate row. A run ends at the first evaluation with 97 % of the values correct, or
+is censored at step 6,000. `--config.attention` compares other mechanisms.
 """
 
 import ml_collections

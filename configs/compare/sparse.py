@@ -2,14 +2,15 @@
 
     python compare.py --config=configs/compare/sparse.py --workdir=/tmp/sparse
 
-Recall of 16 pairs that stand at the beginning and one needle among three others, by two
-layers of width 64 with `model.short_convolution` and no positions, trained at length
-128 and evaluated at 512 and 2,048. Of those keys MoBA reads the block of 16 of the query
-and one that it chooses, DeepSeek's sparse attention 32 keys, and a sliding window the
-last 32. Native sparse attention reads three fixed blocks of 16, one that it chooses,
-weighted sums of all blocks and a window of 32. For every row four seeds choose one of
-two learning rates. What is in docs/results.md was halved once by two seeds
-(`--config.halving.rungs=0.5 --config.halving.seeds=2`).
+The tasks are recall of 16 pairs at the beginning, and one needle among three others.
+Two-layer models of width 64 with `model.short_convolution` and without positions are
+trained at length 128 and evaluated at 512 and 2,048. MoBA attends to the query's own
+block of 16 keys and to one selected block, DeepSeek's sparse attention to 32 selected
+keys, and a sliding window to the last 32. Native sparse attention attends to three
+fixed blocks of 16, one selected block, weighted sums of all blocks, and a window of 32.
+For every row, four seeds choose one of two learning rates. For the results in
+docs/results.md, two seeds halved the rates once (`--config.halving.rungs=0.5
+--config.halving.seeds=2`).
 """
 
 import ml_collections

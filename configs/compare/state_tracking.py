@@ -6,11 +6,11 @@
     python compare.py --config=configs/compare/state_tracking.py \
       --config.task.letters=5 --workdir=/tmp/s5
 
-Every run is configs/state_tracking.py: two layers, trained at length 32 and
-evaluated to 256, eight seeds. `delta2`, `gated_delta2`, `comba2` and
-`gated_delta_2_rate2` have rates up to 2, as `delta_product` has by itself. The
-first command, two letters, took 36 minutes on one busy CPU core, the second, three,
-about 75, and the third, five, 42; what came out is in docs/results.md.
+Every run is configs/state_tracking.py: two layers, trained at length 32 and evaluated
+up to 256, with eight seeds. `delta2`, `gated_delta2`, `comba2` and
+`gated_delta_2_rate2` have β up to 2, as `delta_product` has by default. On one busy CPU
+core, the first command (two letters) took 36 minutes, the second (three letters) about
+75, and the third (five letters) 42. docs/results.md has the results.
 """
 
 import ml_collections

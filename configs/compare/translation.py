@@ -3,12 +3,12 @@
     python compare.py --config=configs/compare/translation.py \
       --config.task.path=FOLDER --workdir=/tmp/translation
 
-FOLDER holds `train.en`, `train.de`, `val.…` and `test_2016_flickr.…`, plain or .gz.
-Every run is `configs/translation.py` for 1,000 steps. Rows differ in the encoder's
-attention alone: that of the decoder and the cross-attention are dense in all of
-them, as linformer and nystrom cannot serve there. The report has BLEU with an
-interval over seeds, and paired over sentences. A run took 3 to 5 minutes on one CPU
-core; what came out is in docs/results.md.
+FOLDER has `train.en`, `train.de`, `val.…` and `test_2016_flickr.…`, plain or .gz. Every
+run is `configs/translation.py` with 1,000 steps. Rows differ only in the encoder's
+attention. Decoder self-attention and cross-attention are dense in all rows, because
+linformer and nystrom do not support them. The report has BLEU with an interval over
+seeds, and paired over sentences. A run took 3 to 5 minutes on one CPU core;
+docs/results.md has the results.
 """
 
 import ml_collections
@@ -17,7 +17,7 @@ from configs import experiments
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Exact attention by two programs, a window, three approximations; three seeds."""
+  """Two forms of exact attention, a window, three approximations; three seeds."""
   return experiments.comparison(
     "translation",
     "dense,flash,sliding_window,performer,linformer,nystrom",

@@ -2,8 +2,8 @@
 
     python train.py --config=configs/paper/duplicate.py:lsh
 
-w has 511 symbols, so a sequence has 1,024; one layer. Not run here at full
-length; benchmarks/reformer_duplication.md has a shorter one.
+w has 511 symbols, so a sequence has 1,024 tokens; the model has one layer. It has not
+been run at full length; benchmarks/reformer_duplication.md has a shorter run.
 
 Kitaev et al., Reformer, section 5 and table 2, arXiv:2001.04451.
 """
@@ -14,7 +14,7 @@ from configs import attentions, duplicate
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder of one layer that must find each symbol 512 places before."""
+  """A one-layer decoder that has to find each symbol 512 positions before."""
   config = duplicate.get_config(attention)
   config.update(
     {

@@ -2,8 +2,8 @@
 
     python train.py --config=configs/paper/induction.py:dense
 
-Trained at length 256 and evaluated at others, which the paper carries on to
-2^20. Not run here at full length.
+The model is trained at length 256 and evaluated at other lengths, in the paper up to
+2^20. It has not been run at full length.
 
 Gu and Dao, Mamba, section 4.1.2 and appendix E.1, arXiv:2312.00752.
 """
@@ -14,7 +14,7 @@ from configs import attentions, induction
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder of two layers with eight heads, trained at length 256."""
+  """A two-layer decoder with eight heads, trained at length 256."""
   config = induction.get_config(attention)
   config.update(
     {

@@ -2,7 +2,7 @@
 
     python train.py --config=configs/paper/listops.py:dense
 
-Expressions of 501 to 1,999 tokens, one of ten classes. Not run here at full
+Expressions have 501 to 1,999 tokens and one of ten values. It has not been run at full
 length.
 
 Tay et al., Long Range Arena, section 3.1 and appendix A.1, arXiv:2011.04006.
@@ -14,7 +14,7 @@ from configs import attentions, listops
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """An encoder of six layers, on expressions of up to 1,999 tokens."""
+  """A six-layer encoder for expressions of up to 1,999 tokens."""
   config = listops.get_config(attention)
   config.update(
     {

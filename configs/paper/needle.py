@@ -1,10 +1,10 @@
-"""A needle in 4,096 places, by depth and by length.
+"""A needle in 4,096 positions, by depth and by length.
 
     python train.py --config=configs/paper/needle.py:sliding_window
 
-The original asks language models that were trained on text, at up to 128,000
-tokens; this one is trained from nothing and evaluated at lengths of 1,024 to
-8,192, at 11 depths each. Not run here at full length.
+The original tests pretrained language models with up to 128,000 tokens. This model is
+trained from scratch and evaluated at lengths of 1,024 to 8,192, at 11 depths each. It
+has not been run at full length.
 
 Kamradt, Needle In A Haystack (2023); Hsieh et al., RULER, arXiv:2404.06654.
 """
@@ -15,7 +15,7 @@ from configs import attentions, needle
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder of two layers that asks for one of four pairs in 4,096 places."""
+  """A two-layer decoder that looks up one of four pairs in 4,096 positions."""
   config = needle.get_config(attention)
   config.update(
     {

@@ -2,11 +2,11 @@
 
     python train.py --config=configs/paper/recall.py:dense
 
-256 places with 16 pairs, the longest of the paper's three; the others are
-`--config.task.length=64 --config.task.num_pairs=4` and 128 with 8, both in
-batches of 512. The paper takes the best of learning rates from 1e-4 to 1e-2 and
-draws its curve over widths of 64 to 512; its attention has no feed-forward
-layers between, which this model has. Not run here at full length.
+Sequences have 256 positions and 16 pairs, the longest of the paper's three settings.
+The others are `--config.task.length=64 --config.task.num_pairs=4`, and 128 positions
+with 8 pairs, both in batches of 512. The paper reports the best of learning rates from
+1e-4 to 1e-2 for widths of 64 to 512; unlike this model, its models have no feed-forward
+layers. It has not been run at full length.
 
 Arora et al., Zoology, appendix E, arXiv:2312.04927.
 """
@@ -17,7 +17,7 @@ from configs import attentions, recall
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder of two layers with one head, on 16 pairs of 8,192 symbols."""
+  """A two-layer decoder with one head, for 16 pairs of 8,192 symbols."""
   config = recall.get_config(attention)
   config.update(
     {

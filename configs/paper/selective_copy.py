@@ -2,7 +2,8 @@
 
     python train.py --config=configs/paper/selective_copy.py:dense
 
-16 symbols to remember among 4,096 places. Not run here at full length.
+The model has to remember 16 symbols among 4,096 positions. It has not been run at full
+length.
 
 Gu and Dao, Mamba, section 4.1.1 and appendix E.1, arXiv:2312.00752.
 """
@@ -13,7 +14,7 @@ from configs import attentions, selective_copy
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder of two layers that remembers 16 symbols among 4,096 places."""
+  """A two-layer decoder that remembers 16 symbols among 4,096 positions."""
   config = selective_copy.get_config(attention)
   config.update(
     {

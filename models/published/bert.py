@@ -6,8 +6,8 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def layer_rows(theirs: str, ours: str = "encoder_{i}") -> list[Row]:
@@ -28,7 +28,7 @@ def layer_rows(theirs: str, ours: str = "encoder_{i}") -> list[Row]:
 def embedding_rows(theirs: str) -> list[Row]:
   """Returns the rows of the embeddings."""
   return [
-    # With logits of tokens, the softmax reads the same table.
+    # For token logits, the softmax uses the same table.
     *family.table(f"{theirs}.word_embeddings", "target_embedding"),
     *family.table(f"{theirs}.word_embeddings", "source_embedding"),
     *family.table(f"{theirs}.position_embeddings", "source_positions"),
@@ -38,7 +38,7 @@ def embedding_rows(theirs: str) -> list[Row]:
 
 
 def pooler_rows(config: ModelConfig, base: str, classes: str) -> list[Row]:
-  """Returns the rows of a pooler that a classifier has under another name."""
+  """Returns the rows of the pooler, which classifiers name differently."""
   theirs = classes if config.head == "class" else base
   return family.linear(theirs, "head/pooler")
 
@@ -53,7 +53,7 @@ def head_rows() -> list[Row]:
 
 
 def copies(prefix: str) -> tuple[tuple[str, str], ...]:
-  """Returns the tensors of the head that files may repeat."""
+  """Returns the tensors of the head that files may store twice."""
   words = f"{prefix}embeddings.word_embeddings.weight"
   return (
     ("cls.predictions.decoder.weight", words),
@@ -61,26 +61,28 @@ def copies(prefix: str) -> tuple[tuple[str, str], ...]:
   )
 
 
-def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
+def encoder(
+  hf_config: Mapping[str, Any], head: str, **others: Any
+) -> ModelConfig:
   """Returns the config fields that BERT and its successors share.
 
   Args:
-    theirs: `config.json`.
-    head: of the architecture.
-    **others: choices in which a family differs.
+    hf_config: `config.json`.
+    head: our name of the head.
+    **others: config fields in which a family differs.
   """
   family.only(
-    theirs,
+    hf_config,
     position_embedding_type="absolute",
     is_decoder=False,
     add_cross_attention=False,
     tie_word_embeddings=True,
   )
-  dropout = family.number(theirs, "hidden_dropout_prob", 0.1)
-  # A key that the family replaces is not read.
+  dropout = family.number(hf_config, "hidden_dropout_prob", 0.1)
+  # If a family replaces a field, its key is not read.
   read: dict[str, Callable[[], Any]] = {
-    "norm_epsilon": lambda: family.number(theirs, "layer_norm_eps", 1e-12),
-    "token_types": lambda: family.size(theirs, "type_vocab_size"),
+    "norm_epsilon": lambda: family.number(hf_config, "layer_norm_eps", 1e-12),
+    "token_types": lambda: family.size(hf_config, "type_vocab_size"),
     "position": lambda: "learned",
   }
   choices = {
@@ -89,11 +91,11 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
   return nested.make(
     ModelConfig,
     kind="encoder",
-    num_layers=family.size(theirs, "num_hidden_layers"),
-    num_heads=family.size(theirs, "num_attention_heads"),
-    features=family.size(theirs, "hidden_size"),
-    mlp_features=family.size(theirs, "intermediate_size"),
-    activation=family.activation(theirs, "hidden_act", "gelu"),
+    num_layers=family.size(hf_config, "num_hidden_layers"),
+    num_heads=family.size(hf_config, "num_attention_heads"),
+    features=family.size(hf_config, "hidden_size"),
+    mlp_features=family.size(hf_config, "intermediate_size"),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
     attention_bias=True,
     dropout_rate=dropout,
     norm="post",
@@ -108,9 +110,9 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
 
 
 def has_pooler(names: Collection[str], head: str) -> bool:
-  """Returns whether a model has a layer before its classes.
+  """Returns whether a model has a pooler.
 
-  A base model may come with or without it; under masked tokens it is unread.
+  A base model may have one or not; a model of masked tokens does not use it.
   """
   return head == "class" or (
     head == "hidden" and any("pooler." in name for name in names)
@@ -118,26 +120,26 @@ def has_pooler(names: Collection[str], head: str) -> bool:
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
-  vocab_size = family.size(theirs, "vocab_size")
-  return Described(
-    encoder(theirs, head, pooler=has_pooler(names, head)),
+  vocab_size = family.size(hf_config, "vocab_size")
+  return Description(
+    encoder(hf_config, head, pooler=has_pooler(names, head)),
     vocab_size,
-    num_labels(theirs) if head == "class" else vocab_size,
-    family.size(theirs, "max_position_embeddings"),
+    num_labels(hf_config) if head == "class" else vocab_size,
+    family.size(hf_config, "max_position_embeddings"),
   )
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`."""
-  config = described.config
-  labels = range(described.outputs if config.head == "class" else 2)
+  config = description.config
+  labels = range(description.outputs if config.head == "class" else 2)
   return {
     "model_type": "bert",
-    "vocab_size": described.vocab_size,
-    "max_position_embeddings": described.max_length,
+    "vocab_size": description.vocab_size,
+    "max_position_embeddings": description.max_length,
     **sizes_json(config),
     "type_vocab_size": max(config.embedding.token_types, 1),
     "id2label": {str(i): f"LABEL_{i}" for i in labels},
@@ -158,13 +160,13 @@ def sizes_json(config: ModelConfig) -> dict[str, Any]:
   }
 
 
-def num_labels(theirs: Mapping[str, Any]) -> int:
-  """Returns the number of classes: that of their names, or 2."""
-  labels = theirs.get("id2label")
+def num_labels(hf_config: Mapping[str, Any]) -> int:
+  """Returns the number of classes: the number of their names, or 2 by default."""
+  labels = hf_config.get("id2label")
   if isinstance(labels, dict) and labels:
-    family.only(theirs, num_labels=len(labels))
+    family.only(hf_config, num_labels=len(labels))
     return len(labels)
-  return family.size(theirs, "num_labels", 2)
+  return family.size(hf_config, "num_labels", 2)
 
 
 BERT = Family(
@@ -192,15 +194,15 @@ BERT = Family(
   copies=copies("bert."),
   unread=(
     r"bert\.embeddings\.position_ids",
-    # Parts of BERT's training that masked tokens do not need.
+    # Heads of BERT's pretraining that masked language modelling does not use.
     r"bert\.pooler\.dense\.(weight|bias)",
     r"cls\.seq_relationship\.(weight|bias)",
   ),
   to_json=to_json,
-  without_effect=because(
-    "was of the code of 2018",
+  without_effect=no_effect(
+    "was used by the code of 2018",
     "directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type",
   ),
 )
-"""Post-norm encoders with token types; 'gelu' is the exact one."""
+"""Post-norm encoders with token types; 'gelu' is the exact gelu."""

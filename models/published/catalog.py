@@ -1,4 +1,4 @@
-"""The published families, which are imported on demand."""
+"""Finds published families, which are imported on demand."""
 
 from collections.abc import Mapping
 import types
@@ -66,14 +66,15 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
 
 
 READERS = ImportPaths({"run": "training.inference.published:from_run"})
-"""Other folders that `load_pretrained` opens: `folder -> Pretrained`."""
+"""Readers of other folders that `load_pretrained` opens: `folder -> Pretrained`."""
 
 
 def find(model_type: str | None, architecture: str) -> Family | None:
-  """Returns the family of a class of transformers, or None.
+  """Returns the family of an architecture of transformers, or None.
 
   Args:
-    model_type: of `config.json`, whose family alone is imported if it has it.
+    model_type: `model_type` of `config.json`; if its family has the class, no other
+      family is imported.
     architecture: the class.
   """
   named = FAMILIES.get(model_type) if isinstance(model_type, str) else None

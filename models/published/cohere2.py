@@ -6,19 +6,19 @@ from typing import Any
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, rotary
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`; only layers with a window have positions."""
-  heads = family.size(theirs, "num_attention_heads")
+  heads = family.size(hf_config, "num_attention_heads")
   family.only(
-    theirs,
-    head_dim=family.size(theirs, "hidden_size") // heads,
-    # The first files say what no version of transformers reads.
+    hf_config,
+    head_dim=family.size(hf_config, "hidden_size") // heads,
+    # The first files have keys that no version of transformers reads.
     use_qk_norm=False,
     use_parallel_block=True,
     use_gated_activation=True,
@@ -27,14 +27,14 @@ def describe(
     order_of_interleaved_layers="local_attn_first",
     rotary_pct=1.0,
   )
-  every = family.size(theirs, "sliding_window_pattern", 4)
-  kinds = llama.layer_types(theirs, llama.NEAR, llama.last_of(every))
+  every = family.size(hf_config, "sliding_window_pattern", 4)
+  kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(every))
   overrides = {
     llama.NEAR: AroundConfig(),
     llama.EXACT: AroundConfig(position="none"),
   }
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     head_dim=None,
@@ -42,17 +42,17 @@ def describe(
     parallel=True,
     shared_norm=True,
     norm_kind="layer_without_bias",
-    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-5),
-    logit_scale=family.number(theirs, "logit_scale", 0.0625),
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
-    **rotary.choices(theirs),
-    decoder_attention=llama.windows(theirs, kinds),
+    norm_epsilon=family.number(hf_config, "layer_norm_eps", 1e-5),
+    logit_scale=family.number(hf_config, "logit_scale", 0.0625),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
+    **rotary.choices(hf_config),
+    decoder_attention=llama.windows(hf_config, kinds),
     decoder_around=tuple(overrides[kind] for kind in kinds),
   )
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with rotated pairs of adjacent features."""
+  """Implements `Family.rows`: those of Llama, with adjacent rotary pairs."""
   table, width = [], config.query_dim
   pairs = rotary.adjacent_pairs(width, width)
   for row in llama.LLAMA.rows(config):
@@ -69,8 +69,10 @@ COHERE2 = llama.LLAMA._replace(
   describe=describe,
   rows=rows,
   without_effect={
-    **because("is said by layer_types", "sliding_window_pattern layer_switch"),
-    **because("is said by tie_word_embeddings", "use_embedding_sharing"),
+    **no_effect(
+      "follows from layer_types", "sliding_window_pattern layer_switch"
+    ),
+    **no_effect("follows from tie_word_embeddings", "use_embedding_sharing"),
   },
 )
 """Parallel sub-layers with one norm, and no positions in layers without a window."""

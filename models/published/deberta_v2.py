@@ -7,48 +7,48 @@ from typing import Any
 
 from models.attention_module_config import DisentangledConfig
 from models.published import bert, family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 from settings.fields import Whole
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
-  features = family.size(theirs, "hidden_size")
-  heads = family.size(theirs, "num_attention_heads")
+  features = family.size(hf_config, "hidden_size")
+  heads = family.size(hf_config, "num_attention_heads")
   family.only(
-    theirs,
-    conv_kernel_size=0,  # A convolution beside the first layer.
+    hf_config,
+    conv_kernel_size=0,  # A convolution parallel to the first layer.
     embedding_size=features,
     attention_head_size=features // heads,
     pooler_hidden_size=features,
-    legacy=True,  # The other head has other tensors.
+    legacy=True,  # Files without the legacy head have other tensors.
   )
-  own = _positions(theirs, features // heads)
+  own = _positions(hf_config, features // heads)
   if head == "class":
-    activation = family.activation(theirs, "pooler_hidden_act", "gelu")
+    activation = family.activation(hf_config, "pooler_hidden_act", "gelu")
     own |= {"pooler": True, "pooler_activation": activation}
-  vocab_size = family.size(theirs, "vocab_size")
-  return Described(
+  vocab_size = family.size(hf_config, "vocab_size")
+  return Description(
     bert.encoder(
-      theirs,
+      hf_config,
       head,
-      norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-7),
-      token_types=family.value(theirs, "type_vocab_size", Whole, 0),
+      norm_epsilon=family.number(hf_config, "layer_norm_eps", 1e-7),
+      token_types=family.value(hf_config, "type_vocab_size", Whole, 0),
       **own,
     ),
     vocab_size,
-    bert.num_labels(theirs) if head == "class" else vocab_size,
-    family.size(theirs, "max_position_embeddings"),
+    bert.num_labels(hf_config) if head == "class" else vocab_size,
+    family.size(hf_config, "max_position_embeddings"),
   )
 
 
-def _positions(theirs: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+def _positions(hf_config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
   """The config fields of positions."""
-  terms = theirs.get("pos_att_type") or []
+  terms = hf_config.get("pos_att_type") or []
   if isinstance(terms, str):
     terms = [term.strip() for term in terms.lower().split("|")]
   terms = tuple(
@@ -56,10 +56,10 @@ def _positions(theirs: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
   )
   if not {*terms} <= {"c2p", "p2c"} or len({*terms}) < len(terms):
     raise ValueError(f"pos_att_type: expected c2p and p2c, got {terms}")
-  is_added = family.flag(theirs, "position_biased_input", True)
-  if not family.flag(theirs, "relative_attention", False):
+  is_added = family.flag(hf_config, "position_biased_input", True)
+  if not family.flag(hf_config, "relative_attention", False):
     family.only(
-      theirs,
+      hf_config,
       max_relative_positions=-1,
       position_buckets=-1,
       norm_rel_ebd="none",
@@ -73,16 +73,18 @@ def _positions(theirs: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     raise ValueError(
       "position_biased_input: expected false with relative_attention, got true"
     )
-  norm = family.choice(theirs, "norm_rel_ebd", ("none", "layer_norm"), "none")
+  norm = family.choice(
+    hf_config, "norm_rel_ebd", ("none", "layer_norm"), "none"
+  )
   longest, buckets = (
-    None if theirs.get(key, -1) == -1 else family.size(theirs, key)
+    None if hf_config.get(key, -1) == -1 else family.size(hf_config, key)
     for key in ("max_relative_positions", "position_buckets")
   )
   config = DisentangledConfig(
     terms=terms,
-    max_distance=longest or family.size(theirs, "max_position_embeddings"),
+    max_distance=longest or family.size(hf_config, "max_position_embeddings"),
     num_buckets=buckets,
-    shared_projections=family.flag(theirs, "share_att_key", False),
+    shared_projections=family.flag(hf_config, "share_att_key", False),
     norm=norm == "layer_norm",
   )
   return {"position": "disentangled", "disentangled": config}
@@ -127,14 +129,12 @@ DEBERTA_V2 = Family(
   copies=bert.copies("deberta."),
   unread=(
     r"deberta\.embeddings\.position_embeddings\.weight",
-    # Parts of the training of V3.
+    # Heads of V3's pretraining.
     r"(lm|mask)_predictions\..*",
   ),
   without_effect={
-    **because("is of training", "pooler_dropout cls_dropout"),
-    **because(
-      "is of the head for classes, which reads it", "pooler_hidden_act"
-    ),
+    **no_effect("affects only training", "pooler_dropout cls_dropout"),
+    **no_effect("affects only the classification head", "pooler_hidden_act"),
   },
 )
-"""BERT with disentangled attention, which has no other positions."""
+"""BERT with disentangled attention, and no absolute positions."""

@@ -1,6 +1,6 @@
 """DeepSeek-V3, arXiv:2412.19437, and V3.2, arXiv:2512.02556: latent attention.
 
-V3.2 and GLM-5 also have an indexer, by which each query attends to few keys.
+V3.2 and GLM-5 also have an indexer that selects a few keys for each query.
 """
 
 from collections import ChainMap
@@ -18,37 +18,37 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import experts, family, llama, rotary
-from models.published.family import Described, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Layout, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any],
+  hf_config: Mapping[str, Any],
   names: Collection[str],
   head: str,
   has_indexer: bool = False,
   own_indexers: Sequence[bool] = (),
-) -> Described:
+) -> Description:
   """Implements `Family.describe`.
 
   Args:
-    theirs: `config.json`.
-    names: of its tensors.
-    head: ours.
-    has_indexer: whether it is V3.2.
-    own_indexers: whether each layer has an indexer of its own; empty is all.
+    hf_config: `config.json`.
+    names: names of the tensors.
+    head: our name of the head.
+    has_indexer: whether layers have indexers (V3.2).
+    own_indexers: whether each layer has its own indexer; empty means that all do.
   """
-  heads = family.size(theirs, "num_attention_heads")
-  rank = family.size(theirs, "kv_lora_rank", 512)
-  shared = family.size(theirs, "qk_rope_head_dim", 64)
-  width = shared + family.size(theirs, "qk_nope_head_dim", 128)
+  heads = family.size(hf_config, "num_attention_heads")
+  rank = family.size(hf_config, "kv_lora_rank", 512)
+  shared = family.size(hf_config, "qk_rope_head_dim", 64)
+  width = shared + family.size(hf_config, "qk_nope_head_dim", 128)
   family.only(
-    theirs,
-    # Keys and values are of every head, and transformers rotates `head_dim` features.
+    hf_config,
+    # Every head has its own keys and values; transformers rotates `head_dim` features.
     num_key_value_heads=heads,
     head_dim=shared,
     qk_head_dim=width,
-    # Ours are half a head apart, which the rows of tensors permute.
+    # Files store adjacent pairs; `rows` permutes them into our halves.
     rope_interleave=True,
     # The first files have keys that no version of transformers reads.
     scoring_func="sigmoid",
@@ -56,15 +56,15 @@ def describe(
     moe_layer_freq=1,
     mlp_bias=False,
   )
-  has_bias = family.flag(theirs, "attention_bias", False)
+  has_bias = family.flag(hf_config, "attention_bias", False)
   mechanism: Any = latent(rank, shared, has_bias)
   if has_indexer:
-    family.per_layer(theirs, "layer_types", ("indexed_attention",))
+    family.per_layer(hf_config, "layer_types", ("indexed_attention",))
     options = {
-      "top_k": family.size(theirs, "index_topk", 2048),
-      "num_index_heads": family.size(theirs, "index_n_heads", 64),
-      "index_dim": family.size(theirs, "index_head_dim", 128),
-      "query_rank": family.size(theirs, "q_lora_rank", 1536),
+      "top_k": family.size(hf_config, "index_topk", 2048),
+      "num_index_heads": family.size(hf_config, "index_n_heads", 64),
+      "index_dim": family.size(hf_config, "index_head_dim", 128),
+      "query_rank": family.size(hf_config, "q_lora_rank", 1536),
       "index_key_norm": True,
       "index_rotary_dim": shared,
     }
@@ -72,15 +72,15 @@ def describe(
     if not all(own_indexers):
       without = AttentionConfig("dsa", {**options, "has_indexer": False})
       mechanism = tuple(mechanism if x else without for x in own_indexers)
-  positions = rotary.choices(theirs)
+  positions = rotary.choices(hf_config)
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     head_dim=width,
     num_kv_heads=None,
-    value_dim=family.size(theirs, "v_head_dim", 128),
-    query_rank=family.optional_size(theirs, "q_lora_rank", 1536),
+    value_dim=family.size(hf_config, "v_head_dim", 128),
+    query_rank=family.optional_size(hf_config, "q_lora_rank", 1536),
     latent_rank=rank,
     shared_key_dim=shared,
     attention_bias=has_bias,
@@ -88,7 +88,7 @@ def describe(
     mlp_bias=False,
     decoder_attention=mechanism,
     **positions,
-    **_experts(theirs, has_indexer),
+    **_experts(hf_config, has_indexer),
   )
 
 
@@ -106,74 +106,74 @@ _GLM_DEFAULTS = MappingProxyType(
 
 
 def describe_glm(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
-  """Implements `Family.describe` for GLM-5, whose defaults are not V3.2's.
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
+  """Implements `Family.describe` for GLM-5, which has other defaults than V3.2.
 
   Some layers reuse the keys that an earlier layer selected.
   """
-  filled: Any = ChainMap(cast(Any, theirs), dict(_GLM_DEFAULTS))
+  filled: Any = ChainMap(cast(Any, hf_config), dict(_GLM_DEFAULTS))
   return describe(
-    filled, names, head, has_indexer=True, own_indexers=_own_indexers(theirs)
+    filled, names, head, has_indexer=True, own_indexers=_own_indexers(hf_config)
   )
 
 
-def _own_indexers(theirs: Mapping[str, Any]) -> list[bool]:
-  """Whether each layer has an indexer: by a list, a pattern, or every so many layers."""
-  count = family.size(theirs, "num_hidden_layers")
+def _own_indexers(hf_config: Mapping[str, Any]) -> list[bool]:
+  """Returns whether each layer has an indexer, from a list, a pattern or a period."""
+  count = family.size(hf_config, "num_hidden_layers")
   name, pattern = "indexer_types", "index_topk_pattern"
-  if theirs.get(name) is None and theirs.get(pattern) is not None:
+  if hf_config.get(name) is None and hf_config.get(pattern) is not None:
     name = pattern
-  if theirs.get(name) is None:
-    every = max(family.value(theirs, "index_topk_freq", int, 1), 1)
-    first = family.value(theirs, "index_skip_topk_offset", int, 2)
+  if hf_config.get(name) is None:
+    every = max(family.value(hf_config, "index_topk_freq", int, 1), 1)
+    first = family.value(hf_config, "index_skip_topk_offset", int, 2)
     return [max(i - first + 1, 0) % every == 0 for i in range(count)]
-  given = family.value(theirs, name, str | list[str])
+  given = family.value(hf_config, name, str | list[str])
   words = {"F": True, "S": False, "full": True, "shared": False}
   own = [words.get(kind) for kind in given]
   if len(own) != count or None in own or not own[0]:
     raise ValueError(
-      f"{name}: expected {count} of full and shared, the first full, got "
+      f"{name}: expected {count} entries, full or shared, starting with full, got "
       f"{reprlib.repr(given)}"
     )
   return [is_own is True for is_own in own]
 
 
 def sparse_layers(
-  theirs: Mapping[str, Any], default: Callable[[int], bool]
+  hf_config: Mapping[str, Any], default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
-  """Returns whether each layer has experts, from the file or else from the family."""
-  kinds = family.per_layer(theirs, "mlp_layer_types", ("dense", "sparse"))
+  """Returns whether each layer has experts, from the file or by default."""
+  kinds = family.per_layer(hf_config, "mlp_layer_types", ("dense", "sparse"))
   if kinds is not None:
     return tuple(kind == "sparse" for kind in kinds)
-  return tuple(map(default, range(family.size(theirs, "num_hidden_layers"))))
+  return tuple(map(default, range(family.size(hf_config, "num_hidden_layers"))))
 
 
 def overrides(is_sparse: Sequence[bool]) -> tuple[AroundConfig, ...]:
-  """Returns the overrides of layers of which some have no experts."""
+  """Returns the overrides of layers, some of which have no experts."""
   dense = AroundConfig(num_experts=0)
   return tuple(AroundConfig() if x else dense for x in is_sparse)
 
 
-def _experts(theirs: Mapping[str, Any], has_types: bool) -> dict[str, Any]:
-  """The fields of layers with experts; V3.2 may have the type of each layer."""
+def _experts(hf_config: Mapping[str, Any], has_types: bool) -> dict[str, Any]:
+  """Returns the fields of layers with experts; V3.2 may list the type of each layer."""
   first = family.value(
-    theirs, "first_k_dense_replace", Annotated[int, Ge(0)], 3
+    hf_config, "first_k_dense_replace", Annotated[int, Ge(0)], 3
   )
   if has_types:
-    is_sparse = sparse_layers(theirs, lambda i: i >= first)
+    is_sparse = sparse_layers(hf_config, lambda i: i >= first)
   else:
-    count = family.size(theirs, "num_hidden_layers")
+    count = family.size(hf_config, "num_hidden_layers")
     is_sparse = tuple(i >= first for i in range(count))
-  width = family.size(theirs, "moe_intermediate_size", 2048)
-  shared = family.size(theirs, "n_shared_experts", 1)
+  width = family.size(hf_config, "moe_intermediate_size", 2048)
+  shared = family.size(hf_config, "n_shared_experts", 1)
   fields = {
-    "num_experts": family.size(theirs, "n_routed_experts", 256),
-    "experts_per_token": family.size(theirs, "num_experts_per_tok", 8),
-    "expert_groups": family.size(theirs, "n_group", 8),
-    "groups_per_token": family.size(theirs, "topk_group", 4),
-    "normalize_weights": family.flag(theirs, "norm_topk_prob", True),
-    "routed_scale": family.number(theirs, "routed_scaling_factor", 2.5),
+    "num_experts": family.size(hf_config, "n_routed_experts", 256),
+    "experts_per_token": family.size(hf_config, "num_experts_per_tok", 8),
+    "expert_groups": family.size(hf_config, "n_group", 8),
+    "groups_per_token": family.size(hf_config, "topk_group", 4),
+    "normalize_weights": family.flag(hf_config, "norm_topk_prob", True),
+    "routed_scale": family.number(hf_config, "routed_scaling_factor", 2.5),
   }
   if not any(is_sparse):
     return {}
@@ -188,7 +188,7 @@ def _experts(theirs: Mapping[str, Any], has_types: bool) -> dict[str, Any]:
 
 
 def _scale(width: int, scaling: Any) -> float | None:
-  """The factor of the logits; YaRN's temperature is squared in it."""
+  """Returns the scale of the logits, with the square of YaRN's temperature."""
   options = {} if scaling is None else scaling.options
   if not options.get("mscale_all_dim"):
     return None
@@ -198,17 +198,17 @@ def _scale(width: int, scaling: Any) -> float | None:
 
 
 def latent(rank: int, shared: int, has_bias: bool) -> AttentionConfig:
-  """Returns the mechanism, with a bias of its first projection or without."""
+  """Returns the mechanism; `has_bias` adds a bias to its first projection."""
   options = {"rank": rank, "shared_dim": shared, "down_bias": has_bias}
   return AttentionConfig("latent", options)
 
 
 def rows(config: ModelConfig, has_adjacent: bool = False) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with low-rank queries, keys and values.
+  """Implements `Family.rows`: those of Llama, with low-rank queries, keys and values.
 
   Args:
-    config: of the model.
-    has_adjacent: whether the rotated pairs of an indexer are adjacent in files.
+    config: config of the model.
+    has_adjacent: whether files store the rotary pairs of an indexer adjacently.
   """
   table = [row for row in llama.rows() if "self_attn" not in row.theirs]
   table += experts.rows(config) + experts.selection_rows(config)
@@ -236,12 +236,12 @@ def latent_rows(
   """Returns the rows of latent attention.
 
   Args:
-    theirs: the name of their module.
-    module: the path of ours.
-    layer: the config of the layer.
-    is_own: whether the mechanism has the projections of keys and values; otherwise the
-      module has them, where another mechanism is in it.
-    rotated: the features of the shared key whose pairs are adjacent in files.
+    theirs: name of the module in transformers.
+    module: path of our module.
+    layer: config of the layer.
+    is_own: whether the mechanism has the projections of keys and values; if another
+      mechanism replaces it, the module has them.
+    rotated: number of features of the shared key that files store as adjacent pairs.
   """
   slot, width = layer.slot, layer.query_dim
   rank, shared = slot.latent_rank or 0, slot.shared_key_dim or 0
@@ -278,10 +278,7 @@ def latent_rows(
 def _index_rows(
   theirs: str, ours: str, mechanism: AttentionConfig, rotated: int
 ) -> list[Row]:
-  """The rows of an indexer; the pairs of its first `rotated` features are adjacent.
-
-  Those of other features are half of them apart.
-  """
+  """Returns the rows of an indexer, whose first `rotated` features are adjacent pairs."""
   heads = mechanism.options["num_index_heads"]
   width = mechanism.options["index_dim"]
   key = rotary.adjacent_pairs(width, rotated, at_end=False)
@@ -302,8 +299,8 @@ def by_head(heads: int, layout: Layout = family.TRANSPOSED) -> Layout:
   """Returns the layout of a Linear whose heads are an axis of our kernel.
 
   Args:
-    heads: the number of heads.
-    layout: of the same Linear if our kernel is `[F, heads · H]`.
+    heads: number of heads.
+    layout: layout of the same Linear for a kernel `[F, heads · H]`.
   """
   return Layout(
     lambda x, n: [layout.read(x, n)[0].reshape(x.shape[1], heads, -1)],
@@ -314,9 +311,10 @@ def by_head(heads: int, layout: Layout = family.TRANSPOSED) -> Layout:
 def _keys_and_values(
   heads: int, widths: tuple[int, int], has_axis: bool
 ) -> Layout:
-  """The layout of a Linear that has the key and then the value of each head.
+  """Returns the layout of a Linear with the key and then the value of each head.
 
-  Ours are the kernels of values and keys; `has_axis` says whether heads are an axis.
+  The variables are the kernels of values and keys; `has_axis` is whether heads are an
+  axis of them.
   """
   key_dim, value_dim = widths
 
@@ -340,12 +338,11 @@ DEEPSEEK_V3 = llama.LLAMA._replace(
   describe=describe,
   rows=rows,
   without_effect={
-    **because("is of training", "aux_loss_alpha seq_aux"),
-    **because("is of what is returned beside logits", "output_router_logits"),
-    **because("is of how the same numbers are computed", "ep_size"),
-    **because(
-      "is of layers that predict several tokens at once, which transformers leaves "
-      "out",
+    **no_effect("affects only training", "aux_loss_alpha seq_aux"),
+    **no_effect("selects outputs other than logits", "output_router_logits"),
+    **no_effect("selects an implementation of the same function", "ep_size"),
+    **no_effect(
+      "belongs to multi-token prediction layers, which transformers omits",
       "num_nextn_predict_layers num_mtp_layers",
     ),
   },
@@ -360,10 +357,10 @@ DEEPSEEK_V32 = DEEPSEEK_V3._replace(
   describe=partial(describe, has_indexer=True),
   without_effect={
     **DEEPSEEK_V3.without_effect,
-    **because("is said by mlp_layer_types", "first_k_dense_replace"),
+    **no_effect("follows from mlp_layer_types", "first_k_dense_replace"),
   },
 )
-"""Likewise; each query attends to the keys that an indexer scores highest."""
+"""DeepSeek-V3 whose queries attend to the keys that an indexer scores highest."""
 
 GLM_MOE_DSA = DEEPSEEK_V32._replace(
   name="glm_moe_dsa",
@@ -372,11 +369,11 @@ GLM_MOE_DSA = DEEPSEEK_V32._replace(
   rows=partial(rows, has_adjacent=True),
   without_effect={
     **DEEPSEEK_V32.without_effect,
-    **because(
-      "is said by indexer_types",
+    **no_effect(
+      "follows from indexer_types",
       "index_topk_pattern index_topk_freq index_skip_topk_offset",
     ),
   },
   unread=(*llama.LLAMA.unread, r"model\.layers\.78\..*"),
 )
-"""GLM-5: V3.2, whose indexers rotate adjacent pairs and may serve several layers."""
+"""GLM-5: V3.2 with indexers that rotate adjacent pairs and that layers may share."""

@@ -11,15 +11,17 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import deepseek, experts, family, llama, rotary
-from models.published.family import TRANSPOSED, Described, Layout, Row
-from models.published.keys import because
+from models.published.family import TRANSPOSED, Description, Layout, Row
+from models.published.keys import no_effect
 
 _SPARSE = "compressed_sparse_attention"
 _HEAVY = "heavily_compressed_attention"
 _STRIDES = MappingProxyType({_SPARSE: 4, _HEAVY: 128})
 _ROTARY: rotary.LayerTypes = dict.fromkeys(
   ("main", "compress"),
-  rotary.Rotary(theta=(), default=None, share=(), whole=0.125, scaled=False),
+  rotary.Rotary(
+    theta=(), default=None, share=(), default_share=0.125, scaled=False
+  ),
 )
 _SCORES = MappingProxyType(
   {"sqrtsoftplus": "sqrt_softplus", "sigmoid": "sigmoid"}
@@ -27,15 +29,15 @@ _SCORES = MappingProxyType(
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
-  width = family.size(theirs, "head_dim", 512)
-  share = family.size(theirs, "qk_rope_head_dim", max(width // 8, 1)) / width
-  share = family.number(theirs, "partial_rotary_factor", share)
+  width = family.size(hf_config, "head_dim", 512)
+  share = family.size(hf_config, "qk_rope_head_dim", max(width // 8, 1)) / width
+  share = family.number(hf_config, "partial_rotary_factor", share)
   rotated = int(width * share)
   family.only(
-    theirs,
+    hf_config,
     num_key_value_heads=1,
     qk_rope_head_dim=rotated,
     rms_norm_eps=1e-6,
@@ -44,29 +46,33 @@ def describe(
     attention_bias=False,
     mlp_bias=False,
   )
-  if theirs.get("quantization_config"):
+  if hf_config.get("quantization_config"):
     raise ValueError(
       "quantization_config: FP8 tensors are not read here; load the folder in "
       "transformers with FineGrainedFP8Config(dequantize=True), and save it"
     )
-  count = family.size(theirs, "num_hidden_layers")
-  kinds = family.per_layer(theirs, "layer_types", (llama.NEAR, _SPARSE, _HEAVY))
+  count = family.size(hf_config, "num_hidden_layers")
+  kinds = family.per_layer(
+    hf_config, "layer_types", (llama.NEAR, _SPARSE, _HEAVY)
+  )
   if kinds is None:
     kinds = [_HEAVY if i < 2 or i % 2 == 0 else _SPARSE for i in range(count)]
-  routers = family.per_layer(theirs, "mlp_layer_types", ("hash_moe", "moe"))
+  routers = family.per_layer(hf_config, "mlp_layer_types", ("hash_moe", "moe"))
   if routers is None:
     routers = ["hash_moe" if i < 3 else "moe" for i in range(count)]
-  strides = family.value(theirs, "compress_rates", dict[str, int], _STRIDES)
+  strides = family.value(hf_config, "compress_rates", dict[str, int], _STRIDES)
   for kind in strides.keys() - _STRIDES.keys():
-    raise ValueError(f"compress_rates: no layer type is {kind!r}")
-  positions = _positions(theirs, share)
-  rank = family.size(theirs, "q_lora_rank", 1024)
-  near = family.size(theirs, "sliding_window", 128)
+    raise ValueError(
+      f"compress_rates: expected layer types among {[*_STRIDES]}, got {kind!r}"
+    )
+  positions = _positions(hf_config, share)
+  rank = family.size(hf_config, "q_lora_rank", 1024)
+  near = family.size(hf_config, "sliding_window", 128)
   window = {"window": near, "rotary_dim": rotated}
   index = {
-    "top_k": family.size(theirs, "index_topk", 512),
-    "num_index_heads": family.size(theirs, "index_n_heads", 64),
-    "index_dim": family.size(theirs, "index_head_dim", 128),
+    "top_k": family.size(hf_config, "index_topk", 512),
+    "num_index_heads": family.size(hf_config, "index_n_heads", 64),
+    "index_dim": family.size(hf_config, "index_head_dim", 128),
     "query_rank": rank,
   }
 
@@ -81,11 +87,11 @@ def describe(
     own = {**window, "stride": stride, **options}
     return AttentionConfig("compressed", own)
 
-  experts_width = family.size(theirs, "moe_intermediate_size", 2048)
-  vocab_size = family.size(theirs, "vocab_size")
-  scores = family.choice(theirs, "scoring_func", _SCORES, "sqrtsoftplus")
+  experts_width = family.size(hf_config, "moe_intermediate_size", 2048)
+  vocab_size = family.size(hf_config, "vocab_size")
+  scores = family.choice(hf_config, "scoring_func", _SCORES, "sqrtsoftplus")
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     head_dim=width,
@@ -94,19 +100,19 @@ def describe(
     mlp_bias=False,
     mlp_features=experts_width,
     query_rank=rank,
-    out_groups=family.size(theirs, "o_groups", 8),
-    out_rank=family.size(theirs, "o_lora_rank", 1024),
-    # One stream would have weights, too, and ours has none.
-    streams=family.value(theirs, "hc_mult", Annotated[int, Ge(2)], 4),
-    stream_steps=family.size(theirs, "hc_sinkhorn_iters", 20),
-    stream_epsilon=family.number(theirs, "hc_eps", 1e-6),
-    num_experts=family.size(theirs, "n_routed_experts", 256),
-    experts_per_token=family.size(theirs, "num_experts_per_tok", 6),
-    routed_scale=family.number(theirs, "routed_scaling_factor", 1.5),
+    out_groups=family.size(hf_config, "o_groups", 8),
+    out_rank=family.size(hf_config, "o_lora_rank", 1024),
+    # A single stream would have weights in transformers, but has none here.
+    streams=family.value(hf_config, "hc_mult", Annotated[int, Ge(2)], 4),
+    stream_steps=family.size(hf_config, "hc_sinkhorn_iters", 20),
+    stream_epsilon=family.number(hf_config, "hc_eps", 1e-6),
+    num_experts=family.size(hf_config, "n_routed_experts", 256),
+    experts_per_token=family.size(hf_config, "num_experts_per_tok", 6),
+    routed_scale=family.number(hf_config, "routed_scaling_factor", 1.5),
     shared_features=experts_width,
     router_scores=_SCORES[scores],
     selection_bias=True,
-    gate_limit=family.number(theirs, "swiglu_limit", 10.0),
+    gate_limit=family.number(hf_config, "swiglu_limit", 10.0),
     decoder_attention=tuple(map(mechanism, kinds)),
     decoder_around=tuple(
       AroundConfig(
@@ -119,16 +125,16 @@ def describe(
 
 
 def _positions(
-  theirs: Mapping[str, Any], share: float
+  hf_config: Mapping[str, Any], share: float
 ) -> dict[str, dict[str, Any]]:
-  """The fields of the rotary positions of both kinds of layers.
+  """Returns the fields of the rotary positions of both layer types.
 
-  Files that have one set of parameters have it for layers with entries.
+  A file with one set of parameters has it for layers with entries.
   """
-  one = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+  one = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
   thetas = {
-    "main": family.number(theirs, "rope_theta", 10000.0),
-    "compress": family.number(theirs, "compress_rope_theta", 160000.0),
+    "main": family.number(hf_config, "rope_theta", 10000.0),
+    "compress": family.number(hf_config, "compress_rope_theta", 160000.0),
   }
   sets = one
   if not {*one} & {*_ROTARY}:
@@ -139,7 +145,7 @@ def _positions(
       kind: {**own[kind], "rope_theta": theta, "partial_rotary_factor": share}
       for kind, theta in thetas.items()
     }
-  length = family.size(theirs, "max_position_embeddings")
+  length = family.size(hf_config, "max_position_embeddings")
   given = {"rope_parameters": sets, "max_position_embeddings": length}
   fields = {}
   for kind in thetas:
@@ -183,7 +189,7 @@ def rows(config: ModelConfig) -> list[Row]:
 
 
 def _streams(theirs: str, ours: str) -> list[Row]:
-  """The rows of what reads residual streams."""
+  """Returns the rows of the weights that mix residual streams."""
   return [
     Row(f"{theirs}_fn", (f"params/{ours}/kernel",), TRANSPOSED),
     Row(f"{theirs}_base", (f"params/{ours}/bias",)),
@@ -194,7 +200,7 @@ def _streams(theirs: str, ours: str) -> list[Row]:
 def _attention(
   i: int, config: ModelConfig, mechanism: AttentionConfig
 ) -> list[Row]:
-  """The rows of the attention of layer i, whose heads end in adjacent pairs."""
+  """Returns the rows of the attention of layer i; files store adjacent rotary pairs."""
   theirs, module = f"model.layers.{i}.attn", f"decoder_{i}/self_attention"
   own, width = f"params/{module}/attention", config.query_dim
   options = mechanism.options
@@ -212,9 +218,9 @@ def _attention(
     ),
     *family.linear(f"{theirs}.wo_b", f"{module}/out"),
   ]
-  # Another one has its own sizes.
+  # Another mechanism, or other sizes.
   if mechanism.name != "compressed" or not rotated:
-    # Every head of another mechanism starts with the keys and values that all shared.
+    # Each head starts with a copy of the shared keys and values.
     both = (f"params/{module}/{name}/kernel" for name in ("value", "key"))
     start = _copied_layout(config.num_heads, pairs)
     row = Row(f"{theirs}.wkv.weight", tuple(both), start, is_start=True)
@@ -243,7 +249,7 @@ def _attention(
 
 
 def _entries(theirs: str, ours: str, series: int, pairs: Layout) -> list[Row]:
-  """The rows of what makes entries."""
+  """Returns the rows of the weights that compress positions into entries."""
   by_series = deepseek.by_head(series, pairs)
   return [
     Row(f"{theirs}.wkv.weight", (f"{ours}_kernel",), by_series),
@@ -260,7 +266,7 @@ def _entries(theirs: str, ours: str, series: int, pairs: Layout) -> list[Row]:
 
 
 def _copied_layout(heads: int, pairs: Layout) -> Layout:
-  """The layout of a Linear of one head, of which all heads of ours are copies."""
+  """Returns the layout of a one-head Linear that is copied to all of our heads."""
   return Layout(
     lambda x, n: [np.tile(pairs.read(x, 1)[0], heads)] * n,
     lambda xs: pairs.write([xs[0][:, : xs[0].shape[1] // heads]]),
@@ -268,7 +274,7 @@ def _copied_layout(heads: int, pairs: Layout) -> Layout:
 
 
 def _grouped_layout(groups: int, pairs: Layout) -> Layout:
-  """The layout of a Linear of the results of each group of heads."""
+  """Returns the layout of a Linear that projects the output of each group of heads."""
 
   def read(x, n):
     x = pairs.read(x.T, n)[0]  # [groups · rank, features of a group]
@@ -284,7 +290,7 @@ def _grouped_layout(groups: int, pairs: Layout) -> Layout:
 _INT64 = Layout(
   lambda x, n: [x.astype("int32")], lambda xs: xs[0].astype("int64")
 )
-"""Integers, which our variables have with 32 bits."""
+"""64-bit integers in files, 32-bit integers in our variables."""
 
 DEEPSEEK_V4 = llama.LLAMA._replace(
   name="deepseek_v4",
@@ -296,8 +302,8 @@ DEEPSEEK_V4 = llama.LLAMA._replace(
   rotary=None,
   without_effect={
     **deepseek.DEEPSEEK_V3.without_effect,
-    **because("is of training", "router_jitter_noise"),
+    **no_effect("affects only training", "router_jitter_noise"),
   },
   unread=(*llama.LLAMA.unread, r"(model\.)?mtp\..*"),
 )
-"""Windows and entries of closed windows, with residual streams and hash layers."""
+"""Decoders with compressed attention, residual streams and hash routing."""

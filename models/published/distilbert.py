@@ -6,29 +6,29 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import bert, family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
-  family.only(theirs, tie_word_embeddings=True)
+  family.only(hf_config, tie_word_embeddings=True)
   own: dict[str, Any] = {}
   if head == "class":
     own = {"pooler": True, "pooler_activation": "relu"}
   config = nested.make(
     ModelConfig,
     kind="encoder",
-    num_layers=family.size(theirs, "n_layers"),
-    num_heads=family.size(theirs, "n_heads"),
-    features=family.size(theirs, "dim"),
-    mlp_features=family.size(theirs, "hidden_dim"),
-    activation=family.activation(theirs, "activation", "gelu"),
+    num_layers=family.size(hf_config, "n_layers"),
+    num_heads=family.size(hf_config, "n_heads"),
+    features=family.size(hf_config, "dim"),
+    mlp_features=family.size(hf_config, "hidden_dim"),
+    activation=family.activation(hf_config, "activation", "gelu"),
     attention_bias=True,
-    dropout_rate=family.number(theirs, "dropout", 0.1),
+    dropout_rate=family.number(hf_config, "dropout", 0.1),
     position="learned",
     norm="post",
     norm_epsilon=1e-12,
@@ -39,12 +39,12 @@ def describe(
     head_bias=head != "hidden",
     **own,
   )
-  vocab_size = family.size(theirs, "vocab_size")
-  return Described(
+  vocab_size = family.size(hf_config, "vocab_size")
+  return Description(
     config,
     vocab_size,
-    bert.num_labels(theirs) if head == "class" else vocab_size,
-    family.size(theirs, "max_position_embeddings"),
+    bert.num_labels(hf_config) if head == "class" else vocab_size,
+    family.size(hf_config, "max_position_embeddings"),
   )
 
 
@@ -96,8 +96,8 @@ DISTILBERT = Family(
     ("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
   ),
   without_effect={
-    **because("is of training", "qa_dropout seq_classif_dropout"),
-    **because("is of what weights begin with", "sinusoidal_pos_embds"),
+    **no_effect("affects only training", "qa_dropout seq_classif_dropout"),
+    **no_effect("affects only initial weights", "sinusoidal_pos_embds"),
   },
 )
-"""BERT with half the layers, and without token types."""
+"""BERT with half the layers, without token types."""

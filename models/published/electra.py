@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import bert, family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`; the head's activation is always gelu."""
   del names
   own: dict[str, Any] = {
@@ -18,15 +18,15 @@ def describe(
     "tokens": {"transform_activation": "gelu"},
     "class": {"pooler": True, "pooler_activation": "gelu"},
   }[head]
-  width = family.size(theirs, "embedding_size", 128)
-  if width != family.size(theirs, "hidden_size"):
+  width = family.size(hf_config, "embedding_size", 128)
+  if width != family.size(hf_config, "hidden_size"):
     own["embedding_dim"] = width
-  vocab_size = family.size(theirs, "vocab_size")
-  return Described(
-    bert.encoder(theirs, head, **own),
+  vocab_size = family.size(hf_config, "vocab_size")
+  return Description(
+    bert.encoder(hf_config, head, **own),
     vocab_size,
-    bert.num_labels(theirs) if head == "class" else vocab_size,
-    family.size(theirs, "max_position_embeddings"),
+    bert.num_labels(hf_config) if head == "class" else vocab_size,
+    family.size(hf_config, "max_position_embeddings"),
   )
 
 
@@ -53,8 +53,8 @@ ELECTRA = Family(
   copies=(
     ("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight"),
   ),
-  without_effect=because(
-    "is of another head",
+  without_effect=no_effect(
+    "belongs to another head",
     "summary_type summary_use_proj summary_activation summary_last_dropout",
   ),
 )

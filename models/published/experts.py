@@ -1,4 +1,4 @@
-"""Mixtral, arXiv:2401.04088, and Qwen3-MoE, arXiv:2505.09388: experts in dense families."""
+"""Mixtral, arXiv:2401.04088, and Qwen3-MoE, arXiv:2505.09388: mixtures of experts."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -10,8 +10,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, mistral, rotary
-from models.published.family import TRANSPOSED, Described, Row
-from models.published.keys import because
+from models.published.family import TRANSPOSED, Description, Row
+from models.published.keys import no_effect
 
 KERNELS = MappingProxyType(
   {"gate_proj": "gate", "up_proj": "hidden", "down_proj": "out"}
@@ -27,11 +27,11 @@ def rows(
   theirs: str = "model.layers.{i}.mlp",
   kernels: Mapping[str, str] = KERNELS,
 ) -> list[Row]:
-  """Returns the rows of a router and of its experts, whose tensors are separate.
+  """Returns the rows of a router and of its experts, with one tensor per expert.
 
   Args:
-    config: has the number of experts.
-    theirs: the name of the module.
+    config: config of the model, with the number of experts.
+    theirs: name of the module in transformers.
     kernels: names of the projections -> our kernels.
   """
   ours = "decoder_{i}/mlp"
@@ -54,7 +54,7 @@ def shared_rows(
   theirs: str = "model.layers.{i}.mlp.shared_expert",
   kernels: Mapping[str, str] = KERNELS,
 ) -> list[Row]:
-  """Returns the rows of the network that all tokens pass through, and of its gate."""
+  """Returns the rows of the shared expert and of its gate."""
   table = family.linear(f"{theirs}_gate", "decoder_{i}/mlp/shared_gate")
   for name, ours in kernels.items():
     table += family.linear(
@@ -66,10 +66,10 @@ def shared_rows(
 def selection_rows(
   config: ModelConfig, theirs: str = "model.layers.{i}.mlp"
 ) -> list[Row]:
-  """Returns the rows of the constants that are added to scores for the choice alone.
+  """Returns the rows of the router's selection bias, which affects only the choice.
 
-  One for each layer, as layers without experts have none, at which rows of all layers
-  would end.
+  There is one row per layer, because a row for all layers (`{i}`) would end at the
+  first layer without experts.
   """
   theirs = f"{theirs}.gate.e_score_correction_bias"
   ours = "constants/decoder_{i}/mlp/selection_bias"
@@ -77,57 +77,59 @@ def selection_rows(
   return [Row(theirs.format(i=i), (ours.format(i=i),)) for i in layers]
 
 
-def count(theirs: Mapping[str, Any], default: int, least: int = 0) -> int:
-  """Returns the number of experts, which has two names that mean the same.
+def count(hf_config: Mapping[str, Any], default: int, least: int = 0) -> int:
+  """Returns the number of experts, which has two equivalent keys.
 
   Raises:
-    ValueError: both are there and differ.
+    ValueError: both keys exist and differ.
   """
   kind = Annotated[int, Ge(least)]
-  names = [x for x in ("num_local_experts", "num_experts") if x in theirs]
-  numbers = {family.value(theirs, name, kind, default) for name in names}
+  names = [x for x in ("num_local_experts", "num_experts") if x in hf_config]
+  numbers = {family.value(hf_config, name, kind, default) for name in names}
   if len(numbers) > 1:
     raise ValueError(
-      f"num_experts: expected that of num_local_experts, "
-      f"{theirs['num_local_experts']}, got {theirs['num_experts']}"
+      f"num_experts: expected the value of num_local_experts, "
+      f"{hf_config['num_local_experts']}, got {hf_config['num_experts']}"
     )
   return [*numbers, default][0]
 
 
-def of_qwen(
-  theirs: Mapping[str, Any],
+def qwen_experts(
+  hf_config: Mapping[str, Any],
   number: int,
   per_token: int = 8,
   width: int = 768,
   normalize: bool | None = False,
 ) -> tuple[dict[str, Any], tuple[int | None, ...]]:
-  """Returns the fields of the experts of a Qwen, and the override of each layer.
+  """Returns the fields of Qwen's experts, and an override per layer.
 
-  The override is 0 in a layer without experts and None in any other.
+  The override is 0 for a layer without experts and None for any other.
 
   Args:
-    theirs: `config.json`.
-    number: of experts; 0 is a model without any.
-    per_token: experts of a token in files that do not say it.
-    width: likewise, inside an expert.
-    normalize: likewise, whether weights are normalized; None is always.
+    hf_config: `config.json`.
+    number: number of experts; 0 means a model without experts.
+    per_token: default number of experts per token.
+    width: default inner width of an expert.
+    normalize: default of whether weights are normalised; None means always.
 
   Raises:
     ValueError: a layer is named twice.
   """
-  every = family.size(theirs, "decoder_sparse_step", 1)
-  dense = family.optional(theirs, "mlp_only_layers", list[int], ())
+  every = family.size(hf_config, "decoder_sparse_step", 1)
+  dense = family.optional(hf_config, "mlp_only_layers", list[int], ())
   if len({*dense}) < len(dense):
     raise ValueError(f"mlp_only_layers: expected each layer once, got {dense}")
   fields: dict[str, Any] = {
     "num_experts": number,
-    "experts_per_token": family.size(theirs, "num_experts_per_tok", per_token),
-    "expert_features": family.size(theirs, "moe_intermediate_size", width),
+    "experts_per_token": family.size(
+      hf_config, "num_experts_per_tok", per_token
+    ),
+    "expert_features": family.size(hf_config, "moe_intermediate_size", width),
   }
   if normalize is not None:
-    is_normalized = family.flag(theirs, "norm_topk_prob", normalize)
+    is_normalized = family.flag(hf_config, "norm_topk_prob", normalize)
     fields["normalize_weights"] = is_normalized
-  layers = range(family.size(theirs, "num_hidden_layers"))
+  layers = range(family.size(hf_config, "num_hidden_layers"))
   if not number:
     return {}, (None,) * len(layers)
   has_experts = [i not in dense and (i + 1) % every == 0 for i in layers]
@@ -135,43 +137,43 @@ def of_qwen(
 
 
 def describe_mixtral(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`; every layer has experts."""
   return mistral.describe(
-    theirs,
+    hf_config,
     names,
     head,
     window=None,
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
-    num_experts=count(theirs, 8, least=1),
-    experts_per_token=family.size(theirs, "num_experts_per_tok", 2),
-    **rotary.choices(theirs, MIXTRAL_ROTARY),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
+    num_experts=count(hf_config, 8, least=1),
+    experts_per_token=family.size(hf_config, "num_experts_per_tok", 2),
+    **rotary.choices(hf_config, MIXTRAL_ROTARY),
   )
 
 
 def describe_qwen3(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`; all layers have a window, or none."""
   mechanism = AttentionConfig("dense")
-  if family.flag(theirs, "use_sliding_window", False):
-    family.size(theirs, "sliding_window", 4096)  # A null is refused.
-    mechanism = mistral.mechanism(theirs, 4096)
-  fields, layers = of_qwen(theirs, count(theirs, 128))
+  if family.flag(hf_config, "use_sliding_window", False):
+    family.size(hf_config, "sliding_window", 4096)  # Null raises an error.
+    mechanism = mistral.mechanism(hf_config, 4096)
+  fields, layers = qwen_experts(hf_config, count(hf_config, 128))
   if 0 in layers:
     overrides = tuple(AroundConfig(num_experts=number) for number in layers)
     fields["decoder_around"] = overrides
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     mlp_bias=False,
     decoder_attention=mechanism,
-    attention_bias=family.flag(theirs, "attention_bias", False),
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 4),
+    attention_bias=family.flag(hf_config, "attention_bias", False),
+    num_kv_heads=family.optional_size(hf_config, "num_key_value_heads", 4),
     query_key_norm="rms",
-    **rotary.choices(theirs),
+    **rotary.choices(hf_config),
     **fields,
   )
 
@@ -179,8 +181,8 @@ def describe_qwen3(
 MIXTRAL_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=1e6)}
 """Rotary positions of Mixtral."""
 
-_WITHOUT_EFFECT = because(
-  "is of what is returned beside logits", "output_router_logits"
+_WITHOUT_EFFECT = no_effect(
+  "selects outputs other than logits", "output_router_logits"
 )
 
 MIXTRAL = llama.LLAMA._replace(
@@ -194,7 +196,7 @@ MIXTRAL = llama.LLAMA._replace(
   rotary=MIXTRAL_ROTARY,
   without_effect={
     **_WITHOUT_EFFECT,
-    **because("is of training", "router_jitter_noise"),
+    **no_effect("affects only training", "router_jitter_noise"),
   },
 )
 """Mistral with experts in every layer."""
@@ -206,8 +208,8 @@ QWEN3_MOE = llama.LLAMA._replace(
   rows=lambda config: llama.rows() + rows(config),
   without_effect={
     **_WITHOUT_EFFECT,
-    **because("is of windows, which use_sliding_window has", "sliding_window"),
-    **because("is not read by its class", "max_window_layers"),
+    **no_effect("is used only with use_sliding_window", "sliding_window"),
+    **no_effect("is not read by the model class", "max_window_layers"),
   },
 )
-"""Qwen3 with experts, whose window is that of all layers."""
+"""Qwen3 with experts; all layers have the same window, or none."""

@@ -7,101 +7,103 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig, SecondAttention
 from models.config import ModelConfig
 from models.published import family, llama, mamba2
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`; Mamba-2 is the second attention of every layer."""
-  # Its convolutions have this activation, too.
+  # Convolutions use this activation as well.
   family.only(
-    theirs,
+    hf_config,
     hidden_act="silu",
     mamba_d_conv=WIDTH,
     mamba_use_mlp=True,
   )
-  gate, out = _factors(theirs, "mlp_multipliers", 2)
+  gate, out = _factors(hf_config, "mlp_multipliers", 2)
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 8),
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
-    embedding_scale=_factor(theirs, "embedding"),
-    logit_scale=_factor(theirs, "lm_head"),
-    input_factor=_factor(theirs, "attention_in"),
-    projection_factors=(1.0, _factor(theirs, "key"), 1.0, 1.0),
-    residual_factors=(1.0, _factor(theirs, "attention_out")),
+    num_kv_heads=family.optional_size(hf_config, "num_key_value_heads", 8),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
+    embedding_scale=_factor(hf_config, "embedding"),
+    logit_scale=_factor(hf_config, "lm_head"),
+    input_factor=_factor(hf_config, "attention_in"),
+    projection_factors=(1.0, _factor(hf_config, "key"), 1.0, 1.0),
+    residual_factors=(1.0, _factor(hf_config, "attention_out")),
     gate_factor=gate,
     mlp_residual_factors=(1.0, out),
-    second_attention=_mixer(theirs),
+    second_attention=_mixer(hf_config),
   )
 
 
-def _mixer(theirs: Mapping[str, Any]) -> SecondAttention:
-  """Mamba-2 with factors of all that it projects."""
-  heads = family.size(theirs, "mamba_n_heads", 128)
-  groups = family.size(theirs, "mamba_n_groups", 1)
-  inner = family.optional_size(theirs, "mamba_d_ssm", 1024)
+def _mixer(hf_config: Mapping[str, Any]) -> SecondAttention:
+  """Returns the fields of Mamba-2, with a factor for each projection."""
+  heads = family.size(hf_config, "mamba_n_heads", 128)
+  groups = family.size(hf_config, "mamba_n_groups", 1)
+  inner = family.optional_size(hf_config, "mamba_d_ssm", 1024)
   if inner is None:
-    expand = family.size(theirs, "mamba_expand", 2)
-    inner = expand * family.size(theirs, "hidden_size")
+    expand = family.size(hf_config, "mamba_expand", 2)
+    inner = expand * family.size(hf_config, "hidden_size")
   if inner % heads:
     raise ValueError(
       f"mamba_n_heads: expected a divisor of mamba_d_ssm {inner}, got {heads}"
     )
-  if theirs.get("mamba_d_head") != "auto":
-    family.only(theirs, mamba_d_head=inner // heads)
-  is_first = family.flag(theirs, "mamba_norm_before_gate", True)
-  has_norm = family.flag(theirs, "mamba_rms_norm", False)
-  gate, value, key, query, step = _factors(theirs, "ssm_multipliers", 5)
-  has_bias = family.flag(theirs, "mamba_proj_bias", False)
+  if hf_config.get("mamba_d_head") != "auto":
+    family.only(hf_config, mamba_d_head=inner // heads)
+  is_first = family.flag(hf_config, "mamba_norm_before_gate", True)
+  has_norm = family.flag(hf_config, "mamba_rms_norm", False)
+  gate, value, key, query, step = _factors(hf_config, "ssm_multipliers", 5)
+  has_bias = family.flag(hf_config, "mamba_proj_bias", False)
   options = {
     "projection_bias": has_bias,
     "step_factor": step,
-    **mamba2.step_limits(theirs),
+    **mamba2.step_limits(hf_config),
   }
-  around = mamba2.mixer(
+  fields = mamba2.mixer(
     heads,
     groups,
-    head_dim=family.size(theirs, "mamba_d_state", 256),
+    head_dim=family.size(hf_config, "mamba_d_state", 256),
     value_dim=inner // heads,
     attention_bias=has_bias,
-    out_bias=family.flag(theirs, "projectors_bias", False),
-    input_factor=_factor(theirs, "ssm_in"),
+    out_bias=family.flag(hf_config, "projectors_bias", False),
+    input_factor=_factor(hf_config, "ssm_in"),
     projection_factors=(query, key, value, gate),
-    short_convolution_bias=family.flag(theirs, "mamba_conv_bias", True),
+    short_convolution_bias=family.flag(hf_config, "mamba_conv_bias", True),
     position="none",
-    residual_factors=(1.0, _factor(theirs, "ssm_out")),
+    residual_factors=(1.0, _factor(hf_config, "ssm_out")),
   )
   if not has_norm:
-    around["output_norm"] = "none"
+    fields["output_norm"] = "none"
   elif is_first:
-    around["output_norm"] += "_first"
+    fields["output_norm"] += "_first"
   return SecondAttention(
-    mechanism=AttentionConfig("mamba2", options), around=AroundConfig(**around)
+    mechanism=AttentionConfig("mamba2", options), around=AroundConfig(**fields)
   )
 
 
-def _factor(theirs: Mapping[str, Any], name: str) -> float:
-  return family.number(theirs, f"{name}_multiplier", 1.0)
+def _factor(hf_config: Mapping[str, Any], name: str) -> float:
+  return family.number(hf_config, f"{name}_multiplier", 1.0)
 
 
-def _factors(theirs: Mapping[str, Any], name: str, count: int) -> list[float]:
-  """Several factors, of which a file may have none."""
-  if theirs.get(name) is None:
+def _factors(
+  hf_config: Mapping[str, Any], name: str, count: int
+) -> list[float]:
+  """Returns several factors, which are 1 if the file has none."""
+  if hf_config.get(name) is None:
     return [1.0] * count
-  given = family.value(theirs, name, list[float])
+  given = family.value(hf_config, name, list[float])
   if len(given) != count:
     raise ValueError(f"{name}: expected {count} numbers, got {given}")
   return given
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's by other names, and those of Mamba-2."""
+  """Implements `Family.rows`: those of Llama, renamed, and those of Mamba-2."""
   norms = {
     "input_layernorm": "self_attention_norm",
     "pre_ff_layernorm": "mlp_norm",
@@ -125,15 +127,19 @@ FALCON_H1 = llama.LLAMA._replace(
   rows=rows,
   parts=("embed_tokens", "layers", "final_layernorm"),
   without_effect={
-    **because("is of what is returned", "num_logits_to_keep"),
-    **because("is of how the same numbers are computed", "mamba_chunk_size"),
-    **because("is said by mamba_d_ssm", "mamba_expand"),
-    **because("is said by intermediate_size", "mlp_expansion_factor"),
-    **because("is always so", "layer_types layers_block_type"),
-    **because(
-      "is of what weights begin with",
+    **no_effect("selects which outputs are returned", "num_logits_to_keep"),
+    **no_effect(
+      "selects an implementation of the same function", "mamba_chunk_size"
+    ),
+    **no_effect("follows from mamba_d_ssm", "mamba_expand"),
+    **no_effect("follows from intermediate_size", "mlp_expansion_factor"),
+    **no_effect(
+      "has the same value in the whole family", "layer_types layers_block_type"
+    ),
+    **no_effect(
+      "affects only initial weights",
       "time_step_floor time_step_max time_step_min time_step_rank",
     ),
   },
 )
-"""Attention and Mamba-2 beside each other in every layer, with many factors."""
+"""Decoders with attention and Mamba-2 in parallel in every layer."""

@@ -28,11 +28,11 @@ from settings.fields import STRICT, Count, fault
 
 
 class Layout(NamedTuple):
-  """How a tensor of the published model is laid out in our variables.
+  """How the variables of our model are stored in a tensor of the published model.
 
   Attributes:
-    read: `(theirs, number of ours) -> ours`, arrays in the order of the row.
-    write: `ours -> theirs`.
+    read: `(tensor, number of variables) -> variables`, in the order of the row.
+    write: `variables -> tensor`.
   """
 
   read: Callable[[np.ndarray, int], list[np.ndarray]]
@@ -40,21 +40,21 @@ class Layout(NamedTuple):
 
 
 SAME = Layout(lambda x, n: [x] * n, lambda xs: xs[0])
-"""The same layout."""
+"""One variable with the layout of the tensor."""
 
 TRANSPOSED = Layout(lambda x, n: [x.T], lambda xs: xs[0].T)
-"""PyTorch's Linear is `[out, in]`; a kernel of Flax is `[in, out]`."""
+"""A PyTorch Linear is `[out, in]`; a Flax kernel is `[in, out]`."""
 
 CONCATENATED = Layout(
   lambda x, n: np.split(x, n, axis=-1), lambda xs: np.concatenate(xs, axis=-1)
 )
-"""Several of our variables, concatenated along the last axis."""
+"""Several variables, concatenated along the last axis."""
 
 
 def segments(sizes: tuple[int, ...]) -> Layout:
   """Returns the layout that concatenates variables of these sizes along the first axis.
 
-  Where ours are fewer than the sizes, those at the end are read by nothing and
+  If there are fewer variables than sizes, the rest of the tensor is not read, and is
   written as zeros.
   """
   ends = np.cumsum(sizes)[:-1]
@@ -70,7 +70,7 @@ def segments(sizes: tuple[int, ...]) -> Layout:
 
 
 def linear_segments(sizes: tuple[int, ...]) -> Layout:
-  """Returns the same for a Linear of PyTorch."""
+  """Returns the layout of `segments` for a PyTorch Linear."""
   one = segments(sizes)
   return Layout(
     lambda x, n: [part.T for part in one.read(x, n)],
@@ -82,13 +82,13 @@ class Row(NamedTuple):
   """Pairs a tensor of the published model with our variables.
 
   Attributes:
-    theirs: the name of the tensor; `{i}` is the number of a layer.
+    theirs: name of the tensor; `{i}` is the number of a layer.
     ours: paths of variables, such as 'params/encoder_{i}/mlp/out/kernel'.
-    layout: how the tensor is laid out in the variables.
-    index: along the first axis of the variables, of which the tensor is one element,
-      such as the kernel of one expert; None is the whole.
-    is_start: whether the variables only start as the tensor says and have more
-      numbers, so that files that are written have them by our own names too.
+    layout: how the variables are stored in the tensor.
+    index: the element along the first axis of the variables that the tensor is, such as
+      the number of an expert; None if the tensor is all of the variables.
+    is_start: whether the tensor only initialises the variables, which have more
+      elements; written files also have the variables under our own names.
   """
 
   theirs: str
@@ -97,14 +97,14 @@ class Row(NamedTuple):
   index: int | None = None
   is_start: bool = False
 
-  def of_layer(self, i: int) -> "Row":
+  def for_layer(self, i: int) -> "Row":
     """Returns the row of layer i."""
     ours = tuple(path.format(i=i) for path in self.ours)
     return self._replace(theirs=self.theirs.format(i=i), ours=ours)
 
 
 def linear(theirs: str, ours: str) -> list[Row]:
-  """Returns the rows of a Linear of PyTorch and our Dense, with or without bias."""
+  """Returns the rows of a PyTorch Linear and a Flax Dense, with or without bias."""
   return [
     Row(f"{theirs}.weight", (f"params/{ours}/kernel",), TRANSPOSED),
     Row(f"{theirs}.bias", (f"params/{ours}/bias",)),
@@ -133,7 +133,7 @@ def table(theirs: str, ours: str) -> list[Row]:
   return [Row(f"{theirs}.weight", (f"params/{ours}/embedding",))]
 
 
-class Described(NamedTuple):
+class Description(NamedTuple):
   """A model as described by `config.json`.
 
   Attributes:
@@ -157,34 +157,34 @@ class Family(NamedTuple):
   Attributes:
     name: `model_type` in `config.json`.
     architectures: class of transformers -> our head.
-    describe: `(theirs, names, head) -> Described`, from `config.json` and the names
+    describe: `(hf_config, names, head) -> Description`, from `config.json` and the names
       of the tensors. Raises ValueError for a model that is not implemented.
     rows: `config -> table`; rows without variables in the model are ignored.
     prefix: prefix of names that files of the base model omit.
-    parts: first words of the names that omit it.
+    parts: first components of the names that omit the prefix.
     renamed: `(old, new)` suffixes of names in old files.
-    joined: `(suffix, suffixes)` of a tensor that files have as several, concatenated
-      along the first axis; they are written in chunks of equal size.
-    copies: `(name, original)` of tensors that files may have as well.
+    joined: `(suffix, suffixes)` of a tensor that files store as several tensors, which
+      are concatenated along the first axis and written in chunks of equal size.
+    copies: `(name, original)` of tensors that files may store twice.
     unread: regular expressions of tensors that the model does not need, such as
       buffers.
     buffers: `config -> tensors` that follow from the config, which are written for
       transformers and never read.
-    to_json: `Described -> config.json`, as far as the family can express it; None if
+    to_json: `Description -> config.json`, as far as the family can express it; None if
       no trained model can be converted to the family.
     inputs: inputs that are not ids, by names in transformers -> names in a batch; the
       first is required.
-    config_type: type of `Described.config`.
+    config_type: type of `Description.config`.
     rotary: type of layer -> its keys of rotary positions; None means no such positions.
-    without_effect: keys of `config.json` that change no logits -> why, in addition to
-      `keys.WITHOUT_EFFECT`. Any other key must be read.
+    without_effect: keys of `config.json` that affect no logits -> the reason, in addition
+      to `keys.WITHOUT_EFFECT`. Any other key must be read.
     kept: `config.json -> {name: shape}` of tensors in files that affect no output;
       `save_pretrained` writes them back.
   """
 
   name: str
   architectures: Mapping[str, str]
-  describe: Callable[[Mapping[str, Any], Collection[str], str], Described]
+  describe: Callable[[Mapping[str, Any], Collection[str], str], Description]
   rows: Callable[[Any], Iterable[Row]]
   prefix: str = ""
   parts: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class Family(NamedTuple):
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
   buffers: Callable[[Any], Mapping[str, np.ndarray]] = lambda config: {}
-  to_json: Callable[[Described], dict[str, Any]] | None = None
+  to_json: Callable[[Description], dict[str, Any]] | None = None
   inputs: Mapping[str, str] | None = None
   config_type: type = ModelConfig
   rotary: Mapping[str | None, Any] | None = None
@@ -204,11 +204,11 @@ class Family(NamedTuple):
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
-  """Returns the rows of the variables that a model has, one for every layer.
+  """Yields the rows whose variables a model has, with one row per layer.
 
   Args:
-    rows: of a family.
-    paths: of all variables of a model.
+    rows: table of a family.
+    paths: paths of all variables of the model.
 
   Yields:
     Rows with the number of the layer in names and paths.
@@ -221,26 +221,26 @@ def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
       continue
     i = 0
     while _layer(row.ours[0]).format(i=i) in layers:
-      if row.of_layer(i).ours[0] in paths:
-        yield row.of_layer(i)
+      if row.for_layer(i).ours[0] in paths:
+        yield row.for_layer(i)
       i += 1
 
 
 def _layer(path: str) -> str:
-  """'params/encoder_3/mlp/out/kernel' as 'params/encoder_3'."""
+  """The part of a path that names the layer: 'params/encoder_3'."""
   return "/".join(path.split("/")[:2])
 
 
 def value(
-  theirs: Mapping[str, Any], name: str, kind: Any, default: Any = None
+  hf_config: Mapping[str, Any], name: str, kind: Any, default: Any = None
 ) -> Any:
-  """Returns a value of `config.json`, or its default; with None it is required.
+  """Returns a value of `config.json`, or its default; without a default it is required.
 
-  A null is refused unless the family gives it a meaning.
+  Null raises an error unless the family accepts it.
 
   Args:
-    theirs: `config.json`.
-    name: of the value.
+    hf_config: `config.json`.
+    name: key of the value.
     kind: its type, which pydantic checks.
     default: the value if the key is missing.
 
@@ -248,11 +248,11 @@ def value(
     ValueError: the value is missing or has another type. The functions below raise it
       as well.
   """
-  given = theirs.get(name)
+  given = hf_config.get(name)
   if given is None:
     if default is None:
       raise ValueError(f"{name}: missing")
-    if name in theirs:
+    if name in hf_config:
       raise ValueError(f"{name}: expected a value like {default!r}, got null")
     return default
   try:
@@ -262,18 +262,18 @@ def value(
 
 
 def per_layer(
-  theirs: Mapping[str, Any], name: str, choices: tuple[Any, ...]
+  hf_config: Mapping[str, Any], name: str, choices: tuple[Any, ...]
 ) -> Sequence[Any] | None:
-  """Returns a list with one of a few values for each layer; None if the file has none.
+  """Returns a list with one of `choices` for each layer; None if the file has none.
 
   Raises:
-    ValueError: it has something else, or not one for each layer.
+    ValueError: an entry is not in `choices`, or the list does not have one per layer.
   """
-  if theirs.get(name) is None:
+  if hf_config.get(name) is None:
     return None
   kind = list[str] if isinstance(choices[0], str) else list[int]
-  given = value(theirs, name, kind)
-  count = size(theirs, "num_hidden_layers")
+  given = value(hf_config, name, kind)
+  count = size(hf_config, "num_hidden_layers")
   unknown = [x for x in given if x not in choices]
   if len(given) != count or unknown:
     known = " and ".join(map(str, choices))
@@ -287,69 +287,74 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
   return TypeAdapter(kind, config=STRICT)
 
 
-def flag(theirs: Mapping[str, Any], name: str, default: bool) -> bool:
-  """Returns a value that is true or false."""
-  return value(theirs, name, bool, default)
+def flag(hf_config: Mapping[str, Any], name: str, default: bool) -> bool:
+  """Returns a boolean."""
+  return value(hf_config, name, bool, default)
 
 
 def size(
-  theirs: Mapping[str, Any], name: str, default: int | None = None
+  hf_config: Mapping[str, Any], name: str, default: int | None = None
 ) -> int:
   """Returns an integer of at least 1."""
-  return value(theirs, name, Count, default)
+  return value(hf_config, name, Count, default)
 
 
 def optional(
-  theirs: Mapping[str, Any], name: str, kind: Any, default: Any
+  hf_config: Mapping[str, Any], name: str, kind: Any, default: Any
 ) -> Any:
-  """As `value`, but null means the default, too."""
-  return default if theirs.get(name) is None else value(theirs, name, kind)
+  """Returns `value`, but null also means the default."""
+  return (
+    default if hf_config.get(name) is None else value(hf_config, name, kind)
+  )
 
 
 def optional_size(
-  theirs: Mapping[str, Any], name: str, default: int | None = None
+  hf_config: Mapping[str, Any], name: str, default: int | None = None
 ) -> int | None:
   """Returns an integer of at least 1, or None for null."""
-  if name in theirs and theirs[name] is None:
+  if name in hf_config and hf_config[name] is None:
     return None
-  return size(theirs, name, default) if name in theirs else default
+  return size(hf_config, name, default) if name in hf_config else default
 
 
 def sizes(
-  theirs: Mapping[str, Any], name: str, default: Sequence[int], least: int = 1
+  hf_config: Mapping[str, Any],
+  name: str,
+  default: Sequence[int],
+  least: int = 1,
 ) -> tuple[int, ...]:
   """Returns a list of integers, one for each stage."""
-  return tuple(value(theirs, name, list[Annotated[int, Ge(least)]], default))
+  return tuple(value(hf_config, name, list[Annotated[int, Ge(least)]], default))
 
 
 def number(
-  theirs: Mapping[str, Any], name: str, default: float | None
+  hf_config: Mapping[str, Any], name: str, default: float | None
 ) -> float:
   """Returns a number."""
-  return value(theirs, name, float, default)
+  return value(hf_config, name, float, default)
 
 
 def choice(
-  theirs: Mapping[str, Any], name: str, known: Collection[str], default: str
+  hf_config: Mapping[str, Any], name: str, known: Collection[str], default: str
 ) -> Any:
-  """Returns one of the known words."""
-  word = value(theirs, name, str, default)
+  """Returns a word, which must be one of `known`."""
+  word = value(hf_config, name, str, default)
   if word not in known:
-    # No "did you mean": the file was not typed, and has another function.
+    # No suggestion: a program wrote the file, so the word is not a typing error.
     known = ", ".join(known)
     raise ValueError(f"{name}: expected one of {known}, got {word!r}")
   return word
 
 
-def only(theirs: Mapping[str, Any], **expected: Any) -> None:
+def only(hf_config: Mapping[str, Any], **expected: Any) -> None:
   """Raises ValueError if a key has a value that is not implemented.
 
   Args:
-    theirs: `config.json`.
-    **expected: the values that are, where they are given at all.
+    hf_config: `config.json`.
+    **expected: key -> the implemented value; a missing key is accepted.
   """
   for name, value in expected.items():
-    given = theirs.get(name, value)
+    given = hf_config.get(name, value)
     if given is not None and (given != value or type(given) is not type(value)):
       got = reprlib.repr(given)
       raise ValueError(f"{name}: expected {value!r}, got {got}")
@@ -368,10 +373,10 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(
-  theirs: Mapping[str, Any], name: str, default: str
+  hf_config: Mapping[str, Any], name: str, default: str
 ) -> Activation:
   """Returns our name of an activation in `config.json`."""
-  return ACTIVATIONS[choice(theirs, name, ACTIVATIONS, default)]
+  return ACTIVATIONS[choice(hf_config, name, ACTIVATIONS, default)]
 
 
 def their_activation(name: str) -> str:

@@ -45,7 +45,7 @@ class Tensor(NamedTuple):
   """An array and the file that has it.
 
   Attributes:
-    read: returns the array, which is in memory only while the caller holds it.
+    read: returns the array, which is in memory only while the caller keeps it.
     file: the file.
   """
 
@@ -89,7 +89,7 @@ def read_tensors(folder: Path) -> Tensors:
 
   Raises:
     FileNotFoundError: there is no file of tensors, or a shard is missing.
-    ValueError: a file is cut, empty or not in the format, or the index and the
+    ValueError: a file is truncated, empty or not in the format, or the index and the
       shards disagree.
   """
   if (folder / INDEX).exists():
@@ -99,8 +99,8 @@ def read_tensors(folder: Path) -> Tensors:
     pickle = next((p for p in _PICKLES if (folder / p).exists()), None)
     if pickle:
       raise ValueError(
-        f"{folder / pickle}: is a pickle, which may run any code when it is "
-        f"read; convert it to {TENSORS} where you trust it"
+        f"{folder / pickle}: is a pickle, which can run any code when it is "
+        f"loaded; if you trust it, convert it to {TENSORS}"
       )
     raise FileNotFoundError(f"{path}: no such file, and no {INDEX} either")
   return _read_file(path)
@@ -116,9 +116,9 @@ def write(
   """
   folder.mkdir(parents=True, exist_ok=True)
   content = save(
-    # (`ascontiguousarray` would give a number an axis.)
+    # (`ascontiguousarray` would add an axis to a scalar.)
     {name: np.asarray(array, order="C") for name, array in arrays.items()},
-    metadata={"format": "pt"},  # Without it transformers refuses the file.
+    metadata={"format": "pt"},  # transformers rejects a file without it.
   )
   (folder / TENSORS).write_bytes(content)
   (folder / INDEX).unlink(missing_ok=True)
@@ -128,28 +128,28 @@ def write(
 
 def _read_shards(folder: Path) -> Tensors:
   path = folder / INDEX
-  places = _read_json(path).get("weight_map")
-  if not isinstance(places, dict) or not all(
-    isinstance(shard, str) for shard in places.values()
+  weight_map = _read_json(path).get("weight_map")
+  if not isinstance(weight_map, dict) or not all(
+    isinstance(shard, str) for shard in weight_map.values()
   ):
     raise ValueError(f"{path}: expected 'weight_map', tensor -> file")
   tensors: dict[str, Tensor] = {}
-  for shard in sorted(set(places.values())):
+  for shard in sorted(set(weight_map.values())):
     if Path(shard).name != shard:
       raise ValueError(f"{path}: expected files of this folder, got {shard!r}")
     part = _read_file(folder / shard)
     for name in part:
-      if places.get(name) != shard:
+      if weight_map.get(name) != shard:
         raise ValueError(f"{folder / shard}: {name} is not in {INDEX}")
     tensors |= part
-  for name, shard in places.items():
+  for name, shard in weight_map.items():
     if name not in tensors:
       raise ValueError(f"{folder / shard}: {name} is missing; {INDEX} names it")
   return tensors
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
-  _check_place(path)
+  _check_location(path)
   if not path.stat().st_size:
     raise ValueError(f"{path}: the file is empty")
   try:
@@ -157,7 +157,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
       pass  # It checks the header.
   except safetensors.SafetensorError as error:
     raise ValueError(
-      f"{path}: not a whole file of safetensors ({error})"
+      f"{path}: not a complete safetensors file ({error})"
     ) from None
   with path.open("rb") as file:
     length = int.from_bytes(file.read(8), "little")
@@ -172,10 +172,12 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         f"{tensor['dtype']}"
       )
     start, end = (8 + length + x for x in tensor["data_offsets"])
-    place = functools.partial(
+    read_bytes = functools.partial(
       np.fromfile, path, np.uint8, count=end - start, offset=start
     )
-    read = functools.partial(_as_array, place, dtype, tuple(tensor["shape"]))
+    read = functools.partial(
+      _as_array, read_bytes, dtype, tuple(tensor["shape"])
+    )
     tensors[name] = Tensor(read, path)
   return tensors
 
@@ -183,36 +185,36 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 def _as_array(
   read: Callable[[], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]
 ) -> np.ndarray:
-  """The bytes that `read` returns as an array."""
+  """Returns the bytes from `read` as an array."""
   return read().view(dtype).reshape(shape)
 
 
-def _check_place(path: Path) -> None:
-  """Raises if a file does not exist, or is a link that leads out of its folder.
+def _check_location(path: Path) -> None:
+  """Raises an error if a file does not exist or is a link out of its folder.
 
-  The hub's cache has its files in `blobs` beside its folder of folders.
+  In the hub's cache, files are links to `blobs`, next to the folder of snapshots.
   """
   if not path.exists():
     raise FileNotFoundError(f"{path}: no such file")
   folder, real = path.parent.resolve(), path.resolve()
   if not {folder, folder.parent.parent / "blobs"} & {*real.parents}:
     raise ValueError(
-      f"{path}: is a link to {real}, outside of the folder; copy the file there"
+      f"{path}: is a link to {real}, outside the folder; copy the file into the folder"
     )
   with path.open("rb") as file:
     if file.read(len(_POINTER)) == _POINTER:
       raise ValueError(
-        f"{path}: is a pointer of Git LFS, not the file; run `git lfs pull` there"
+        f"{path}: is a Git LFS pointer, not the file; run `git lfs pull`"
       )
 
 
 def _number(content: dict[str, Any]) -> Any:
-  """The infinity that transformers 5 writes as `{"__float__": "Infinity"}`."""
+  """Decodes infinity, which transformers 5 writes as `{"__float__": "Infinity"}`."""
   return math.inf if content == {"__float__": "Infinity"} else content
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-  _check_place(path)
+  _check_location(path)
   try:
     text = path.read_text(encoding="utf-8")
     content = json_text.loads(text, object_hook=_number)

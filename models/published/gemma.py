@@ -4,32 +4,32 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family, llama
-from models.published.family import Described
+from models.published.family import Description
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
-  family.only(theirs, use_bidirectional_attention=False)
+  family.only(hf_config, use_bidirectional_attention=False)
   name = family.choice(
-    theirs, "hidden_act", family.ACTIVATIONS, "gelu_pytorch_tanh"
+    hf_config, "hidden_act", family.ACTIVATIONS, "gelu_pytorch_tanh"
   )
-  # The first files say 'gelu' and mean its approximation.
+  # The first files say 'gelu' but mean the tanh approximation.
   name = "gelu_pytorch_tanh" if name == "gelu" else name
-  # Later files repeat it under this key, which version 5 does not read.
-  family.only(theirs, hidden_activation=name)
+  # Later files repeat it under this key, which transformers 5 does not read.
+  family.only(hf_config, hidden_activation=name)
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
-    head_dim=family.size(theirs, "head_dim", 256),
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 16),
+    head_dim=family.size(hf_config, "head_dim", 256),
+    num_kv_heads=family.optional_size(hf_config, "num_key_value_heads", 16),
     mlp_bias=False,
     activation=family.ACTIVATIONS[name],
     norm_kind="rms_from_one",
     embedding_scale=None,
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
   )
 
 

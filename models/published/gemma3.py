@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family, gemma2, llama, rotary
-from models.published.family import Described
-from models.published.keys import because
+from models.published.family import Description
+from models.published.keys import no_effect
 
 _TYPES: rotary.LayerTypes = {
   llama.EXACT: rotary.Rotary(default=1e6),
@@ -14,27 +14,29 @@ _TYPES: rotary.LayerTypes = {
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`; layers with a window have separate wavelengths."""
-  # No layer reads the cap of attention, though Gemma 2's do.
-  family.only(theirs, attn_logit_softcapping=None)
+  # Unlike Gemma 2, no layer uses the soft cap of attention logits.
+  family.only(hf_config, attn_logit_softcapping=None)
   every = {
-    family.size(theirs, key, 6)
+    family.size(hf_config, key, 6)
     for key in ("sliding_window_pattern", "_sliding_window_pattern")
-    if key in theirs
+    if key in hf_config
   } or {6}
   if len(every) > 1:
-    raise ValueError(f"sliding_window_pattern: expected one, got {every}")
-  kinds = llama.layer_types(theirs, llama.NEAR, llama.last_of(every.pop()))
+    raise ValueError(f"sliding_window_pattern: expected one value, got {every}")
+  kinds = llama.layer_types(
+    hf_config, llama.NEAR, llama.is_last_of(every.pop())
+  )
   return gemma2.describe(
-    theirs,
+    hf_config,
     names,
     head,
     query_key_norm="rms_from_one",
-    logit_soft_cap=gemma2.cap(theirs, "final_logit_softcapping", None),
-    decoder_attention=llama.windows(theirs, kinds),
-    decoder_around=rotary.overrides(theirs, _TYPES, kinds),
+    logit_soft_cap=gemma2.cap(hf_config, "final_logit_softcapping", None),
+    decoder_attention=llama.windows(hf_config, kinds),
+    decoder_around=rotary.overrides(hf_config, _TYPES, kinds),
   )
 
 
@@ -45,8 +47,9 @@ GEMMA3 = gemma2.GEMMA2._replace(
   rotary=_TYPES,
   without_effect={
     **gemma2.GEMMA2.without_effect,
-    **because(
-      "is said by layer_types", "sliding_window_pattern _sliding_window_pattern"
+    **no_effect(
+      "follows from layer_types",
+      "sliding_window_pattern _sliding_window_pattern",
     ),
   },
 )

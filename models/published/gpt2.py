@@ -6,51 +6,51 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import CONCATENATED, Described, Family, Row
-from models.published.keys import because
+from models.published.family import CONCATENATED, Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
   family.only(
-    theirs,
+    hf_config,
     scale_attn_weights=True,
     scale_attn_by_inverse_layer_idx=False,
     add_cross_attention=False,
   )
-  features = family.size(theirs, "n_embd")
-  vocab_size = family.size(theirs, "vocab_size")
+  features = family.size(hf_config, "n_embd")
+  vocab_size = family.size(hf_config, "vocab_size")
   config = nested.make(
     ModelConfig,
     kind="decoder",
-    num_layers=family.size(theirs, "n_layer"),
-    num_heads=family.size(theirs, "n_head"),
+    num_layers=family.size(hf_config, "n_layer"),
+    num_heads=family.size(hf_config, "n_head"),
     features=features,
-    mlp_features=family.optional_size(theirs, "n_inner") or 4 * features,
-    activation=family.activation(theirs, "activation_function", "gelu_new"),
+    mlp_features=family.optional_size(hf_config, "n_inner") or 4 * features,
+    activation=family.activation(hf_config, "activation_function", "gelu_new"),
     attention_bias=True,
-    dropout_rate=family.number(theirs, "resid_pdrop", 0.1),
+    dropout_rate=family.number(hf_config, "resid_pdrop", 0.1),
     position="learned",
     norm="pre",
-    norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-5),
+    norm_epsilon=family.number(hf_config, "layer_norm_epsilon", 1e-5),
     embedding_scale=1.0,
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
     head=head,
   )
-  length = family.size(theirs, "n_positions")
-  return Described(config, vocab_size, vocab_size, length)
+  length = family.size(hf_config, "n_positions")
+  return Description(config, vocab_size, vocab_size, length)
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`."""
-  config = described.config
+  config = description.config
   return {
     "model_type": "gpt2",
-    "vocab_size": described.vocab_size,
-    "n_positions": described.max_length,
+    "vocab_size": description.vocab_size,
+    "n_positions": description.max_length,
     "n_embd": config.features,
     "n_layer": config.num_layers,
     "n_head": config.num_heads,
@@ -103,13 +103,13 @@ GPT2 = Family(
   unread=(r"transformer\.h\.\d+\.attn\.bias",),
   to_json=to_json,
   without_effect={
-    **because(
-      "is of another head",
+    **no_effect(
+      "belongs to another head",
       "summary_type summary_use_proj summary_activation summary_proj_to_labels "
       "summary_first_dropout",
     ),
-    **because("is said by n_positions", "n_ctx"),
-    **because("is of half precision", "reorder_and_upcast_attn"),
+    **no_effect("follows from n_positions", "n_ctx"),
+    **no_effect("affects only half precision", "reorder_and_upcast_attn"),
   },
 )
 """Pre-norm decoders with learned positions; 'gelu_new' is the tanh approximation."""

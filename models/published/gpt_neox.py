@@ -8,55 +8,55 @@ import numpy as np
 from models import nested
 from models.config import ModelConfig
 from models.published import family, rotary
-from models.published.family import Described, Family, Layout, Row
+from models.published.family import Description, Family, Layout, Row
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
-  vocab_size = family.size(theirs, "vocab_size")
+  vocab_size = family.size(hf_config, "vocab_size")
   config = nested.make(
     ModelConfig,
     kind="decoder",
-    num_layers=family.size(theirs, "num_hidden_layers"),
-    num_heads=family.size(theirs, "num_attention_heads"),
-    features=family.size(theirs, "hidden_size"),
-    mlp_features=family.size(theirs, "intermediate_size"),
-    activation=family.activation(theirs, "hidden_act", "gelu"),
-    attention_bias=family.flag(theirs, "attention_bias", True),
-    parallel=family.flag(theirs, "use_parallel_residual", True),
-    dropout_rate=family.number(theirs, "hidden_dropout", 0.0),
+    num_layers=family.size(hf_config, "num_hidden_layers"),
+    num_heads=family.size(hf_config, "num_attention_heads"),
+    features=family.size(hf_config, "hidden_size"),
+    mlp_features=family.size(hf_config, "intermediate_size"),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
+    attention_bias=family.flag(hf_config, "attention_bias", True),
+    parallel=family.flag(hf_config, "use_parallel_residual", True),
+    dropout_rate=family.number(hf_config, "hidden_dropout", 0.0),
     position="rotary",
-    **rotary.choices(theirs, _ROTARY),
+    **rotary.choices(hf_config, _ROTARY),
     norm="pre",
-    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-5),
+    norm_epsilon=family.number(hf_config, "layer_norm_eps", 1e-5),
     embedding_scale=1.0,
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", False),
     head=head,
   )
-  length = family.size(theirs, "max_position_embeddings")
-  return Described(config, vocab_size, vocab_size, length)
+  length = family.size(hf_config, "max_position_embeddings")
+  return Description(config, vocab_size, vocab_size, length)
 
 
 _ROTARY: rotary.LayerTypes = {
   None: rotary.Rotary(
     theta=("rotary_emb_base", "rope_theta"),
     share=("rotary_pct", "partial_rotary_factor"),
-    whole=0.25,
+    default_share=0.25,
   )
 }
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`."""
-  config = described.config
+  config = description.config
   scaling = config.slot.rotary_scaling
   return {
     "model_type": "gpt_neox",
-    "vocab_size": described.vocab_size,
-    "max_position_embeddings": described.max_length,
+    "vocab_size": description.vocab_size,
+    "max_position_embeddings": description.max_length,
     "hidden_size": config.features,
     "num_hidden_layers": config.num_layers,
     "num_attention_heads": config.num_heads,

@@ -7,43 +7,43 @@ import numpy as np
 
 from models.config import ModelConfig
 from models.published import experts, family, llama, rotary
-from models.published.family import Described, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Layout, Row
+from models.published.keys import no_effect
 
 _ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=150000.0)}
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`; every second layer has a window."""
-  if theirs.get("quantization_config"):
+  if hf_config.get("quantization_config"):
     raise ValueError(
       "quantization_config: MXFP4 tensors are not read here; load the folder in "
       "transformers with Mxfp4Config(dequantize=True), and save it"
     )
-  if not (theirs.get("rope_parameters") or theirs.get("rope_scaling")):
+  if not (hf_config.get("rope_parameters") or hf_config.get("rope_scaling")):
     raise ValueError("rope_parameters: missing")
-  per_token = family.size(theirs, "num_experts_per_tok", 4)
-  family.only(theirs, hidden_act="silu", experts_per_token=per_token)
-  kinds = llama.layer_types(theirs, llama.NEAR, llama.last_of(2))
+  per_token = family.size(hf_config, "num_experts_per_tok", 4)
+  family.only(hf_config, hidden_act="silu", experts_per_token=per_token)
+  kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(2))
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
-    head_dim=family.optional_size(theirs, "head_dim", 64),
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 8),
-    attention_bias=family.flag(theirs, "attention_bias", True),
+    head_dim=family.optional_size(hf_config, "head_dim", 64),
+    num_kv_heads=family.optional_size(hf_config, "num_key_value_heads", 8),
+    attention_bias=family.flag(hf_config, "attention_bias", True),
     mlp_bias=True,
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
-    num_experts=experts.count(theirs, 128, least=1),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
+    num_experts=experts.count(hf_config, 128, least=1),
     experts_per_token=per_token,
     router_bias=True,
-    gate_slope=family.number(theirs, "swiglu_alpha", 1.702),
-    gate_limit=family.number(theirs, "swiglu_limit", 7.0),
+    gate_slope=family.number(hf_config, "swiglu_alpha", 1.702),
+    gate_limit=family.number(hf_config, "swiglu_limit", 7.0),
     gate_offset=1.0,
-    decoder_attention=llama.windows(theirs, kinds, {"sinks": True}, 128),
-    **rotary.choices(theirs, _ROTARY),
+    decoder_attention=llama.windows(hf_config, kinds, {"sinks": True}, 128),
+    **rotary.choices(hf_config, _ROTARY),
   )
 
 
@@ -83,8 +83,8 @@ GPT_OSS = llama.LLAMA._replace(
   rows=rows,
   rotary=_ROTARY,
   without_effect={
-    **because("is of what is returned beside logits", "output_router_logits"),
-    **because("is said by other keys", "initial_context_length"),
+    **no_effect("selects outputs other than logits", "output_router_logits"),
+    **no_effect("follows from other keys", "initial_context_length"),
   },
 )
 """Llama with sinks, windows in every second layer, and experts with limited gates."""

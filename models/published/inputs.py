@@ -43,10 +43,10 @@ def to_batch(
   """Converts inputs to a batch of `models.forward`.
 
   Args:
-    model: from `models.create`.
-    names: names of inputs -> names in a batch, of which the first is required; None
-      is those of texts.
-    inputs: by their names in transformers.
+    model: model from `models.create`.
+    names: names of inputs -> names in a batch; the first is required. None means the
+      inputs of text models.
+    inputs: inputs by their names in transformers.
 
   Raises:
     ValueError: an input is unknown, missing, or differs from the ids in shape; an id
@@ -85,7 +85,7 @@ def to_batch(
     for name, value in given.items()
   }
   if "source" in batch:
-    # Any id may be a token: only the mask says what is padding.
+    # Any id may be a token: only the mask marks padding.
     everything = jnp.ones(batch["source"].shape, bool)
     batch["source_mask"] = batch.get("source_mask", everything) != 0
   if "inputs_mask" in batch:
@@ -94,7 +94,7 @@ def to_batch(
 
 
 def _array(name: str, value: Any) -> Any:
-  """The values of an input, if they are known."""
+  """Returns the values of an input; None if it is traced."""
   try:
     return value if is_traced(value) else np.asarray(value)
   except ValueError:
@@ -120,28 +120,28 @@ def _check_ids(given: Mapping[str, Any]) -> None:
       )
     if name.endswith("_mask") and not is_traced(value):
       others = value[(value != 0) & (value != 1)]
-      if others.size:  # A mask that is added to logits would be read inverted.
+      if others.size:  # An additive mask (0 and -inf) would be inverted.
         raise ValueError(f"{name}: expected 0 and 1, got {others.flat[0]}")
 
 
 def _check_values(model: Any, name: str, given: Mapping[str, Any]) -> Any:
   """Checks ids; those at masked positions may be any number."""
   ids = given[name]
-  shown = given.get(_MASKS[name], np.ones((1, 1))) != 0
+  is_token = given.get(_MASKS[name], np.ones((1, 1))) != 0
   if name == "token_type_ids":
     types = model.config.embedding.token_types
-    return known_ids(name, ids, types, shown, table="token types")
+    return known_ids(name, ids, types, is_token, table="token types")
   is_source = model.config.layout != "decoder" and name == "input_ids"
   size = model.source_vocab_size if is_source else model.target_vocab_size
   embedding = getattr(model.config, "embedding", None)
   padding = getattr(embedding, "position_padding", None) or 0
-  return known_ids(name, ids, size, shown, hidden_id=padding)
+  return known_ids(name, ids, size, is_token, hidden_id=padding)
 
 
 def _indices(mask: Any) -> Array:
   """The positions where a mask is not 0, padded with −1.
 
-  As many as its row with the most; where it is traced, as many as positions.
+  The width is the largest number in a row or, if the mask is traced, its length.
   """
   numpy = jnp if is_traced(mask) else np
   chosen = numpy.asarray(mask) != 0

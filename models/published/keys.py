@@ -1,8 +1,8 @@
-"""The keys of `config.json`, each of which must be read or be known to have no effect.
+"""Checks that each key of `config.json` is read or is known to have no effect.
 
 A family reads its `config.json` through `Keys`, which records the keys that it reads. A
-key that is not read must be listed as having no effect, with the reason, or have no
-value. Any other key is refused, since the model that it describes may be another one.
+key that is not read must be listed with the reason why it has no effect, or be null or
+empty. Any other key raises an error, because it may change the model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,26 +40,26 @@ _FILES = """
 """
 
 
-def because(why: str, keys: str) -> dict[str, str]:
+def no_effect(why: str, keys: str) -> dict[str, str]:
   """Maps keys, separated by spaces, to the reason why they have no effect."""
   return dict.fromkeys(keys.split(), why)
 
 
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
   {
-    **because("chooses the tokens of a generated text", _GENERATION),
-    **because("is of training", _TRAINING),
-    **because("is of what is returned beside logits", _RETURNED),
-    **because("is of how the same numbers are computed", _COMPUTING),
-    **because("is of where the files came from", _FILES),
+    **no_effect("affects only generation", _GENERATION),
+    **no_effect("affects only training", _TRAINING),
+    **no_effect("selects outputs other than logits", _RETURNED),
+    **no_effect("selects an implementation of the same function", _COMPUTING),
+    **no_effect("describes the origin of the files", _FILES),
   }
 )
-"""Keys that change no logits in any family -> why. A family may read them."""
+"""Keys that affect no logits in any family -> the reason. A family may read them."""
 
 
 _FALSE = {"is_decoder", "is_encoder_decoder", "add_cross_attention"}
 _FALSE |= {"tie_encoder_decoder"}
-"""Keys that no family reads, and that may be false in any file."""
+"""Keys that no family reads; in any file, they may be false."""
 
 
 class Keys(Mapping[str, Any]):
@@ -91,7 +91,7 @@ class Keys(Mapping[str, Any]):
 
     Args:
       family: name of the family, for the message.
-      without_effect: keys that have no effect in it -> why.
+      without_effect: keys that have no effect in it -> the reason.
     """
     known = self.read | {*without_effect, *WITHOUT_EFFECT}
     for key, value in self._content.items():
@@ -99,6 +99,6 @@ class Keys(Mapping[str, Any]):
         continue
       if key not in _FALSE or value is not False:
         raise ValueError(
-          f"{key}: no {family} that is read here depends on it; expected a config "
-          f"without it, got {reprlib.repr(value)}"
+          f"{key}: not supported for {family}; expected a config without it, "
+          f"got {reprlib.repr(value)}"
         )

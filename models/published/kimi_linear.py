@@ -7,8 +7,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import deepseek, experts, family, llama, mamba2
-from models.published.family import TRANSPOSED, Described, Layout, Row
-from models.published.keys import because
+from models.published.family import TRANSPOSED, Description, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 from settings.fields import Whole
 
@@ -16,16 +16,16 @@ _RECURRENT = "linear_attention"
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
-  """Implements `Family.describe`; the config is that of a layer of KDA."""
-  kinds, old = _layers(theirs), _old(theirs)
-  is_old, delta = bool(old), old or theirs
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
+  """Implements `Family.describe`; the model's config describes a KDA layer."""
+  kinds, old = _layers(hf_config), _first_format_keys(hf_config)
+  is_old, delta = bool(old), old or hf_config
   prefix = "" if is_old else "linear_"
   convolution = "short_conv_kernel_size" if is_old else "linear_conv_kernel_dim"
   family.only(delta, **{convolution: WIDTH})
   family.only(
-    theirs,
+    hf_config,
     hidden_act="silu",
     mla_use_nope=True,
     moe_router_activation_func="sigmoid",
@@ -33,13 +33,13 @@ def describe(
     moe_layer_freq=1,
   )
   width = family.size(delta, f"{prefix}head_dim", 128)
-  exact, latent = _exact(theirs)
+  exact, latent = _latent_layer(hf_config)
   mechanisms = {
     llama.EXACT: latent,
     _RECURRENT: AttentionConfig("kimi_delta", {"rank": width}),
   }
-  first = family.value(theirs, "first_k_dense_replace", Whole, 1)
-  is_sparse = deepseek.sparse_layers(theirs, lambda i: i >= first)
+  first = family.value(hf_config, "first_k_dense_replace", Whole, 1)
+  is_sparse = deepseek.sparse_layers(hf_config, lambda i: i >= first)
   overrides = tuple(
     AroundConfig(
       **(exact if kind == llama.EXACT else {}), num_experts=None if x else 0
@@ -47,7 +47,7 @@ def describe(
     for kind, x in zip(kinds, is_sparse, strict=True)
   )
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     length="model_max_length",
@@ -56,7 +56,7 @@ def describe(
     head_dim=width,
     attention_bias=False,
     mlp_bias=False,
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
     tie_embeddings=False,
     position="none",
     short_convolution=True,
@@ -65,46 +65,46 @@ def describe(
     output_gate_rank=width,
     decoder_attention=tuple(mechanisms[kind] for kind in kinds),
     decoder_around=overrides,
-    **_experts(theirs, any(is_sparse)),
+    **_experts(hf_config, any(is_sparse)),
   )
 
 
-def _old(theirs: Mapping[str, Any]) -> dict[str, Any]:
-  """The keys of KDA in the first files; empty in others."""
-  if theirs.get("linear_attn_config") is None:
+def _first_format_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the keys of KDA in the first files; empty for later files."""
+  if hf_config.get("linear_attn_config") is None:
     return {}
-  return family.value(theirs, "linear_attn_config", dict[str, Any])
+  return family.value(hf_config, "linear_attn_config", dict[str, Any])
 
 
-def _layers(theirs: Mapping[str, Any]) -> list[str]:
-  """The type of every layer; the first files count them from 1."""
-  old = _old(theirs)
+def _layers(hf_config: Mapping[str, Any]) -> list[str]:
+  """Returns the type of every layer; the first files number layers from 1."""
+  old = _first_format_keys(hf_config)
   layers = family.value(old, "full_attn_layers", list[int], ())
   exact = {layer - 1 for layer in layers}
   has_lists = {"full_attn_layers", "kda_layers"} <= old.keys()
   return [
     *llama.layer_types(
-      theirs,
+      hf_config,
       _RECURRENT,
       lambda i: i in exact if has_lists else i > 0 and i % 4 == 0,
     )
   ]
 
 
-def _exact(
-  theirs: Mapping[str, Any],
+def _latent_layer(
+  hf_config: Mapping[str, Any],
 ) -> tuple[dict[str, Any], AttentionConfig]:
-  """The overrides of a layer of latent attention, and its mechanism."""
-  heads = family.size(theirs, "num_attention_heads")
-  family.only(theirs, num_key_value_heads=heads)
-  rank = family.size(theirs, "kv_lora_rank", 512)
-  shared = family.size(theirs, "qk_rope_head_dim", 64)
-  has_bias = family.flag(theirs, "attention_bias", False)
+  """Returns the overrides of a latent-attention layer, and its mechanism."""
+  heads = family.size(hf_config, "num_attention_heads")
+  family.only(hf_config, num_key_value_heads=heads)
+  rank = family.size(hf_config, "kv_lora_rank", 512)
+  shared = family.size(hf_config, "qk_rope_head_dim", 64)
+  has_bias = family.flag(hf_config, "attention_bias", False)
   fields = {
     "num_heads": heads,
-    "head_dim": shared + family.size(theirs, "qk_nope_head_dim", 128),
-    "value_dim": family.size(theirs, "v_head_dim", 128),
-    "query_rank": family.optional_size(theirs, "q_lora_rank"),
+    "head_dim": shared + family.size(hf_config, "qk_nope_head_dim", 128),
+    "value_dim": family.size(hf_config, "v_head_dim", 128),
+    "query_rank": family.optional_size(hf_config, "q_lora_rank"),
     "latent_rank": rank,
     "shared_key_dim": shared,
     "attention_bias": has_bias,
@@ -115,20 +115,20 @@ def _exact(
   return fields, deepseek.latent(rank, shared, has_bias)
 
 
-def _experts(theirs: Mapping[str, Any], has_any: bool) -> dict[str, Any]:
+def _experts(hf_config: Mapping[str, Any], has_any: bool) -> dict[str, Any]:
   """The fields of layers with experts."""
-  width = family.size(theirs, "moe_intermediate_size", 1024)
+  width = family.size(hf_config, "moe_intermediate_size", 1024)
   fields = {
-    "num_experts": experts.count(theirs, 256, least=1),
-    "experts_per_token": family.size(theirs, "num_experts_per_token", 8),
+    "num_experts": experts.count(hf_config, 256, least=1),
+    "experts_per_token": family.size(hf_config, "num_experts_per_token", 8),
     "expert_features": width,
-    "shared_features": width * family.size(theirs, "num_shared_experts", 1),
+    "shared_features": width * family.size(hf_config, "num_shared_experts", 1),
     "router_scores": "sigmoid",
     "selection_bias": True,
-    "expert_groups": family.size(theirs, "num_expert_group", 1),
-    "groups_per_token": family.size(theirs, "topk_group", 1),
-    "normalize_weights": family.flag(theirs, "moe_renormalize", True),
-    "routed_scale": family.number(theirs, "routed_scaling_factor", 2.446),
+    "expert_groups": family.size(hf_config, "num_expert_group", 1),
+    "groups_per_token": family.size(hf_config, "topk_group", 1),
+    "normalize_weights": family.flag(hf_config, "moe_renormalize", True),
+    "routed_scale": family.number(hf_config, "routed_scaling_factor", 2.446),
   }
   return fields if has_any else {}
 
@@ -189,7 +189,7 @@ def _recurrent_rows(
 
 
 def _reshaped_layout(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Layout:
-  """The layout of the same numbers in other shapes."""
+  """Returns the layout that reshapes a tensor."""
   return Layout(
     lambda x, n: [x.reshape(ours)], lambda xs: xs[0].reshape(theirs)
   )
@@ -201,20 +201,23 @@ KIMI_LINEAR = llama.LLAMA._replace(
   describe=describe,
   rows=rows,
   rotary=None,
-  # transformers writes layers without experts by the names of those with experts.
+  # transformers names layers without experts like those with experts.
   renamed=tuple(
     (f".mlp.{x}_proj.weight", f".block_sparse_moe.{x}_proj.weight")
     for x in ("gate", "up", "down")
   ),
   without_effect={
-    **because("is of what is returned beside logits", "output_router_logits"),
-    **because("is not read by its class", "tie_word_embeddings"),
-    **because("has no positions", "rope_theta rope_scaling rope_parameters"),
-    **because("is said by other keys", "head_dim qk_head_dim"),
-    **because("is said by mlp_layer_types", "first_k_dense_replace"),
-    **because(
-      "is of layers that transformers leaves out", "num_nextn_predict_layers"
+    **no_effect("selects outputs other than logits", "output_router_logits"),
+    **no_effect("is not read by the model class", "tie_word_embeddings"),
+    **no_effect(
+      "belongs to positions, which the model lacks",
+      "rope_theta rope_scaling rope_parameters",
+    ),
+    **no_effect("follows from other keys", "head_dim qk_head_dim"),
+    **no_effect("follows from mlp_layer_types", "first_k_dense_replace"),
+    **no_effect(
+      "belongs to layers that transformers omits", "num_nextn_predict_layers"
     ),
   },
 )
-"""Layers of Kimi Delta Attention and of latent attention, without positions."""
+"""Decoders with KDA and latent-attention layers, without position encodings."""

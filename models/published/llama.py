@@ -8,43 +8,45 @@ from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family, rotary
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any],
+  hf_config: Mapping[str, Any],
   names: Collection[str],
   head: str,
   length: str = "max_position_embeddings",
   **others: Any,
-) -> Described:
-  """Implements `Family.describe`; `others` are the fields in which a family differs.
+) -> Description:
+  """Implements `Family.describe`; `others` are config fields in which a family differs.
 
   Args:
-    theirs: `config.json`.
-    names: of its tensors.
-    head: ours.
-    length: the key of the longest sequence.
-    **others: values of config fields, whose keys are not read.
+    hf_config: `config.json`.
+    names: names of the tensors.
+    head: our name of the head.
+    length: key of the longest sequence.
+    **others: values of config fields, whose keys are then not read.
   """
   del names
-  family.only(theirs, rope_interleaved=False)
-  vocab_size = family.size(theirs, "vocab_size")
-  heads = family.size(theirs, "num_attention_heads")
-  # A key that the family replaces is not read: it has no effect there.
+  family.only(hf_config, rope_interleaved=False)
+  vocab_size = family.size(hf_config, "vocab_size")
+  heads = family.size(hf_config, "num_attention_heads")
+  # If a family replaces a field, its key is not read and has no effect.
   read: dict[str, Callable[[], Any]] = {
     "num_heads": lambda: heads,
-    "head_dim": lambda: family.optional_size(theirs, "head_dim"),
+    "head_dim": lambda: family.optional_size(hf_config, "head_dim"),
     "num_kv_heads": lambda: (
-      family.optional_size(theirs, "num_key_value_heads") or heads
+      family.optional_size(hf_config, "num_key_value_heads") or heads
     ),
-    "attention_bias": lambda: family.flag(theirs, "attention_bias", False),
-    "mlp_features": lambda: family.size(theirs, "intermediate_size"),
-    "mlp_bias": lambda: family.flag(theirs, "mlp_bias", False),
-    "activation": lambda: family.activation(theirs, "hidden_act", "silu"),
-    "norm_epsilon": lambda: family.number(theirs, "rms_norm_eps", 1e-6),
-    "tie_embeddings": lambda: family.flag(theirs, "tie_word_embeddings", False),
+    "attention_bias": lambda: family.flag(hf_config, "attention_bias", False),
+    "mlp_features": lambda: family.size(hf_config, "intermediate_size"),
+    "mlp_bias": lambda: family.flag(hf_config, "mlp_bias", False),
+    "activation": lambda: family.activation(hf_config, "hidden_act", "silu"),
+    "norm_epsilon": lambda: family.number(hf_config, "rms_norm_eps", 1e-6),
+    "tie_embeddings": lambda: family.flag(
+      hf_config, "tie_word_embeddings", False
+    ),
   }
   choices: dict[str, Any] = {
     "norm": "pre",
@@ -55,28 +57,28 @@ def describe(
     **{name: value() for name, value in read.items() if name not in others},
   }
   if not {"rotary_theta", "decoder_around", "position"} & {*others}:
-    choices |= rotary.choices(theirs)
+    choices |= rotary.choices(hf_config)
   config = nested.make(
     ModelConfig,
     kind="decoder",
-    num_layers=family.size(theirs, "num_hidden_layers"),
-    features=family.size(theirs, "hidden_size"),
+    num_layers=family.size(hf_config, "num_hidden_layers"),
+    features=family.size(hf_config, "hidden_size"),
     head=head,
     **choices | others,
   )
-  longest = family.size(theirs, length)
-  return Described(config, vocab_size, vocab_size, longest)
+  longest = family.size(hf_config, length)
+  return Description(config, vocab_size, vocab_size, longest)
 
 
 NEAR = "sliding_attention"
-"""Type of a layer whose queries see a window, which includes the query itself."""
+"""Type of a layer with a window, which includes the query's own key."""
 
 EXACT = "full_attention"
-"""Type of a layer whose queries see all keys."""
+"""Type of a layer whose queries attend to all keys."""
 
 
 def windows(
-  theirs: Mapping[str, Any],
+  hf_config: Mapping[str, Any],
   kinds: Sequence[str],
   options: Mapping[str, Any] = MappingProxyType({}),
   default: int = 4096,
@@ -84,44 +86,46 @@ def windows(
   """Returns the mechanisms of layers of types `NEAR` and `EXACT`.
 
   Args:
-    theirs: `config.json`.
-    kinds: of the layers.
-    options: of all mechanisms.
-    default: the window in files that have none.
+    hf_config: `config.json`.
+    kinds: types of the layers.
+    options: options of all these mechanisms.
+    default: window in files without the key.
   """
   exact = AttentionConfig("dense", options)
   if NEAR not in kinds:
-    family.optional_size(theirs, "sliding_window", default)  # It has no effect.
+    family.optional_size(
+      hf_config, "sliding_window", default
+    )  # Checked, but without effect.
     return (exact,)
-  local, window = exact, family.size(theirs, "sliding_window", default)
-  if window <= family.size(theirs, "max_position_embeddings"):
+  local, window = exact, family.size(hf_config, "sliding_window", default)
+  if window <= family.size(hf_config, "max_position_embeddings"):
     sides = {"window": (window - 1, 0)}
     local = AttentionConfig("sliding_window", {**options, **sides})
   return tuple(local if kind == NEAR else exact for kind in kinds)
 
 
 def layer_types(
-  theirs: Mapping[str, Any], other: str, default: Callable[[int], bool]
+  hf_config: Mapping[str, Any], other: str, default: Callable[[int], bool]
 ) -> Sequence[str]:
-  """Returns the type of every layer, from the file or else from the family.
+  """Returns the type of every layer, from the file or by default.
 
   Args:
-    theirs: `config.json`.
-    other: the type beside `EXACT`.
-    default: whether layer i is `EXACT`.
+    hf_config: `config.json`.
+    other: the type that is not `EXACT`.
+    default: whether layer i is `EXACT` by default.
 
   Raises:
-    ValueError: `layer_types` has something else, or not one for each layer.
+    ValueError: `layer_types` has an unknown type, or not one per layer.
   """
-  kinds = family.per_layer(theirs, "layer_types", (other, EXACT))
+  kinds = family.per_layer(hf_config, "layer_types", (other, EXACT))
   if kinds is not None:
     return kinds
-  count = family.size(theirs, "num_hidden_layers")
+  count = family.size(hf_config, "num_hidden_layers")
   return [EXACT if default(i) else other for i in range(count)]
 
 
-def last_of(every: int) -> Callable[[int], bool]:
-  """Whether a layer is the last of each group of layers."""
+def is_last_of(every: int) -> Callable[[int], bool]:
+  """Returns whether layer i is the last of its group of `every` layers."""
   return lambda i: (i + 1) % every == 0
 
 
@@ -134,7 +138,7 @@ _NORMS = MappingProxyType(
 
 
 def rows(norms: Mapping[str, str] = _NORMS) -> list[Row]:
-  """Returns the table of a family whose layers have these norms: theirs -> ours."""
+  """Returns the table of a family with these norms, transformers' name -> ours."""
   theirs, ours = "model.layers.{i}", "decoder_{i}"
   projections = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
   parts = {
@@ -165,8 +169,8 @@ LLAMA = Family(
   rows=lambda config: rows(),
   prefix="model.",
   parts=("embed_tokens", "layers", "norm"),
-  without_effect=because(
-    "is said by other keys", "max_sequence_length is_llama_config"
+  without_effect=no_effect(
+    "follows from other keys", "max_sequence_length is_llama_config"
   ),
   copies=(("lm_head.weight", "model.embed_tokens.weight"),),
   rotary=rotary.ALL,

@@ -18,14 +18,14 @@ from models.api import create, forward
 from models.attention_config import NEEDS, AttentionConfig, Layers
 from models.published import files, texts, weights
 from models.published.catalog import FAMILIES, READERS, find
-from models.published.family import Described, Family
+from models.published.family import Description, Family
 from models.published.inputs import to_batch
 from models.published.keys import Keys
 from models.published.rotary import both_versions
 from models.published.weights import MECHANISMS
 
 Attention = str | Mapping[str, Any] | Layers | Sequence[Any] | None
-"""A mechanism by name, with options, or several that layers take in turn."""
+"""The name of a mechanism, a name with options, or a list that layers take in turn."""
 
 
 class Pretrained(NamedTuple):
@@ -34,7 +34,7 @@ class Pretrained(NamedTuple):
   Attributes:
     family: `model_type` of transformers, such as 'bert'.
     architecture: class of transformers, such as 'BertForMaskedLM'.
-    model: from `models.create`.
+    model: model from `models.create`.
     variables: `{'params': …, 'constants': …}`.
     config: the content of `config.json`.
     kept: tensors of the folder that affect no output, see `Family.kept`.
@@ -88,14 +88,14 @@ def load_pretrained(
   """Loads a published model.
 
   Args:
-    folder: in the format of Hugging Face: `config.json` and `model.safetensors`, or
-      `model.safetensors.index.json` with its shards; or the workdir of a run. The
-      folder is data: an import path in it is refused, not imported.
+    folder: a folder in the format of Hugging Face: `config.json` and
+      `model.safetensors`, or `model.safetensors.index.json` with its shards; or the
+      workdir of a run. The folder is data: an import path in it raises an error.
     attention: replaces the mechanism of every self-attention: a name ('performer'), a
       name with options ({'name': 'performer', 'num_features': 64}), or a list of
       these that layers take in turn; None keeps the model's. An import path is
       allowed here.
-    dtype: of activations and variables; 'float64' needs `jax_enable_x64`.
+    dtype: dtype of activations and variables; 'float64' needs `jax_enable_x64`.
     key: initializes a mechanism's own variables that the folder does not have; None
       is `jax.random.key(0)`.
 
@@ -116,7 +116,7 @@ def load_pretrained(
     )
   replaced = () if attention is None else tuple(NEEDS)
   opened = open_folder(folder, replaced)
-  model = make_model(with_attention(opened.described, attention, dtype))
+  model = make_model(with_attention(opened.description, attention, dtype))
   return opened.pretrained(model, read_variables(opened, model, key))
 
 
@@ -125,32 +125,32 @@ class Opened(NamedTuple):
 
   Attributes:
     folder: its path.
-    family: of the model.
+    family: family of the model.
     architecture: its class in transformers.
-    theirs: the content of `config.json`.
-    described: the model with its own mechanisms.
-    tensors: by their names in the family's table.
+    hf_config: content of `config.json`.
+    description: the model with its own mechanisms.
+    tensors: tensors by their names in the family's table.
     kept: tensors that affect no output.
-    left_out: whether a mechanism of the folder is missing in `described`.
+    left_out: whether a mechanism of the folder is missing in `description`.
   """
 
   folder: Path
   family: Family
   architecture: str
-  theirs: Mapping[str, Any]
-  described: Described
+  hf_config: Mapping[str, Any]
+  description: Description
   tensors: files.Tensors
   kept: Mapping[str, np.ndarray]
   left_out: bool = False
 
   def pretrained(self, model: Any, variables: Any) -> Pretrained:
-    """Combines a model and its variables with what the folder has besides them."""
+    """Combines a model and its variables with the other content of the folder."""
     return Pretrained(
       self.family.name,
       self.architecture,
       model,
       variables,
-      self.theirs,
+      self.hf_config,
       self.kept,
     )
 
@@ -162,13 +162,13 @@ def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
   `lab.load_run` and `generate.py --workdir` open a run as a program.
 
   Args:
-    folder: of weights, or the workdir of a run.
-    replaced: fields whose mechanisms the caller replaces, where import paths in a
-      folder of weights are ignored; in other fields they are refused.
+    folder: folder of weights, or the workdir of a run.
+    replaced: fields whose mechanisms the caller replaces. Import paths in these fields
+      are ignored; in other fields of a folder of weights, they raise an error.
 
   Raises:
     FileNotFoundError: a file is missing.
-    ValueError: as `load_pretrained`.
+    ValueError: as in `load_pretrained`.
   """
   with no_imports():
     return _open_folder(folder, replaced)
@@ -177,16 +177,16 @@ def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
 def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   arrays = None
   if files.has_tensors(folder) or not (folder / "checkpoints").is_dir():
-    theirs = files.read_config(folder)
+    hf_config = files.read_config(folder)
   else:
-    theirs, arrays = _to_published(READERS["run"](folder))
-  text = texts.find(theirs)
+    hf_config, arrays = _to_published(READERS["run"](folder))
+  text = texts.find(hf_config)
   if text is not None:
     try:
-      theirs = texts.text_config(theirs, text)
+      hf_config = texts.text_config(hf_config, text)
     except ValueError as error:
       raise ValueError(f"{folder / files.CONFIG}: {error}") from None
-  keys = Keys(theirs)
+  keys = Keys(hf_config)
   family, architecture = _architecture(folder, keys)
   raw = (
     files.read_tensors(folder)
@@ -202,11 +202,11 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     family.architectures[architecture],
   )
   try:
-    described = family.describe(
+    description = family.describe(
       keys, weights.without_copies(family, tensors), head
     )
     own = keys.get(MECHANISMS)
-    described, left_out = _with_mechanisms(described, own, replaced)
+    description, left_out = _with_mechanisms(description, own, replaced)
     shapes = {} if family.kept is None else family.kept(keys)
     keys.check(family.name, family.without_effect)
   except ValueError as error:
@@ -214,7 +214,7 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   kept = {}
   for name, shape in shapes.items():
     if name not in tensors:
-      raise ValueError(f"{folder}: {name}: missing; config.json asks for it")
+      raise ValueError(f"{folder}: {name}: missing; config.json requires it")
     tensor = tensors.pop(name)
     kept[name], file = tensor.read(), tensor.file
     if kept[name].shape != shape:
@@ -222,7 +222,14 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
         f"{file}: {name}: expected shape {shape}, got {kept[name].shape}"
       )
   return Opened(
-    folder, family, architecture, theirs, described, tensors, kept, left_out
+    folder,
+    family,
+    architecture,
+    hf_config,
+    description,
+    tensors,
+    kept,
+    left_out,
   )
 
 
@@ -238,17 +245,17 @@ def read_variables(
       is `jax.random.key(0)`.
 
   Raises:
-    ValueError: as `load_pretrained`.
+    ValueError: as in `load_pretrained`.
   """
   key = jax.random.key(0) if key is None else key
-  published = make_model(opened.described)
+  published = make_model(opened.description)
   tensors = opened.tensors
   if opened.left_out:
-    wanted = {*weights.own_names(model)}
+    names = {*weights.own_names(model)}
     tensors = {
       name: tensor
       for name, tensor in tensors.items()
-      if name in wanted or not name.startswith(f"{MECHANISMS}/")
+      if name in names or not name.startswith(f"{MECHANISMS}/")
     }
   return weights.read(
     opened.folder, opened.family, model, published, tensors, key
@@ -263,7 +270,7 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
   the model with its own attention.
 
   Args:
-    folder: is created if it does not exist.
+    folder: the folder, which is created if it does not exist.
     p: the model; `p._replace(variables=…)` has other variables.
   """
   files.write(Path(folder), *_to_published(p))
@@ -275,7 +282,7 @@ def _to_published(
   """`config.json` and the tensors of a model."""
   family, ours = FAMILIES[p.family], p.model.config
   arrays = weights.write(family, p.model, p.variables)
-  _separate(family, arrays)
+  _split_joined(family, arrays)
   head = family.architectures[p.architecture]
   if head == "hidden":  # A base model's names have no prefix.
     arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
@@ -294,61 +301,63 @@ def _to_published(
   return config, arrays
 
 
-def make_model(described: Described) -> Any:
+def make_model(description: Description) -> Any:
   """Creates the module of a description; computes nothing."""
-  config, length = described.config, described.max_length
-  has_ids = not described.input_shapes
+  config, length = description.config, description.max_length
+  has_ids = not description.input_shapes
   has_source = has_ids and config.layout != "decoder"
   return create(
     config,
-    source_vocab_size=described.vocab_size if has_source else None,
-    target_vocab_size=described.outputs,
+    source_vocab_size=description.vocab_size if has_source else None,
+    target_vocab_size=description.outputs,
     max_source_length=length if has_source else None,
     max_target_length=length if has_ids else None,
-    shared_vocabulary=has_ids and described.outputs == described.vocab_size,
-    input_shapes=described.input_shapes,
+    shared_vocabulary=has_ids and description.outputs == description.vocab_size,
+    input_shapes=description.input_shapes,
   )
 
 
 def with_attention(
-  described: Described, attention: Attention, dtype: str
-) -> Described:
+  description: Description, attention: Attention, dtype: str
+) -> Description:
   """Replaces the mechanisms and the dtype of a description.
 
   Raises:
     ValueError: a mechanism is unknown, or lacks a capability.
   """
-  config = dataclasses.replace(described.config, dtype=dtype, param_dtype=dtype)
-  described = described._replace(config=config)
+  config = dataclasses.replace(
+    description.config, dtype=dtype, param_dtype=dtype
+  )
+  description = description._replace(config=config)
   if attention is None:
-    return described
-  chosen = _chosen(attention)
+    return description
+  chosen = _parse_attention(attention)
   fields = (one for one in config.attentions if one != "cross_attention")
-  return with_layers(described, dict.fromkeys(fields, chosen))
+  return with_layers(description, dict.fromkeys(fields, chosen))
 
 
 def with_layers(
-  described: Described, chosen: Mapping[str, Layers]
-) -> Described:
+  description: Description, chosen: Mapping[str, Layers]
+) -> Description:
   """Replaces the mechanisms of a description.
 
   Args:
-    described: of a model.
+    description: description of the model.
     chosen: 'encoder_attention' or 'decoder_attention' -> mechanisms.
 
   Raises:
     ValueError: a mechanism lacks a capability.
   """
-  config, changes = described.config, dict[str, Any](chosen)
+  config, changes = description.config, dict[str, Any](chosen)
   for layers in chosen.values():
     layers = layers if isinstance(layers, tuple) else (layers,)
     has_global = hasattr(config, "slot") and config.slot.global_projections
     if has_global and any("global" not in x.build().supports for x in layers):
       changes["global_projections"] = False
-  return described._replace(config=nested.replace(config, **changes))
+  return description._replace(config=nested.replace(config, **changes))
 
 
-def _chosen(attention: Any) -> Layers:
+def _parse_attention(attention: Any) -> Layers:
   if isinstance(attention, AttentionConfig):
     return attention
   if isinstance(attention, str):
@@ -358,39 +367,43 @@ def _chosen(attention: Any) -> Layers:
     if "name" not in options:
       raise ValueError(f"attention: expected a 'name', got {options}")
     return AttentionConfig(options.pop("name"), options)
-  return tuple(cast(AttentionConfig, _chosen(one)) for one in attention)
+  return tuple(
+    cast(AttentionConfig, _parse_attention(one)) for one in attention
+  )
 
 
 def _with_mechanisms(
-  described: Described, own: Any, replaced: Collection[str]
-) -> tuple[Described, bool]:
+  description: Description, own: Any, replaced: Collection[str]
+) -> tuple[Description, bool]:
   """The description with the mechanisms that `save_pretrained` wrote.
 
-  Also whether one was ignored because the caller replaces it.
+  Also returns whether a mechanism was ignored because the caller replaces it.
   """
   if own is None:
-    return described, False
+    return description, False
   try:
     foreign = [field for field in own if _import_path(own[field])]
     for field in foreign:
       if field not in replaced:
         raise ValueError(
           f"{MECHANISMS}: {field} is {_import_path(own[field])!r}, an import "
-          "path, and weights import nothing; choose the mechanism where you ask "
-          "for the weights, by `attention=` or config.model"
+          "path, which a folder of weights may not have; pass the mechanism as "
+          "`attention=`, or set it in config.model"
         )
     kept = {field: own[field] for field in own if field not in foreign}
-    chosen: dict[str, Any] = {f: _chosen(layers) for f, layers in kept.items()}
-    config = dataclasses.replace(described.config, **chosen)
+    chosen: dict[str, Any] = {
+      f: _parse_attention(layers) for f, layers in kept.items()
+    }
+    config = dataclasses.replace(description.config, **chosen)
   except (AttributeError, TypeError) as error:
     raise ValueError(
       f"{MECHANISMS}: expected mechanisms by config field, got {own!r}"
     ) from error
-  return described._replace(config=config), bool(foreign)
+  return description._replace(config=config), bool(foreign)
 
 
 def _import_path(layers: Any) -> str:
-  """The first mechanism with an import path; empty without one."""
+  """Returns the first import path of a mechanism; empty if there is none."""
   for one in layers if isinstance(layers, list) else [layers]:
     name = one.get("name") if isinstance(one, dict) else one
     if isinstance(name, str) and ":" in name:
@@ -399,9 +412,9 @@ def _import_path(layers: Any) -> str:
 
 
 def _architecture(
-  folder: Path, theirs: Mapping[str, Any]
+  folder: Path, hf_config: Mapping[str, Any]
 ) -> tuple[Family, str]:
-  names, kind = theirs.get("architectures"), theirs.get("model_type")
+  names, kind = hf_config.get("architectures"), hf_config.get("model_type")
   one = names[0] if isinstance(names, list) and len(names) == 1 else None
   family = find(kind, one) if isinstance(one, str) else None
   if family is not None and kind in (None, family.name):
@@ -412,7 +425,8 @@ def _architecture(
     fault = "architectures: missing; expected a list of one class"
   else:
     fault = (
-      f"architectures: no family is {one!r}; docs/weights.md lists those known"
+      f"architectures: {one!r} is not supported; docs/weights.md lists the "
+      "supported ones"
     )
   raise ValueError(f"{folder / files.CONFIG}: {fault}")
 
@@ -420,7 +434,7 @@ def _architecture(
 def _by_table_name(
   family: Family, tensors: files.Tensors
 ) -> dict[str, files.Tensor]:
-  """The tensors by their names in the family's table."""
+  """Returns the tensors by their names in the family's table."""
   tidied = {}
   for name, tensor in tensors.items():
     new = name
@@ -431,16 +445,16 @@ def _by_table_name(
       if new.partition(".")[0] in family.parts:
         new = family.prefix + new
     if new in tidied:
-      raise ValueError(f"{tensor.file}: {name} is there twice, under two names")
+      raise ValueError(f"{tensor.file}: {name} appears twice, under two names")
     tidied[new] = tensor
-  for whole, suffixes in family.joined:
+  for joined_suffix, suffixes in family.joined:
     for first in [name for name in tidied if name.endswith(suffixes[0])]:
-      place = first.removesuffix(suffixes[0])
-      parts = [place + suffix for suffix in suffixes]
+      prefix = first.removesuffix(suffixes[0])
+      parts = [prefix + suffix for suffix in suffixes]
       if all(part in tidied for part in parts):
         readers = [tidied[part].read for part in parts]
         read = functools.partial(_concatenate, readers)
-        tidied[place + whole] = files.Tensor(read, tidied[first].file)
+        tidied[prefix + joined_suffix] = files.Tensor(read, tidied[first].file)
         for part in parts:
           del tidied[part]
   return tidied
@@ -450,12 +464,12 @@ def _concatenate(readers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
   return np.concatenate([read() for read in readers])
 
 
-def _separate(family: Family, arrays: dict[str, np.ndarray]) -> None:
-  """Replaces joined tensors by the several that files have, as transformers does."""
-  for whole, suffixes in family.joined:
-    for name in [name for name in arrays if name.endswith(whole)]:
+def _split_joined(family: Family, arrays: dict[str, np.ndarray]) -> None:
+  """Splits joined tensors into the tensors that files store, as transformers does."""
+  for joined_suffix, suffixes in family.joined:
+    for name in [name for name in arrays if name.endswith(joined_suffix)]:
       array, count = arrays.pop(name), len(suffixes)
       size = -(-len(array) // count)
       parts = np.split(array, [size * i for i in range(1, count)])
       for suffix, part in zip(suffixes, parts, strict=True):
-        arrays[name.removesuffix(whole) + suffix] = part
+        arrays[name.removesuffix(joined_suffix) + suffix] = part

@@ -7,45 +7,46 @@ from annotated_types import Ge
 
 from models.attention_config import AttentionConfig
 from models.published import bert, family, roberta
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
   family.only(
-    theirs,
-    hidden_act="gelu",  # Its head has no other.
+    hf_config,
+    hidden_act="gelu",  # The head always uses gelu.
     attention_mode="longformer",
     ignore_attention_mask=False,
   )
-  counted = roberta.positions(theirs)
-  vocab_size = family.size(theirs, "vocab_size")
-  return Described(
+  counted = roberta.positions(hf_config)
+  vocab_size = family.size(hf_config, "vocab_size")
+  return Description(
     bert.encoder(
-      theirs,
+      hf_config,
       head,
       global_projections=True,
-      encoder_attention=_windows(theirs),
+      encoder_attention=_windows(hf_config),
       **counted,
     ),
     vocab_size,
     vocab_size,
-    family.size(theirs, "max_position_embeddings") - counted["position_offset"],
+    family.size(hf_config, "max_position_embeddings")
+    - counted["position_offset"],
   )
 
 
 _Width = Annotated[int, Ge(2)]
 
 
-def _windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
-  """The mechanism of every layer, with half of its window on each side."""
+def _windows(hf_config: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
+  """Returns the mechanism of every layer, with half of the window on each side."""
   kind = _Width | list[_Width]
-  widths = family.value(theirs, "attention_window", kind)
-  layers = family.size(theirs, "num_hidden_layers")
+  widths = family.value(hf_config, "attention_window", kind)
+  layers = family.size(hf_config, "num_hidden_layers")
   if isinstance(widths, int):
     widths = [widths] * layers
   if len(widths) != layers:
@@ -81,7 +82,7 @@ LONGFORMER = Family(
   prefix="longformer.",
   parts=("embeddings", "encoder", "pooler"),
   copies=roberta.copies("longformer."),
-  without_effect=because("is of another format", "onnx_export"),
+  without_effect=no_effect("belongs to another format", "onnx_export"),
   unread=(
     r"longformer\.embeddings\.(position_ids|token_type_ids)",
     r"longformer\.pooler\.dense\.(weight|bias)",

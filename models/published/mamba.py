@@ -10,57 +10,57 @@ from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.multi_head_attention import projection_shapes
 from models.published import family, mamba2
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 
 def describe(
-  theirs: Mapping[str, Any],
+  hf_config: Mapping[str, Any],
   names: Collection[str],
   head: str,
   *,
   has_norms: bool = False,
-) -> Described:
-  """Implements `Family.describe`; `has_norms` are those of Falcon Mamba."""
+) -> Description:
+  """Implements `Family.describe`; `has_norms` adds the norms of Falcon Mamba."""
   del names
-  features = family.size(theirs, "hidden_size", 768)
-  expand = family.number(theirs, "expand", 2.0)
+  features = family.size(hf_config, "hidden_size", 768)
+  expand = family.number(hf_config, "expand", 2.0)
   channels = int(expand * features)
-  layers = family.size(theirs, "num_hidden_layers", 32)
+  layers = family.size(hf_config, "num_hidden_layers", 32)
   family.only(
-    theirs,
+    hf_config,
     conv_kernel=WIDTH,
     hidden_act="silu",
-    # Further names of these sizes, in files of the authors.
+    # The authors' files have these sizes under other names as well.
     intermediate_size=channels,
     d_inner=channels,
     d_model=features,
     n_layer=layers,
     rms_norm=True,
-    # transformers 5 scales weights by it that it has read.
+    # With it, transformers 5 rescales weights after reading them.
     rescale_prenorm_residual=False,
   )
-  rank = theirs.get("time_step_rank", "auto")
+  rank = hf_config.get("time_step_rank", "auto")
   if rank == "auto":
     rank = -(-features // 16)
   else:
-    rank = family.size(theirs, "time_step_rank")
+    rank = family.size(hf_config, "time_step_rank")
   options: dict[str, Any] = {
-    "state_size": family.size(theirs, "state_size", 16),
+    "state_size": family.size(hf_config, "state_size", 16),
     "rank": rank,
   }
   if has_norms:
-    options["norm_epsilon"] = family.number(theirs, "mixer_rms_eps", 1e-6)
+    options["norm_epsilon"] = family.number(hf_config, "mixer_rms_eps", 1e-6)
   return mamba2.describe_gated(
-    theirs,
-    family.size(theirs, "vocab_size", 50280),
+    hf_config,
+    family.size(hf_config, "vocab_size", 50280),
     num_layers=layers,
     num_heads=1,
     head_dim=channels,
     features=features,
-    attention_bias=family.flag(theirs, "use_bias", False),
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    attention_bias=family.flag(hf_config, "use_bias", False),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
     head=head,
     decoder_attention=AttentionConfig("mamba", options),
   )
@@ -83,7 +83,7 @@ def rows(config: ModelConfig) -> list[Row]:
 def _layer_rows(
   config: ModelConfig, i: int, mechanism: AttentionConfig
 ) -> list[Row]:
-  """The rows of a layer, in which another mechanism has x as its query, key and value."""
+  """Returns the rows of a layer; another mechanism projects query, key and value like x."""
   theirs, ours = f"backbone.layers.{i}", f"decoder_{i}"
   module = f"params/{ours}/self_attention"
   shapes = projection_shapes(mechanism.build(), config.slot, config.dims(1))
@@ -135,7 +135,7 @@ def _layer_rows(
 def convolution_rows(
   theirs: str, ours: str, names: tuple[str, ...]
 ) -> list[Row]:
-  """The rows of one convolution, which is that of every projection in `names`."""
+  """Returns the rows of one convolution, which every projection in `names` uses."""
   return [
     Row(
       f"{theirs}.{their_name}",
@@ -150,7 +150,7 @@ def convolution_rows(
 
 
 def _read_input(x: np.ndarray, n: int) -> list[np.ndarray]:
-  """X for each of n − 1 projections, and the gate."""
+  """Splits a tensor into x, for each of n − 1 projections, and the gate."""
   first, gate = np.split(x, 2)
   return [*[first.T] * (n - 1), gate.T]
 
@@ -162,11 +162,11 @@ def _write_input(xs: list[np.ndarray]) -> np.ndarray:
 _FILTERS = Layout(
   lambda x, n: [x[:, 0, ::-1].T] * n, lambda xs: xs[0].T[:, None, ::-1]
 )
-"""A convolution `[F, 1, W]`, whose last tap is the latest."""
+"""A convolution `[F, 1, W]`, whose last tap reads the current position."""
 
 
 def _one_head(layout: Layout, axis: int) -> Layout:
-  """A layout with an axis of one head added to each of our variables."""
+  """Returns a layout that adds an axis of one head to each of our variables."""
   return Layout(
     lambda x, n: [np.expand_dims(y, axis) for y in layout.read(x, n)],
     lambda xs: layout.write([np.squeeze(y, axis) for y in xs]),
@@ -183,17 +183,17 @@ MAMBA = Family(
   renamed=(("backbone.embedding.weight", "backbone.embeddings.weight"),),
   copies=(("lm_head.weight", "backbone.embeddings.weight"),),
   without_effect={
-    **because(
-      "is of what weights begin with",
+    **no_effect(
+      "affects only initial weights",
       "time_step_floor time_step_init_scheme time_step_max time_step_min "
       "time_step_scale ssm_cfg",
     ),
-    **because(
-      "is of how the same numbers are computed",
+    **no_effect(
+      "selects an implementation of the same function",
       "fused_add_norm use_associative_scan use_falcon_mambapy use_mambapy",
     ),
-    **because("is of half precision", "residual_in_fp32"),
-    **because("is said by vocab_size", "pad_vocab_size_multiple"),
+    **no_effect("affects only half precision", "residual_in_fp32"),
+    **no_effect("follows from vocab_size", "pad_vocab_size_multiple"),
   },
 )
 """Decoders of selective state spaces, without feed-forward layers."""
@@ -204,4 +204,4 @@ FALCON_MAMBA = MAMBA._replace(
   describe=functools.partial(describe, has_norms=True),
   renamed=(),
 )
-"""Mamba with norms of the step, B and C."""
+"""Mamba with norms of Δ, B and C."""

@@ -9,48 +9,48 @@ from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
   family.only(
-    theirs,
+    hf_config,
     conv_kernel=WIDTH,
     hidden_act="silu",
     rms_norm=True,
-    # transformers 5 scales weights by it that it has read.
+    # With it, transformers 5 rescales weights after reading them.
     rescale_prenorm_residual=False,
   )
-  features = family.size(theirs, "hidden_size", 4096)
-  heads = family.size(theirs, "num_heads", 128)
-  groups = family.size(theirs, "n_groups", 8)
-  value_dim = family.size(theirs, "head_dim", 64)
-  expand = family.number(theirs, "expand", 2.0)
+  features = family.size(hf_config, "hidden_size", 4096)
+  heads = family.size(hf_config, "num_heads", 128)
+  groups = family.size(hf_config, "n_groups", 8)
+  value_dim = family.size(hf_config, "head_dim", 64)
+  expand = family.number(hf_config, "expand", 2.0)
   if int(expand * features) != heads * value_dim:
     raise ValueError(
       f"num_heads: expected expand · hidden_size / head_dim = "
       f"{expand * features / value_dim:g}, got {heads}"
     )
-  has_bias = family.flag(theirs, "use_bias", False)
+  has_bias = family.flag(hf_config, "use_bias", False)
   options = {"projection_bias": True} if has_bias else {}
-  options |= step_limits(theirs)
+  options |= step_limits(hf_config)
   return describe_gated(
-    theirs,
-    family.size(theirs, "vocab_size", 32768),
-    num_layers=family.size(theirs, "num_hidden_layers", 64),
+    hf_config,
+    family.size(hf_config, "vocab_size", 32768),
+    num_layers=family.size(hf_config, "num_hidden_layers", 64),
     num_heads=heads,
     num_qk_heads=groups,
-    head_dim=family.size(theirs, "state_size", 128),
+    head_dim=family.size(hf_config, "state_size", 128),
     value_dim=value_dim,
     features=features,
     output_norm="rms_joint" if groups == 1 else "rms_grouped",
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", False),
     head=head,
     attention_bias=has_bias,
     decoder_attention=AttentionConfig(_OWN, options),
@@ -61,9 +61,9 @@ def mixer(heads: int, groups: int, **others: Any) -> dict[str, Any]:
   """Returns the fields of a gated layer of Mamba-2.
 
   Args:
-    heads: heads of values.
-    groups: heads of queries and keys, which are those of the norm as well.
-    **others: further fields.
+    heads: number of value heads.
+    groups: number of query and key heads, and of groups of the norm.
+    **others: further config fields.
   """
   return {
     "num_heads": heads,
@@ -76,11 +76,11 @@ def mixer(heads: int, groups: int, **others: Any) -> dict[str, Any]:
   }
 
 
-def step_limits(theirs: Mapping[str, Any]) -> dict[str, float]:
-  """Returns the options of Mamba-2 by which `time_step_limit` bounds its steps."""
-  given = theirs.get("time_step_limit", [0.0, math.inf])
+def step_limits(hf_config: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the options of Mamba-2 that bound Δ, from `time_step_limit`."""
+  given = hf_config.get("time_step_limit", [0.0, math.inf])
   try:
-    # Files have infinity as text, too, or as an object of it.
+    # Files may write infinity as text, or as an object with the text.
     low, high = (
       float(x["__float__"] if isinstance(x, dict) else x) for x in given
     )
@@ -88,7 +88,7 @@ def step_limits(theirs: Mapping[str, Any]) -> dict[str, float]:
     low, high = math.nan, math.nan
   if not 0.0 <= low <= high:
     raise ValueError(
-      "time_step_limit: expected two numbers, at least 0 and in order, got "
+      "time_step_limit: expected two increasing numbers of at least 0, got "
       f"{reprlib.repr(given)}"
     )
   options = {"min_step": low} if low else {}
@@ -96,36 +96,36 @@ def step_limits(theirs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def describe_gated(
-  theirs: Mapping[str, Any], vocab_size: int, **others: Any
-) -> Described:
+  hf_config: Mapping[str, Any], vocab_size: int, **others: Any
+) -> Description:
   """Describes gated layers with a convolution, without feed-forward layers.
 
   Args:
-    theirs: `config.json`.
-    vocab_size: the number of ids.
-    **others: the fields in which Mamba and Mamba-2 differ.
+    hf_config: `config.json`.
+    vocab_size: number of ids.
+    **others: config fields in which Mamba and Mamba-2 differ.
   """
   config = nested.make(
     ModelConfig,
     kind="decoder",
     mlp_features=0,
     short_convolution=True,
-    short_convolution_bias=family.flag(theirs, "use_conv_bias", True),
+    short_convolution_bias=family.flag(hf_config, "use_conv_bias", True),
     output_gate="silu",
     position="none",
     norm="pre",
     norm_kind="rms",
-    norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-5),
+    norm_epsilon=family.number(hf_config, "layer_norm_epsilon", 1e-5),
     embedding_scale=1.0,
     **others,
   )
-  # There are no positions, so no length is the longest.
-  return Described(config, vocab_size, vocab_size, LONGEST)
+  # Without positions, there is no longest sequence.
+  return Description(config, vocab_size, vocab_size, LONGEST)
 
 
 _OWN = "mamba2"
 LONGEST = 2**20
-"""The longest sequence of models without positions, which have no limit."""
+"""A limit for models without positions, which need none."""
 
 
 def rows(config: ModelConfig) -> list[Row]:
@@ -158,11 +158,11 @@ def mixer_rows(
   """Returns the rows of a mixer; value, key and query are x, B and C in its tensors.
 
   Args:
-    theirs: the name of their module.
-    ours: the path of ours.
-    config: of the layer.
-    is_own: whether its mechanism is Mamba-2's. Another one has nothing of what
-      `in_proj` has for it, though perhaps variables of the same names.
+    theirs: name of the module in transformers.
+    ours: path of our module.
+    config: config of the layer.
+    is_own: whether the mechanism is Mamba-2. Another mechanism reads no part of
+      `in_proj`, even if its variables have the same names.
   """
   module = f"params/{ours}"
   values = config.num_heads * (config.slot.value_dim or config.query_dim)
@@ -213,7 +213,7 @@ def mixer_rows(
 
 
 def _norm(config: ModelConfig) -> Layout:
-  """The layout of the scales of a norm over each group of heads."""
+  """Returns the layout of the scales of a norm over each group of heads."""
   if config.slot.output_norm.startswith("rms_joint"):
     return family.SAME
   groups = config.slot.num_qk_heads or config.num_heads
@@ -225,7 +225,7 @@ def _norm(config: ModelConfig) -> Layout:
 def filters(sizes: tuple[int, ...]) -> Layout:
   """Returns the layout that concatenates filters `[F, 1, W]` of these sizes.
 
-  Their last tap is the latest.
+  The last tap reads the current position.
   """
   one = family.segments(sizes)
   return Layout(
@@ -243,13 +243,15 @@ MAMBA2 = Family(
   parts=("embeddings", "layers", "norm_f"),
   copies=(("lm_head.weight", "backbone.embeddings.weight"),),
   without_effect={
-    **because(
-      "is of what weights begin with",
+    **no_effect(
+      "affects only initial weights",
       "time_step_floor time_step_max time_step_min time_step_rank",
     ),
-    **because("is of how the same numbers are computed", "chunk_size"),
-    **because("is of half precision", "residual_in_fp32"),
-    **because("no transformers reads it", "norm_before_gate"),
+    **no_effect("selects an implementation of the same function", "chunk_size"),
+    **no_effect("affects only half precision", "residual_in_fp32"),
+    **no_effect(
+      "is not read by any version of transformers", "norm_before_gate"
+    ),
   },
 )
 """Decoders of state space layers whose heads share queries and keys."""

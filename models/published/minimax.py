@@ -7,70 +7,70 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import experts, family, llama, mistral, qwen3_next, rotary
-from models.published.family import Described, Row
+from models.published.family import Description, Row
 
 _RECURRENT = "linear_attention"
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`; every second layer is lightning attention."""
-  kinds = llama.layer_types(theirs, _RECURRENT, lambda i: i % 2 == 0)
+  kinds = llama.layer_types(hf_config, _RECURRENT, lambda i: i % 2 == 0)
   exact, heads = (
-    mistral.mechanism(theirs, None),
-    family.size(theirs, "num_attention_heads"),
+    mistral.mechanism(hf_config, None),
+    family.size(hf_config, "num_attention_heads"),
   )
   recurrent = AroundConfig(
     num_kv_heads=heads,
     attention_scale=1.0,
-    projection_activation=family.activation(theirs, "hidden_act", "silu"),
+    projection_activation=family.activation(hf_config, "hidden_act", "silu"),
     output_norm="rms_joint_first",
     output_gate="sigmoid",
     position="none",
-    residual_factors=_factors(theirs, "linear_attn"),
+    residual_factors=_factors(hf_config, "linear_attn"),
   )
   overrides = {llama.EXACT: AroundConfig(), _RECURRENT: recurrent}
   return mistral.describe(
-    theirs,
+    hf_config,
     names,
     head,
     norm="residual",
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
     output_norm_epsilon=1e-6,
-    residual_factors=_factors(theirs, "full_attn"),
-    mlp_residual_factors=_factors(theirs, "mlp"),
-    num_experts=experts.count(theirs, 8, least=1),
-    experts_per_token=family.size(theirs, "num_experts_per_tok", 2),
+    residual_factors=_factors(hf_config, "full_attn"),
+    mlp_residual_factors=_factors(hf_config, "mlp"),
+    num_experts=experts.count(hf_config, 8, least=1),
+    experts_per_token=family.size(hf_config, "num_experts_per_tok", 2),
     decoder_attention=tuple(
       exact if kind == llama.EXACT else _lightning(i, len(kinds))
       for i, kind in enumerate(kinds)
     ),
     decoder_around=tuple(overrides[kind] for kind in kinds),
-    **rotary.choices(theirs, experts.MIXTRAL_ROTARY),
+    **rotary.choices(hf_config, experts.MIXTRAL_ROTARY),
   )
 
 
-def _factors(theirs: Mapping[str, Any], name: str) -> tuple[float, float]:
-  """Factors of the residual stream and of a sub-layer."""
-  alpha = family.number(theirs, f"{name}_alpha_factor", 1.0)
-  return alpha, family.number(theirs, f"{name}_beta_factor", 1.0)
+def _factors(hf_config: Mapping[str, Any], name: str) -> tuple[float, float]:
+  """Returns the factors of the residual stream and of a sub-layer."""
+  alpha = family.number(hf_config, f"{name}_alpha_factor", 1.0)
+  return alpha, family.number(hf_config, f"{name}_beta_factor", 1.0)
 
 
 def _lightning(layer: int, count: int) -> AttentionConfig:
-  """The mechanism of a layer out of `count`."""
+  """Returns the mechanism of layer number `layer` of `count`."""
   options = {"depth": layer / (count - 1 + 1e-5), "slopes": "geometric"}
   return AttentionConfig("lightning", options)
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Mixtral's, and those of lightning attention."""
+  """Implements `Family.rows`: those of Mixtral and of lightning attention."""
   every = experts.MIXTRAL.rows(config)
   exact = [row for row in every if "self_attn" in row.theirs]
   table = [row for row in every if "self_attn" not in row.theirs]
   for i, layer in enumerate(config.decoder_configs):
     if layer.slot.output_gate == "none":
-      table += [row.of_layer(i) for row in exact]
+      table += [row.for_layer(i) for row in exact]
       continue
     theirs, module = (
       f"model.layers.{i}.self_attn",
@@ -88,11 +88,11 @@ def rows(config: ModelConfig) -> list[Row]:
   return table
 
 
-def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def kept(hf_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
   """Implements `Family.kept`: the decays, which follow from the config."""
-  kinds = llama.layer_types(theirs, _RECURRENT, lambda i: i % 2 == 0)
-  heads = family.size(theirs, "num_attention_heads")
-  block = family.size(theirs, "block_size", 256)
+  kinds = llama.layer_types(hf_config, _RECURRENT, lambda i: i % 2 == 0)
+  heads = family.size(hf_config, "num_attention_heads")
+  block = family.size(hf_config, "block_size", 256)
   shapes = {
     "slope_rate": (heads, 1, 1),
     "query_decay": (heads, block, 1),

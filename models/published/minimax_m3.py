@@ -1,4 +1,4 @@
-"""MiniMax-M3, its text: an indexer selects blocks of keys."""
+"""The text model of MiniMax-M3, whose indexer selects blocks of keys."""
 
 from collections import ChainMap
 from collections.abc import Collection, Mapping
@@ -11,10 +11,12 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import deepseek, experts, family, llama, rotary
-from models.published.family import Described, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Layout, Row
+from models.published.keys import no_effect
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default=5000000.0, whole=1.0)}
+_ROTARY: rotary.LayerTypes = {
+  None: rotary.Rotary(default=5000000.0, default_share=1.0)
+}
 _SPARSE = "minimax_m3_sparse"
 _OLDER = {
   "index_n_heads": "sparse_num_index_heads",
@@ -27,54 +29,54 @@ _OLDER = {
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
-  theirs = _with_new_names(theirs)
-  epsilon = family.number(theirs, "rms_norm_eps", 1e-6)
-  positions = rotary.choices(theirs, _ROTARY)
-  width = family.size(theirs, "head_dim", 128)
+  hf_config = _with_new_names(hf_config)
+  epsilon = family.number(hf_config, "rms_norm_eps", 1e-6)
+  positions = rotary.choices(hf_config, _ROTARY)
+  width = family.size(hf_config, "head_dim", 128)
   options = {
-    "block_size": family.size(theirs, "index_block_size", 128),
-    "top_k": family.size(theirs, "index_topk_blocks", 16),
-    "num_index_heads": family.size(theirs, "index_n_heads", 4),
-    "index_dim": family.size(theirs, "index_head_dim", 128),
+    "block_size": family.size(hf_config, "index_block_size", 128),
+    "top_k": family.size(hf_config, "index_topk_blocks", 16),
+    "num_index_heads": family.size(hf_config, "index_n_heads", 4),
+    "index_dim": family.size(hf_config, "index_head_dim", 128),
     "local_blocks": family.value(
-      theirs, "index_local_blocks", Annotated[int, Ge(0)], 1
+      hf_config, "index_local_blocks", Annotated[int, Ge(0)], 1
     ),
     "index_norm_epsilon": epsilon,
     "index_rotary_dim": int(width * positions["rotary_fraction"]),
   }
-  kinds = llama.layer_types(theirs, _SPARSE, lambda i: True)
+  kinds = llama.layer_types(hf_config, _SPARSE, lambda i: True)
   dense = AttentionConfig("dense")
   sparse = AttentionConfig("moba", options) if _SPARSE in kinds else dense
   fields: dict[str, Any] = {
-    "num_experts": family.size(theirs, "num_local_experts", 128),
-    "experts_per_token": family.size(theirs, "num_experts_per_tok", 4),
-    "expert_features": family.size(theirs, "intermediate_size", 3072),
-    "shared_features": family.size(theirs, "shared_intermediate_size", 3072),
-    "routed_scale": family.number(theirs, "routed_scaling_factor", 2.0),
+    "num_experts": family.size(hf_config, "num_local_experts", 128),
+    "experts_per_token": family.size(hf_config, "num_experts_per_tok", 4),
+    "expert_features": family.size(hf_config, "intermediate_size", 3072),
+    "shared_features": family.size(hf_config, "shared_intermediate_size", 3072),
+    "routed_scale": family.number(hf_config, "routed_scaling_factor", 2.0),
     "router_scores": "sigmoid",
     "selection_bias": True,
   }
-  is_sparse = deepseek.sparse_layers(theirs, lambda i: True)
+  is_sparse = deepseek.sparse_layers(hf_config, lambda i: True)
   if any(is_sparse):
     fields["decoder_around"] = deepseek.overrides(is_sparse)
   else:
     fields = {}
-  made = llama.describe(
-    theirs,
+  description = llama.describe(
+    hf_config,
     names,
     head,
-    num_kv_heads=family.size(theirs, "num_key_value_heads", 4),
+    num_kv_heads=family.size(hf_config, "num_key_value_heads", 4),
     head_dim=width,
     attention_bias=False,
     mlp_bias=False,
     activation="silu",
     norm_kind="rms_from_one",
     query_key_norm="rms_from_one",
-    gate_slope=family.number(theirs, "swiglu_alpha", 1.702),
-    gate_limit=family.number(theirs, "swiglu_limit", 7.0),
+    gate_slope=family.number(hf_config, "swiglu_alpha", 1.702),
+    gate_limit=family.number(hf_config, "swiglu_limit", 7.0),
     gate_offset=1.0,
     decoder_attention=tuple(
       sparse if kind == _SPARSE else dense for kind in kinds
@@ -83,15 +85,15 @@ def describe(
     **fields,
   )
   # `intermediate_size` is the width of an expert.
-  size = family.size(theirs, "dense_intermediate_size", 12288)
-  config = dataclasses.replace(made.config, mlp_features=size)
-  return made._replace(config=config)
+  size = family.size(hf_config, "dense_intermediate_size", 12288)
+  config = dataclasses.replace(description.config, mlp_features=size)
+  return description._replace(config=config)
 
 
-def _with_new_names(theirs: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The keys of a config, those of the published form under their new names."""
+def _with_new_names(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns a config in which published keys have their new names."""
   key, kind = "sparse_attention_config", dict[str, Any]
-  sparse = family.optional(theirs, key, kind, {})
+  sparse = family.optional(hf_config, key, kind, {})
   new = {name: sparse[old] for name, old in _OLDER.items() if old in sparse}
   for name, kinds, chosen in (
     (
@@ -99,19 +101,19 @@ def _with_new_names(theirs: Mapping[str, Any]) -> Mapping[str, Any]:
       (llama.EXACT, _SPARSE),
       sparse.get("sparse_attention_freq"),
     ),
-    ("mlp_layer_types", ("dense", "sparse"), theirs.get("moe_layer_freq")),
+    ("mlp_layer_types", ("dense", "sparse"), hf_config.get("moe_layer_freq")),
   ):
-    if theirs.get(name) is None and chosen is not None:
+    if hf_config.get(name) is None and chosen is not None:
       if not isinstance(chosen, list):
         raise ValueError(
-          f"{name}: expected a number for each layer, got {chosen!r}"
+          f"{name}: expected one number per layer, got {chosen!r}"
         )
       new[name] = [kinds[bool(x)] for x in chosen]
-  return ChainMap(new, cast(Any, theirs))
+  return ChainMap(new, cast(Any, hf_config))
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with gates and features in one tensor."""
+  """Implements `Family.rows`: those of Llama, with gates and features in one tensor."""
   table = [row for row in llama.rows() if ".mlp." not in row.theirs]
   theirs, ours = "model.layers.{i}.mlp", "decoder_{i}/mlp"
   for name, own in (
@@ -139,7 +141,7 @@ def rows(config: ModelConfig) -> list[Row]:
 
 
 def _index_rows(layer: int, heads: int) -> list[Row]:
-  """The rows of an indexer."""
+  """Returns the rows of an indexer."""
   theirs = f"model.layers.{layer}.self_attn.indexer"
   ours = f"params/decoder_{layer}/self_attention/attention/index"
   return [
@@ -171,10 +173,10 @@ MINIMAX_M3 = llama.LLAMA._replace(
   rows=rows,
   rotary=_ROTARY,
   without_effect={
-    **because("is said by rope_parameters", "rotary_dim"),
-    **because("is said by swiglu_alpha", "hidden_act"),
-    **because("is of training", "router_jitter_noise"),
-    **because("is of what is returned beside logits", "output_router_logits"),
+    **no_effect("follows from rope_parameters", "rotary_dim"),
+    **no_effect("follows from swiglu_alpha", "hidden_act"),
+    **no_effect("affects only training", "router_jitter_noise"),
+    **no_effect("selects outputs other than logits", "output_router_logits"),
   },
 )
-"""Exact attention in some layers; in the others a query attends to few blocks."""
+"""Decoders with exact attention in some layers and selected blocks in the others."""

@@ -5,45 +5,45 @@ from typing import Any
 
 from models.attention_config import AttentionConfig
 from models.published import family, llama, rotary
-from models.published.family import Described
+from models.published.family import Description
 
 
 def describe(
-  theirs: Mapping[str, Any],
+  hf_config: Mapping[str, Any],
   names: Collection[str],
   head: str,
   window: int | None = 4096,
   **others: Any,
-) -> Described:
+) -> Description:
   """Implements `Family.describe`; the window includes the query itself.
 
   Args:
-    theirs: `config.json`.
-    names: of its tensors.
-    head: ours.
-    window: in files that have none.
-    **others: the fields in which a family differs.
+    hf_config: `config.json`.
+    names: names of the tensors.
+    head: our name of the head.
+    window: window in files without the key.
+    **others: config fields in which a family differs.
   """
   fields: dict[str, Any] = {
-    "num_kv_heads": family.optional_size(theirs, "num_key_value_heads", 8),
+    "num_kv_heads": family.optional_size(hf_config, "num_key_value_heads", 8),
     "attention_bias": False,
     "mlp_bias": False,
-    "decoder_attention": mechanism(theirs, window),
+    "decoder_attention": mechanism(hf_config, window),
   }
-  return llama.describe(theirs, names, head, **fields | others)
+  return llama.describe(hf_config, names, head, **fields | others)
 
 
 def mechanism(
-  theirs: Mapping[str, Any], default: int | None
+  hf_config: Mapping[str, Any], default: int | None
 ) -> AttentionConfig:
   """Returns the mechanism of all layers: exact, or with a window.
 
   Args:
-    theirs: `config.json`.
-    default: the window in files that have none.
+    hf_config: `config.json`.
+    default: window in files without the key.
   """
-  window = family.optional_size(theirs, "sliding_window", default)
-  if window and window <= family.size(theirs, "max_position_embeddings"):
+  window = family.optional_size(hf_config, "sliding_window", default)
+  if window and window <= family.size(hf_config, "max_position_embeddings"):
     return AttentionConfig("sliding_window", {"window": (window - 1, 0)})
   return AttentionConfig("dense")
 
@@ -53,7 +53,7 @@ MISTRAL = llama.LLAMA._replace(
   architectures={"MistralForCausalLM": "tokens"},
   describe=describe,
 )
-"""Llama whose queries see a window of preceding keys."""
+"""Llama with a window of preceding keys."""
 
 _YARN: rotary.LayerTypes = {
   None: rotary.Rotary(
@@ -63,20 +63,22 @@ _YARN: rotary.LayerTypes = {
 
 
 def describe_with_temperature(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe` for Ministral 3."""
-  choices = rotary.choices(theirs, _YARN)
-  parameters = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+  choices = rotary.choices(hf_config, _YARN)
+  parameters = (
+    hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
+  )
   kind = "yarn"
   family.only(parameters, rope_type=kind, type=kind)
   return describe(
-    theirs,
+    hf_config,
     names,
     head,
     window=None,
-    head_dim=family.optional_size(theirs, "head_dim", 128),
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
+    head_dim=family.optional_size(hf_config, "head_dim", 128),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
     query_temperature="steps",
     temperature_rate=family.number(parameters, "llama_4_scaling_beta", None),
     temperature_length=family.size(
@@ -92,4 +94,4 @@ MINISTRAL3 = MISTRAL._replace(
   describe=describe_with_temperature,
   rotary=_YARN,
 )
-"""Mistral whose queries grow with the position."""
+"""Mistral whose queries are scaled by position."""

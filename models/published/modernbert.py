@@ -10,8 +10,8 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import bert, family, llama, rotary
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 
 _TYPES: rotary.LayerTypes = {
   llama.EXACT: rotary.Rotary(theta=("global_rope_theta",), default=160000.0),
@@ -20,80 +20,82 @@ _TYPES: rotary.LayerTypes = {
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
-  kinds = _kinds(theirs)
-  has_bias = family.flag(theirs, "norm_bias", False)
-  longest = family.size(theirs, "max_position_embeddings", 8192)
+  kinds = _kinds(hf_config)
+  has_bias = family.flag(hf_config, "norm_bias", False)
+  longest = family.size(hf_config, "max_position_embeddings", 8192)
   exact = local = AttentionConfig("dense")
-  if (side := family.size(theirs, "local_attention", 128) // 2) < longest:
+  if (side := family.size(hf_config, "local_attention", 128) // 2) < longest:
     local = AttentionConfig("sliding_window", {"window": side})
   mechanisms = {llama.EXACT: exact, llama.NEAR: local}
-  positions = {kind: rotary.choices(theirs, _TYPES, kind) for kind in _TYPES}
+  positions = {kind: rotary.choices(hf_config, _TYPES, kind) for kind in _TYPES}
   config = nested.make(
     ModelConfig,
     kind="encoder",
     num_layers=len(kinds),
-    num_heads=family.size(theirs, "num_attention_heads", 12),
-    features=family.size(theirs, "hidden_size", 768),
-    mlp_features=family.size(theirs, "intermediate_size", 1152),
-    mlp_bias=family.flag(theirs, "mlp_bias", False),
-    activation=family.activation(theirs, "hidden_activation", "gelu"),
+    num_heads=family.size(hf_config, "num_attention_heads", 12),
+    features=family.size(hf_config, "hidden_size", 768),
+    mlp_features=family.size(hf_config, "intermediate_size", 1152),
+    mlp_bias=family.flag(hf_config, "mlp_bias", False),
+    activation=family.activation(hf_config, "hidden_activation", "gelu"),
     gated=True,
-    attention_bias=family.flag(theirs, "attention_bias", False),
+    attention_bias=family.flag(hf_config, "attention_bias", False),
     position="rotary",
     norm="pre",
     norm_kind="layer" if has_bias else "layer_without_bias",
-    norm_epsilon=family.number(theirs, "norm_eps", 1e-5),
+    norm_epsilon=family.number(hf_config, "norm_eps", 1e-5),
     embedding_norm=True,
     embedding_scale=1.0,
     encoder_attention=tuple(mechanisms[kind] for kind in kinds),
     encoder_around=tuple(
-      # The norm of embeddings is that of the first layer's attention.
+      # The norm of embeddings replaces the norm of the first layer's attention.
       AroundConfig(input_norm=None if i else False, **positions[kind])
       for i, kind in enumerate(kinds)
     ),
     head=head,
-    **_head(theirs, head),
+    **_head(hf_config, head),
   )
-  vocab_size = family.size(theirs, "vocab_size", 50368)
-  return Described(
+  vocab_size = family.size(hf_config, "vocab_size", 50368)
+  return Description(
     config,
     vocab_size,
-    bert.num_labels(theirs) if head == "class" else vocab_size,
+    bert.num_labels(hf_config) if head == "class" else vocab_size,
     longest,
   )
 
 
-def _kinds(theirs: Mapping[str, Any]) -> Sequence[str]:
-  """The type of every layer; files of transformers 4 have its period."""
+def _kinds(hf_config: Mapping[str, Any]) -> Sequence[str]:
+  """Returns the type of every layer; files of transformers 4 have the period."""
   counted = "global_attn_every_n_layers"
-  every = family.size(theirs, counted, 3)
-  kinds = llama.layer_types(theirs, llama.NEAR, lambda i: i % every == 0)
+  every = family.size(hf_config, counted, 3)
+  kinds = llama.layer_types(hf_config, llama.NEAR, lambda i: i % every == 0)
   exact = [i for i, kind in enumerate(kinds) if kind == llama.EXACT]
-  if counted in theirs and exact != [*range(0, len(kinds), every)]:
-    raise ValueError(f"{counted}: {every} contradicts the layer_types")
+  if counted in hf_config and exact != [*range(0, len(kinds), every)]:
+    raise ValueError(f"{counted}: {every} contradicts layer_types")
   return kinds
 
 
-def _head(theirs: Mapping[str, Any], head: str) -> dict[str, Any]:
+def _head(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
   """The rows of the head."""
-  tied = family.flag(theirs, "tie_word_embeddings", True)
+  tied = family.flag(hf_config, "tie_word_embeddings", True)
   if head == "hidden":
     return {}
   choices = {
     "head_transform": True,
-    "transform_bias": family.flag(theirs, "classifier_bias", False),
+    "transform_bias": family.flag(hf_config, "classifier_bias", False),
     "transform_activation": family.activation(
-      theirs, "classifier_activation", "gelu"
+      hf_config, "classifier_activation", "gelu"
     ),
   }
   if head == "tokens":
-    has_bias = family.flag(theirs, "decoder_bias", True)
+    has_bias = family.flag(hf_config, "decoder_bias", True)
     return {**choices, "head_bias": has_bias, "tie_embeddings": tied}
-  pooled = family.choice(theirs, "classifier_pooling", ("cls", "mean"), "cls")
+  pooled = family.choice(
+    hf_config, "classifier_pooling", ("cls", "mean"), "cls"
+  )
   return {**choices, "head_bias": True, "mean_pooling": pooled == "mean"}
 
 
@@ -101,7 +103,7 @@ _FUSED = Layout(
   lambda x, n: [part.T for part in np.split(x, n)],
   lambda xs: np.concatenate([x.T for x in xs]),
 )
-"""The layout of several Dense layers in one Linear of PyTorch."""
+"""Several Dense layers, concatenated in one PyTorch Linear."""
 
 
 def _fused_rows(theirs: str, *ours: str) -> list[Row]:
@@ -118,7 +120,7 @@ def _rows() -> list[Row]:
   module = f"{ours}/self_attention"
   words = "model.embeddings.tok_embeddings"
   return [
-    # With logits of tokens, the softmax reads the same table where it is tied.
+    # For token logits, a tied softmax uses the same table.
     *family.table(words, "target_embedding"),
     *family.table(words, "source_embedding"),
     *family.norm("model.embeddings.norm", "source_embedding_norm"),
@@ -156,21 +158,21 @@ MODERNBERT = Family(
   copies=(("decoder.weight", "model.embeddings.tok_embeddings.weight"),),
   rotary=_TYPES,
   without_effect={
-    **because(
-      "is of training",
+    **no_effect(
+      "affects only training",
       "embedding_dropout mlp_dropout sparse_prediction sparse_pred_ignore_index "
       "initializer_cutoff_factor",
     ),
-    **because(
-      "is of how the same numbers are computed",
+    **no_effect(
+      "selects an implementation of the same function",
       "deterministic_flash_attn reference_compile repad_logits_with_grad",
     ),
-    **because(
-      "is of BERT, and in the first files of ModernBERT",
+    **no_effect(
+      "belongs to BERT, but the first files of ModernBERT have it",
       "layer_norm_eps position_embedding_type",
     ),
-    **because(
-      "is of another head",
+    **no_effect(
+      "belongs to another head",
       "classifier_activation classifier_bias classifier_pooling decoder_bias "
       "tie_word_embeddings",
     ),

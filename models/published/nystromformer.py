@@ -9,14 +9,14 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.published import bert, family
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 
 _OFFSET = 2
 """Position of the first token; the rows before it are unused."""
 
 _DEFAULTS = MappingProxyType({"hidden_act": "gelu_new", "layer_norm_eps": 1e-5})
-"""Those that are not BERT's."""
+"""Defaults that differ from BERT's."""
 
 _FILTERS = Layout(
   # A depth-wise convolution over (positions, 1), one filter for each head.
@@ -26,12 +26,12 @@ _FILTERS = Layout(
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
-  landmarks = family.size(theirs, "num_landmarks")
-  length = family.size(theirs, "segment_means_seq_len")
+  landmarks = family.size(hf_config, "num_landmarks")
+  length = family.size(hf_config, "segment_means_seq_len")
   if landmarks >= length:
     raise ValueError(
       f"num_landmarks: expected fewer than segment_means_seq_len {length}, with "
@@ -39,21 +39,21 @@ def describe(
     )
   options = {
     "num_landmarks": landmarks,
-    "shared_start": not family.flag(theirs, "inv_coeff_init_option", False),
+    "shared_start": not family.flag(hf_config, "inv_coeff_init_option", False),
   }
-  if kernel := family.optional_size(theirs, "conv_kernel_size", 65):
+  if kernel := family.optional_size(hf_config, "conv_kernel_size", 65):
     options["conv_kernel_size"] = kernel
-  vocab_size = family.size(theirs, "vocab_size")
-  return Described(
+  vocab_size = family.size(hf_config, "vocab_size")
+  return Description(
     bert.encoder(
-      ChainMap(cast(Any, theirs), dict(_DEFAULTS)),
+      ChainMap(cast(Any, hf_config), dict(_DEFAULTS)),
       head,
       position_offset=_OFFSET,
       encoder_attention=AttentionConfig("nystrom", options),
     ),
     vocab_size,
     vocab_size,
-    family.size(theirs, "max_position_embeddings"),
+    family.size(hf_config, "max_position_embeddings"),
   )
 
 
@@ -74,13 +74,14 @@ NYSTROMFORMER = Family(
   prefix="nystromformer.",
   parts=("embeddings", "encoder"),
   copies=bert.copies("nystromformer."),
-  without_effect=because(
-    "is the length that its code reads alone", "segment_means_seq_len"
+  without_effect=no_effect(
+    "is the only length that transformers' code supports",
+    "segment_means_seq_len",
   ),
   unread=(r"nystromformer\.embeddings\.(position_ids|token_type_ids)",),
 )
 """BERT with Nyström attention, for sequences without padding.
 
-Theirs takes padding into the means of landmarks, which `nystrom_attention`
-leaves out: logits of padded rows differ.
+The landmarks of transformers' model include padding, those of `nystrom_attention` do
+not, so logits of padded rows differ.
 """

@@ -7,45 +7,45 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import family, llama, mamba2, qwen3_next, rotary
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
 
 def describe(
-  theirs: Mapping[str, Any],
+  hf_config: Mapping[str, Any],
   names: Collection[str],
   head: str,
   **others: Any,
-) -> Described:
-  """Implements `Family.describe`; `others` are the fields in which a family differs."""
+) -> Description:
+  """Implements `Family.describe`; `others` are config fields in which a family differs."""
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     mlp_bias=False,
     norm="output",
     query_key_norm="rms_joint",
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
     **others,
   )
 
 
 def describe_with_windows(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe` for OLMo 3: three of four layers have a window."""
-  kinds = llama.layer_types(theirs, llama.NEAR, llama.last_of(4))
+  kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(4))
   return describe(
-    theirs,
+    hf_config,
     names,
     head,
-    decoder_attention=llama.windows(theirs, kinds),
-    decoder_around=rotary.overrides(theirs, _TYPES, kinds),
+    decoder_attention=llama.windows(hf_config, kinds),
+    decoder_around=rotary.overrides(hf_config, _TYPES, kinds),
   )
 
 
-# Versions 4 and 5 have different defaults, so θ has to be in the file.
+# transformers 4 and 5 have different defaults, so θ has to be in the file.
 _TYPES: rotary.LayerTypes = {
   llama.EXACT: rotary.Rotary(default=None),
   llama.NEAR: rotary.Rotary(default=None, scaled=False),
@@ -80,27 +80,27 @@ _NO_POSITIONS = {"rope_type": "default", "rope_theta": None}
 
 
 def describe_hybrid(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe` for OLMo hybrid.
 
   Three of four layers are Gated DeltaNet with norm 'pre'.
   """
-  family.only(theirs, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
-  kinds = llama.layer_types(theirs, _RECURRENT, llama.last_of(4))
-  if llama.EXACT not in kinds and theirs.get("layer_types") is None:
+  family.only(hf_config, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
+  kinds = llama.layer_types(hf_config, _RECURRENT, llama.is_last_of(4))
+  if llama.EXACT not in kinds and hf_config.get("layer_types") is None:
     kinds = [*kinds[:-1], llama.EXACT]
-  is_rotary = theirs.get("rope_parameters") != _NO_POSITIONS
-  positions = rotary.choices(theirs) if is_rotary else {"position": "none"}
-  is_negative = family.flag(theirs, "linear_allow_neg_eigval", True)
+  is_rotary = hf_config.get("rope_parameters") != _NO_POSITIONS
+  positions = rotary.choices(hf_config) if is_rotary else {"position": "none"}
+  is_negative = family.flag(hf_config, "linear_allow_neg_eigval", True)
   options = {"max_rate": 2.0 if is_negative else 1.0}
   mechanisms = {
     llama.EXACT: AttentionConfig("dense"),
     _RECURRENT: AttentionConfig("gated_delta", options),
   }
-  overrides = {llama.EXACT: AroundConfig(), _RECURRENT: _recurrent(theirs)}
+  overrides = {llama.EXACT: AroundConfig(), _RECURRENT: _recurrent(hf_config)}
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     mlp_bias=False,
@@ -113,14 +113,14 @@ def describe_hybrid(
   )
 
 
-def _recurrent(theirs: Mapping[str, Any]) -> AroundConfig:
-  """The overrides of a recurrent layer."""
-  heads = family.size(theirs, "num_attention_heads")
-  keys = family.optional_size(theirs, "linear_num_key_heads") or heads
-  values = family.optional_size(theirs, "linear_num_value_heads") or heads
-  key_dim = family.optional_size(theirs, "linear_key_head_dim")
-  key_dim = key_dim or int(0.75 * family.size(theirs, "hidden_size") / keys)
-  value_dim = family.optional_size(theirs, "linear_value_head_dim")
+def _recurrent(hf_config: Mapping[str, Any]) -> AroundConfig:
+  """Returns the overrides of a recurrent layer."""
+  heads = family.size(hf_config, "num_attention_heads")
+  keys = family.optional_size(hf_config, "linear_num_key_heads") or heads
+  values = family.optional_size(hf_config, "linear_num_value_heads") or heads
+  key_dim = family.optional_size(hf_config, "linear_key_head_dim")
+  key_dim = key_dim or int(0.75 * family.size(hf_config, "hidden_size") / keys)
+  value_dim = family.optional_size(hf_config, "linear_value_head_dim")
   return qwen3_next.delta_layer(
     num_heads=values,
     num_qk_heads=keys,
@@ -143,7 +143,7 @@ def hybrid_rows(config: ModelConfig) -> list[Row]:
         "feedforward_layer_norm": "self_attention_norm",
         "post_feedforward_layernorm": "mlp_norm",
       }
-      table += [row.of_layer(i) for row in exact]
+      table += [row.for_layer(i) for row in exact]
     else:
       norms = {
         "attention_layer_norm": "self_attention_norm",
@@ -160,7 +160,7 @@ def hybrid_rows(config: ModelConfig) -> list[Row]:
 def _recurrent_rows(
   theirs: str, module: str, layer: ModelConfig, is_own: bool
 ) -> list[Row]:
-  """The rows of a Gated DeltaNet, those of its gates if the mechanism is its own."""
+  """Returns the rows of a Gated DeltaNet, with its gates if the mechanism is its own."""
   groups = layer.slot.num_qk_heads or layer.num_heads
   keys = groups * layer.query_dim
   values = layer.num_heads * (layer.slot.value_dim or layer.query_dim)
@@ -204,8 +204,8 @@ OLMO_HYBRID = llama.LLAMA._replace(
       tuple(f"linear_attn.{x}_conv1d.weight" for x in "qkv"),
     ),
   ),
-  without_effect=because(
-    "is of what weights begin with",
+  without_effect=no_effect(
+    "affects only initial weights",
     "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max "
     "linear_dt_init_floor",
   ),

@@ -6,52 +6,54 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import Described, Family
-from models.published.keys import because
+from models.published.family import Description, Family
+from models.published.keys import no_effect
 
 _OFFSET = 2
 """Position of the first token, in the table of positions."""
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
-  """Implements `Family.describe`; masked inputs are not counted as positions."""
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
+  """Implements `Family.describe`; masked inputs take no positions."""
   del names
   family.only(
-    theirs, layer_norm_elementwise_affine=True, _remove_final_layer_norm=False
+    hf_config,
+    layer_norm_elementwise_affine=True,
+    _remove_final_layer_norm=False,
   )
-  features = family.size(theirs, "hidden_size")
-  width = family.optional_size(theirs, "word_embed_proj_dim") or features
-  has_bias = family.flag(theirs, "enable_bias", True)
-  vocab_size = family.size(theirs, "vocab_size")
+  features = family.size(hf_config, "hidden_size")
+  width = family.optional_size(hf_config, "word_embed_proj_dim") or features
+  has_bias = family.flag(hf_config, "enable_bias", True)
+  vocab_size = family.size(hf_config, "vocab_size")
   own: dict[str, Any] = {}
   if width != features:
     own = {"embedding_dim": width, "projected": "tokens"}
-  is_before = family.flag(theirs, "do_layer_norm_before", True)
+  is_before = family.flag(hf_config, "do_layer_norm_before", True)
   config = nested.make(
     ModelConfig,
     kind="decoder",
-    num_layers=family.size(theirs, "num_hidden_layers"),
-    num_heads=family.size(theirs, "num_attention_heads"),
+    num_layers=family.size(hf_config, "num_hidden_layers"),
+    num_heads=family.size(hf_config, "num_attention_heads"),
     features=features,
-    mlp_features=family.size(theirs, "ffn_dim"),
+    mlp_features=family.size(hf_config, "ffn_dim"),
     mlp_bias=has_bias,
-    activation=family.activation(theirs, "activation_function", "relu"),
+    activation=family.activation(hf_config, "activation_function", "relu"),
     attention_bias=has_bias,
-    dropout_rate=family.number(theirs, "dropout", 0.1),
+    dropout_rate=family.number(hf_config, "dropout", 0.1),
     position="learned",
     position_offset=_OFFSET,
     position_skips_masked=True,
     norm="pre" if is_before else "post",
     norm_epsilon=1e-5,
     embedding_scale=1.0,
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
     head=head,
     **own,
   )
-  length = family.size(theirs, "max_position_embeddings")
-  return Described(config, vocab_size, vocab_size, length)
+  length = family.size(hf_config, "max_position_embeddings")
+  return Description(config, vocab_size, vocab_size, length)
 
 
 _LAYER = "model.decoder.layers.{i}"
@@ -88,8 +90,8 @@ OPT = Family(
   prefix="model.",
   parts=("decoder",),
   copies=(("lm_head.weight", "model.decoder.embed_tokens.weight"),),
-  without_effect=because(
-    "is of training", "layerdrop init_std activation_dropout"
+  without_effect=no_effect(
+    "affects only training", "layerdrop init_std activation_dropout"
   ),
 )
 """Decoders with learned positions, whose norms may follow the sub-layers."""

@@ -5,35 +5,35 @@ from typing import Any
 
 from models.config import ModelConfig
 from models.published import family, llama, mistral, rotary
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=1.0)}
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default_share=1.0)}
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   for key in ("rope_parameters", "rope_scaling"):
-    scaling = theirs.get(key) or {}
-    if isinstance(scaling, dict):  # Others are refused below.
+    scaling = hf_config.get(key) or {}
+    if isinstance(scaling, dict):  # Others raise an error below.
       kind = scaling.get("rope_type", scaling.get("type", "default"))
       family.only({key: kind}, **{key: "default"})
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     attention_bias=False,
     mlp_bias=False,
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
-    **rotary.choices(theirs, _ROTARY),
-    decoder_attention=mistral.mechanism(theirs, None),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
+    **rotary.choices(hf_config, _ROTARY),
+    decoder_attention=mistral.mechanism(hf_config, None),
   )
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with two Linears for five."""
+  """Implements `Family.rows`: those of Llama, with five Linears fused into two."""
   theirs, ours = "model.layers.{i}", "params/decoder_{i}"
   queries, keys = (
     heads * config.query_dim for heads in (config.num_heads, config.kv_heads)
@@ -64,8 +64,9 @@ PHI3 = llama.LLAMA._replace(
   describe=describe,
   rows=rows,
   rotary=_ROTARY,
-  without_effect=because(
-    "is of LongRoPE, which is refused", "original_max_position_embeddings"
+  without_effect=no_effect(
+    "belongs to LongRoPE, which is not supported",
+    "original_max_position_embeddings",
   ),
 )
 """Llama with fused projections, and a window of preceding keys if it has one."""

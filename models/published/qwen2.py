@@ -5,61 +5,61 @@ from typing import Any
 
 from models.attention_config import AttentionConfig
 from models.published import family, llama
-from models.published.family import Described
-from models.published.keys import because
+from models.published.family import Description
+from models.published.keys import no_effect
 from settings.fields import Whole
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
-  family.only(theirs, use_mrope=False)
+  family.only(hf_config, use_mrope=False)
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
     head_dim=None,
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 32),
+    num_kv_heads=family.optional_size(hf_config, "num_key_value_heads", 32),
     attention_bias=True,
     out_bias=False,
     mlp_bias=False,
-    decoder_attention=last_windows(theirs),
+    decoder_attention=last_windows(hf_config),
   )
 
 
-def last_windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
-  """Returns the mechanisms of layers, of which the last may have a window."""
-  first = family.value(theirs, "max_window_layers", Whole, 28)
-  return chosen_windows(theirs, lambda i: i < first)
+def last_windows(hf_config: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
+  """Returns the mechanisms of layers; the last ones may have a window."""
+  first = family.value(hf_config, "max_window_layers", Whole, 28)
+  return chosen_windows(hf_config, lambda i: i < first)
 
 
 def chosen_windows(
-  theirs: Mapping[str, Any], is_exact: Callable[[int], bool]
+  hf_config: Mapping[str, Any], is_exact: Callable[[int], bool]
 ) -> tuple[AttentionConfig, ...]:
-  """Returns the mechanisms of layers, of which some may have a window.
+  """Returns the mechanisms of layers; some may have a window.
 
   Args:
-    theirs: `config.json`.
-    is_exact: whether layer i has none, in files without `layer_types`.
+    hf_config: `config.json`.
+    is_exact: whether layer i has no window, in files without `layer_types`.
   """
-  has_windows = family.flag(theirs, "use_sliding_window", False)
+  has_windows = family.flag(hf_config, "use_sliding_window", False)
   if has_windows:
-    family.size(theirs, "sliding_window", 4096)
+    family.size(hf_config, "sliding_window", 4096)
   kinds = llama.layer_types(
-    theirs, llama.NEAR, lambda i: is_exact(i) or not has_windows
+    hf_config, llama.NEAR, lambda i: is_exact(i) or not has_windows
   )
   if llama.NEAR in kinds and not has_windows:
     raise ValueError(
       f"use_sliding_window: expected true with {llama.NEAR} in layer_types, got "
       "false"
     )
-  return llama.windows(theirs, kinds)
+  return llama.windows(hf_config, kinds)
 
 
 WITHOUT_EFFECT = {
-  **because("is said by layer_types", "max_window_layers"),
-  **because("is of windows, which use_sliding_window has", "sliding_window"),
+  **no_effect("follows from layer_types", "max_window_layers"),
+  **no_effect("is used only with use_sliding_window", "sliding_window"),
   **llama.LLAMA.without_effect,
 }
 

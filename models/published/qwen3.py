@@ -4,22 +4,22 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family, llama, qwen2
-from models.published.family import Described
+from models.published.family import Description
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
-    head_dim=family.size(theirs, "head_dim", 128),
-    num_kv_heads=family.optional_size(theirs, "num_key_value_heads", 32),
+    head_dim=family.size(hf_config, "head_dim", 128),
+    num_kv_heads=family.optional_size(hf_config, "num_key_value_heads", 32),
     mlp_bias=False,
     query_key_norm="rms",
-    decoder_attention=qwen2.last_windows(theirs),
+    decoder_attention=qwen2.last_windows(hf_config),
   )
 
 

@@ -12,15 +12,15 @@ from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.published import experts, family, llama, mamba2, rotary
-from models.published.family import Described, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.25)}
-# All sections of the positions of images are equal for text.
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default_share=0.25)}
+# For text, all sections of the multimodal positions are equal.
 _TEXT_ROTARY: rotary.LayerTypes = {
   None: rotary.Rotary(
-    whole=0.25, ignored=("mrope_section", "mrope_interleaved")
+    default_share=0.25, ignored=("mrope_section", "mrope_interleaved")
   )
 }
 _RECURRENT = "linear_attention"
@@ -33,69 +33,71 @@ _MECHANISMS = MappingProxyType(
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe` for Qwen3-Next."""
-  number = experts.count(theirs, 512)
-  fields, layers = experts.of_qwen(theirs, number, 10, 512, normalize=True)
-  shared = _shared_fields(theirs) if number else {}
-  return hybrid(theirs, names, head, _ROTARY, layers, **fields, **shared)
+  number = experts.count(hf_config, 512)
+  fields, layers = experts.qwen_experts(
+    hf_config, number, 10, 512, normalize=True
+  )
+  shared = _shared_fields(hf_config) if number else {}
+  return hybrid(hf_config, names, head, _ROTARY, layers, **fields, **shared)
 
 
 def describe_dense(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe` for Qwen3.5 without experts."""
-  heads = family.optional_size(theirs, "num_key_value_heads", 4)
-  return hybrid(theirs, names, head, _TEXT_ROTARY, num_kv_heads=heads)
+  heads = family.optional_size(hf_config, "num_key_value_heads", 4)
+  return hybrid(hf_config, names, head, _TEXT_ROTARY, num_kv_heads=heads)
 
 
 def describe_sparse(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe` for Qwen3.5 with experts in every layer."""
-  family.only(theirs, decoder_sparse_step=1, mlp_only_layers=[])
-  number = experts.count(theirs, 256, least=1)
-  fields, _ = experts.of_qwen(theirs, number, 8, 512, normalize=None)
+  family.only(hf_config, decoder_sparse_step=1, mlp_only_layers=[])
+  number = experts.count(hf_config, 256, least=1)
+  fields, _ = experts.qwen_experts(hf_config, number, 8, 512, normalize=None)
   fields["mlp_features"] = fields["expert_features"]
-  fields |= _shared_fields(theirs)
-  return hybrid(theirs, names, head, _TEXT_ROTARY, **fields)
+  fields |= _shared_fields(hf_config)
+  return hybrid(hf_config, names, head, _TEXT_ROTARY, **fields)
 
 
-def _shared_fields(theirs: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields of the network that all tokens pass through."""
-  width = family.size(theirs, "shared_expert_intermediate_size", 512)
+def _shared_fields(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of the shared expert."""
+  width = family.size(hf_config, "shared_expert_intermediate_size", 512)
   return {"shared_features": width, "shared_gate": True}
 
 
 def hybrid(
-  theirs: Mapping[str, Any],
+  hf_config: Mapping[str, Any],
   names: Collection[str],
   head: str,
   types: rotary.LayerTypes,
   layers: Sequence[int | None] = (),
   **others: Any,
-) -> Described:
-  """Describes a decoder whose config is that of a layer of exact attention.
+) -> Description:
+  """Describes a decoder; the model's config describes a layer of exact attention.
 
   Args:
-    theirs: `config.json`.
-    names: of its tensors.
-    head: ours.
+    hf_config: `config.json`.
+    names: names of the tensors.
+    head: our name of the head.
     types: rotary positions of the family.
-    layers: overrides of the number of experts of every layer; empty is none.
-    **others: the fields in which a family differs.
+    layers: override of the number of experts per layer; empty means none.
+    **others: config fields in which a family differs.
   """
-  # With another activation the two convolutions of transformers, with its fast
-  # kernels and without, are not the same.
-  family.only(theirs, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
-  family.only(theirs, attn_output_gate=True)
-  every = family.size(theirs, "full_attention_interval", 4)
-  kinds = llama.layer_types(theirs, _RECURRENT, llama.last_of(every))
-  by_kind = {llama.EXACT: AroundConfig(), _RECURRENT: _recurrent(theirs)}
+  # With another activation, the two convolutions of transformers (with and without
+  # fast kernels) differ.
+  family.only(hf_config, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
+  family.only(hf_config, attn_output_gate=True)
+  every = family.size(hf_config, "full_attention_interval", 4)
+  kinds = llama.layer_types(hf_config, _RECURRENT, llama.is_last_of(every))
+  by_kind = {llama.EXACT: AroundConfig(), _RECURRENT: _recurrent(hf_config)}
   choices: dict[str, Any] = {
-    "num_kv_heads": family.optional_size(theirs, "num_key_value_heads", 2),
-    "head_dim": family.size(theirs, "head_dim", 256),
+    "num_kv_heads": family.optional_size(hf_config, "num_key_value_heads", 2),
+    "head_dim": family.size(hf_config, "head_dim", 256),
     "mlp_bias": False,
     "norm_kind": "rms_from_one",
     "query_key_norm": "rms_from_one",
@@ -105,28 +107,28 @@ def hybrid(
       dataclasses.replace(by_kind[kind], num_experts=number)
       for kind, number in zip(kinds, layers or [None] * len(kinds), strict=True)
     ),
-    **rotary.choices(theirs, types),
+    **rotary.choices(hf_config, types),
   }
-  return llama.describe(theirs, names, head, **choices | others)
+  return llama.describe(hf_config, names, head, **choices | others)
 
 
-def _recurrent(theirs: Mapping[str, Any]) -> AroundConfig:
-  """The overrides of a recurrent layer."""
-  heads = family.size(theirs, "linear_num_value_heads", 32)
+def _recurrent(hf_config: Mapping[str, Any]) -> AroundConfig:
+  """Returns the overrides of a recurrent layer."""
+  heads = family.size(hf_config, "linear_num_value_heads", 32)
   return delta_layer(
     num_heads=heads,
-    num_qk_heads=family.size(theirs, "linear_num_key_heads", 16),
-    head_dim=family.size(theirs, "linear_key_head_dim", 128),
-    value_dim=family.size(theirs, "linear_value_head_dim", 128),
+    num_qk_heads=family.size(hf_config, "linear_num_key_heads", 16),
+    head_dim=family.size(hf_config, "linear_key_head_dim", 128),
+    value_dim=family.size(hf_config, "linear_value_head_dim", 128),
   )
 
 
 def delta_layer(num_heads: int, **others: Any) -> AroundConfig:
-  """Returns the overrides of a layer of Gated DeltaNet beside exact attention.
+  """Returns the overrides of a Gated DeltaNet layer in a model of exact attention.
 
   Args:
-    num_heads: of values.
-    **others: the fields in which a family differs.
+    num_heads: number of value heads.
+    **others: config fields in which a family differs.
   """
   return AroundConfig(
     num_heads=num_heads,
@@ -142,10 +144,10 @@ def delta_layer(num_heads: int, **others: Any) -> AroundConfig:
 
 
 def rows(config: ModelConfig, is_split: bool = False) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with other projections in every layer.
+  """Implements `Family.rows`: those of Llama, with other projections in every layer.
 
   Args:
-    config: of the model.
+    config: config of the model.
     is_split: whether the projections of Gated DeltaNet are separate tensors.
   """
   shared = [
@@ -155,7 +157,7 @@ def rows(config: ModelConfig, is_split: bool = False) -> list[Row]:
   mechanisms = config.layers("decoder_attention")
   for i, layer in enumerate(config.decoder_configs):
     theirs, module = f"model.layers.{i}", f"decoder_{i}/self_attention"
-    # Only the recurrent layers have convolutions, whichever mechanism is in them.
+    # Only recurrent layers have convolutions, whatever their mechanism.
     if not layer.slot.short_convolution:
       shared += _exact_rows(f"{theirs}.self_attn", module, layer)
       continue
@@ -168,7 +170,7 @@ def rows(config: ModelConfig, is_split: bool = False) -> list[Row]:
 
 
 def _exact_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
-  """The rows of exact attention; each head has its query and then its gate."""
+  """Returns the rows of exact attention; each head has its query, then its gate."""
   layout = grouped_layout(layer.num_heads, (layer.query_dim,) * 2)
   return [
     *(
@@ -190,9 +192,9 @@ def _exact_rows(theirs: str, module: str, layer: ModelConfig) -> list[Row]:
 def _recurrent_rows(
   theirs: str, module: str, layer: ModelConfig, is_split: bool
 ) -> list[Row]:
-  """The rows of the projections of a Gated DeltaNet.
+  """Returns the rows of the projections of a Gated DeltaNet.
 
-  They are grouped by heads of keys in one tensor, or are several tensors.
+  They are one tensor, grouped by key heads, or several tensors.
   """
   module = f"params/{module}"
   groups = layer.slot.num_qk_heads or layer.num_heads
@@ -231,7 +233,7 @@ def _recurrent_rows(
 def _gate_rows(
   theirs: str, module: str, layer: ModelConfig, is_split: bool
 ) -> list[Row]:
-  """The rows of the gates of a Gated DeltaNet."""
+  """Returns the rows of the gates of a Gated DeltaNet."""
   own = f"params/{module}/attention"
   groups = layer.slot.num_qk_heads or layer.num_heads
   kernels = (f"{own}/rate_kernel", f"{own}/step_kernel")
@@ -252,7 +254,7 @@ def _gate_rows(
 def grouped_layout(groups: int, widths: tuple[int, ...]) -> Layout:
   """Returns the layout of several kernels in one Linear whose groups have these widths.
 
-  It serves weights and biases.
+  The layout fits weights and biases.
   """
   ends = np.cumsum(widths)[:-1]
 
@@ -269,11 +271,13 @@ def grouped_layout(groups: int, widths: tuple[int, ...]) -> Layout:
 
 
 _WITHOUT_EFFECT = {
-  **because("is of what is returned beside logits", "output_router_logits"),
-  **because("is said by layer_types", "full_attention_interval"),
-  **because("is of how the same numbers are computed", "mamba_ssm_dtype"),
-  **because(
-    "is of layers that predict several tokens at once",
+  **no_effect("selects outputs other than logits", "output_router_logits"),
+  **no_effect("follows from layer_types", "full_attention_interval"),
+  **no_effect(
+    "selects an implementation of the same function", "mamba_ssm_dtype"
+  ),
+  **no_effect(
+    "belongs to multi-token prediction layers",
     "mtp_num_hidden_layers mtp_use_dedicated_embeddings",
   ),
 }
@@ -286,9 +290,9 @@ QWEN3_NEXT = llama.LLAMA._replace(
   rotary=_ROTARY,
   without_effect={
     **_WITHOUT_EFFECT,
-    # They are read, and have no effect if num_experts is 0.
-    **because(
-      "is of experts",
+    # They are read but have no effect if num_experts is 0.
+    **no_effect(
+      "belongs to experts",
       "decoder_sparse_step moe_intermediate_size norm_topk_prob mlp_only_layers "
       "num_experts_per_tok shared_expert_intermediate_size",
     ),
@@ -314,7 +318,7 @@ QWEN3_5_MOE = QWEN3_5._replace(
   describe=describe_sparse,
   without_effect={
     **_WITHOUT_EFFECT,
-    **because("is of layers without experts", "intermediate_size"),
+    **no_effect("belongs to layers without experts", "intermediate_size"),
   },
 )
 """Qwen3.5 with experts in every layer."""

@@ -11,23 +11,23 @@ from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
 from models.multi_head_attention import projection_shapes
 from models.published import family, mamba, mamba2, rotary
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from models.short_convolution import WIDTH
 
-_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.5)}
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(default_share=0.5)}
 _KINDS = ("recurrent", "attention")
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
-  """Implements `Family.describe`; the config is that of a layer of attention."""
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
+  """Implements `Family.describe`; the model's config describes an attention layer."""
   del names
-  features = family.size(theirs, "hidden_size", 2560)
-  heads = family.size(theirs, "num_attention_heads", 10)
-  width = family.optional_size(theirs, "lru_width") or features
-  pairs = family.size(theirs, "intermediate_size", 7680)
+  features = family.size(hf_config, "hidden_size", 2560)
+  heads = family.size(hf_config, "num_attention_heads", 10)
+  width = family.optional_size(hf_config, "lru_width") or features
+  pairs = family.size(hf_config, "intermediate_size", 7680)
   for name, size, count in (
     ("hidden_size", features, heads),
     ("lru_width", width, heads),
@@ -36,25 +36,26 @@ def describe(
     if size % count:
       raise ValueError(f"{name}: expected a multiple of {count}, got {size}")
   family.only(
-    theirs,
+    hf_config,
     conv1d_width=WIDTH,
     hidden_activation="gelu_pytorch_tanh",
     head_dim=features // heads,
   )
   kinds = family.value(
-    theirs, "block_types", list[str], ["recurrent", "recurrent", "attention"]
+    hf_config, "block_types", list[str], ["recurrent", "recurrent", "attention"]
   )
   if not kinds or not set(kinds) <= set(_KINDS):
     raise ValueError(
       f"block_types: expected a list of {' and '.join(_KINDS)}, got {kinds}"
     )
-  count = family.size(theirs, "num_hidden_layers", 26)
+  count = family.size(hf_config, "num_hidden_layers", 26)
   kinds = [kinds[i % len(kinds)] for i in range(count)]
-  window = family.size(theirs, "attention_window_size", 2048)
-  around = {
+  window = family.size(hf_config, "attention_window_size", 2048)
+  override = {
     "attention": AroundConfig(
-      num_kv_heads=family.optional_size(theirs, "num_key_value_heads") or heads,
-      attention_bias=family.flag(theirs, "attention_bias", False),
+      num_kv_heads=family.optional_size(hf_config, "num_key_value_heads")
+      or heads,
+      attention_bias=family.flag(hf_config, "attention_bias", False),
     ),
     "recurrent": AroundConfig(
       head_dim=width // heads,
@@ -70,7 +71,7 @@ def describe(
     "attention": AttentionConfig("sliding_window", {"window": (window - 1, 0)}),
     "recurrent": AttentionConfig("rg_lru"),
   }
-  positions = rotary.choices(theirs, _ROTARY)
+  positions = rotary.choices(hf_config, _ROTARY)
   if positions["rotary_scaling"] is not None:
     raise ValueError(
       "rope_parameters: expected rope_type 'default' in this family, got "
@@ -92,17 +93,17 @@ def describe(
     **positions,
     norm="pre",
     norm_kind="rms_from_one",
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-6),
+    norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-6),
     # Rounded, as in the authors' code.
     embedding_scale=float(jnp.bfloat16(features**0.5)),
-    logit_soft_cap=family.number(theirs, "logits_soft_cap", 30.0),
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    logit_soft_cap=family.number(hf_config, "logits_soft_cap", 30.0),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
     head=head,
     decoder_attention=tuple(mechanisms[kind] for kind in kinds),
-    decoder_around=tuple(around[kind] for kind in kinds),
+    decoder_around=tuple(override[kind] for kind in kinds),
   )
-  vocab_size = family.size(theirs, "vocab_size", 256000)
-  return Described(config, vocab_size, vocab_size, mamba2.LONGEST)
+  vocab_size = family.size(hf_config, "vocab_size", 256000)
+  return Description(config, vocab_size, vocab_size, mamba2.LONGEST)
 
 
 def rows(config: ModelConfig) -> list[Row]:
@@ -134,7 +135,7 @@ def rows(config: ModelConfig) -> list[Row]:
 def _recurrent_rows(
   theirs: str, ours: str, layer: ModelConfig, mechanism: AttentionConfig
 ) -> list[Row]:
-  """The rows of a layer whose mechanism has x as everything that it projects."""
+  """Returns the rows of a recurrent layer; another mechanism projects everything like x."""
   names = tuple(projection_shapes(mechanism.build(), layer.slot, layer.dims(1)))
   table = [
     *family.linear(f"{theirs}.linear_y", f"{ours}/gate"),
@@ -176,13 +177,16 @@ RECURRENT_GEMMA = Family(
   copies=(("lm_head.weight", "model.embed_tokens.weight"),),
   rotary=_ROTARY,
   without_effect={
-    **because(
-      "is of what weights begin with",
+    **no_effect(
+      "affects only initial weights",
       "final_w_init_variance_scale w_init_variance_scale",
     ),
-    **because("is said by block_types", "layer_types layers_block_type"),
-    **because("is said by attention_window_size", "sliding_window"),
-    **because("is always so", "embeddings_scale_by_sqrt_dim block_type"),
+    **no_effect("follows from block_types", "layer_types layers_block_type"),
+    **no_effect("follows from attention_window_size", "sliding_window"),
+    **no_effect(
+      "has the same value in the whole family",
+      "embeddings_scale_by_sqrt_dim block_type",
+    ),
   },
 )
-"""Two layers of the RG-LRU for each layer of attention to a window."""
+"""Decoders with two RG-LRU layers for each layer of windowed attention."""

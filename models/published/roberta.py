@@ -4,30 +4,31 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import bert, family
-from models.published.family import Described, Family, Row
+from models.published.family import Description, Family, Row
 
 
-def positions(theirs: Mapping[str, Any]) -> dict[str, int]:
-  """Returns the config fields of positions that do not count padding."""
-  padding = int(family.number(theirs, "pad_token_id", 1))
+def positions(hf_config: Mapping[str, Any]) -> dict[str, int]:
+  """Returns the config fields of positions that skip padding."""
+  padding = int(family.number(hf_config, "pad_token_id", 1))
   return {"position_offset": padding + 1, "position_padding": padding}
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
-  counted = positions(theirs)
-  vocab_size = family.size(theirs, "vocab_size")
+  counted = positions(hf_config)
+  vocab_size = family.size(hf_config, "vocab_size")
   # Its head has no other activation.
   own = {"transform_activation": "gelu"} if head == "tokens" else {}
-  return Described(
+  return Description(
     bert.encoder(
-      theirs, head, pooler=bert.has_pooler(names, head), **own, **counted
+      hf_config, head, pooler=bert.has_pooler(names, head), **own, **counted
     ),
     vocab_size,
-    bert.num_labels(theirs) if head == "class" else vocab_size,
-    family.size(theirs, "max_position_embeddings") - counted["position_offset"],
+    bert.num_labels(hf_config) if head == "class" else vocab_size,
+    family.size(hf_config, "max_position_embeddings")
+    - counted["position_offset"],
   )
 
 
@@ -41,7 +42,7 @@ def head_rows() -> list[Row]:
 
 
 def copies(prefix: str) -> tuple[tuple[str, str], ...]:
-  """Returns the tensors of the head that files may repeat."""
+  """Returns the tensors of the head that files may store twice."""
   return (
     ("lm_head.decoder.weight", f"{prefix}embeddings.word_embeddings.weight"),
     ("lm_head.decoder.bias", "lm_head.bias"),
@@ -73,7 +74,7 @@ ROBERTA = Family(
     r"roberta\.pooler\.dense\.(weight|bias)",
   ),
 )
-"""BERT whose positions count the tokens that are not padding."""
+"""BERT with positions that skip padding."""
 
 XLM_ROBERTA = ROBERTA._replace(
   name="xlm-roberta",

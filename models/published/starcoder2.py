@@ -5,33 +5,33 @@ from typing import Any
 
 from models.config import ModelConfig
 from models.published import family, llama, mistral
-from models.published.family import Described, Row
-from models.published.keys import because
+from models.published.family import Description, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
-  has_bias = family.flag(theirs, "use_bias", True)
+  has_bias = family.flag(hf_config, "use_bias", True)
   return llama.describe(
-    theirs,
+    hf_config,
     names,
     head,
-    num_kv_heads=family.size(theirs, "num_key_value_heads", 2),
+    num_kv_heads=family.size(hf_config, "num_key_value_heads", 2),
     attention_bias=has_bias,
     mlp_bias=has_bias,
     gated=False,
-    activation=family.activation(theirs, "hidden_act", "gelu_pytorch_tanh"),
+    activation=family.activation(hf_config, "hidden_act", "gelu_pytorch_tanh"),
     norm_kind="layer",
-    norm_epsilon=family.number(theirs, "norm_epsilon", 1e-5),
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
-    decoder_attention=mistral.mechanism(theirs, None),
+    norm_epsilon=family.number(hf_config, "norm_epsilon", 1e-5),
+    tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
+    decoder_attention=mistral.mechanism(hf_config, None),
   )
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """Implements `Family.rows`: Llama's, with a feed-forward layer without gate."""
+  """Implements `Family.rows`: those of Llama, with ungated feed-forward layers."""
   theirs, ours = "model.layers.{i}.mlp", "decoder_{i}/mlp"
   return [
     *(row for row in llama.LLAMA.rows(config) if ".mlp." not in row.theirs),
@@ -45,8 +45,8 @@ STARCODER2 = llama.LLAMA._replace(
   architectures={"Starcoder2ForCausalLM": "tokens"},
   describe=describe,
   rows=rows,
-  without_effect=because(
-    "is of training", "residual_dropout embedding_dropout"
+  without_effect=no_effect(
+    "affects only training", "residual_dropout embedding_dropout"
   ),
 )
 """Decoders with rotary positions, layer norms, biases and a window of keys."""

@@ -6,7 +6,7 @@ from typing import Any
 from models import nested
 from models.config import ModelConfig
 from models.published import family
-from models.published.family import Described, Family, Row
+from models.published.family import Description, Family, Row
 
 _ACTIVATIONS = {
   "relu": ("relu", False),
@@ -19,64 +19,64 @@ _LONGEST = 512
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
-  """Implements `Family.describe`; the head is tied if the file has none."""
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
+  """Implements `Family.describe`; the head is tied if the file has no head."""
   feed_forward = family.choice(
-    theirs, "feed_forward_proj", _ACTIVATIONS, "relu"
+    hf_config, "feed_forward_proj", _ACTIVATIONS, "relu"
   )
   activation, gated = _ACTIVATIONS[feed_forward]
   family.only(
-    theirs,
+    hf_config,
     dense_act_fn=family.their_activation(activation),
     is_gated_act=gated,
     is_encoder_decoder=True,
   )
-  # Version 5 always says that it ties, and whether it scales.
-  ties = family.flag(theirs, "tie_word_embeddings", True)
-  scales = family.flag(theirs, "scale_decoder_outputs", ties)
+  # Version 5 always writes that the head is tied, and whether it is scaled.
+  ties = family.flag(hf_config, "tie_word_embeddings", True)
+  scales = family.flag(hf_config, "scale_decoder_outputs", ties)
   tied = "lm_head.weight" not in names
-  if not tied and ties and "scale_decoder_outputs" not in theirs:
+  if not tied and ties and "scale_decoder_outputs" not in hf_config:
     raise ValueError(
       "tie_word_embeddings: expected false with an lm_head.weight that differs "
       "from shared.weight, got true"
     )
-  features = family.size(theirs, "d_model")
-  layers = family.size(theirs, "num_layers")
-  vocab_size = family.size(theirs, "vocab_size")
+  features = family.size(hf_config, "d_model")
+  layers = family.size(hf_config, "num_layers")
+  vocab_size = family.size(hf_config, "vocab_size")
   config = nested.make(
     ModelConfig,
     kind="encoder_decoder",
     num_layers=layers,
-    num_decoder_layers=family.size(theirs, "num_decoder_layers", layers),
-    num_heads=family.size(theirs, "num_heads"),
-    head_dim=family.size(theirs, "d_kv"),
+    num_decoder_layers=family.size(hf_config, "num_decoder_layers", layers),
+    num_heads=family.size(hf_config, "num_heads"),
+    head_dim=family.size(hf_config, "d_kv"),
     features=features,
-    mlp_features=family.size(theirs, "d_ff"),
+    mlp_features=family.size(hf_config, "d_ff"),
     activation=activation,
     gated=gated,
     mlp_bias=False,
     attention_scale=1.0,
-    dropout_rate=family.number(theirs, "dropout_rate", 0.1),
+    dropout_rate=family.number(hf_config, "dropout_rate", 0.1),
     position="t5",
     relative_buckets=int(
-      family.number(theirs, "relative_attention_num_buckets", 32)
+      family.number(hf_config, "relative_attention_num_buckets", 32)
     ),
     relative_distance=int(
-      family.number(theirs, "relative_attention_max_distance", 128)
+      family.number(hf_config, "relative_attention_max_distance", 128)
     ),
     norm="pre",
     norm_kind="rms",
-    norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-6),
+    norm_epsilon=family.number(hf_config, "layer_norm_epsilon", 1e-6),
     embedding_scale=1.0,
     head=head,
-    # The first version scales what its tied head reads.
+    # T5 1.0 scales the inputs of its tied head.
     logit_scale=features**-0.5 if scales else 1.0,
     tie_embeddings=tied,
     tie_inputs=True,
   )
-  length = family.size(theirs, "n_positions", _LONGEST)
-  return Described(config, vocab_size, vocab_size, length)
+  length = family.size(hf_config, "n_positions", _LONGEST)
+  return Description(config, vocab_size, vocab_size, length)
 
 
 def _attention_rows(theirs: str, ours: str) -> list[Row]:
@@ -137,7 +137,7 @@ T5 = Family(
     ("lm_head.weight", "shared.weight"),
   ),
   unread=(
-    # Old files have one across, which no model reads.
+    # Old files have one for cross-attention, which no model uses.
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
   ),
 )

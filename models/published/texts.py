@@ -1,4 +1,4 @@
-"""The text model inside of a multimodal one."""
+"""Reads the text model of a multimodal model."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from models.published.keys import WITHOUT_EFFECT
 
 
 class Text(NamedTuple):
-  """Where a multimodal model keeps its text model.
+  """How a multimodal model stores its text model.
 
   Attributes:
-    architecture: of the text model.
-    renamed: `(pattern, replacement)` of names of its tensors.
+    architecture: class of the text model.
+    renamed: `(pattern, replacement)` for names of its tensors.
     images: the prefixes of all other tensors.
     unread: keys of `config.json` on which no text depends.
     has_parts: whether files have a tensor for each projection of each expert.
@@ -69,52 +69,54 @@ _KNOWN = {
 }
 
 
-def find(theirs: Mapping[str, Any]) -> Text | None:
+def find(hf_config: Mapping[str, Any]) -> Text | None:
   """Returns the text model of a multimodal `config.json`; None for any other."""
-  names = theirs.get("architectures")
+  names = hf_config.get("architectures")
   is_one = isinstance(names, list) and len(names) == 1
   return TEXTS.get(names[0]) if is_one else None
 
 
-def text_config(theirs: Mapping[str, Any], text: Text) -> dict[str, Any]:
+def text_config(hf_config: Mapping[str, Any], text: Text) -> dict[str, Any]:
   """Returns the `config.json` of the text model.
 
   Args:
-    theirs: that of the multimodal model.
-    text: from `find`.
+    hf_config: `config.json` of the multimodal model.
+    text: result of `find`.
 
   Raises:
-    ValueError: a key is unknown, or the text model has none.
+    ValueError: a key is unknown, or the text model has no config.
   """
-  for key, value in theirs.items():
+  for key, value in hf_config.items():
     if key not in _KNOWN and key not in text.unread:
       raise ValueError(
-        f"{key}: no text model depends on it; expected a config without it, got "
+        f"{key}: not supported for a text model; expected a config without it, got "
         f"{value!r:.80}"
       )
-  own = theirs.get(_CONFIG)
+  own = hf_config.get(_CONFIG)
   if not isinstance(own, dict):
     raise ValueError(f"{_CONFIG}: expected an object, got {own!r:.80}")
   # The head belongs to the multimodal model.
-  outer = {k: theirs[k] for k in ("tie_word_embeddings",) if k in theirs}
+  outer = {k: hf_config[k] for k in ("tie_word_embeddings",) if k in hf_config}
   return {**own, **outer, "architectures": [text.architecture]}
 
 
 def text_tensors(tensors: files.Tensors, text: Text) -> dict[str, files.Tensor]:
-  """Returns the tensors of the text model by their names in one without images.
+  """Returns the tensors of the text model, named as in a model without images.
 
   Raises:
-    ValueError: two tensors have the same name there.
+    ValueError: two tensors get the same name.
   """
-  found = {}
+  renamed_tensors = {}
   for name, tensor in tensors.items():
     if not name.startswith(text.images):
       for pattern, replacement in text.renamed:
         name = re.sub(pattern, replacement, name)
-      if name in found:
-        raise ValueError(f"{tensor.file}: {name}: there twice, under two names")
-      found[name] = tensor
-  return _join_parts(found) if text.has_parts else found
+      if name in renamed_tensors:
+        raise ValueError(
+          f"{tensor.file}: {name}: appears twice, under two names"
+        )
+      renamed_tensors[name] = tensor
+  return _join_parts(renamed_tensors) if text.has_parts else renamed_tensors
 
 
 def _join_parts(
@@ -122,12 +124,12 @@ def _join_parts(
 ) -> dict[str, files.Tensor]:
   """Joins gate and up projections, and stacks the kernels of experts.
 
-  Incomplete ones keep their names, so that the reader names what is missing.
+  Incomplete groups keep their names, so that the error names the missing tensor.
   """
   tensors = dict(tensors)
 
   def join(name, rows):
-    """Replaces the tensors named in `rows`, each row one expert, if all are there."""
+    """Replaces the tensors named in `rows`, each row one expert, if all exist."""
     names = [x for row in rows for x in row]
     if all(x in tensors for x in names):
       parts = [[tensors.pop(x) for x in row] for row in rows]
@@ -135,18 +137,20 @@ def _join_parts(
       tensors[name] = files.Tensor(read, parts[0][0].file)
 
   for name in [x for x in tensors if x.endswith(".gate_proj.weight")]:
-    place = name.removesuffix("gate_proj.weight")
-    join(f"{place}gate_up_proj.weight", [[name, f"{place}up_proj.weight"]])
+    prefix = name.removesuffix("gate_proj.weight")
+    join(f"{prefix}gate_up_proj.weight", [[name, f"{prefix}up_proj.weight"]])
   matches = (
     re.fullmatch(r"(.*\.experts\.)\d+\.w1\.weight", x) for x in tensors
   )
-  for place, count in Counter(x[1] for x in matches if x).items():
-    for whole, kernels in (
+  for prefix, count in Counter(x[1] for x in matches if x).items():
+    for joined_name, kernels in (
       ("gate_up_proj", ("w1", "w3")),
       ("down_proj", ("w2",)),
     ):
-      rows = [[f"{place}{i}.{x}.weight" for x in kernels] for i in range(count)]
-      join(place + whole, rows)
+      rows = [
+        [f"{prefix}{i}.{x}.weight" for x in kernels] for i in range(count)
+      ]
+      join(prefix + joined_name, rows)
   return tensors
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from models import nested
 from models.kind import Model
 from models.published.catalog import FAMILIES
-from models.published.family import Described
+from models.published.family import Description
 from models.published.load import Pretrained, make_model
 from models.transformer import Transformer
 from settings.build import to_mapping
@@ -29,7 +29,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
   Args:
     model: a Transformer, or a model with `as_published`, which returns its
       description and variables.
-    variables: of the model.
+    variables: variables of the model.
 
   Returns:
     The model in the first family that can express it.
@@ -38,14 +38,14 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
     ValueError: no family can; the message has the fields that prevent each.
   """
   if hasattr(model, "as_published"):
-    described, folded = model.as_published(variables)
+    description, folded = model.as_published(variables)
   elif type(model) is Transformer:
-    described, folded = _fold(model, variables)
+    description, folded = _fold(model, variables)
   else:
     raise ValueError(
-      f"no published family is this model: none is of kind '{model.config.kind}'"
+      f"no published family fits this model: none has kind '{model.config.kind}'"
     )
-  config, reasons = described.config, []
+  config, reasons = description.config, []
   for family in FAMILIES.values():
     if family.config_type is not type(config):
       continue
@@ -55,26 +55,32 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
       tied = getattr(config, "tie_embeddings", True)
       names = [] if tied else ["lm_head.weight"]
       try:
-        theirs = family.to_json(described) | {"architectures": [architecture]}
-        published = family.describe(theirs, names, head).config
+        hf_config = family.to_json(description) | {
+          "architectures": [architecture]
+        }
+        published = family.describe(hf_config, names, head).config
       except ValueError as error:
         reasons.append(f"{family.name} does not fit: {error}")
         continue
       if published.kind != config.kind:
         continue
-      lacking = _differences(config, published)
-      if not lacking:
-        made = make_model(described)
-        return Pretrained(family.name, architecture, made, folded, theirs)
-      more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-      others = ", ".join(lacking[:3]) + more
-      reasons.append(f"{family.name} has other {others}")
+      differences = _differences(config, published)
+      if not differences:
+        folded_model = make_model(description)
+        return Pretrained(
+          family.name, architecture, folded_model, folded, hf_config
+        )
+      more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
+      others = ", ".join(differences[:3]) + more
+      reasons.append(f"{family.name} differs in {others}")
   if not reasons:
     raise ValueError(
-      "no published family is this model: none that a run can become has kind "
+      "no published family fits this model: no family for export has kind "
       f"'{config.kind}' with head '{config.head}'"
     )
-  raise ValueError(f"no published family is this model: {'; '.join(reasons)}")
+  raise ValueError(
+    f"no published family fits this model:  {'; '.join(reasons)}"
+  )
 
 
 def _differences(ours: Any, theirs: Any) -> list[str]:
@@ -91,7 +97,7 @@ def _differences(ours: Any, theirs: Any) -> list[str]:
 
 def _fold(
   model: Transformer, variables: Mapping[str, Any]
-) -> tuple[Described, Mapping[str, Any]]:
+) -> tuple[Description, Mapping[str, Any]]:
   """An equal model with unscaled embeddings, learned positions and biases."""
   config = model.config
   changes: dict[str, Any] = {}
@@ -117,25 +123,25 @@ def _fold(
   # The sizes of the task are those of the model now.
   changes |= {"vocab_size": None, "max_length": None}
   changes |= with_biases(config, arrays)
-  described = Described(
+  description = Description(
     nested.replace(config, **changes),
     model.source_vocab_size or model.target_vocab_size,
     model.target_vocab_size,
     length,
   )
   tree = traverse_util.unflatten_dict(arrays, sep="/")
-  return described, {"params": {}, "constants": {}, **tree}
+  return description, {"params": {}, "constants": {}, **tree}
 
 
 def with_biases(config: Any, arrays: dict[str, Any]) -> dict[str, Any]:
   """Adds biases of zeros to a Transformer without them.
 
   Args:
-    config: of the model.
-    arrays: its variables by their paths, to which biases are added.
+    config: config of the model.
+    arrays: variables of the model by path, to which biases are added.
 
   Returns:
-    The fields of the config that change, without those that follow from others.
+    The config fields that change, without those that follow from others.
   """
   for path, array in list(arrays.items()):
     module = path.removesuffix("/kernel")

@@ -42,24 +42,24 @@ def read(
   """Converts tensors to the variables of a model.
 
   Args:
-    folder: of the tensors, for messages.
-    family: of the model.
+    folder: folder of the tensors, for messages.
+    family: family of the model.
     model: the model, whose mechanisms may differ from those of the tensors.
-    published: the model with the mechanisms of the tensors.
-    tensors: by their names in the family's table.
+    published: the same model with the mechanisms of the tensors.
+    tensors: tensors by their names in the family's table.
     key: initializes a mechanism's own variables that the tensors do not have.
 
   Raises:
-    ValueError: a tensor is missing, unused, or does not fit; or a size of the model is
-      beyond 32 bits.
+    ValueError: a tensor is missing, is unused, or has another shape; or a size of the
+      model needs more than 32 bits.
   """
   try:
-    wanted, whole = _shapes(model), _with_keys(model)
+    variable_shapes, full_shapes = _shapes(model), _with_keys(model)
   except OverflowError:
     raise ValueError(
       f"{folder / files.CONFIG}: expected sizes below 2³¹, got a larger one"
     ) from None
-  # Tensors of a mechanism that was replaced are known and not needed.
+  # Tensors of a replaced mechanism are known but not needed.
   known = {row.theirs for row in _rows(family, published)}
   known |= {*family.buffers(published.config)}
   copies, kept = dict(family.copies), without_copies(family, tensors)
@@ -74,19 +74,20 @@ def read(
         f"{folder}: {theirs}: missing; it fills {', '.join(ours)}"
       )
     shapes = {
-      x: whole[x] if index is None else _element(whole[x]) for x in ours
+      x: full_shapes[x] if index is None else _element(full_shapes[x])
+      for x in ours
     }
     # One tensor at a time: the file's arrays and ours are never all in memory.
     tensor = tensors[theirs]
     for path, x in _read(tensor, theirs, shapes, layout, is_start).items():
-      if path not in wanted:
+      if path not in variable_shapes:
         continue
-      dtype = wanted[path].dtype
+      dtype = variable_shapes[path].dtype
       if index is None:
         arrays[path] = jnp.asarray(x, dtype)
         continue
       if path not in stacks:
-        stacks[path] = np.empty(wanted[path].shape, dtype)
+        stacks[path] = np.empty(variable_shapes[path].shape, dtype)
       stacks[path][index] = x
   while stacks:
     path, x = stacks.popitem()
@@ -101,17 +102,17 @@ def read(
         "ties them; expected equal tensors, or tie_word_embeddings false"
       )
     raise ValueError(
-      f"{tensor.file}: {name}: no variable of this model takes it"
+      f"{tensor.file}: {name}: no variable of this model uses it"
     )
-  missing = [path for path in wanted if path not in arrays]
+  missing = [path for path in variable_shapes if path not in arrays]
   for path in missing:
-    # A mechanism's own variables are initialized where it replaces another one.
+    # Variables of a mechanism that replaces another one are initialised.
     if "/attention/" not in path or model == published:
       raise ValueError(f"{folder}: no tensor fills {path}")
   if missing:
     arrays |= _initial(model, key, tuple(missing))
   tree = traverse_util.unflatten_dict(
-    {path: arrays[path] for path in wanted}, sep="/"
+    {path: arrays[path] for path in variable_shapes}, sep="/"
   )
   return {"params": {}, "constants": {}, **tree}
 
@@ -140,13 +141,15 @@ def write(
 ) -> dict[str, np.ndarray]:
   """Converts a model to tensors with the names of the family's table."""
   paths = {path: np.asarray(x) for path, x in _flat(variables).items()}
-  shapes, whole = _shapes(model), _with_keys(model)
+  shapes, full_shapes = _shapes(model), _with_keys(model)
   arrays, written = {}, set()
   rows = active(family.rows(model.config), shapes)
   for theirs, ours, layout, index, is_start in rows:
     # A mechanism without keys leaves a part of a tensor of queries and keys.
     xs = [
-      paths[x] if x in shapes else np.zeros(whole[x].shape, whole[x].dtype)
+      paths[x]
+      if x in shapes
+      else np.zeros(full_shapes[x].shape, full_shapes[x].dtype)
       for x in ours
     ]
     arrays[theirs] = layout.write(
@@ -190,7 +193,9 @@ def _read(
       f"{file}: {theirs}: expected floating point numbers, got {array.dtype}"
     )
   if not (integers or np.isfinite(array).all()):
-    raise ValueError(f"{file}: {theirs}: a number in it is not finite")
+    raise ValueError(
+      f"{file}: {theirs}: expected finite numbers, got NaN or infinity"
+    )
   count = sum(x.size for x in ours.values())
   # A config of another size.
   if count > 8 * max(array.size, 1) and not is_start:
@@ -207,7 +212,7 @@ def _read(
 
 
 def _element(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-  """An element along the first axis."""
+  """The shape of an element along the first axis."""
   return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
 
@@ -218,7 +223,7 @@ def _shapes(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _with_keys(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Likewise, with the keys and values of dense for mechanisms without them."""
+  """As `_shapes`, with the keys and values of `dense` for mechanisms without them."""
   keyless = [
     module
     for module, layers in model.config.attentions.items()
@@ -232,5 +237,5 @@ def _with_keys(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _flat(variables: Mapping[str, Any]) -> dict[str, Any]:
-  """'params/encoder_0/mlp/out/kernel' -> the array there."""
+  """Maps paths such as 'params/encoder_0/mlp/out/kernel' to arrays."""
   return traverse_util.flatten_dict(variables, sep="/")

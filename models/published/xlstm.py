@@ -7,41 +7,41 @@ from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family, gemma2, mamba2
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names
-  features = family.size(theirs, "hidden_size", 4096)
-  layers = family.size(theirs, "num_hidden_layers", 32)
+  features = family.size(hf_config, "hidden_size", 4096)
+  layers = family.size(hf_config, "num_hidden_layers", 32)
   family.only(
-    theirs,
+    hf_config,
     embedding_dim=features,
     num_blocks=layers,
-    # Norms would have biases, too.
+    # Norms would also have biases.
     use_bias=False,
     add_out_norm=True,
     tie_word_embeddings=False,
     weight_mode="single",
   )
-  heads = family.size(theirs, "num_heads", 8)
+  heads = family.size(hf_config, "num_heads", 8)
   widths = {}
   for name, default in (("qk_dim_factor", 0.5), ("v_dim_factor", 1.0)):
-    width = int(features * family.number(theirs, name, default))
+    width = int(features * family.number(hf_config, name, default))
     if width < 1 or width % heads:
       raise ValueError(
-        f"{name}: expected a width that {heads} heads divide, got {width}"
+        f"{name}: expected a multiple of {heads} heads, got {width}"
       )
     widths[name] = width // heads
-  multiple = family.size(theirs, "ffn_round_up_to_multiple_of", 64)
-  hidden = features * family.number(theirs, "ffn_proj_factor", 2.667)
+  multiple = family.size(hf_config, "ffn_round_up_to_multiple_of", 64)
+  hidden = features * family.number(hf_config, "ffn_proj_factor", 2.667)
   options = {
-    "gate_soft_cap": gemma2.cap(theirs, "gate_soft_cap", 15.0),
-    "epsilon": family.number(theirs, "eps", 1e-6),
+    "gate_soft_cap": gemma2.cap(hf_config, "gate_soft_cap", 15.0),
+    "epsilon": family.number(hf_config, "eps", 1e-6),
   }
   config = nested.make(
     ModelConfig,
@@ -60,15 +60,15 @@ def describe(
     position="none",
     norm="pre",
     norm_kind="rms",
-    norm_epsilon=family.number(theirs, "norm_eps", 1e-6),
+    norm_epsilon=family.number(hf_config, "norm_eps", 1e-6),
     embedding_scale=1.0,
     tie_embeddings=False,
-    logit_soft_cap=gemma2.cap(theirs, "output_logit_soft_cap", 30.0),
+    logit_soft_cap=gemma2.cap(hf_config, "output_logit_soft_cap", 30.0),
     head=head,
     decoder_attention=AttentionConfig("mlstm", options),
   )
-  vocab_size = family.size(theirs, "vocab_size", 50304)
-  return Described(config, vocab_size, vocab_size, mamba2.LONGEST)
+  vocab_size = family.size(hf_config, "vocab_size", 50304)
+  return Description(config, vocab_size, vocab_size, mamba2.LONGEST)
 
 
 _MODULE = "decoder_{i}/self_attention"
@@ -125,11 +125,11 @@ XLSTM = Family(
   rows=rows,
   prefix="backbone.",
   parts=("embeddings", "blocks", "out_norm"),
-  without_effect=because(
-    "is of how the same numbers are computed",
+  without_effect=no_effect(
+    "selects an implementation of the same function",
     "autocast_kernel_dtype chunk_size chunkwise_kernel inference_state_dtype "
     "max_inference_chunksize mode norm_reduction_force_float32 "
     "return_last_states sequence_kernel step_kernel",
   ),
 )
-"""Decoders of mLSTM layers with norms and gates of their results."""
+"""Decoders with mLSTM layers whose outputs are normalised and gated."""

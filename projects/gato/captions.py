@@ -19,7 +19,7 @@ GRID = SIDE // PATCH_SIZE
 
 PATCHES_SHAPE = (GRID, GRID, PATCH_SIZE, PATCH_SIZE, 3)
 
-PLACES = ("top left", "top right", "bottom left", "bottom right")
+QUARTERS = ("top left", "top right", "bottom left", "bottom right")
 
 SHAPES = ("circle", "square", "triangle")
 
@@ -62,32 +62,32 @@ def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
   Args:
     key: key of the split, from `draws.split_key`.
     indices: numbers of the examples.
-    max_shapes: largest number of shapes, at most the number of `PLACES`.
+    max_shapes: largest number of shapes, at most the number of `QUARTERS`.
   """
-  quarters = len(PLACES)
+  quarters = len(QUARTERS)
   numbers = 3 + 6 * quarters
   raw = draws.words(key, indices, numbers)
   counts = 1 + draws.below(raw[:, 0], max_shapes)
   shades = draws.below(raw[:, 1], 60)
-  places = draws.distinct(raw[:, 3 : 3 + quarters], quarters)
+  drawn = draws.distinct(raw[:, 3 : 3 + quarters], quarters)
   own = raw[:, 3 + quarters :].reshape(len(indices), quarters, 5)
   images = np.empty((len(indices), SIDE, SIDE, 3), np.uint8)
   captions = []
   for row, count in enumerate(counts):
     image = np.full((SIDE, SIDE, 3), shades[row], np.float32)
     words = []
-    for place in np.sort(places[row, :count]):
-      colour = list(COLOURS)[draws.below(own[row, place, 0], len(COLOURS))]
-      shape = SHAPES[draws.below(own[row, place, 1], len(SHAPES))]
+    for quarter in np.sort(drawn[row, :count]):
+      colour = list(COLOURS)[draws.below(own[row, quarter, 0], len(COLOURS))]
+      shape = SHAPES[draws.below(own[row, quarter, 1], len(SHAPES))]
       smallest, largest = _RADIUS
       sizes = largest - smallest + 1
-      radius = smallest + int(draws.below(own[row, place, 2], sizes))
+      radius = smallest + int(draws.below(own[row, quarter, 2], sizes))
       free = SIDE // 2 - 2 * radius
-      offsets = [draws.below(word, free + 1) for word in own[row, place, 3:]]
-      corner = np.array(divmod(int(place), 2)) * (SIDE // 2) + offsets
+      offsets = [draws.below(word, free + 1) for word in own[row, quarter, 3:]]
+      corner = np.array(divmod(int(quarter), 2)) * (SIDE // 2) + offsets
       image[_coverage(shape, corner, radius)] = COLOURS[colour]
-      words.append(f"{colour} {shape} {PLACES[place]}")
-    # Depends only on the image, like all else.
+      words.append(f"{colour} {shape} {QUARTERS[quarter]}")
+    # The noise depends only on the image, like everything else.
     noise = np.random.default_rng(int(raw[row, 2])).standard_normal(
       image.shape, np.float32
     )
@@ -109,9 +109,9 @@ def _coverage(shape: str, corner: np.ndarray, radius: int) -> np.ndarray:
     np.arange(SIDE)[None, :] + 0.5 - corner[1],
   )
   width = 2 * radius
-  inside = (y >= 0) & (y <= width) & (x >= 0) & (x <= width)
+  is_inside = (y >= 0) & (y <= width) & (x >= 0) & (x <= width)
   if shape == "circle":
     return (y - radius) ** 2 + (x - radius) ** 2 <= radius**2
   if shape == "triangle":
-    return inside & (np.abs(x - radius) <= y / 2)
-  return inside
+    return is_inside & (np.abs(x - radius) <= y / 2)
+  return is_inside

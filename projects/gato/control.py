@@ -93,11 +93,13 @@ def record(count: int, seed: int) -> Episodes:
   """
   rng = np.random.default_rng((seed, 1))
   is_expert = rng.random((count, LONGEST)) >= _RANDOM
-  drawn = rng.integers(NUM_ACTIONS, size=(count, LONGEST))
+  random_actions = rng.integers(NUM_ACTIONS, size=(count, LONGEST))
 
   def act(step, values):
-    chosen = np.where(is_expert[:, step], expert(values), drawn[:, step])
-    return chosen.astype(np.int32)
+    chosen_actions = np.where(
+      is_expert[:, step], expert(values), random_actions[:, step]
+    )
+    return chosen_actions.astype(np.int32)
 
   values, actions, lengths = play(count, seed, act)
   return Episodes(values, actions, is_expert, lengths)

@@ -79,12 +79,12 @@ def draw_shares(
     layout="constrained",
   )
   panels = figure.subplots(len(rows), layers, squeeze=False)
-  drawn: Any = None
+  image: Any = None
   for row, one in enumerate(rows):
     names = range(len(one.modalities))
     for layer, panel in enumerate(panels[row]):
       weights = one.weights[layer]
-      drawn = panel.imshow(weights, cmap="viridis", vmin=0, vmax=1)
+      image = panel.imshow(weights, cmap="viridis", vmin=0, vmax=1)
       for q in names:
         for k in names:
           panel.text(
@@ -104,7 +104,7 @@ def draw_shares(
   figure.supxlabel("key")
   figure.supylabel("query")
   figure.colorbar(
-    drawn,
+    image,
     ax=panels,
     shrink=0.7,
     label="share of attention (in brackets: uniform attention)",

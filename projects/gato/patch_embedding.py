@@ -12,7 +12,7 @@ CHANNELS = 32
 GROUPS = 32
 """Groups of channels in a group norm, as in the paper."""
 
-PLACES = 128
+NUM_POSITIONS = 128
 """Rows of the tables of positions, as in the paper."""
 
 _EPSILON = 1e-6
@@ -26,8 +26,8 @@ class PatchEmbedding(nn.Module):
       out = W · h + row + column
 
   with 3 × 3 convolutions over a patch of P × P pixels, group norm and GELU. The
-  `PLACES` positions are divided into equal intervals, one per row of the image. A patch
-  has the embedding of one position in the interval of its row: a random one in
+  `NUM_POSITIONS` positions are divided into equal intervals, one per row of the image.
+  A patch has the embedding of one position in the interval of its row: a random one in
   training, and the central one otherwise. The same holds for columns.
 
   Attributes:
@@ -75,21 +75,21 @@ class PatchEmbedding(nn.Module):
     x = nn.Dense(self.features, name="projection", **types)(x)
     for axis, count in (("row", rows), ("column", columns)):
       table = nn.Embed(
-        PLACES,
+        NUM_POSITIONS,
         self.features,
         embedding_init=nn.initializers.normal(0.02),
         name=f"{axis}_positions",
         **types,
       )
-      places = self._places(batch, count, deterministic)
-      grid = jnp.expand_dims(places, 2 if axis == "row" else 1)
+      positions = self._positions(batch, count, deterministic)
+      grid = jnp.expand_dims(positions, 2 if axis == "row" else 1)
       grid = jnp.broadcast_to(grid, (batch, rows, columns))
       x = x + table(grid.reshape(batch, -1))
     return x
 
-  def _places(self, batch: int, count: int, deterministic: bool) -> Array:
+  def _positions(self, batch: int, count: int, deterministic: bool) -> Array:
     """One position from every interval, `[batch, count]`."""
-    bounds = np.arange(count + 1) * PLACES // count
+    bounds = np.arange(count + 1) * NUM_POSITIONS // count
     first, last = bounds[:-1], np.maximum(bounds[1:] - 1, bounds[:-1])
     shape = (batch, count)
     if deterministic:

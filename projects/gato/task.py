@@ -61,7 +61,7 @@ class MixedTask(base.Task):
     batch_size: int,
     seed: int,
   ):
-    """Takes the data; `episodes` is empty without control rows."""
+    """Creates the task; `episodes` is empty without control rows."""
     self._config = config
     self._text = text
     self._episodes = episodes
@@ -195,7 +195,7 @@ class MixedTask(base.Task):
       tokens = self._steps(values[:, shown], actions[:, shown])[:, :-1]
       batch = {
         "inputs": tokens,
-        "local": np.tile(self._places(window), (count, 1))[:, :-1],
+        "local": np.tile(self._local_positions(window), (count, 1))[:, :-1],
       }
       last = STEP_TOKENS * (step - first + 1) - 2
       chosen = slice(self._first_action, self._first_action + NUM_ACTIONS)
@@ -203,7 +203,7 @@ class MixedTask(base.Task):
       actions[:, step] = scores.argmax(-1)
       return actions[:, step]
 
-    # Initial states that differ from those of the expert's episodes.
+    # Initial states differ from those of the expert's episodes.
     _, _, lengths = control.play(count, self._seed + 2, act)
     return {"return": float(lengths.mean())}
 
@@ -295,13 +295,13 @@ class MixedTask(base.Task):
     return base.chunks(self._config.eval_size, self._batch_size)
 
   def _text_rows(self, rows: Batch) -> Batch:
-    """Rows of text in the layout of the other rows."""
-    return {**rows, "local": self._row_places(rows["inputs"])}
+    """Returns rows of text in the layout of the other rows."""
+    return {**rows, "local": self._row_positions(rows["inputs"])}
 
-  def _row_places(self, inputs: np.ndarray) -> np.ndarray:
+  def _row_positions(self, inputs: np.ndarray) -> np.ndarray:
     """The local positions of a row that is one time step."""
-    places = np.arange(1, inputs.shape[1] + 1, dtype=np.int32)
-    return np.tile(places, (len(inputs), 1))
+    positions = np.arange(1, inputs.shape[1] + 1, dtype=np.int32)
+    return np.tile(positions, (len(inputs), 1))
 
   def _caption_batch(
     self, split: str, indices: np.ndarray
@@ -325,7 +325,7 @@ class MixedTask(base.Task):
       "inputs": inputs,
       "targets": targets,
       "weights": weights,
-      "local": self._row_places(inputs),
+      "local": self._row_positions(inputs),
       "patches": captions.patches(drawn.images),
     }
     return batch, drawn.captions
@@ -355,14 +355,16 @@ class MixedTask(base.Task):
       "inputs": np.pad(tokens[:, :-1], padding),
       "targets": np.pad(tokens[:, 1:] * (weights[:, 1:] > 0), padding),
       "weights": np.pad(weights[:, 1:], padding),
-      "local": np.pad(np.tile(self._places(window)[:-1], (count, 1)), padding),
+      "local": np.pad(
+        np.tile(self._local_positions(window)[:-1], (count, 1)), padding
+      ),
     }
 
-  def _places(self, steps: int) -> np.ndarray:
+  def _local_positions(self, steps: int) -> np.ndarray:
     """The position of each token within its time step, [steps · 6]."""
-    places = np.arange(1, STEP_TOKENS + 1, dtype=np.int32)
-    places[-1] = 0
-    return np.tile(places, steps)
+    positions = np.arange(1, STEP_TOKENS + 1, dtype=np.int32)
+    positions[-1] = 0
+    return np.tile(positions, steps)
 
   def _steps(self, values: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """Observations [B, n, 4] and actions [B, n] as tokens [B, n · 6]."""
@@ -378,13 +380,13 @@ class MixedTask(base.Task):
       (
         max(
           (
-            f"{c} {s} {place}"
+            f"{c} {s} {quarter}"
             for c in captions.COLOURS
             for s in captions.SHAPES
           ),
           key=lambda part: len(self._text.encode_target(part)),
         )
-        for place in captions.PLACES
+        for quarter in captions.QUARTERS
       ),
       key=lambda part: len(self._text.encode_target(part)),
     )
@@ -433,7 +435,7 @@ def make(
     )
   key = draws.split_key(seed, "vocabulary captions")
   examples = np.arange(_CAPTIONS_IN_VOCABULARY)
-  sentences = captions.draw(key, examples, len(captions.PLACES)).captions
+  sentences = captions.draw(key, examples, len(captions.QUARTERS)).captions
   text = make_text(
     TextConfig(
       path=config.path,

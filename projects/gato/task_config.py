@@ -15,7 +15,7 @@ class MixedConfig:
   """The text, and the number of caption and control rows of a batch.
 
   Attributes:
-    path: a UTF-8 file; its first 90 % are trained, the rest is held out.
+    path: a UTF-8 file; its first 90 % are for training, and the rest is held out.
     context: T, the number of tokens of a row.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
       text and on captions.
@@ -39,7 +39,7 @@ class MixedConfig:
   tokenizer: str = ""
   caption_rows: Whole = 16
   control_rows: Whole = 16
-  max_shapes: Annotated[int, Interval(ge=1, le=len(captions.PLACES))] = 3
+  max_shapes: Annotated[int, Interval(ge=1, le=len(captions.QUARTERS))] = 3
   expert_episodes: Count = 200
   eval_size: Count = 500
   eval_batches: Whole = 0

@@ -13,7 +13,7 @@ After Linsley et al. 2018, arXiv:1805.08315, with the 32 × 32 pixels of Long Ra
 Arena, Tay et al., arXiv:2011.04006. This module draws its own, different pictures:
 paths are one pixel wide, dashes lie along the eight directions of the grid, dashes of a
 path are one pixel apart, and paths are at least two pixels apart. So the picture
-determines the answer. The discs alone do not: for each picture with the answer yes there
+determines the answer. The discs do not: for each picture with the answer yes there
 is one with the answer no that has the same two discs, which the paths leave by the same
 dashes. A rule that sees only the discs is right in 50 % of the pictures, and a rule that
 also sees where paths leave them in 63 %.
@@ -65,7 +65,7 @@ class PathfinderConfig:
     num_dashes: number of dashes of each of the two long paths.
     num_distractors: number of short paths, which have a third as many dashes, at
       least two.
-    train_size: number of pictures that are trained repeatedly; 0 means that every
+    train_size: number of training pictures, which are repeated; 0 means that every
       picture is new.
     eval_size: number of held-out pictures.
   """

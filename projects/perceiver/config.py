@@ -75,7 +75,7 @@ class PerceiverConfig(AttentionFields):
     encoder_attention: self-attention mechanism of the latents, or a list that layers
       cycle through; None is dense.
     cross_attention: mechanism from latents to inputs and from outputs to latents; a
-      list has one for each.
+      list sets them separately.
   """
 
   module: ClassVar[str] = "projects.perceiver.model:create"

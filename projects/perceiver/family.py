@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.published import family
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 from projects.perceiver.config import PerceiverConfig
 
 _OUTPUT_HEADS, _OUTPUT_QUERIES = 8, 8 * 32
@@ -13,54 +13,54 @@ _OUTPUT_HEADS, _OUTPUT_QUERIES = 8, 8 * 32
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: Any
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: Any
+) -> Description:
   """Implements `Family.describe`."""
   del names
-  features = family.size(theirs, "d_latents", 1280)
-  inputs = family.size(theirs, "d_model", 768)
-  queries = _optional(theirs, "qk_channels")
-  values = _optional(theirs, "v_channels") or queries
+  features = family.size(hf_config, "d_latents", 1280)
+  inputs = family.size(hf_config, "d_model", 768)
+  queries = _optional(hf_config, "qk_channels")
+  values = _optional(hf_config, "v_channels") or queries
   if (values or features) != features:
     raise ValueError(
       f"v_channels: expected d_latents {features}, to which values are added, "
       f"got {values}"
     )
   shape_from = family.choice(
-    theirs, "cross_attention_shape_for_attention", ("kv", "q"), "kv"
+    hf_config, "cross_attention_shape_for_attention", ("kv", "q"), "kv"
   )
   across = queries or (inputs if shape_from == "kv" else features)
   widening = {
-    name: family.size(theirs, f"{name}_attention_widening_factor", 1)
+    name: family.size(hf_config, f"{name}_attention_widening_factor", 1)
     for name in ("self", "cross")
   }
   config = PerceiverConfig(
-    num_latents=family.size(theirs, "num_latents", 256),
-    num_layers=family.size(theirs, "num_self_attends_per_block", 26),
-    num_blocks=family.size(theirs, "num_blocks", 1),
-    num_heads=family.size(theirs, "num_self_attention_heads", 8),
+    num_latents=family.size(hf_config, "num_latents", 256),
+    num_layers=family.size(hf_config, "num_self_attends_per_block", 26),
+    num_blocks=family.size(hf_config, "num_blocks", 1),
+    num_heads=family.size(hf_config, "num_self_attention_heads", 8),
     features=features,
     mlp_features=widening["self"] * features,
     query_features=queries,
-    activation=family.activation(theirs, "hidden_act", "gelu"),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
     input_features=inputs,
-    input_heads=family.size(theirs, "num_cross_attention_heads", 8),
+    input_heads=family.size(hf_config, "num_cross_attention_heads", 8),
     input_query_features=across,
     input_value_features=values or across,
     input_mlp_features=widening["cross"] * features,
-    input_residual=family.flag(theirs, "use_query_residual", True),
+    input_residual=family.flag(hf_config, "use_query_residual", True),
     output_heads=_OUTPUT_HEADS,
     output_query_features=_OUTPUT_QUERIES,
     output_residual=False,
     head=head,
   )
-  vocab_size = family.size(theirs, "vocab_size", 262)
-  length = family.size(theirs, "max_position_embeddings", 2048)
-  return Described(config, vocab_size, vocab_size, length)
+  vocab_size = family.size(hf_config, "vocab_size", 262)
+  length = family.size(hf_config, "max_position_embeddings", 2048)
+  return Description(config, vocab_size, vocab_size, length)
 
 
-def _optional(theirs: Mapping[str, Any], name: str) -> int | None:
-  return None if theirs.get(name) is None else family.size(theirs, name)
+def _optional(hf_config: Mapping[str, Any], name: str) -> int | None:
+  return None if hf_config.get(name) is None else family.size(hf_config, name)
 
 
 def _layer(theirs: str, ours: str, slot: str) -> list[Row]:
@@ -105,12 +105,12 @@ PERCEIVER = Family(
   describe=describe,
   rows=lambda config: _rows(),
   without_effect={
-    **because(
-      "is of other modalities",
+    **no_effect(
+      "belongs to other modalities",
       "_label_trainable_num_channels audio_samples_per_frame image_size num_frames "
       "output_num_channels output_shape samples_per_patch train_size",
     ),
-    **because("every norm has 1e-5", "layer_norm_eps"),
+    **no_effect("is not read: every norm uses 1e-5", "layer_norm_eps"),
   },
   inputs={"input_ids": "source", "attention_mask": "source_mask"},
 )

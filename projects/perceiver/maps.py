@@ -18,7 +18,7 @@ NUM_LATENTS = 10
 def axes(
   config: PerceiverConfig, name: str, inputs: tuple[str, list[str]]
 ) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
-  """The names of the rows and of the columns of a map, each with its labels.
+  """Returns the names of the rows and of the columns of a map, with their labels.
 
   Args:
     config: config of the model.
@@ -40,10 +40,10 @@ def pixel_labels(shape: tuple[int, ...]) -> list[str]:
   return [f"{i},{j}" for i in range(shape[0]) for j in range(shape[1])]
 
 
-def by_place(weights: np.ndarray) -> np.ndarray:
+def sort_by_position(weights: np.ndarray) -> np.ndarray:
   """Sorts the latents of `[N, M, S]` weights by the mean position that they attend to.
 
-  Negative weights, which some mechanisms have, count as 0.
+  Negative weights, which some mechanisms have, are treated as 0.
   """
   mean = np.maximum(weights.mean(0), 0)
   total = np.maximum(mean.sum(1), 1e-30)
@@ -122,7 +122,7 @@ class DrawnLatents:
       return
     maps = attention_maps.named_maps(self, variables, task, example)
     shown = next(iter(maps.values()))
-    order = by_place(shown.weights)
+    order = sort_by_position(shown.weights)
     shown = shown._replace(
       weights=shown.weights[:, order],
       query_labels=[shown.query_labels[i] for i in order],

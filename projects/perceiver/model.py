@@ -202,10 +202,10 @@ class Perceiver(DrawnLatents, nn.Module):
         config.param_dtype,
         "embedding",
       )
-      places = self._learned_vectors(
+      positions = self._learned_vectors(
         "positions", _sines, self.max_source_length, config.input_features
       )
-      x = table(source) + places[None, : source.shape[1]]
+      x = table(source) + positions[None, : source.shape[1]]
     normal = nn.initializers.normal(_STD)
     z = self._learned_vectors(
       "latents", normal, config.num_latents, config.features
@@ -293,7 +293,9 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
     ("max_target_length", sizes.max_target_length, config.head == "tokens"),
   ):
     if needed and (size is None or size < 1):
-      raise ValueError(f"{name}: kind 'perceiver' needs it, got {size}")
+      raise ValueError(
+        f"{name}: expected at least 1 for kind 'perceiver', got {size}"
+      )
   if config.head == "tokens" and not (
     sizes.shared_vocabulary
     and sizes.source_vocab_size == sizes.target_vocab_size

@@ -34,16 +34,16 @@ class Pixels(nn.Module):
     config = self.config
     check_images(images.shape, 1, self.image_shape[2])
     batch, height, width, channels = images.shape
-    places = fourier_features((height, width), config.fourier_bands or 0)
-    places = jnp.asarray(places, config.dtype)[None]
+    positions = fourier_features((height, width), config.fourier_bands or 0)
+    positions = jnp.asarray(positions, config.dtype)[None]
     pixels = images.reshape(batch, -1, channels).astype(config.dtype)
-    places = jnp.broadcast_to(places, (batch, *places.shape[1:]))
+    positions = jnp.broadcast_to(positions, (batch, *positions.shape[1:]))
     return nn.Dense(
       config.input_features,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
       name="projection",
-    )(jnp.concatenate([pixels, places], axis=-1))
+    )(jnp.concatenate([pixels, positions], axis=-1))
 
 
 def fourier_features(shape: tuple[int, ...], num_bands: int) -> np.ndarray:
@@ -69,5 +69,5 @@ def fourier_features(shape: tuple[int, ...], num_bands: int) -> np.ndarray:
     waves = np.pi * np.linspace(1.0, size / 2, num_bands)[None] * x
     axes.append(np.hstack([x, np.sin(waves), np.cos(waves)]))
   grid = np.meshgrid(*(np.arange(size) for size in shape), indexing="ij")
-  places = [axis[i.reshape(-1)] for axis, i in zip(axes, grid, strict=True)]
-  return np.hstack(places).reshape(math.prod(shape), -1)
+  positions = [axis[i.reshape(-1)] for axis, i in zip(axes, grid, strict=True)]
+  return np.hstack(positions).reshape(math.prod(shape), -1)

@@ -13,7 +13,7 @@ class Seq2SeqConfig(AttentionFields):
   """A recurrent encoder and decoder with attention between them.
 
   Options that only a Transformer needs (positions, norms, feed-forward layers,
-  self-attention) are not fields, so they are refused instead of ignored.
+  self-attention) are not fields, so they raise an error.
 
   Attributes:
     kind: 'seq2seq'.

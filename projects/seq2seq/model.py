@@ -74,8 +74,8 @@ class Encoder(nn.Module):
 def _read(cell, x, mask, *, reverse):
   """Runs a cell over a sequence; returns its last state, and h of every position.
 
-  `nn.RNN` needs all padding at the end, stores the states of all positions to select the
-  last, and returns for an empty row the state after its padding.
+  Unlike this function, `nn.RNN` needs all padding at the end, stores the states of all
+  positions to select the last one, and returns the state after padding for an empty row.
   """
 
   def step(cell, state, inputs):

@@ -14,7 +14,7 @@ BLANK = 0
 
 
 def kept(mask: jax.Array, length: int) -> jax.Array:
-  """Which of `length` logits belong to frames that are not padding.
+  """Returns which of `length` logits belong to frames that are not padding.
 
   Args:
     mask: [B, S], True at frames that are not padding; S is a multiple of `length`.
@@ -38,9 +38,9 @@ def loss(
 
   Args:
     logits: [B, T, V].
-    mask: [B, T], True at logits that count.
+    mask: [B, T], True at logits that are not padding.
     targets: [B, U] ids from 1.
-    weights: [B, U], 1 for ids and 0 after the last; a row of zeros does not count.
+    weights: [B, U], 1 for ids and 0 after the last; a row of zeros is ignored.
   """
   losses = optax.ctc_loss(
     logits.astype(jnp.float32),
@@ -58,7 +58,7 @@ def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
 
   Args:
     logits: [B, T, V].
-    mask: [B, T], True at logits that count.
+    mask: [B, T], True at logits that are not padding.
 
   Returns:
     [B, T] ids; the recognised symbols are those that are not blank.
@@ -81,7 +81,7 @@ def edit_distance(
   Returns:
     [B] int32. Cost: B·T·U additions and comparisons.
   """
-  places = jnp.arange(targets.shape[1] + 1)[None, :]
+  columns = jnp.arange(targets.shape[1] + 1)[None, :]
 
   def step(row, ids):
     # row[j]: distance from the first j targets to the output so far.
@@ -89,10 +89,10 @@ def edit_distance(
     best = jnp.minimum(row[:, 1:] + 1, replaced)
     best = jnp.concatenate([row[:, :1] + 1, best], axis=1)
     # Then any number of deletions.
-    best = places + jax.lax.cummin(best - places, axis=1)
+    best = columns + jax.lax.cummin(best - columns, axis=1)
     return jnp.where(ids[:, None] == BLANK, row, best), None
 
-  first = jnp.broadcast_to(places, (len(targets), places.shape[1]))
+  first = jnp.broadcast_to(columns, (len(targets), columns.shape[1]))
   last, _ = jax.lax.scan(step, first, jnp.moveaxis(hypotheses, 1, 0))
   lengths = jnp.sum(weights > 0, axis=1)
   return jnp.take_along_axis(last, lengths[:, None], axis=1)[:, 0]

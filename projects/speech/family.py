@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from models.published import family
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from projects.speech.config import (
   ConformerConfig,
   ExtractorConfig,
@@ -35,52 +35,56 @@ _POSITIONS: dict[str | None, Any] = {
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names, head
   # Norms inside a layer have 1e-5, even if the config gives another value.
-  family.only(theirs, add_adapter=False, layer_norm_eps=1e-5)
-  position = theirs.get("position_embeddings_type", "relative")
+  family.only(hf_config, add_adapter=False, layer_norm_eps=1e-5)
+  position = hf_config.get("position_embeddings_type", "relative")
   if not isinstance(position, str | None) or position not in _POSITIONS:
     raise ValueError(
       "position_embeddings_type: expected 'relative', 'rotary' or null, got "
       f"{position!r}"
     )
-  widths = family.sizes(theirs, "conv_dim", [512] * 7)
-  family.only(theirs, num_feat_extract_layers=len(widths))
+  widths = family.sizes(hf_config, "conv_dim", [512] * 7)
+  family.only(hf_config, num_feat_extract_layers=len(widths))
   config = ConformerConfig(
-    num_layers=family.size(theirs, "num_hidden_layers", 12),
-    num_heads=family.size(theirs, "num_attention_heads", 12),
-    features=family.size(theirs, "hidden_size", 768),
-    mlp_features=family.size(theirs, "intermediate_size", 3072),
-    kernel_size=family.size(theirs, "conv_depthwise_kernel_size", 31),
-    activation=family.activation(theirs, "hidden_act", "gelu"),
+    num_layers=family.size(hf_config, "num_hidden_layers", 12),
+    num_heads=family.size(hf_config, "num_attention_heads", 12),
+    features=family.size(hf_config, "hidden_size", 768),
+    mlp_features=family.size(hf_config, "intermediate_size", 3072),
+    kernel_size=family.size(hf_config, "conv_depthwise_kernel_size", 31),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
     position=_POSITIONS[position],
-    rotary_theta=family.number(theirs, "rotary_embedding_base", 10000.0),
+    rotary_theta=family.number(hf_config, "rotary_embedding_base", 10000.0),
     mask_convolution=False,
     extractor=ExtractorConfig(
       features=widths,
-      kernel_sizes=family.sizes(theirs, "conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
-      strides=family.sizes(theirs, "conv_stride", [5, 2, 2, 2, 2, 2, 2]),
-      norm=family.choice(
-        theirs, "feat_extract_norm", ("group", "layer"), "group"
+      kernel_sizes=family.sizes(
+        hf_config, "conv_kernel", [10, 3, 3, 3, 3, 2, 2]
       ),
-      use_bias=family.flag(theirs, "conv_bias", False),
-      activation=family.activation(theirs, "feat_extract_activation", "gelu"),
+      strides=family.sizes(hf_config, "conv_stride", [5, 2, 2, 2, 2, 2, 2]),
+      norm=family.choice(
+        hf_config, "feat_extract_norm", ("group", "layer"), "group"
+      ),
+      use_bias=family.flag(hf_config, "conv_bias", False),
+      activation=family.activation(
+        hf_config, "feat_extract_activation", "gelu"
+      ),
     ),
-    dropout_rate=family.number(theirs, "hidden_dropout", 0.1),
+    dropout_rate=family.number(hf_config, "hidden_dropout", 0.1),
   )
-  vocab_size = family.size(theirs, "vocab_size")
-  length = family.size(theirs, "max_source_positions", 5000)
-  return Described(config, vocab_size, vocab_size, length)
+  vocab_size = family.size(hf_config, "vocab_size")
+  length = family.size(hf_config, "max_source_positions", 5000)
+  return Description(config, vocab_size, vocab_size, length)
 
 
-def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def kept(hf_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
   """Implements `Family.kept`: tensors of wav2vec 2.0's pretraining, and counters."""
-  features = family.size(theirs, "hidden_size", 768)
-  taps = family.size(theirs, "num_conv_pos_embeddings", 128)
-  groups = family.size(theirs, "num_conv_pos_embedding_groups", 16)
+  features = family.size(hf_config, "hidden_size", 768)
+  taps = family.size(hf_config, "num_conv_pos_embeddings", 128)
+  groups = family.size(hf_config, "num_conv_pos_embedding_groups", 16)
   encoder = f"{_PREFIX}.encoder"
   convolution = f"{encoder}.pos_conv_embed.conv"
   shapes: dict[str, tuple[int, ...]] = {
@@ -93,14 +97,14 @@ def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
       taps,
     ),
   }
-  for i in range(family.size(theirs, "num_hidden_layers", 12)):
+  for i in range(family.size(hf_config, "num_hidden_layers", 12)):
     norm = f"{encoder}.layers.{i}.conv_module.batch_norm"
     shapes[f"{norm}.num_batches_tracked"] = ()
   masks = ("mask_time_prob", 0.05), ("mask_feature_prob", 0.0)
-  if any(family.number(theirs, *rate) > 0 for rate in masks):
+  if any(family.number(hf_config, *rate) > 0 for rate in masks):
     shapes[f"{_PREFIX}.masked_spec_embed"] = (features,)
-  if theirs.get("position_embeddings_type", "relative") == "rotary":
-    heads = family.size(theirs, "num_attention_heads", 12)
+  if hf_config.get("position_embeddings_type", "relative") == "rotary":
+    heads = family.size(hf_config, "num_attention_heads", 12)
     frequencies = -(-(features // heads) // 2)
     shapes[f"{encoder}.embed_positions.inv_freq"] = (frequencies,)
   return shapes
@@ -186,8 +190,8 @@ WAV2VEC2_CONFORMER = Family(
   ),
   inputs={"input_values": "audio", "attention_mask": "source_mask"},
   without_effect={
-    **because(
-      "is of training or of another head",
+    **no_effect(
+      "affects only training or another head",
       "activation_dropout apply_spec_augment conformer_conv_dropout "
       "contrastive_logits_temperature ctc_loss_reduction ctc_zero_infinity "
       "diversity_loss_weight feat_proj_dropout feat_quantizer_dropout "
@@ -197,8 +201,8 @@ WAV2VEC2_CONFORMER = Family(
       "num_codevectors_per_group proj_codevector_dim tdnn_dilation tdnn_dim "
       "tdnn_kernel use_weighted_layer_sum xvector_output_dim",
     ),
-    **because(
-      "is of an adapter, which none has",
+    **no_effect(
+      "belongs to an adapter, which no supported model has",
       "adapter_kernel_size adapter_stride num_adapter_layers output_hidden_size",
     ),
   },

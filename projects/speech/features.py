@@ -16,7 +16,7 @@ _CONVOLUTIONS = 2
 
 
 def num_positions(num_frames: int) -> int:
-  """T for a number of frames: every fourth, starting with the first."""
+  """Returns T for a number of frames: every fourth frame, from the first."""
   return -(-num_frames // REDUCTION)
 
 
@@ -120,7 +120,7 @@ class Extractor(nn.Module):
 def kept_positions(
   extractor: ExtractorConfig, mask: Bool[Array, "B S"], length: int
 ) -> Bool[Array, "B T"]:
-  """Which of `length` positions depend on samples only, not on padding."""
+  """Returns which of `length` positions depend only on samples, not on padding."""
   lengths = jnp.sum(mask, axis=1, dtype=jnp.int32)
   for size, stride in zip(
     extractor.kernel_sizes, extractor.strides, strict=True

@@ -89,12 +89,12 @@ def draw_below_spectrogram(
     titles.append(f"said: {task.decode(example['targets'][0])}")
   axes[0].set_title(", ".join(titles).replace("$", r"\$"), fontsize=9)
   mechanisms = model.config.layers("encoder_attention")
-  for i, (place, weights) in enumerate(zip(axes[1:], layers, strict=True)):
-    shown = weights.mean(0)[rows, :num_positions]
-    top = max(float(np.abs(shown).max()), 1e-6)
-    signed = shown.min() < -0.01 * top
-    drawn = place.imshow(
-      shown,
+  for i, (panel, weights) in enumerate(zip(axes[1:], layers, strict=True)):
+    shown_weights = weights.mean(0)[rows, :num_positions]
+    top = max(float(np.abs(shown_weights).max()), 1e-6)
+    signed = shown_weights.min() < -0.01 * top
+    image = panel.imshow(
+      shown_weights,
       cmap="RdBu" if signed else "viridis",
       vmin=-top if signed else 0,
       vmax=top,
@@ -104,10 +104,10 @@ def draw_below_spectrogram(
     )
     if names:
       shown_names = [name.replace("$", r"\$") for name in names]
-      place.set_yticks(np.arange(len(names)) + 0.5, shown_names, fontsize=7)
-    place.set_ylabel("recognised" if names else "query position", fontsize=8)
-    place.set_title(f"layer {i + 1}, {mechanisms[i].name}", fontsize=9)
-    figure.colorbar(drawn, ax=place, shrink=0.9)
+      panel.set_yticks(np.arange(len(names)) + 0.5, shown_names, fontsize=7)
+    panel.set_ylabel("recognised" if names else "query position", fontsize=8)
+    panel.set_title(f"layer {i + 1}, {mechanisms[i].name}", fontsize=9)
+    figure.colorbar(image, ax=panel, shrink=0.9)
   axes[0].set_xlim(0, end)
   axes[-1].set_xlabel("seconds")
   attention_maps.save(figure, path, dpi=120)

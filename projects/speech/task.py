@@ -75,7 +75,7 @@ class SpeechTask(base.Task):
     *,
     batch_size: int,
   ):
-    """Takes `shape`, (S, U), and `recordings`, or None for a restored task."""
+    """Creates the task; `shape` is (S, U), `recordings` is None for a restored task."""
     self._config = config
     self._recordings = recordings
     self._batch_size = batch_size
@@ -103,7 +103,7 @@ class SpeechTask(base.Task):
     self, logits: Any, batch: Mapping[str, Any], label_smoothing: float
   ) -> tuple[Any, Any, Any]:
     """The CTC loss: objective, nats, and the number of symbols."""
-    del label_smoothing  # Refused by the config.
+    del label_smoothing  # The config does not allow it.
     mask = ctc.kept(batch["source_mask"], logits.shape[1])
     nats, count = ctc.loss(logits, mask, batch["targets"], batch["weights"])
     return nats, nats, count

@@ -25,7 +25,7 @@ class SpeechConfig:
       dataset, or '' to download it.
     audio_feature: feature with the recording, for a dataset of the catalogue.
     text_feature: feature with the transcript, for a dataset of the catalogue.
-    sample_rate: samples per second; recordings with another rate are refused.
+    sample_rate: samples per second; recordings with another rate raise an error.
     bands: number of mel bands of a frame.
     min_digits: smallest number of digits of a dialled string.
     max_digits: largest number of digits of a dialled string.

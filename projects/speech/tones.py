@@ -88,7 +88,7 @@ def dial(
   gaps = np.round(_scale(_GAP, per_digit[:, :, 2]) * sample_rate)
   samples = np.zeros((count, size), np.float32)
   for row in range(count):
-    place, sounding, power = start[row], 0, 0.0
+    first, sounding, power = start[row], 0, 0.0
     for j in range(lengths[row]):
       length, digit = int(tones[row, j]), digits[row, j]
       loudness = _decibels(_DIGIT_LEVEL * (2 * per_digit[row, j, 3] - 1))
@@ -99,11 +99,11 @@ def dial(
       tone = np.sin(_LOW[digit] * time + np.float32(low))
       tone += np.sin(_HIGH[digit] * time + np.float32(high))
       tone *= np.float32(loudness)
-      samples[row, place : place + length] = tone
+      samples[row, first : first + length] = tone
       sounding += length
       power += float(np.square(tone).sum())
-      place += length + int(gaps[row, j])
-    start[row] = place
+      first += length + int(gaps[row, j])
+    start[row] = first
     noise[row] *= np.sqrt(power / sounding) * _decibels(-snr)
   samples = ((samples + noise) * level).astype(np.float32)
   return Dialled(samples, start, digits)

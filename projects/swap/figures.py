@@ -123,7 +123,7 @@ def _layers(records: Sequence[Record]) -> Any | None:
     for name, title, scale in (
       ("error", "error of a layer's output", _ERROR),
       ("transfer_error", "the same after the transfer", _ERROR),
-      ("loss_added", "loss added by one layer alone, %", _ADDED),
+      ("loss_added", "loss added by swapping one layer, %", _ADDED),
       ("transfer_loss_added", "the same after the transfer, %", _ADDED),
     )
     if any(row[name] is not None for row in content)
@@ -135,10 +135,12 @@ def _layers(records: Sequence[Record]) -> Any | None:
   columns = min(2, len(panels))
   lines = math.ceil(len(panels) / columns)
   figure = Figure((columns * size[0], lines * size[1]), layout="constrained")
-  places = list(figure.subplots(lines, columns, squeeze=False).flat)
-  for axes in places[len(panels) :]:
+  all_axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+  for axes in all_axes[len(panels) :]:
     axes.set_visible(False)
-  for axes, (name, (title, scale)) in zip(places, panels.items(), strict=False):
+  for axes, (name, (title, scale)) in zip(
+    all_axes, panels.items(), strict=False
+  ):
     axes.set_title(title)
     _heat(axes, have, content, name, scale)
   return figure

@@ -22,14 +22,14 @@ def finetune(
 ) -> dict[str, float] | None:
   """Trains the model in models/`name` with the usual loss, and writes it back.
 
-  This is a run in finetune/`name`, with checkpoints and metrics, which continues when
-  it is started again. The optimizer is AdamW without weight decay, with a warm-up over
-  a tenth of the steps.
+  This is a run in finetune/`name` with checkpoints and metrics; a repeated call resumes
+  it. The optimizer is AdamW without weight decay, with a warm-up over a tenth of the
+  steps.
 
   Args:
     source: the original model and its text.
     choice: the mechanism.
-    kept: indices of the places that keep their own mechanism.
+    kept: indices of the modules that keep their own mechanism.
     settings: number of steps and learning rate.
     folder: folder of the swap.
     name: name of the model's folder.
@@ -39,8 +39,8 @@ def finetune(
   """
   weights, run_folder = folder / MODELS / name, folder / RUNS / name
   steps = settings.finetune_steps
-  places = [p for i, p in enumerate(source.places) if i not in kept]
-  described = variant.describe(source, choice.config, places)
+  modules = [p for i, p in enumerate(source.modules) if i not in kept]
+  description = variant.describe(source, choice.config, modules)
   mapping = published.text_mapping(
     weights,
     source.kind,
@@ -70,7 +70,7 @@ def finetune(
   # Import paths come from the options, not from the folder.
   chosen = {
     slot: [{"name": one.name, **one.options} for one in layers]
-    for slot, layers in described.config.attentions.items()
+    for slot, layers in description.config.attentions.items()
     if slot != "cross_attention"
   }
   mapping["model"] |= {"num_layers": max(map(len, chosen.values())), **chosen}
@@ -83,7 +83,7 @@ def finetune(
   else:
     run = experiment.create(config, run_folder)
   variables = generation.restore_variables(run, run_folder)
-  model = load.make_model(described)
+  model = load.make_model(description)
   variant.save(source, model, variables, weights)
   metrics = scores.score(source, model, variables)
   return {f"finetune_{key}": value for key, value in metrics.items()}

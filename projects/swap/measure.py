@@ -14,7 +14,7 @@ from attention.names import failure_location
 from comparison.measurement import costs
 import models
 from models.published import load
-from models.published.family import Described
+from models.published.family import Description
 from models.transformer import Transformer
 from projects.swap import scores as scores_lib
 from projects.swap import substitution, transfer, variant
@@ -43,13 +43,15 @@ def original_row(source: Source, settings: Settings) -> Record:
   scores = scores_lib.make(source, None)
   return {
     "attention": OWN,
-    "name": models.slots(source.described.config),
+    "name": models.slots(source.description.config),
     "status": DONE,
     "reason": "",
     "layers": [],
-    "swaps": [{"keep": 0, "kept": [], "folder": "", **scores.of({}, set())}],
+    "swaps": [
+      {"keep": 0, "kept": [], "folder": "", **scores.measure({}, set())}
+    ],
     "map": attention_maps.sketch(source.model, source.variables, source.task),
-    **_costs(source, settings, source.described),
+    **_costs(source, settings, source.description),
   }
 
 
@@ -80,10 +82,10 @@ def mechanism(
     "all_options": format_options(choice.config.all_options),
   }
   attention = choice.config.build()
-  paths = [place.path for place in source.places]
+  paths = [module.path for module in source.modules]
   try:
-    described = variant.describe(source, choice.config, source.places)
-    model, variables = variant.make(source, described, settings.seed)
+    description = variant.describe(source, choice.config, source.modules)
+    model, variables = variant.make(source, description, settings.seed)
     mechanisms = substitution.extract(variables, paths)
     _check_traces(model, variables, source)
     _check_substitutes(source, attention, mechanisms)
@@ -100,17 +102,17 @@ def mechanism(
     return {**record, "status": CANNOT, "reason": reason}
   scores = scores_lib.make(source, attention)
   results, error = _layer_results(scores, paths, mechanisms)
-  kept = _sensitive_places(paths, results, settings.keep)
+  kept = _most_sensitive_modules(paths, results, settings.keep)
   layers: list[dict[str, Any]] = [
-    {"side": place.side, "layer": place.layer, **one}
-    for place, one in zip(source.places, results, strict=True)
+    {"side": module.side, "layer": module.layer, **one}
+    for module, one in zip(source.modules, results, strict=True)
   ]
   swaps: list[dict[str, Any]] = [
     {
       "keep": k,
       "kept": [paths.index(path) for path in paths if path in stay],
       "folder": folder_name(choice.label, k),
-      **scores.of(mechanisms, {*paths} - stay),
+      **scores.measure(mechanisms, {*paths} - stay),
     }
     for k, stay in kept.items()
   ]
@@ -141,27 +143,27 @@ def mechanism(
     for layer, one in zip(layers, results, strict=True):
       layer |= _transfer_columns(one)
     for swap, stay in zip(swaps, kept.values(), strict=True):
-      swap |= _transfer_columns(scores.of(mechanisms, {*paths} - stay))
+      swap |= _transfer_columns(scores.measure(mechanisms, {*paths} - stay))
     variables = substitution.insert(variables, mechanisms)
     record["transfer_map"] = attention_maps.sketch(
       model, variables, source.task
     )
   for swap, stay in zip(swaps, kept.values(), strict=True):
-    places = [place for place in source.places if place.path not in stay]
+    modules = [module for module in source.modules if module.path not in stay]
     target = workdir / MODELS / swap["folder"]
-    variant.write(source, choice.config, places, mechanisms, target)
-  return record | _costs(source, settings, described)
+    variant.write(source, choice.config, modules, mechanisms, target)
+  return record | _costs(source, settings, description)
 
 
 def _layer_results(
   scores: scores_lib.Quality, paths: Sequence[str], mechanisms: Mechanisms
 ) -> tuple[list[dict[str, float]], float]:
-  """Error, loss and accuracy for each layer swapped alone, and the total error."""
-  errors, whole = scores.errors(mechanisms)
+  """Error, loss and accuracy for each single swapped layer, and the total error."""
+  errors, total_error = scores.errors(mechanisms)
   return [
-    {"error": error, **scores.of(mechanisms, {path})}
+    {"error": error, **scores.measure(mechanisms, {path})}
     for path, error in zip(paths, errors, strict=True)
-  ], whole
+  ], total_error
 
 
 def _transfer_columns(results: Mapping[str, float]) -> dict[str, float]:
@@ -177,7 +179,7 @@ def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
 def _check_substitutes(
   source: Source, attention: Attention, mechanisms: Mechanisms
 ) -> None:
-  """Raises ValueError if a mechanism cannot get its inputs from the model's own."""
+  """Raises ValueError if a mechanism cannot use the inputs of the model's own."""
   batch = source.task.train_batch(0)
   swapped = {path: jnp.array(True) for path in mechanisms}
   jax.eval_shape(
@@ -187,13 +189,13 @@ def _check_substitutes(
   )
 
 
-def _sensitive_places(
+def _most_sensitive_modules(
   paths: Sequence[str],
   layers: Sequence[Mapping[str, float]],
   keep: Sequence[int],
 ) -> dict[int, set[str]]:
-  """For each k, the k places whose swap increases the loss most."""
-  # A loss that is not finite counts as the largest.
+  """For each k, the k modules whose swap increases the loss most."""
+  # A loss that is not finite is the largest.
   cost = [
     layer["loss"] if math.isfinite(layer["loss"]) else math.inf
     for layer in layers
@@ -203,7 +205,7 @@ def _sensitive_places(
 
 
 def _costs(
-  source: Source, settings: Settings, described: Described
+  source: Source, settings: Settings, description: Description
 ) -> dict[str, Any]:
   """Time and memory of a training step at one or two lengths, and the cache."""
   record: dict[str, Any] = {"notes": {}}
@@ -218,19 +220,19 @@ def _costs(
   for prefix, (length, rows) in lengths.items():
     names = ("step_seconds", "temp_bytes")
     try:
-      cost = _step_cost(source, settings, described, length, rows)
-    # The mechanism does not support this length, or there is too little memory.
+      cost = _step_cost(source, settings, description, length, rows)
+    # The mechanism does not support this length, or memory is too small.
     except (ValueError, jax.errors.JaxRuntimeError) as error:
       cost = dict.fromkeys(names)
       record["notes"][f"{prefix}step_seconds"] = one_line(error)
     record |= {f"{prefix}{name}": cost[name] for name in names}
   decodes = source.kind == "decoder" and all(
     one.build().init_cache
-    for one in described.config.layers("decoder_attention")
+    for one in description.config.layers("decoder_attention")
   )
   if decodes:
     sizes = [
-      costs.cache_bytes(described.config, n * source.context) or 0
+      costs.cache_bytes(description.config, n * source.context) or 0
       for n in (1, 2)
     ]
     record["cache_bytes"] = sizes[0]
@@ -241,13 +243,13 @@ def _costs(
 def _step_cost(
   source: Source,
   settings: Settings,
-  described: Described,
+  description: Description,
   length: int,
   rows: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
   """Time and memory of a training step, with random weights."""
-  longest = max(length, described.max_length)
-  model = load.make_model(described._replace(max_length=longest))
+  longest = max(length, description.max_length)
+  model = load.make_model(description._replace(max_length=longest))
   optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)
   config = TrainConfig(
     num_steps=1, batch_size=settings.batch_size, optimizer=optimizer

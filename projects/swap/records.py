@@ -69,15 +69,15 @@ def read_all(workdir: Path) -> list[Record]:
     atomic.read_json(path)
     for path in sorted((workdir / RECORDS).glob("*.json"))
   ]
-  whole = [one for one in records if one and "attention" in one]
+  complete = [one for one in records if one and "attention" in one]
   names = list(ATTENTIONS)
 
-  def place(one):
+  def rank(one):
     name = one["name"]
     known = names.index(name) if name in names else len(names)
     return one["attention"] != OWN, known, one["attention"]
 
-  return sorted(whole, key=place)
+  return sorted(complete, key=rank)
 
 
 def write(workdir: Path, record: Mapping[str, Any]) -> None:

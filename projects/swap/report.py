@@ -1,4 +1,4 @@
-"""The results of a swap, as files for readers and for programs."""
+"""Writes the results of a swap as tables, figures and a page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from projects.swap.records import CANNOT, Record
 from projects.swap.settings import Settings
 
 PAGE = files.PAGE
-_TITLE = "Another attention in a model that works"
+_TITLE = "Another attention in a trained model"
 _READING = (
   "`own` is the original model. Every other row is the same model with another "
   "mechanism in its self-attention modules: first with the original weights and the "
@@ -48,14 +48,14 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
   page.save(workdir / files.PLOTS, pictures)
   device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
   machine = f"{device}; jax {jax.__version__}"
-  able = [r for r in content if r["status"] != CANNOT and not r["keep"]]
+  measured = [r for r in content if r["status"] != CANNOT and not r["keep"]]
   sections = [
     Section("How to read this", [f"{_subject(settings)}.", _READING]),
     Section(
       "Tables",
       [
         ("Quality", _with_options(_table(content, rows.QUALITY), content)),
-        ("Cost", _table(able, rows.COSTS)),
+        ("Cost", _table(measured, rows.COSTS)),
         _meanings(content),
       ],
     ),
@@ -86,7 +86,7 @@ def _subject(settings: Settings) -> str:
 def _columns_with_values(
   content: Sequence[Mapping[str, Any]], columns: Mapping[str, Cost]
 ) -> dict[str, Cost]:
-  """The columns in which some row has a value."""
+  """Returns the columns that have a value in at least one row."""
   return {
     name: column
     for name, column in columns.items()

@@ -21,17 +21,17 @@ class Quality(NamedTuple):
   """Loss and accuracy of one mechanism with some of the layers swapped.
 
   Attributes:
-    of: `(mechanisms, swapped places) -> {'loss', 'accuracy'}`.
-    errors: `mechanisms -> (relative error of each place, total relative error)`.
+    measure: `(mechanisms, swapped modules) -> {'loss', 'accuracy'}`.
+    errors: `mechanisms -> (relative error of each module, total relative error)`.
   """
 
-  of: Callable[[Mechanisms, set[str]], dict[str, float]]
+  measure: Callable[[Mechanisms, set[str]], dict[str, float]]
   errors: Callable[[Mechanisms], tuple[list[float], float]]
 
 
 def make(source: Source, attention: Attention | None) -> Quality:
-  """Compiles the measurement of a mechanism; None is the original model."""
-  paths = [place.path for place in source.places]
+  """Compiles the measurement of a mechanism; None means the original model."""
+  paths = [module.path for module in source.modules]
   batches, pad_id = source.batches, source.task.pad_id
 
   @jax.jit
@@ -60,8 +60,8 @@ def make(source: Source, attention: Attention | None) -> Quality:
     parts = [np.asarray(sums_of(batch), np.float64) for batch in batches]
     return np.stack(parts).sum(0)
 
-  def of(mechanisms, places):
-    swapped = {path: np.array(path in places) for path in paths}
+  def measure(mechanisms, modules):
+    swapped = {path: np.array(path in modules) for path in paths}
     (nats, count), (hits, tokens) = total(
       lambda batch: sums(source.variables, mechanisms, swapped, batch)
     )
@@ -72,13 +72,13 @@ def make(source: Source, attention: Attention | None) -> Quality:
       lambda batch: squares(source.variables, mechanisms, batch)
     ).T
     sizes = np.maximum(sizes, 1e-30)
-    whole = math.sqrt(deviations.sum() / sizes.sum())
-    return np.sqrt(deviations / sizes).tolist(), whole
+    total_error = math.sqrt(deviations.sum() / sizes.sum())
+    return np.sqrt(deviations / sizes).tolist(), total_error
 
-  return Quality(of, errors)
+  return Quality(measure, errors)
 
 
 def score(source: Source, model: Any, variables: Any) -> dict[str, float]:
   """'loss' and 'accuracy' of another model on the same held-out text."""
   other = source._replace(model=model, variables=variables)
-  return make(other, None).of({}, set())
+  return make(other, None).measure({}, set())

@@ -13,7 +13,7 @@ from models.attention_config import AttentionConfig
 from settings.fields import STRICT, Count32, Whole, Whole32, check
 from settings.typed import mechanism, split
 
-# From this context on, mechanisms get their sizes for long sequences.
+# With this context or more, mechanisms have their sizes for long sequences.
 _LONG = 256
 
 _Rate = Annotated[float, Interval(gt=0, le=1)]
@@ -37,7 +37,7 @@ class Settings:
 
   Attributes:
     weights: folder of published weights, or workdir of a run.
-    text: a UTF-8 file; its first 90 % are trained on, the rest is held out.
+    text: a UTF-8 file; its first 90 % are for training, and the rest is held out.
     attention: mechanisms, separated by commas, each a name or
       `name:option=value:option=value`; 'all' means all mechanisms of the project.
     tokenizer: vocabulary of the text; '' means that of `weights`.
@@ -46,8 +46,8 @@ class Settings:
     length: length of one more sequence, for which time and memory are measured.
     batch_size: number of windows of a batch.
     batches: number of held-out batches for a loss; 0 means all.
-    keep: numbers k of layers that keep their own mechanism: the k layers whose swap
-      alone increases the loss most.
+    keep: numbers k of layers that keep their own mechanism: the k layers whose single
+      swap increases the loss most.
     transfer_steps: number of updates that fit each layer's mechanism to the attention
       that it replaces.
     transfer_rate: their learning rate.
@@ -76,7 +76,10 @@ class Settings:
     check(self, "text", bool(self.text), "a text file")
     once = len(set(self.keep)) == len(self.keep)
     check(
-      self, "keep", bool(self.keep) and once, "numbers of layers, each once"
+      self,
+      "keep",
+      bool(self.keep) and once,
+      "numbers of layers, without repetition",
     )
     # Labels become file names.
     labels = self._labels()
@@ -92,7 +95,7 @@ class Settings:
     """The mechanisms; those without options have the sizes for this context.
 
     Raises:
-      ValueError: an unknown mechanism or option, or a value that it refuses.
+      ValueError: an unknown mechanism or option, or an invalid value.
     """
     long = context >= _LONG
     choices = []

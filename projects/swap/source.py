@@ -1,4 +1,4 @@
-"""The original model, and the text on which it is measured."""
+"""Reads the original model and the text on which it is measured."""
 
 from collections.abc import Mapping
 import hashlib
@@ -11,7 +11,7 @@ import jax
 import models
 from models.attention_config import AttentionConfig
 from models.published import load
-from models.published.family import Described
+from models.published.family import Description
 from models.transformer import Transformer
 from projects.swap.settings import Settings
 from settings.errors import ConfigError
@@ -23,7 +23,7 @@ from training import checkpoint
 _LONGEST = 256
 
 
-class Place(NamedTuple):
+class AttentionModule(NamedTuple):
   """One self-attention module of a model.
 
   Attributes:
@@ -50,32 +50,32 @@ class Source(NamedTuple):
 
   Attributes:
     opened: the opened folder of the weights.
-    described: description of the model, in float32.
+    description: description of the model, in float32.
     model: the module.
     variables: its weights.
     vocabulary: the vocabulary file.
     task: training windows and held-out windows of the text.
     batches: the held-out windows for losses.
     data: digests of the text, the vocabulary and the weights, by name.
-    places: every self-attention module, in the order of the model.
+    modules: every self-attention module, in the order of the model.
     context: number of tokens of a window.
   """
 
   opened: load.Opened
-  described: Described
+  description: Description
   model: Transformer
   variables: Mapping[str, Any]
   vocabulary: Path
   task: tasks.Task
   batches: list[tasks.Batch]
   data: Mapping[str, str]
-  places: tuple[Place, ...]
+  modules: tuple[AttentionModule, ...]
   context: int
 
   @property
   def kind(self) -> str:
     """'encoder', 'decoder' or 'encoder_decoder'."""
-    return self.described.config.kind
+    return self.description.config.kind
 
 
 def read(settings: Settings) -> Source:
@@ -91,8 +91,10 @@ def read(settings: Settings) -> Source:
     opened = load.open_folder(folder)
   except (OSError, ValueError) as error:
     raise ConfigError(f"--weights: {error}") from error
-  described = _with_keys(load.with_attention(opened.described, None, "float32"))
-  config = described.config
+  description = _with_keys(
+    load.with_attention(opened.description, None, "float32")
+  )
+  config = description.config
   if not isinstance(config, models.ModelConfig):
     raise ConfigError(
       f"--weights: {opened.architecture} is of kind {config.kind!r}; expected a "
@@ -109,10 +111,10 @@ def read(settings: Settings) -> Source:
       f"got {settings.batch_size}"
     )
   vocabulary = _vocabulary(settings, folder)
-  context = settings.context or min(described.max_length, _LONGEST)
-  if context > described.max_length:
+  context = settings.context or min(description.max_length, _LONGEST)
+  if context > description.max_length:
     raise ConfigError(
-      f"--context: expected at most the {described.max_length} tokens that the "
+      f"--context: expected at most the {description.max_length} tokens that the "
       f"model reads, got {context}"
     )
   if not Path(settings.text).is_file():
@@ -132,40 +134,40 @@ def read(settings: Settings) -> Source:
       )
   except ValueError as error:
     raise ConfigError(_as_typed(str(error))) from error
-  if task.target_vocab_size > described.vocab_size:
+  if task.target_vocab_size > description.vocab_size:
     raise ConfigError(
       f"--tokenizer: {vocabulary} has {task.target_vocab_size} ids, more than "
-      f"the {described.vocab_size} of the model"
+      f"the {description.vocab_size} of the model"
     )
-  model = load.make_model(described)
+  model = load.make_model(description)
   try:
     variables = load.read_variables(opened, model)
   except ValueError as error:
     raise ConfigError(f"--weights: {error}") from error
-  places = tuple(
-    Place(slot, layer)
+  modules = tuple(
+    AttentionModule(slot, layer)
     for slot in config.attentions
     if slot != "cross_attention"
     for layer in range(len(config.layers(slot)))
-    # A layer may be a feed-forward layer alone.
+    # A layer may have no attention.
     if slot != "decoder_attention"
     or config.decoder_configs[layer].slot.self_attention
   )
-  if max(settings.keep) > len(places):
+  if max(settings.keep) > len(modules):
     raise ConfigError(
-      f"--keep: expected at most the {len(places)} layers of the model, got "
+      f"--keep: expected at most the {len(modules)} layers of the model, got "
       f"{max(settings.keep)}"
     )
   return Source(
     opened=opened,
-    described=described,
+    description=description,
     model=model,
     variables=variables,
     vocabulary=vocabulary,
     task=task,
     data=files.name_digests(notes) | {"--weights": _digest(variables)},
     batches=list(task.eval_batches(task.eval_splits[0])),
-    places=places,
+    modules=modules,
     context=context,
   )
 
@@ -179,35 +181,35 @@ def describe(source: Source) -> str:
   """The model and the windows of the text, in one line."""
   parameters = sum(leaf.size for leaf in jax.tree.leaves(source.variables))
   return (
-    f"{source.opened.architecture} with {models.slots(source.described.config)} "
-    f"attention in {len(source.places)} layers, {parameters:,} parameters, "
+    f"{source.opened.architecture} with {models.slots(source.description.config)} "
+    f"attention in {len(source.modules)} layers, {parameters:,} parameters, "
     f"windows of {source.context} tokens"
   )
 
 
-def _with_keys(described: Described) -> Described:
-  """The same function, with keys and values that another mechanism can take."""
-  config = described.config
+def _with_keys(description: Description) -> Description:
+  """Returns an equal model whose keys and values another mechanism can use."""
+  config = description.config
   if not isinstance(config, models.ModelConfig) or config.kind != "decoder":
-    return described
+    return description
   own = config.layers("decoder_attention")
-  # Of a hybrid, only some layers have low-rank keys and values.
+  # In a hybrid, only some layers have low-rank keys and values.
   ranks = [layer.slot.latent_rank for layer in config.decoder_configs]
   if not any(ranks):
-    return described
+    return description
   dense = AttentionConfig("dense")
   layers = tuple(
     dense if rank and one.name == "latent" else one
     for one, rank in zip(own, ranks, strict=True)
   )
-  return load.with_layers(described, {"decoder_attention": layers})
+  return load.with_layers(description, {"decoder_attention": layers})
 
 
 def _vocabulary(settings: Settings, folder: Path) -> Path:
   """The vocabulary file for a text.
 
   Raises:
-    ConfigError: there is none.
+    ConfigError: there is no vocabulary.
   """
   typed = Path(settings.tokenizer or folder)
   if typed.is_file() and settings.tokenizer:

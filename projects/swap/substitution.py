@@ -1,4 +1,4 @@
-"""A mechanism in the layers of a model, as pure functions.
+"""Pure functions that put a mechanism into the layers of a model.
 
 One program serves every choice of layers: an argument selects for each attention module
 the model's own mechanism or the other one.
@@ -18,7 +18,7 @@ from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
 Mechanisms = Mapping[str, Mapping[str, Any]]
-"""Maps each place to the variables of the mechanism there."""
+"""Maps each module to the variables of the mechanism in it."""
 
 
 def logits(
@@ -29,15 +29,15 @@ def logits(
   mechanisms: Mechanisms,
   swapped: Mapping[str, Bool[Array, ""]],
 ) -> Float[Array, "B T V"]:
-  """Logits with a mechanism in some layers; traceable, one program for all.
+  """Logits with a mechanism in some layers; one program for every choice of layers.
 
   Args:
     model: the model with its own mechanisms.
     variables: variables of the model.
     batch: a batch for `models.forward`.
     attention: the other mechanism.
-    mechanisms: its variables at every place.
-    swapped: for each place, whether the other mechanism is used.
+    mechanisms: its variables in every module.
+    swapped: for each module, whether the other mechanism is used.
 
   Returns:
     `[B, T, V]` float32.
@@ -46,13 +46,13 @@ def logits(
     ValueError: the mechanism does not support the options of its call.
   """
 
-  def replacement(place, record, own, query, key, value, **call):
+  def replacement(module, record, own, query, key, value, **call):
     del record
-    if place not in mechanisms:  # Cross-attention stays.
+    if module not in mechanisms:  # Cross-attention is not replaced.
       return own(query, key, value, **call)
     return jax.lax.cond(
-      swapped[place],
-      lambda: _call(attention, mechanisms[place], query, key, value, **call),
+      swapped[module],
+      lambda: _call(attention, mechanisms[module], query, key, value, **call),
       lambda: own(query, key, value, **call),
     )
 
@@ -91,20 +91,20 @@ def squares(
     batch: a batch for `models.forward`.
     valid: masks of positions without padding, for 'encoder' and 'decoder'.
     attention: the other mechanism.
-    mechanisms: its variables at every place.
+    mechanisms: its variables in every module.
 
   Returns:
-    For each place, squared Frobenius norms over rows, positions, heads and features.
+    For each module, squared Frobenius norms over rows, positions, heads and features.
   """
   norms = {}
 
-  def replacement(place, record, own, query, key, value, **call):
+  def replacement(module, record, own, query, key, value, **call):
     del record
     out = own(query, key, value, **call)
-    if place in mechanisms:
-      other = _call(attention, mechanisms[place], query, key, value, **call)
-      counts = valid[place.partition("_")[0]][:, :, None, None]
-      norms[place] = jnp.stack(
+    if module in mechanisms:
+      other = _call(attention, mechanisms[module], query, key, value, **call)
+      counts = valid[module.partition("_")[0]][:, :, None, None]
+      norms[module] = jnp.stack(
         [_square(other - out, counts), _square(out, counts)]
       )
     return out
@@ -114,19 +114,19 @@ def squares(
 
 
 def extract(
-  variables: Mapping[str, Any], places: Sequence[str]
+  variables: Mapping[str, Any], modules: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-  """Extracts the mechanism's variables at each place from those of a model."""
+  """Extracts the mechanism's variables in each module from those of a model."""
   flat = traverse_util.flatten_dict(dict(variables), sep="/")
-  arrays: dict[str, dict[str, Any]] = {place: {} for place in places}
+  arrays: dict[str, dict[str, Any]] = {module: {} for module in modules}
   for path, array in flat.items():
     collection, _, rest = path.partition("/")
-    place, inside, name = rest.partition("/attention/")
-    if inside and place in arrays:
-      arrays[place][f"{collection}/{name}"] = array
+    module, separator, name = rest.partition("/attention/")
+    if separator and module in arrays:
+      arrays[module][f"{collection}/{name}"] = array
   return {
-    place: traverse_util.unflatten_dict(own, sep="/")
-    for place, own in arrays.items()
+    module: traverse_util.unflatten_dict(own, sep="/")
+    for module, own in arrays.items()
   }
 
 
@@ -137,16 +137,16 @@ def insert(
 
   Args:
     variables: variables of a model.
-    mechanisms: variables of the mechanism at its places; variables that the model
+    mechanisms: variables of the mechanism in each module; variables that the model
       does not have are ignored.
   """
   flat = traverse_util.flatten_dict(
     dict(variables), sep="/", keep_empty_nodes=True
   )
-  for place, own in mechanisms.items():
+  for module, own in mechanisms.items():
     for name, array in traverse_util.flatten_dict(dict(own), sep="/").items():
       collection, _, rest = name.partition("/")
-      path = f"{collection}/{place}/attention/{rest}"
+      path = f"{collection}/{module}/attention/{rest}"
       if path in flat:
         flat[path] = array
   return traverse_util.unflatten_dict(flat, sep="/")
@@ -173,15 +173,15 @@ def _call(
   gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """Calls a mechanism with the arguments of another one, except its gates.
+  """Calls a mechanism with the arguments of another one, except for gates.
 
-  Its own gates are computed from the inputs with its own variables.
+  Gates are computed from the inputs with the mechanism's own variables.
   """
   del gates
   check(attention)
   if value is None:
     raise ValueError(
-      "the model's mechanism computes its own values, which no other can use"
+      "the model's mechanism computes its own values, which another mechanism cannot use"
     )
   if "shared_qk" in attention.supports:
     key = None

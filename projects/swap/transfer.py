@@ -37,14 +37,14 @@ def fit(
     model: the model with its own mechanisms.
     variables: variables of the model, which do not change.
     attention: the other mechanism.
-    mechanisms: its initial variables at every place.
+    mechanisms: its initial variables in every module.
     batch_of: `step -> batch`.
     steps: number of updates.
     rate: initial learning rate.
     pad_id: id of padding.
 
   Returns:
-    The mechanism's variables at every place.
+    The mechanism's variables in every module.
 
   Cost: a step is a forward pass of the model, and a forward and backward pass of the
     mechanism in every layer.
@@ -52,16 +52,18 @@ def fit(
   Paper: LoLCATs, section 3.1, arXiv:2410.10254.
   """
   optimizer = optax.adam(optax.cosine_decay_schedule(rate, max(steps, 1)))
-  trained = {place: own.get("params", {}) for place, own in mechanisms.items()}
+  trained = {
+    module: own.get("params", {}) for module, own in mechanisms.items()
+  }
   fixed = {
-    place: {name: x for name, x in own.items() if name != "params"}
-    for place, own in mechanisms.items()
+    module: {name: x for name, x in own.items() if name != "params"}
+    for module, own in mechanisms.items()
   }
 
   def merge(trained):
     return {
-      place: {**fixed[place], **({"params": own} if own else {})}
-      for place, own in trained.items()
+      module: {**fixed[module], **({"params": own} if own else {})}
+      for module, own in trained.items()
     }
 
   def loss(trained, variables, batch):

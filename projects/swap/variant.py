@@ -11,42 +11,42 @@ import jax
 import models
 from models.attention_config import AttentionConfig
 from models.published import load
-from models.published.family import Described
+from models.published.family import Description
 from models.transformer import Transformer
 from projects.swap import substitution
-from projects.swap.source import Place, Source
+from projects.swap.source import AttentionModule, Source
 from projects.swap.substitution import Mechanisms
 
 
 def describe(
-  source: Source, config: AttentionConfig, places: Collection[Place]
-) -> Described:
-  """The config of the model with a mechanism at some places.
+  source: Source, config: AttentionConfig, modules: Collection[AttentionModule]
+) -> Description:
+  """The config of the model with a mechanism in some modules.
 
   Raises:
     ValueError: the mechanism cannot be used there.
   """
   substitution.check(config.build())
-  swapped = {(place.slot, place.layer) for place in places}
+  swapped = {(module.slot, module.layer) for module in modules}
   chosen = {}
-  for slot in {place.slot: None for place in source.places}:
-    layers = source.described.config.layers(slot)
+  for slot in {module.slot: None for module in source.modules}:
+    layers = source.description.config.layers(slot)
     chosen[slot] = tuple(
       config if (slot, layer) in swapped else one
       for layer, one in enumerate(layers)
     )
-  return load.with_layers(source.described, chosen)
+  return load.with_layers(source.description, chosen)
 
 
 def make(
-  source: Source, described: Described, seed: int
+  source: Source, description: Description, seed: int
 ) -> tuple[Transformer, dict[str, Any]]:
-  """A model and its variables, including those that the mechanism draws.
+  """Creates a model and its variables, including random ones of the mechanism.
 
   Raises:
     ValueError: the mechanism does not support the sizes of the model.
   """
-  model = load.make_model(described)
+  model = load.make_model(description)
   key = jax.random.key(seed)
   return model, load.read_variables(source.opened, model, key)
 
@@ -69,21 +69,21 @@ def save(
 def write(
   source: Source,
   config: AttentionConfig,
-  places: Collection[Place],
+  modules: Collection[AttentionModule],
   mechanisms: Mechanisms,
   folder: Path,
 ) -> None:
-  """Writes the model with a mechanism at some places.
+  """Writes the model with a mechanism in some modules.
 
   Args:
     source: the model and its text.
     config: the mechanism.
-    places: the places of the mechanism.
-    mechanisms: its variables at every place.
+    modules: the modules of the mechanism.
+    mechanisms: its variables in every module.
     folder: the folder to write.
   """
   # All random variables are replaced, so the seed does not matter.
-  model, variables = make(source, describe(source, config, places), 0)
-  # Mechanisms at other places may have variables with the same names.
-  swapped = {place.path: mechanisms[place.path] for place in places}
+  model, variables = make(source, describe(source, config, modules), 0)
+  # Mechanisms in other modules may have variables with the same names.
+  swapped = {module.path: mechanisms[module.path] for module in modules}
   save(source, model, substitution.insert(variables, swapped), folder)

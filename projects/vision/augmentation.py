@@ -32,7 +32,7 @@ def mirror(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
   return np.where(chosen[:, None, None, None], images[:, :, ::-1], images)
 
 
-def vary(
+def augment(
   images: np.ndarray, *, shift: int, flip: bool, rng: np.random.Generator
 ) -> np.ndarray:
   """Mirrors half of the images [B, H, W, C], then shifts all of them.

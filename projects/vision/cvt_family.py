@@ -8,8 +8,8 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.published import family
 from models.published.bert import num_labels
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from projects.vision.pyramid_config import PyramidConfig
 from projects.vision.swin_family import block_rows, blocks
 from projects.vision.vit_family import PIXELS, TOKEN, patch_rows
@@ -24,71 +24,71 @@ DEPTHWISE = Layout(
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names, head
-  depths = family.sizes(theirs, "depth", [1, 2, 10])
+  depths = family.sizes(hf_config, "depth", [1, 2, 10])
   stages = len(depths)
   last_alone = [False] * (stages - 1) + [True]
-  own = family.value(theirs, "cls_token", list[bool], last_alone)
+  own = family.value(hf_config, "cls_token", list[bool], last_alone)
   if len(own) != stages or any(own[:-1]):
     raise ValueError(
-      f"cls_token: expected true in the last stage alone, got {own}"
+      f"cls_token: expected true only in the last stage, got {own}"
     )
   for name, expected in (
     ("qkv_bias", True),
     ("qkv_projection_method", "dw_bn"),
     ("stride_q", 1),
   ):
-    family.only(theirs, **{name: [expected] * stages})
-  [kernel] = _one(theirs, "kernel_qkv", list[int], [3] * stages)
-  [stride] = _one(theirs, "stride_kv", list[int], [2] * stages)
+    family.only(hf_config, **{name: [expected] * stages})
+  [kernel] = _shared_value(hf_config, "kernel_qkv", list[int], [3] * stages)
+  [stride] = _shared_value(hf_config, "stride_kv", list[int], [2] * stages)
   for name in ("padding_q", "padding_kv"):
-    [padding] = _one(theirs, name, list[int], [1] * stages)
+    [padding] = _shared_value(hf_config, name, list[int], [1] * stages)
     if padding != kernel // 2:
       raise ValueError(
         f"{name}: expected {kernel // 2}, half of kernel_qkv, got {padding}"
       )
-  features = family.sizes(theirs, "embed_dim", [64, 192, 384])
-  ratios = family.value(theirs, "mlp_ratio", list[float], [4.0] * stages)
+  features = family.sizes(hf_config, "embed_dim", [64, 192, 384])
+  ratios = family.value(hf_config, "mlp_ratio", list[float], [4.0] * stages)
   if len(ratios) != len(features):
     raise ValueError(
       f"mlp_ratio: expected {len(features)} numbers, got {ratios}"
     )
-  [dropout] = _one(theirs, "drop_rate", list[float], [0.0] * stages)
-  # Published models fit any size, and do not state the one of training.
-  side = family.size(theirs, "image_size", 224)
+  [dropout] = _shared_value(hf_config, "drop_rate", list[float], [0.0] * stages)
+  # Published models accept any image size; files do not have the size of training.
+  side = family.size(hf_config, "image_size", 224)
   config = PyramidConfig(
     depths=depths,
-    num_heads=family.sizes(theirs, "num_heads", [1, 3, 6]),
+    num_heads=family.sizes(hf_config, "num_heads", [1, 3, 6]),
     features=features,
     mlp_features=tuple(
       int(width * ratio) for width, ratio in zip(features, ratios, strict=True)
     ),
-    patch_size=family.sizes(theirs, "patch_sizes", [7, 3, 3]),
-    patch_stride=family.sizes(theirs, "patch_stride", [4, 2, 2]),
-    patch_padding=family.sizes(theirs, "patch_padding", [2, 1, 1], least=0),
+    patch_size=family.sizes(hf_config, "patch_sizes", [7, 3, 3]),
+    patch_stride=family.sizes(hf_config, "patch_stride", [4, 2, 2]),
+    patch_padding=family.sizes(hf_config, "patch_padding", [2, 1, 1], least=0),
     scale_by_features=True,
     convolution=kernel,
     class_token=bool(own[-1]),
     dropout_rate=dropout,
-    image_shape=(side, side, family.size(theirs, "num_channels", 3)),
+    image_shape=(side, side, family.size(hf_config, "num_channels", 3)),
     encoder_attention=AttentionConfig("strided_2d", {"stride": stride}),
   )
   shape = config.image_shape
-  return Described(config, 0, num_labels(theirs), 0, {"image": shape})
+  return Description(config, 0, num_labels(hf_config), 0, {"image": shape})
 
 
-def _one(
-  theirs: Mapping[str, Any], name: str, kind: Any, default: Sequence[Any]
+def _shared_value(
+  hf_config: Mapping[str, Any], name: str, kind: Any, default: Sequence[Any]
 ) -> set[Any]:
-  """The value that all stages share, as a set.
+  """Returns the value that all stages share.
 
   Raises:
     ValueError: the stages differ.
   """
-  values = family.value(theirs, name, kind, default)
+  values = family.value(hf_config, name, kind, default)
   if len(values) != len(default) or len(set(values)) != 1:
     raise ValueError(f"{name}: expected the same in every stage, got {values}")
   return set(values)
@@ -137,13 +137,13 @@ def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
   }
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`.
 
   Raises:
-    ValueError: a CvT cannot have such stages.
+    ValueError: CvT does not support these stages.
   """
-  config = described.config
+  config = description.config
   stages = len(config.depths)
   strides = {
     one.options.get("stride", 2)
@@ -191,7 +191,7 @@ def to_json(described: Described) -> dict[str, Any]:
     "drop_rate": [config.dropout_rate] * stages,
     "attention_drop_rate": [0.0] * stages,
     "drop_path_rate": [0.0] * stages,
-    "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
+    "id2label": {str(i): f"LABEL_{i}" for i in range(description.outputs)},
   }
 
 
@@ -203,8 +203,10 @@ CVT = Family(
   buffers=_buffers,
   to_json=to_json,
   without_effect={
-    **because("is of training", "attention_drop_rate drop_path_rate drop_rate"),
-    **because("every norm has 1e-5", "layer_norm_eps"),
+    **no_effect(
+      "affects only training", "attention_drop_rate drop_path_rate drop_rate"
+    ),
+    **no_effect("is not read: every norm uses 1e-5", "layer_norm_eps"),
   },
   inputs=PIXELS,
   config_type=PyramidConfig,

@@ -43,12 +43,14 @@ class Distilled:
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step, with the teacher's label as second target."""
     batch = self._task.train_batch(step, rows)
-    return _twice(batch, self._teacher_labels(batch["image"])[:, None])
+    return _with_two_targets(
+      batch, self._teacher_labels(batch["image"])[:, None]
+    )
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Held-out batches, with the true label for both heads."""
     for batch in self._task.eval_batches(split):
-      yield _twice(batch, batch["targets"])
+      yield _with_two_targets(batch, batch["targets"])
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
@@ -85,18 +87,18 @@ def with_teacher(task: tasks.Task, folder: str) -> Any:
     )
   if shape is None or shape[2] != channels:
     raise ConfigError(
-      f"config.model.teacher: {folder} reads images of {channels} channels; the "
-      f"task has {shape}"
+      f"config.model.teacher: expected images of shape {shape}, as in the task; "
+      f"{folder} reads {channels} channels"
     )
   if classes != task.target_vocab_size:
     raise ConfigError(
-      f"config.model.teacher: {folder} has {classes} classes, the task "
-      f"{task.target_vocab_size}"
+      f"config.model.teacher: expected the {task.target_vocab_size} classes of the "
+      f"task, got {classes} in {folder}"
     )
   return Distilled(task, teacher)
 
 
-def _twice(batch: Batch, second: np.ndarray) -> Batch:
+def _with_two_targets(batch: Batch, second: np.ndarray) -> Batch:
   weights = batch["weights"]
   return {
     **batch,

@@ -34,7 +34,7 @@ def layer_grids(model: Any, shape: Sequence[int]) -> list[tuple[int, int]]:
   return [config.grid(tuple(shape))] * config.num_layers
 
 
-def place(
+def parse_query(
   model: Any, shape: Sequence[int], query: Sequence[str] | None
 ) -> tuple[int, int] | None:
   """Parses the position of a patch of the first layer.
@@ -156,8 +156,8 @@ def _token(
     return 0
   query = query or (first[0] // 2, first[1] // 2)
   row, column = (
-    place * size // whole
-    for place, size, whole in zip(query, grid, first, strict=True)
+    coordinate * size // total
+    for coordinate, size, total in zip(query, grid, first, strict=True)
   )
   return own + row * grid[1] + column
 
@@ -229,5 +229,5 @@ class ReadsImages:
   ) -> None:
     """Draws the attention of the patch `query`, or of [CLS], to an image file."""
     image = run.task.read(file)[None]
-    chosen = place(self, image.shape, query)
+    chosen = parse_query(self, image.shape, query)
     draw_on_image(path, self, variables, {"image": image}, chosen)

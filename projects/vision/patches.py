@@ -81,7 +81,7 @@ def image_shape(config: Any, sizes: Sizes) -> tuple[int, int, int]:
   shape = sizes.input_shapes.get("image")
   if shape is None:
     raise ValueError(
-      f"kind: '{config.kind}' reads images; expected a task that has them"
+      f"kind: '{config.kind}' reads images; expected a task with images"
     )
   own = config.image_shape or shape
   if own[2] != shape[2]:
@@ -122,6 +122,6 @@ def _cubic_weights(size: int, wanted: int) -> np.ndarray:
     x = np.abs(centre - (first + offset))
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    place = np.clip(first + offset, 0, size - 1)
-    np.add.at(weights, (np.arange(wanted), place), np.where(x <= 1, near, far))
+    source = np.clip(first + offset, 0, size - 1)
+    np.add.at(weights, (np.arange(wanted), source), np.where(x <= 1, near, far))
   return weights

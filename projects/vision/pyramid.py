@@ -16,7 +16,7 @@ from models.block import Block
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
 from models.multi_head_attention import apply_mechanism
-from models.published.family import Described
+from models.published.family import Description
 from projects.vision.grid_convolution import ConvolvedBlock
 from projects.vision.maps import ReadsImages
 from projects.vision.patches import image_shape
@@ -122,8 +122,8 @@ class Pyramid(ReadsImages, nn.Module):
     """The description and the variables of the model in a published family."""
     config = dataclasses.replace(self.config, image_shape=self.image_shape)
     shapes = {"image": self.image_shape}
-    described = Described(config, 0, self.target_vocab_size, 0, shapes)
-    return described, variables
+    description = Description(config, 0, self.target_vocab_size, 0, shapes)
+    return description, variables
 
   @nn.compact
   def __call__(

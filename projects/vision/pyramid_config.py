@@ -132,7 +132,7 @@ class PyramidConfig(AttentionFields):
   def stage(self, number: int) -> ModelConfig:
     """The settings of the layers of a stage, as an encoder of its width.
 
-    `num_layers` counts all stages, because it determines the initial scale of layers.
+    `num_layers` is that of all stages, because it determines the initial scale of layers.
     """
     features = self.features[number]
     return ModelConfig(
@@ -178,8 +178,8 @@ class PyramidConfig(AttentionFields):
         )
       if min(rows, columns) < 1:
         raise ValueError(
-          f"patch_size: expected patches that fit into the images, but nothing "
-          f"is left of {height} × {width} in stage {number + 1}"
+          f"patch_size: expected patches that fit into images of {height} × "
+          f"{width}; stage {number + 1} has no tokens"
         )
       grids.append((rows, columns))
     return grids

@@ -53,7 +53,7 @@ def read(config: ImageConfig) -> Images:
   return _named(config)
 
 
-def held_out_places(labels: np.ndarray, share: float) -> np.ndarray:
+def held_out_mask(labels: np.ndarray, share: float) -> np.ndarray:
   """Chooses a share of every class, at least one and not all of its images.
 
   The choice depends only on the number of images of the class.
@@ -67,10 +67,10 @@ def held_out_places(labels: np.ndarray, share: float) -> np.ndarray:
   """
   is_held_out = np.zeros(len(labels), bool)
   for label in np.unique(labels):
-    places = np.flatnonzero(labels == label)
-    count = min(max(1, round(share * len(places))), len(places) - 1)
-    order = np.random.default_rng(0).permutation(len(places))
-    is_held_out[places[order[:count]]] = True
+    members = np.flatnonzero(labels == label)
+    count = min(max(1, round(share * len(members))), len(members) - 1)
+    order = np.random.default_rng(0).permutation(len(members))
+    is_held_out[members[order[:count]]] = True
   return is_held_out
 
 
@@ -85,7 +85,7 @@ def _split(
         f"{where}: expected at least 2 images of class {name!r}, one to train "
         f"and one to hold out, got {count}"
       )
-  is_held_out = held_out_places(split.labels, share)
+  is_held_out = held_out_mask(split.labels, share)
   train, validation = (
     Split(split.images[chosen], split.labels[chosen])
     for chosen in (~is_held_out, is_held_out)
@@ -98,7 +98,7 @@ def _digits(share: float) -> Images:
     from sklearn.datasets import load_digits
   except ImportError as error:
     raise DataError(
-      f"task.source: {DIGITS} come with scikit-learn, which is not installed: "
+      f"task.source: {DIGITS} needs scikit-learn, which is not installed: "
       "pip install scikit-learn"
     ) from error
   digits: Any = load_digits()  # Its type includes a tuple, for `return_X_y`.

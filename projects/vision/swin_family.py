@@ -9,8 +9,8 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.published import family
 from models.published.bert import num_labels
-from models.published.family import Described, Family, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Row
+from models.published.keys import no_effect
 from projects.vision.pyramid_config import PyramidConfig
 from projects.vision.vit_family import PIXELS, patch_rows
 
@@ -21,21 +21,21 @@ _HIDDEN = -100.0
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
   """Implements `Family.describe`."""
   del names, head
   family.only(
-    theirs, qkv_bias=True, use_absolute_embeddings=False, layer_norm_eps=1e-5
+    hf_config, qkv_bias=True, use_absolute_embeddings=False, layer_norm_eps=1e-5
   )
-  side = family.size(theirs, "image_size", 224)
-  patch = family.size(theirs, "patch_size", 4)
-  window = family.size(theirs, "window_size", 7)
-  depths = family.sizes(theirs, "depths", [2, 2, 6, 2])
-  family.only(theirs, num_layers=len(depths))
-  width = family.size(theirs, "embed_dim", 96)
+  side = family.size(hf_config, "image_size", 224)
+  patch = family.size(hf_config, "patch_size", 4)
+  window = family.size(hf_config, "window_size", 7)
+  depths = family.sizes(hf_config, "depths", [2, 2, 6, 2])
+  family.only(hf_config, num_layers=len(depths))
+  width = family.size(hf_config, "embed_dim", 96)
   features = tuple(width * 2**i for i in range(len(depths)))
-  ratio = family.number(theirs, "mlp_ratio", 4.0)
+  ratio = family.number(hf_config, "mlp_ratio", 4.0)
   windows = [
     AttentionConfig(
       "window_2d",
@@ -45,13 +45,13 @@ def describe(
   ]
   config = PyramidConfig(
     depths=depths,
-    num_heads=family.sizes(theirs, "num_heads", [3, 6, 12, 24]),
+    num_heads=family.sizes(hf_config, "num_heads", [3, 6, 12, 24]),
     features=features,
     mlp_features=tuple(int(ratio * one) for one in features),
     patch_size=(patch,),
-    activation=family.activation(theirs, "hidden_act", "gelu"),
-    dropout_rate=family.number(theirs, "hidden_dropout_prob", 0.0),
-    image_shape=(side, side, family.size(theirs, "num_channels", 3)),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
+    dropout_rate=family.number(hf_config, "hidden_dropout_prob", 0.0),
+    image_shape=(side, side, family.size(hf_config, "num_channels", 3)),
     encoder_attention=tuple(windows),
   )
   for rows, columns in config.grids(side, side):
@@ -61,7 +61,7 @@ def describe(
         f"has {rows} × {columns} tokens, got {window}"
       )
   shape = config.image_shape
-  return Described(config, 0, num_labels(theirs), 0, {"image": shape})
+  return Description(config, 0, num_labels(hf_config), 0, {"image": shape})
 
 
 def block_rows(theirs: str, ours: str) -> Iterator[Row]:
@@ -108,7 +108,7 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
 
 
 def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
-  """The index in the table of each pair of positions of a window."""
+  """Returns the relative-position index of each pair of positions in a window."""
   return {
     f"{theirs}.attention.self.relative_position_index": _index(window)
     for (theirs, _), mechanism in zip(
@@ -120,17 +120,17 @@ def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
 
 def _index(window: int) -> np.ndarray:
   y, x = np.divmod(np.arange(window * window), window)
-  dy, dx = (place[:, None] - place + window - 1 for place in (y, x))
+  dy, dx = (axis[:, None] - axis + window - 1 for axis in (y, x))
   return dy * (2 * window - 1) + dx
 
 
-def to_json(described: Described) -> dict[str, Any]:
+def to_json(description: Description) -> dict[str, Any]:
   """Implements `Family.to_json`.
 
   Raises:
-    ValueError: a Swin cannot have such stages or images.
+    ValueError: Swin does not support these stages or images.
   """
-  config = described.config
+  config = description.config
   height, width, channels = config.image_shape
   ratios = {
     wide / features
@@ -144,7 +144,7 @@ def to_json(described: Described) -> dict[str, Any]:
   for field, condition, expected in (
     ("image_shape", height == width, "square images"),
     ("mlp_features", len(ratios) == 1, "one multiple of features"),
-    ("patch_size", config.merges, "that of the first stage alone"),
+    ("patch_size", config.merges, "only that of the first stage"),
     ("encoder_attention", len(windows) < 2, "windows of one size"),
   ):
     if not condition:
@@ -164,7 +164,7 @@ def to_json(described: Described) -> dict[str, Any]:
     "hidden_act": family.their_activation(config.activation),
     "hidden_dropout_prob": config.dropout_rate,
     "layer_norm_eps": config.norm_epsilon,
-    "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
+    "id2label": {str(i): f"LABEL_{i}" for i in range(description.outputs)},
   }
 
 
@@ -176,12 +176,12 @@ SWIN = Family(
   buffers=_buffers,
   to_json=to_json,
   without_effect={
-    **because("is of training", "drop_path_rate"),
-    **because(
-      "is of another head",
+    **no_effect("affects only training", "drop_path_rate"),
+    **no_effect(
+      "belongs to another head",
       "encoder_stride hidden_size out_features out_indices stage_names",
     ),
-    **because("no transformers reads it", "path_norm"),
+    **no_effect("is not read by any version of transformers", "path_norm"),
   },
   inputs=PIXELS,
   config_type=PyramidConfig,

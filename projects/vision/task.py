@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from projects.vision import sources
-from projects.vision.augmentation import vary
+from projects.vision.augmentation import augment
 from projects.vision.sources import Images
 from projects.vision.task_config import ImageConfig
 from settings import json_text
@@ -44,7 +44,7 @@ class ImageTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """Takes `images`, or None for a restored task, which only has class names."""
+    """Creates the task; `images` is None for a restored task, which has only classes."""
     self._splits, self._brightest = {}, 0
     if images is not None:
       self._splits = {"train": images.train, "validation": images.validation}
@@ -56,16 +56,16 @@ class ImageTask(LabelledTask):
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B augmented images; each epoch has every image once, in a new order."""
-    # The augmentation is drawn for all rows, also if only some are needed.
-    places = self._train_indices(step, None)
+    # The augmentation is drawn for all rows, even if only some are needed.
+    indices = self._train_indices(step, None)
     train = self._splits["train"]
-    images = vary(
-      train.images[places],
+    images = augment(
+      train.images[indices],
       shift=self._config.shift,
       flip=self._config.flip,
       rng=np.random.default_rng((self._seed, step, 1)),
     )
-    return base.select_rows(self._scaled(images, train.labels[places]), rows)
+    return base.select_rows(self._scaled(images, train.labels[indices]), rows)
 
   def read(self, path: str) -> np.ndarray:
     """Reads a PNG or JPEG file as scaled pixels [H, W, C].
@@ -114,9 +114,9 @@ class ImageTask(LabelledTask):
   def _shape(self) -> bytes:
     return json.dumps(self.input_shapes["image"]).encode()
 
-  def _batch(self, split: str, places: np.ndarray) -> Batch:
+  def _batch(self, split: str, indices: np.ndarray) -> Batch:
     images, labels = self._splits[split]
-    return self._scaled(images[places], labels[places])
+    return self._scaled(images[indices], labels[indices])
 
   def _scaled(self, images: np.ndarray, labels: np.ndarray) -> Batch:
     return {

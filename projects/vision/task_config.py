@@ -23,8 +23,8 @@ class ImageConfig:
     path: the folder of folders; for a name in the catalogue, a TFDS data folder with
       the prepared dataset, or '' to download it.
     held_out: share of the images of every class that is held out if the source has no
-      held-out split. At least one image of a class is held out, and at least one is
-      trained.
+      held-out split. At least one image of a class is held out, and at least one is for
+      training.
     shift: training images are shifted by up to this number of pixels vertically and
       horizontally, and filled with background, a pixel value of 0.
     flip: whether half of the training images are mirrored left to right.

@@ -14,7 +14,7 @@ from models.head import Head
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import apply_mechanism
-from models.published.family import Described
+from models.published.family import Description
 from models.published.trained import with_biases
 from projects.vision.maps import ReadsImages
 from projects.vision.patches import Patches, image_shape
@@ -68,7 +68,7 @@ class VisionTransformer(ReadsImages, nn.Module):
     config = nested.replace(
       self.config, image_shape=self.image_shape, teacher="", **changes
     )
-    described = Described(
+    description = Description(
       config,
       0,
       self.target_vocab_size,
@@ -76,7 +76,7 @@ class VisionTransformer(ReadsImages, nn.Module):
       {"image": self.image_shape},
     )
     tree = traverse_util.unflatten_dict(arrays, sep="/")
-    return described, {"params": {}, "constants": {}, **tree}
+    return description, {"params": {}, "constants": {}, **tree}
 
   def setup(self) -> None:
     """Creates patches, layers and head."""
@@ -112,15 +112,15 @@ class VisionTransformer(ReadsImages, nn.Module):
     """
     config = self.config
     x = self.patches(images)
-    places = np.arange(x.shape[1])[None, :]
+    positions = np.arange(x.shape[1])[None, :]
     if added := config.added_position:
-      x = x + added(places, config.features).astype(x.dtype)
+      x = x + added(positions, config.features).astype(x.dtype)
     x = self.dropout(x, deterministic=deterministic)
     x = apply_layers(
       self.encoder,
       x,
       remat=config.remat,
-      positions=places,
+      positions=positions,
       deterministic=deterministic,
     )
     return self.head(x if config.norm == "post" else self.encoder_norm(x), None)

@@ -39,7 +39,7 @@ class VitConfig(ModelConfig):
   def __post_init__(self):
     super().__post_init__()
     check(self, "head", self.head in ("class", "hidden"), "class or hidden")
-    # Distances in the sequence are not distances in the image.
+    # Distances in the sequence differ from distances in the image.
     known = ("learned", "sinusoidal", "none")
     check(self, "position", self.position in known, " or ".join(known))
     where = "kind is 'vit', which reads no tokens"

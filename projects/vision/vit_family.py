@@ -9,8 +9,8 @@ import numpy as np
 from models import nested
 from models.published import family
 from models.published.bert import num_labels, sizes_json
-from models.published.family import Described, Family, Layout, Row
-from models.published.keys import because
+from models.published.family import Description, Family, Layout, Row
+from models.published.keys import no_effect
 from projects.vision.vit_config import VitConfig
 
 KERNEL = Layout(
@@ -35,44 +35,44 @@ def patch_rows(theirs: str, ours: str) -> list[Row]:
 
 
 PIXELS = {"pixel_values": "image"}
-"""What models of images read."""
+"""Names of the inputs of image models."""
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
-) -> Described:
-  """As `Family.describe`."""
+  hf_config: Mapping[str, Any], names: Collection[str], head: str
+) -> Description:
+  """Implements `Family.describe`."""
   del names
-  family.only(theirs, qkv_bias=True)
-  size = family.size(theirs, "image_size", 224)
-  shape = (size, size, family.size(theirs, "num_channels", 3))
+  family.only(hf_config, qkv_bias=True)
+  size = family.size(hf_config, "image_size", 224)
+  shape = (size, size, family.size(hf_config, "num_channels", 3))
   config = nested.make(
     VitConfig,
-    num_layers=family.size(theirs, "num_hidden_layers", 12),
-    num_heads=family.size(theirs, "num_attention_heads", 12),
-    features=family.size(theirs, "hidden_size", 768),
-    mlp_features=family.size(theirs, "intermediate_size", 3072),
-    activation=family.activation(theirs, "hidden_act", "gelu"),
+    num_layers=family.size(hf_config, "num_hidden_layers", 12),
+    num_heads=family.size(hf_config, "num_attention_heads", 12),
+    features=family.size(hf_config, "hidden_size", 768),
+    mlp_features=family.size(hf_config, "intermediate_size", 3072),
+    activation=family.activation(hf_config, "hidden_act", "gelu"),
     attention_bias=True,
-    dropout_rate=family.number(theirs, "hidden_dropout_prob", 0.0),
+    dropout_rate=family.number(hf_config, "hidden_dropout_prob", 0.0),
     position="learned",
     norm="pre",
-    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-12),
-    patch_size=family.size(theirs, "patch_size", 16),
-    distillation=theirs.get("model_type") == "deit",
+    norm_epsilon=family.number(hf_config, "layer_norm_eps", 1e-12),
+    patch_size=family.size(hf_config, "patch_size", 16),
+    distillation=hf_config.get("model_type") == "deit",
     head=head,
     head_bias=True,
     image_shape=shape,
   )
-  labels = num_labels(theirs)
-  return Described(
+  labels = num_labels(hf_config)
+  return Description(
     config, 0, labels, config.num_tokens(shape), {"image": shape}
   )
 
 
-def to_json(name: str, described: Described) -> dict[str, Any]:
-  """As `Family.to_json`, of the family with this name."""
-  config = described.config
+def to_json(name: str, description: Description) -> dict[str, Any]:
+  """Implements `Family.to_json` for the family with this name."""
+  config = description.config
   height, width, channels = config.image_shape or (0, 0, 0)
   if height != width:
     raise ValueError(
@@ -84,7 +84,7 @@ def to_json(name: str, described: Described) -> dict[str, Any]:
     "num_channels": channels,
     "patch_size": config.patch_size,
     **sizes_json(config),
-    "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
+    "id2label": {str(i): f"LABEL_{i}" for i in range(description.outputs)},
   }
 
 
@@ -111,8 +111,8 @@ def _rows(prefix: str) -> list[Row]:
   ]
 
 
-_WITHOUT_EFFECT = because(
-  "is of another head", "encoder_stride pooler_act pooler_output_size"
+_WITHOUT_EFFECT = no_effect(
+  "belongs to another head", "encoder_stride pooler_act pooler_output_size"
 )
 
 VIT = Family(

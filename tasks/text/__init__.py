@@ -38,8 +38,8 @@ def make(
 ) -> TextTask:
   """Reads the files, and trains or opens their vocabulary; see `TaskEntry`.
 
-  The kind of the model determines the objective. `also` is further text from which
-  the vocabulary is made.
+  The kind of the model determines the objective. `also` is additional text for the
+  vocabulary.
   """
   objective = OBJECTIVES[base.layout("text", kind, tuple(OBJECTIVES))]
   extra = objective.own_tokens(config)

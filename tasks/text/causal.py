@@ -59,9 +59,9 @@ class CausalText(TextTask):
     text = self.tokens(split)
     for starts in self._starts(len(text) - 1):
       counts = np.minimum(len(text) - 1 - starts, self.piece)
-      places = starts[:, None] + np.arange(self.piece + 1)
-      # `_batch` clears the positions after the end, which have no weight.
-      windows = text[np.minimum(places, len(text) - 1)]
+      positions = starts[:, None] + np.arange(self.piece + 1)
+      # `_batch` clears the positions after the end; they have no weight.
+      windows = text[np.minimum(positions, len(text) - 1)]
       batch = _batch(windows, counts, self.prefix)
       yield base.pad_rows(batch, self._batch_size)
 
@@ -69,11 +69,11 @@ class CausalText(TextTask):
     """Yields a few prompts from the text, with their continuations as references."""
     context, text = self._config.context, self.tokens(split)
     half = context // 2
-    places = (len(text) - context) // NUM_SAMPLES
+    spacing = (len(text) - context) // NUM_SAMPLES
     count = min(NUM_SAMPLES, self._batch_size)
-    if places < 1:
+    if spacing < 1:
       return
-    starts = np.arange(count) * places
+    starts = np.arange(count) * spacing
     rows = np.asarray(text[starts[:, None] + np.arange(context)], np.int32)
     prompt = rows[base.repeat_rows(count, self._batch_size), :half]
     prompt[:, : len(self.prefix)] = self.prefix
@@ -89,9 +89,9 @@ class CausalText(TextTask):
   ) -> dict[str, float]:
     """Adds bits per character, over all predicted tokens and their text.
 
-    Characters are counted in the text before any normalizer; for a file of ids they
-    are counted in each decoded document. Special tokens, such as the end of a
-    document, cost bits but have no characters.
+    Characters are those of the text before any normalizer, or for a file of ids those of
+    the decoded documents. Special tokens, such as the end of a document, have bits but no
+    characters.
     """
     metrics = super().summarize(sums, split)
     if "loss" in metrics and not isinstance(self._vocabulary, Ids):
@@ -154,11 +154,11 @@ def _batch(
     before = np.tile(np.array(prefix, np.int32), (len(windows), 1))
     windows = np.concatenate([before, windows[:, 1:]], axis=1)
   first = max(0, len(prefix) - 1)
-  places = np.arange(windows.shape[1] - 1)
-  inside = places < first + counts[:, None]
-  weights = inside & (places >= first)
+  columns = np.arange(windows.shape[1] - 1)
+  is_text = columns < first + counts[:, None]
+  weights = is_text & (columns >= first)
   return {
-    "inputs": windows[:, :-1] * inside,
-    "targets": windows[:, 1:] * inside,
+    "inputs": windows[:, :-1] * is_text,
+    "targets": windows[:, 1:] * is_text,
     "weights": weights.astype(np.float32),
   }

@@ -61,8 +61,8 @@ class MaskedText(TextTask):
 
   encoder: source and targets [B, S], with `[CLS] … [SEP]` if the vocabulary has
   both; weights at the chosen tokens. Every training step draws from (seed, step).
-  Every token of the held-out text is read exactly once, and its chosen tokens are
-  the same in every evaluation of every run.
+  Every token of the held-out text is read exactly once, and the chosen tokens are the
+  same in every evaluation of every run.
   """
 
   objective = "masked language modelling"
@@ -74,27 +74,27 @@ class MaskedText(TextTask):
     special = vocabulary.special
     # An encoder predicts no end of a sequence.
     self.eos_id = self.pad_id if special.eos is None else special.eos
-    self._before, self._after = special.around
+    self._before, self._after = special.encoder_tokens
     self.source_vocab_size = self.target_vocab_size
     self.max_source_length = self.max_target_length = config.context
-    around = config.context - self.piece
+    num_special = config.context - self.piece
     if self.piece < 2:
       raise ValueError(
-        f"task.context: expected at least {2 + around} tokens, {around} of them "
+        f"task.context: expected at least {2 + num_special} tokens, {num_special} of them "
         f"special, got {config.context}"
       )
 
   @classmethod
   def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
-    """The special tokens that an encoder reads in addition to a text."""
+    """The special tokens that an encoder needs."""
     del config
     return OWN_ENCODER
 
   @property
   def piece(self) -> int:
-    """S minus the special tokens around the text."""
-    around = len(self._before) + len(self._after)
-    return self._config.context - around
+    """S minus the special tokens before and after the text."""
+    num_special = len(self._before) + len(self._after)
+    return self._config.context - num_special
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B masked pieces from random positions, drawn from (seed, step)."""

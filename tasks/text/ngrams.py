@@ -20,7 +20,7 @@ class Pairs(NamedTuple):
   token: np.ndarray
 
   @classmethod
-  def of(cls, text: np.ndarray) -> "Pairs":
+  def from_text(cls, text: np.ndarray) -> "Pairs":
     """Every token of a text except the first."""
     return cls(text[:-1], text[1:])
 
@@ -42,7 +42,7 @@ def ngram_losses(
   k(s) p(t)) / (c(s) + k(s))`, and p(t) if no token follows s.
 
   Args:
-    training: pairs that are counted.
+    training: pairs for the counts.
     held_out: pairs that are predicted.
     size: V.
 
@@ -55,12 +55,12 @@ def ngram_losses(
   counts = np.bincount(training.token, minlength=size)
   unigram = ((counts + 1) / (total + size))[held_out.token]
   pairs, occurrences = np.unique(_codes(training, size), return_counts=True)
-  # One more, because `NONE` counts as a neighbour too.
+  # One more, because `NONE` is a neighbour as well.
   followers = np.bincount(pairs // size, minlength=size + 1)
   totals = np.bincount(training.left + 1, minlength=size + 1)
   codes = _codes(held_out, size)
-  place = np.minimum(np.searchsorted(pairs, codes), len(pairs) - 1)
-  hits = np.where(pairs[place] == codes, occurrences[place], 0)
+  index = np.minimum(np.searchsorted(pairs, codes), len(pairs) - 1)
+  hits = np.where(pairs[index] == codes, occurrences[index], 0)
   kinds, seen = followers[held_out.left + 1], totals[held_out.left + 1]
   bigram = np.where(
     seen > 0,

@@ -47,18 +47,18 @@ def find(path: str) -> list[pathlib.Path]:
   # A name may contain a comma or a bracket.
   if os.path.exists(files.typed_path(path)):
     return [files.existing_file(path)]
-  found: dict[str, pathlib.Path] = {}
+  unique_paths: dict[str, pathlib.Path] = {}
   for part in filter(None, map(str.strip, path.split(","))):
     matches = sorted(glob.glob(str(files.typed_path(part)), recursive=True))
     if not matches and glob.has_magic(part):
       raise DataError(f"{part}: no file matches (task.path)")
     for file in map(files.existing_file, matches or [part]):
-      found.setdefault(os.path.realpath(file), file)
-  if len({has_ids([file]) for file in found.values()}) > 1:
+      unique_paths.setdefault(os.path.realpath(file), file)
+  if len({has_ids([file]) for file in unique_paths.values()}) > 1:
     raise DataError(
-      f"{path}: expected files of text or files of ids, got both (task.path)"
+      f"{path}: expected only files of text or only files of ids, got both (task.path)"
     )
-  return [*found.values()]
+  return [*unique_paths.values()]
 
 
 def has_ids(paths: Sequence[pathlib.Path]) -> bool:
@@ -80,7 +80,7 @@ def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
     DataError: the file has no ids, or the ids of a `.bin` seem to be wider.
   """
   if path.suffix.lower() == ".bin":
-    return _plain_ids(path, count)
+    return _read_bin(path, count)
   try:
     ids = np.load(path, mmap_mode="r", allow_pickle=False)
   except (OSError, ValueError) as error:
@@ -93,21 +93,23 @@ def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
   return ids
 
 
-def _plain_ids(path: pathlib.Path, count: int) -> np.ndarray:
+def _read_bin(path: pathlib.Path, count: int) -> np.ndarray:
   bits = 16 if count <= _MOST_IDS else 32
-  place = f"{path}: read as ids of {bits} bits, for a vocabulary of {count:,}: "
+  prefix = (
+    f"{path}: read as ids of {bits} bits, for a vocabulary of {count:,}: "
+  )
   try:
     ids = np.memmap(path, f"<u{bits // 8}", mode="r")
   except (OSError, ValueError) as error:
     raise DataError(
-      f"{place}{one_line(error)}; save them as .npy, which stores their width"
+      f"{prefix}{one_line(error)}; save them as .npy, which stores their width"
     ) from error
   actual, wider = bits, ids
   while actual < 64 and _upper_halves_are_0(wider):
     actual, wider = 2 * actual, wider[::2]
   if actual > bits:
     raise DataError(
-      f"{place}every second one is 0, as in ids of {actual} bits; save them as "
+      f"{prefix}every second one is 0, as in ids of {actual} bits; save them as "
       f'.npy: np.save("ids.npy", np.fromfile({str(path)!r}, "uint{actual}"))'
     )
   return ids
@@ -174,10 +176,10 @@ def _rows(
     yield text.replace("\r\n", "\n") + "\n"
 
 
-def _check_column(place: Any, column: str, names: Sequence[str]) -> None:
+def _check_column(where: Any, column: str, names: Sequence[str]) -> None:
   if column not in names:
     raise DataError(
-      f"{place}: expected task.column among {', '.join(names) or 'no names'}, got "
+      f"{where}: expected task.column among {', '.join(names) or 'no names'}, got "
       f"{column!r}"
     )
 
@@ -213,7 +215,7 @@ def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   except csv.Error as error:
     raise DataError(f"{path}: {one_line(error)}") from error
   _check_column(path, column, header)
-  with files.open_bytes(path) as file, _faults_of(path):
+  with files.open_bytes(path) as file, _convert_errors(path):
     batches = pyarrow.open_csv(
       file,
       pyarrow.ReadOptions(block_size=_CSV_BLOCK),
@@ -228,7 +230,7 @@ def _csv_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
 def _parquet_rows(path: pathlib.Path, column: str) -> Iterator[Any]:
   pyarrow = _pyarrow(path, "parquet")
   with (
-    _faults_of(path),
+    _convert_errors(path),
     pyarrow.ParquetFile(path, memory_map=True) as file,
   ):
     _check_column(path, column, file.schema_arrow.names)
@@ -248,12 +250,12 @@ def _pyarrow(path: pathlib.Path, module: str) -> Any:
     return importlib.import_module(f"pyarrow.{module}")
   except ImportError:
     raise DataError(
-      f"{path}: needs a package that is missing; pip install pyarrow"
+      f"{path}: needs pyarrow, which is not installed: pip install pyarrow"
     ) from None
 
 
 @contextlib.contextmanager
-def _faults_of(path: pathlib.Path) -> Iterator[None]:
+def _convert_errors(path: pathlib.Path) -> Iterator[None]:
   """Converts pyarrow's errors to one-line DataErrors that name the file."""
   error_type = importlib.import_module("pyarrow").ArrowException
   try:

@@ -29,7 +29,7 @@ class SpanSizes(NamedTuple):
   spans: int
 
   @classmethod
-  def of(cls, text: int, rate: float, mean_span: float) -> "SpanSizes":
+  def from_length(cls, text: int, rate: float, mean_span: float) -> "SpanSizes":
     """T5's sizes, with at least one masked token, one span and one visible token.
 
     There are never more spans than visible tokens, which separate the spans.
@@ -57,7 +57,9 @@ def fitting_sizes(config: TextConfig) -> SpanSizes:
   """
 
   def sizes(text: int) -> SpanSizes:
-    return SpanSizes.of(text, config.mask_rate, config.mean_span_length)
+    return SpanSizes.from_length(
+      text, config.mask_rate, config.mean_span_length
+    )
 
   # At least a tenth of the tokens stays visible, so longer pieces cannot fit. The
   # length of the source never decreases with that of the text.
@@ -132,8 +134,8 @@ class SpanText(TextTask):
 
   encoder_decoder: source [B, S] and target [B, T] as `corrupt` makes them. Every
   training step draws from (seed, step). The held-out text is divided into pieces of
-  equal length and a shorter last one, which is dropped if it has only one token. The
-  spans are the same in every evaluation of every run.
+  equal length; the last one may be shorter, and is dropped if it has only one token.
+  The spans are the same in every evaluation of every run.
   """
 
   objective = "span corruption"
@@ -201,7 +203,7 @@ class SpanText(TextTask):
   def _held_out_row(
     self, tokens: np.ndarray, rng: np.random.Generator
   ) -> Batch:
-    sizes = SpanSizes.of(
+    sizes = SpanSizes.from_length(
       tokens.shape[1], self._config.mask_rate, self._config.mean_span_length
     )
     return self._batch(tokens, span_mask(rng, 1, sizes))
@@ -229,7 +231,7 @@ class SpanText(TextTask):
     }
 
   def _training_pairs(self) -> Pairs:
-    """Pairs from enough targets that each training token is in about one."""
+    """Pairs of enough targets to contain each training token about once."""
     text = self._count
     count = len(text) // self.piece
     pieces = text[: count * self.piece].reshape(count, self.piece)
@@ -243,7 +245,7 @@ class SpanText(TextTask):
     return Pairs.join(parts)
 
   def _predicted(self, batch: Batch) -> Pairs:
-    """Pairs with left neighbours in the target, where spans lack their context."""
+    """Pairs with their left neighbours in the target, not in the text."""
     counted = batch["weights"] > 0
     return Pairs(batch["inputs"][counted], batch["targets"][counted])
 

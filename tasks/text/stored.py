@@ -54,7 +54,7 @@ def read(
     config: a `TextConfig`.
     paths: the files, from `source.find`.
     extra: special tokens of a new vocabulary.
-    also: further text from which a new vocabulary is made.
+    also: additional text for a new vocabulary.
     workdir: folder of a run, whose vocabulary must be the same.
 
   Raises:
@@ -62,14 +62,14 @@ def read(
   """
   digests = [files.note_file(path) for path in paths]
   if source.has_ids(paths):
-    return _of_ids(config, paths, digests, extra, workdir)
+    return _read_ids(config, paths, digests, extra, workdir)
   if config.vocabulary == "ids" and not config.tokenizer:
     raise DataError(
       f"task.vocabulary: {paths[0]} has text; expected 'characters', 'bytes' or "
       "'subwords', or a file of ids, .npy or .bin, got 'ids'"
     )
   if sum(path.stat().st_size for path in paths) > _IN_MEMORY:
-    return _on_disk(config, paths, digests, extra, also, workdir)
+    return _stream_to_disk(config, paths, digests, extra, also, workdir)
   text = "".join(source.text_blocks(paths, config.column))
   cut = boundary(len(text))
   vocabulary = vocabularies.open_vocabulary(
@@ -80,7 +80,9 @@ def read(
   )
 
 
-def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
+def _read_ids(
+  config, paths, digests, extra, workdir
+) -> tuple[Vocabulary, Parts]:
   """Reads files that contain ids, with the vocabulary of these ids."""
   if not config.tokenizer and config.vocabulary != "ids":
     raise DataError(
@@ -109,21 +111,21 @@ def _of_ids(config, paths, digests, extra, workdir) -> tuple[Vocabulary, Parts]:
   ids = mapped[0]
   if len(mapped) > 1:
     dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in mapped]
-    # The same bytes mean other ids in another format or with another width. The size
-    # of the vocabulary determines the width in the cache.
+    # In another format or width, the same bytes are other ids. The size of the
+    # vocabulary determines the width in the cache.
     suffixes = [files.suffix(path) for path in paths]
 
     def write(scratch: pathlib.Path) -> pathlib.Path:
       return _write(scratch / "ids", mapped, dtype)
 
     key = _key("ids", suffixes, dtypes, dtype.__name__, digests)
-    place = cache.folder("texts") / key
-    ids = np.memmap(cache.prepare(place, write), dtype, mode="r")
+    cached = cache.folder("texts") / key
+    ids = np.memmap(cache.prepare(cached, write), dtype, mode="r")
   cut = boundary(len(ids))
   return vocabulary, Parts(ids[:cut], ids[cut:])
 
 
-def _on_disk(
+def _stream_to_disk(
   config, paths, digests, extra, also, workdir
 ) -> tuple[Vocabulary, Parts]:
   """Streams a text once per vocabulary, and stores its ids in the cache."""
@@ -139,19 +141,19 @@ def _on_disk(
       length += len(block)
       characters.update(block)
     cut = boundary(length)
-    training = itertools.chain(_between(blocks(), 0, cut), [also])
+    training = itertools.chain(_slice_blocks(blocks(), 0, cut), [also])
     vocabulary = vocabularies.open_vocabulary(
       config, extra, "".join(characters), training, None
     )
     (folder / vocabulary.FILE).write_bytes(vocabulary.content())
     dtype = _dtype(vocabulary.size)
-    text = tokenizer.parts(_between(blocks(), 0, cut))
+    text = tokenizer.parts(_slice_blocks(blocks(), 0, cut))
     _write(folder / "train", map(vocabulary.encode_text, text), dtype)
     with (
       (folder / "validation").open("wb") as ids,
       (folder / "characters").open("wb") as lengths,
     ):
-      for part in tokenizer.parts(_between(blocks(), cut, length)):
+      for part in tokenizer.parts(_slice_blocks(blocks(), cut, length)):
         aligned = vocabulary.align(part)
         aligned[0].astype(dtype).tofile(ids)
         aligned[1].astype(np.int32).tofile(lengths)
@@ -161,11 +163,18 @@ def _on_disk(
   if config.tokenizer:
     opened = vocabularies.open_file(config.tokenizer, extra)
     given = hashlib.sha256(opened.content()).hexdigest()
-  made = config.column, config.vocabulary, config.vocab_size, given, extra, also
-  # The same bytes mean another text in another format, such as JSON Lines.
+  settings = (
+    config.column,
+    config.vocabulary,
+    config.vocab_size,
+    given,
+    extra,
+    also,
+  )
+  # In another format, such as JSON Lines, the same bytes are another text.
   suffixes = [files.suffix(path) for path in paths]
-  place = cache.folder("texts") / _key(*made, suffixes, digests)
-  folder = cache.prepare(place, write)
+  cached = cache.folder("texts") / _key(*settings, suffixes, digests)
+  folder = cache.prepare(cached, write)
   vocabulary = vocabularies.open_file(str(folder), extra)
   base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())
   dtype = _dtype(vocabulary.size)
@@ -198,11 +207,13 @@ def _write(
   return path
 
 
-def _between(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
+def _slice_blocks(
+  blocks: Iterable[str], start: int, stop: int
+) -> Iterator[str]:
   """Yields the characters of a text between two positions."""
-  place = 0
+  position = 0
   for block in blocks:
-    yield block[max(start - place, 0) : max(stop - place, 0)]
-    place += len(block)
-    if place >= stop:
+    yield block[max(start - position, 0) : max(stop - position, 0)]
+    position += len(block)
+    if position >= stop:
       return

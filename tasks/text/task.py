@@ -28,14 +28,14 @@ class TextConfig:
   """The text, its tokens and the lengths of its pieces.
 
   Attributes:
-    path: a file, a pattern such as 'data/*.txt', or a comma-separated list; each
-      file is read once. The first 90 % are trained, the rest is held out. Files are
+    path: a file, a pattern such as 'data/*.txt', or a comma-separated list; each file
+      is read once. The first 90 % are for training, and the rest is held out. Files are
       plain UTF-8, .jsonl, .csv or .parquet, or .npy or .bin files of ids.
     column: column or key of a file that has them; '' is 'text'.
-    test_share: share of the held-out text, from its end, that forms the split
-      'test', by which nothing is selected; the rest is 'validation'.
+    test_share: share of the held-out text, from its end, for the split 'test', which is
+      never used for selection; the rest is 'validation'.
     context: number of tokens that the model reads: T of a decoder, S of an encoder.
-    eval_batches: batches of one evaluation; 0 means the whole held-out text.
+    eval_batches: batches of one evaluation; 0 means all of the held-out text.
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
       text; 'ids' for a file of ids.
     vocab_size: number of subwords, with special tokens, or of 'ids' without them.
@@ -101,10 +101,10 @@ class TextTask(base.Task):
       splits = {"validation": slice(cut)}
       if config.test_share:
         splits["test"] = slice(cut, None)
-      for split, places in splits.items():
-        self._held_out[split] = held_out[places]
+      for split, part in splits.items():
+        self._held_out[split] = held_out[part]
         self._characters[split] = (
-          None if characters is None else characters[places]
+          None if characters is None else characters[part]
         )
     self.eval_splits = tuple(self._held_out)
     self._ngram_losses: dict[str, Mapping[str, float]] = {}
@@ -145,7 +145,7 @@ class TextTask(base.Task):
 
   def _training_pairs(self) -> Pairs:
     """The pairs that `baselines` counts."""
-    return Pairs.of(self._count)
+    return Pairs.from_text(self._count)
 
   @property
   def _count(self) -> np.ndarray:
@@ -164,7 +164,7 @@ class TextTask(base.Task):
 
   @property
   def baselines(self) -> Mapping[str, float]:
-    """Unigram and bigram losses, on the tokens that the loss counts.
+    """Unigram and bigram losses, on the targets of the loss.
 
     Empty for a restored task.
     """
@@ -219,8 +219,8 @@ class TextTask(base.Task):
     """Returns the ids of a user's line; ValueError if there are too many."""
     if len(ids) > most:
       raise ValueError(
-        f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
-        f"(task.context={self._config.context})"
+        f"expected at most {most} {self._vocabulary.unit} (task.context="
+        f"{self._config.context}), got {len(ids)}"
       )
     return ids
 

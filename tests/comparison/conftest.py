@@ -69,7 +69,7 @@ class Trainer:
     self.calls.append((run, stop_at))
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.json").write_text('{"device": "1 × cpu"}')
-    step = stop_at or run.steps or run.leaves["num_steps"]
+    step = stop_at or run.steps or run.fields["num_steps"]
     if (end := self.end(run)) is not None and end <= step:
       step, stop_at = end, None
     loss = self.loss(run, step)

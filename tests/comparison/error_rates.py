@@ -52,8 +52,8 @@ def p_values(values, threshold=None, is_declared=False):
   if threshold is None:
     order = np.argsort(-values.mean(axis=1))
     table = values if is_declared else values[order]
-    compare = statistics.against_first
-    compare = statistics.against_reference if is_declared else compare
+    compare = statistics.compare_with_first
+    compare = statistics.compare_with_reference if is_declared else compare
     return compare(table).p_values
   solved = (values >= threshold).sum(axis=1)
   order = np.lexsort([-values.mean(axis=1), -solved])

@@ -66,7 +66,7 @@ def test_values_that_a_mechanism_cannot_have_are_rows_that_say_so():
 def test_a_budget_decides_the_steps_alone():
   mapping = {"tasks": "copy", "budget_flops": 1e9}
   for field in ("across", "grid"):
-    with pytest.raises(ConfigError, match="it decides the number of steps"):
+    with pytest.raises(ConfigError, match="determines the number of steps"):
       config.parse({**mapping, field: {"num_steps": (4, 8)}})
 
 

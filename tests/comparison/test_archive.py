@@ -32,11 +32,11 @@ def test_the_same_bytes_again_and_maps_stay_in_the_folder(workdir, tmp_path):
   assert archive.pack(workdir, path) == 3
   assert path.read_bytes() == _SMALL.read_bytes()
   identity = next(iter(records.by_identity(workdir)))
-  measured = records.of(workdir, identity)["measured"] | {"map": {"x": 1}}
+  measured = records.read_one(workdir, identity)["measured"] | {"map": {"x": 1}}
   records.update(workdir, identity, measured=measured)
   archive.pack(workdir, path)
   assert path.read_bytes() == _SMALL.read_bytes()
-  assert "map" in records.of(workdir, identity)["measured"]
+  assert "map" in records.read_one(workdir, identity)["measured"]
 
 
 @pytest.mark.parametrize(
@@ -86,23 +86,23 @@ def test_what_ended_since_is_taken_and_all_else_stays(workdir, tmp_path):
   """Two packs of one comparison that goes on, into one folder."""
   identity, other = list(records.by_identity(workdir))[:2]
   plan = {"a run that waits": {"task": "text", "seed": 5}}
-  records.keep_plan(workdir, plan)
+  records.store_plan(workdir, plan)
   records.write_references(workdir, {"text": {"ours": {"loss": 1.0}}})
   (workdir / records.SCALING).write_text('{"own": 1}\n')
-  done = records.of(workdir, identity)
+  done = records.read_one(workdir, identity)
   records.update(workdir, identity, status=records.STOPPED, reason="stopped")
   records.update(workdir, other, reason="of Monday")
   archive.pack(workdir, tmp_path / "monday.jsonl.xz")
   archive.unpack(_SMALL, workdir)  # What had ended there, of other references.
-  assert records.of(workdir, identity) == done
-  assert records.of(workdir, other)["reason"] == "of Monday"
+  assert records.read_one(workdir, identity) == done
+  assert records.read_one(workdir, other)["reason"] == "of Monday"
   assert records.read_references(workdir) == {"text": {"ours": {"loss": 1.0}}}
   archive.unpack(tmp_path / "monday.jsonl.xz", workdir)
-  assert records.of(workdir, identity) == done
+  assert records.read_one(workdir, identity) == done
   archive.unpack(tmp_path / "monday.jsonl.xz", tmp_path / "new")
   assert records.planned_runs(tmp_path / "new") == plan
   assert status.missing(tmp_path / "new") == [
-    "2 of 4 runs done; what follows may change with the others."
+    "2 of 4 runs done; the results below may change."
   ]
   scaling = (tmp_path / "new" / records.SCALING).read_text()
   assert scaling == '{"own": 1}\n'

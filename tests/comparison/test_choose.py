@@ -14,7 +14,7 @@ BEST = 0.003
 
 
 def by_rate(run, step):
-  rate = run.leaves[RATE]
+  rate = run.fields[RATE]
   if rate == 0.1:
     raise RunError("it diverged")
   return abs(rate - BEST) * 100 + 1 / step
@@ -84,13 +84,13 @@ def test_the_point_that_most_seeds_solve_is_chosen_and_of_as_many_the_lowest_los
   solving = {1e-3: 1, 3e-3: 3, 1e-2: 3}
 
   def is_solved(run):
-    return run.seed - 10_000 < solving.get(run.leaves[RATE], 0)
+    return run.seed - 10_000 < solving.get(run.fields[RATE], 0)
 
   def loss(run, step):
-    return run.leaves[RATE] + (0.0 if is_solved(run) else 3.0)
+    return run.fields[RATE] + (0.0 if is_solved(run) else 3.0)
 
   trainer.loss = lambda run, step: (
-    0.5 if run.leaves[RATE] == 1e-3 else loss(run, step)
+    0.5 if run.fields[RATE] == 1e-3 else loss(run, step)
   )
   trainer.metrics = lambda run, step: {"accuracy": 0.97 * is_solved(run)}
   run_lib.run(compared(halving={"seeds": 4}), folder)
@@ -120,8 +120,8 @@ def test_a_run_that_patience_ends_before_a_rung_counts_by_its_last_line(
 ):
   """0.003 ends at step 6 of 40, before the rungs at 10 and 20."""
   losses = {0.001: 2.5, 0.003: loss, 0.01: 1.996}
-  trainer.loss = lambda run, step: losses[run.leaves[RATE]] + 1 / (9 * step)
-  trainer.end = lambda run: 6 if run.leaves[RATE] == 0.003 else None
+  trainer.loss = lambda run, step: losses[run.fields[RATE]] + 1 / (9 * step)
+  trainer.end = lambda run: 6 if run.fields[RATE] == 0.003 else None
   run_lib.run(compared(halving={"rungs": (0.25, 0.5)}), folder)
   chosen = 0.003 if loss < 1.99 else 0.01
   assert {rate for rate, _ in reported(folder)} == {chosen}
@@ -169,7 +169,7 @@ def test_a_failed_point_is_behind_all_others_at_the_end(folder, trainer):
   ],
 )
 def test_one_value_beyond_an_end(value, values, expected):
-  assert choose.beyond(value, values) == expected
+  assert choose.next_grid_value(value, values) == expected
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_one_value_beyond_an_end(value, values, expected):
 def test_the_grid_is_extended_once_beyond_the_chosen_end(
   folder, trainer, best, chosen, edge, tried
 ):
-  trainer.loss = lambda run, step: abs(run.leaves[RATE] - best)
+  trainer.loss = lambda run, step: abs(run.fields[RATE] - best)
   run_lib.run(compared(), folder)
   assert reported(folder) == {(chosen, edge)}
   made = calls(trainer)
@@ -196,7 +196,7 @@ def test_the_grid_is_extended_once_beyond_the_chosen_end(
 
 def test_what_cannot_be_beyond_an_end_is_left_out(folder, trainer):
   grid = {"model": {"dropout_rate": (0.3, 0.9)}}
-  trainer.loss = lambda run, step: -run.leaves["model.dropout_rate"]
+  trainer.loss = lambda run, step: -run.fields["model.dropout_rate"]
   run_lib.run(compared(grid=grid), folder)
   found, _ = records.read(folder)
   [edge] = {tuple(r["at_edge"]) for r in found if not r["choosing"]}
@@ -247,7 +247,7 @@ def test_killed_anywhere_it_goes_on_to_the_same(folder, trainer):
 
 def test_rows_choose_for_themselves_and_shards_divide_them(folder, trainer):
   best = {"dense": 1e-3, "linear": 1e-2}
-  trainer.loss = lambda run, step: abs(run.leaves[RATE] - best[run.attention])
+  trainer.loss = lambda run, step: abs(run.fields[RATE] - best[run.attention])
   one = compared(attention="dense,linear,linformer", halving={"seeds": 1})
   run_lib.run(one, folder, (1, 2))
   assert {run.attention for run, _ in trainer.calls} == {"dense"}

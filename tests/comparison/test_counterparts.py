@@ -42,7 +42,7 @@ def test_other_rows_and_unequal_comparisons_have_none():
 def test_a_counterpart_chooses_for_itself(folder, trainer, capsys):
   rate = "optimizer.learning_rate"
   best = {plan.MATCHED: 1e-3, plan.DENSE: 1e-2}
-  trainer.loss = lambda run, step: abs(run.leaves[rate] - best[run.width])
+  trainer.loss = lambda run, step: abs(run.fields[rate] - best[run.width])
   one = compared(
     attention="additive",
     grid={"optimizer": {"learning_rate": "1e-3,3e-3,1e-2"}},

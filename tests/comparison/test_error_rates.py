@@ -45,7 +45,9 @@ def test_rows_that_are_far_away_hide_no_difference(monkeypatch):
   for _ in range(100):
     values = generator.normal(size=(6, 5))
     values[3:] -= 20
-    found = statistics.against_first(values[np.argsort(-values.mean(axis=1))])
+    found = statistics.compare_with_first(
+      values[np.argsort(-values.mean(axis=1))]
+    )
     wrong += bool((found.p_values[1:3] < 0.05).any())
     assert (found.p_values[3:] < 0.05).all()
   assert wrong <= stats.binom.ppf(0.9999, 100, 0.05)

@@ -15,7 +15,7 @@ RUN = Run(
   attention="mine",
   mechanism="delta",
   seed=3,
-  leaves=LEAVES,
+  fields=LEAVES,
   grid={"optimizer.learning_rate": 0.25},
   across={"model.features": 24},
   width="dense",
@@ -33,7 +33,7 @@ RUN = Run(
   length=17,
   solved_at=0.875,
 )
-NOT_WRITTEN = {"mechanism", "leaves", "budget_seconds", "obstacle", "steps"}
+NOT_WRITTEN = {"mechanism", "fields", "budget_seconds", "obstacle", "steps"}
 """What a record leaves out is known from what it has."""
 WRITTEN = {
   **{k: x for k, x in dataclasses.asdict(RUN).items() if k not in NOT_WRITTEN},
@@ -56,7 +56,7 @@ def record(tmp_path):
   records.write(tmp_path, RUN, status="failed", **MEASURED)
   (path,) = (tmp_path / records.RECORDS).iterdir()
   assert path.stem == RUN.identity
-  return records.of(tmp_path, RUN.identity)
+  return records.read_one(tmp_path, RUN.identity)
 
 
 def test_every_field_is_written_and_no_other(record):

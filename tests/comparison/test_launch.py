@@ -80,7 +80,7 @@ def test_a_folder_goes_on_when_its_config_evaluates_oftener(folder, trainer):
   new = small("0,1", tasks="duplicate,recall", eval_every=3, per_task=per_task)
   run.run(folder_lib.with_recorded_eval_every(new, recorded), folder)
   assert {one.seed for one, _ in trainer.calls[made:]} == {1}
-  every = {one.task: one.leaves["eval_every"] for one, _ in trainer.calls}
+  every = {one.task: one.fields["eval_every"] for one, _ in trainer.calls}
   assert every == {"duplicate": 12, "recall": 6}
   assert folder_lib.with_recorded_eval_every(new, {}) is new
 

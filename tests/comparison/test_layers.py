@@ -32,7 +32,7 @@ def test_options_behind_a_name_are_those_of_a_variant():
     assert run.options == "num_features=8:kernel=relu"
     typed_options = ["num_features=8", "kernel=relu"]
     assert of_slots(run) == [f"{SLOT}.{x}" for x in typed_options]
-  assert runs[0].leaves == runs[1].leaves
+  assert runs[0].fields == runs[1].fields
   # Those that are not set, too.
   assert window.options == (
     "window=(4, 0):dilation=1:block_size=None:implementation=None:sinks=False:"
@@ -66,9 +66,9 @@ def test_layers_have_the_sizes_that_a_row_of_each_has(task, layers, words):
   [run] = planned(tasks=task, attention="both", variants=both)
   assert of_slots(run) == [f"{SLOT}=[{words}]"]
   # The command that is shown makes the same model.
-  config = plan.config_of(task, run.mechanism, run.leaves)
+  config = plan.config_of(task, run.mechanism, run.fields)
   chosen = config.model.attentions["decoder_attention"]
-  assert plan.config_of(task, layers, run.leaves).model == config.model
+  assert plan.config_of(task, layers, run.fields).model == config.model
   for layer in chosen:
     [alone] = plan.config_of(task, layer.name, {}).model.layers(
       "decoder_attention"
@@ -87,7 +87,7 @@ def test_a_name_beside_layers_changes_no_run():
   # What the digest of such a folder was made of.
   assert new.mechanism == "gated_delta"
   words = "[gated_delta,dense]"
-  assert new.leaves["model.decoder_attention"] == words
+  assert new.fields["model.decoder_attention"] == words
 
 
 def test_a_slot_that_cannot_have_all_layers_is_dense():

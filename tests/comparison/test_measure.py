@@ -27,7 +27,7 @@ def busy(folder, trainer, monkeypatch):
   runs = plan.plan(one)
   launch(runs, folder, one)
   for run, cores in zip(runs, (0.1, 0.3, 0.3), strict=True):
-    measured = records.of(folder, run.identity)["measured"]
+    measured = records.read_one(folder, run.identity)["measured"]
     spoilt = measured | {"measured_others_cores": cores, "step_seconds": 9.0}
     records.update(folder, run.identity, measured=spoilt)
   trainer.measured.clear()
@@ -36,7 +36,7 @@ def busy(folder, trainer, monkeypatch):
 
 
 def seconds(folder, runs):
-  found = (records.of(folder, run.identity)["measured"] for run in runs)
+  found = (records.read_one(folder, run.identity)["measured"] for run in runs)
   return [measured["step_seconds"] for measured in found]
 
 
@@ -60,10 +60,10 @@ def test_what_came_without_its_folder_keeps_what_was_measured(
   runs, _ = busy
   shutil.rmtree(records.run_workdir(folder, runs[1]))
   measure.measure(folder)
-  told = f"no folder in {folder / records.RUNS}: {runs[1].identity}\n"
+  told = f"folders are missing in {folder / records.RUNS}: {runs[1].identity}\n"
   assert told in capsys.readouterr().out
   assert seconds(folder, runs) == [9.0, 9.0, 0.5]
-  assert not records.of(folder, runs[1].identity)["reason"]
+  assert not records.read_one(folder, runs[1].identity)["reason"]
 
 
 def test_a_busy_machine_measures_nothing(folder, trainer, busy):

@@ -64,7 +64,7 @@ def test_the_time_is_that_of_a_step_of_the_first_row(tmp_path):
   runs = rows("dense", "delta")
   # 4 runs of 60 steps of 2 s and a start of 10 s, and 2 shapes of 4 programs.
   cost = {"step_seconds": 2.0, "compile_seconds": 5.0}
-  records.keep_cost(tmp_path, runs[0], cost)
+  records.store_step_cost(tmp_path, runs[0], cost)
   two = comparison(attention="dense,delta", seeds="0,1")
   assert outline.duration(runs, two, tmp_path) == (
     "about 9 minutes if all are as fast as dense"
@@ -103,4 +103,4 @@ def test_help_has_the_fields_of_the_comparison_and_of_its_runs():
   assert own < lines.index(across) < of_runs
   # Of the comparison, which differs from configs/recall.py.
   assert of_runs < lines.index("  --config.model.features=64")
-  assert parse(mapping).leaves("recall")["model.features"] == 64
+  assert parse(mapping).fields("recall")["model.features"] == 64

@@ -22,8 +22,8 @@ def test_the_page_says_how_rows_were_compared():
   for record in found:
     record["solved_at"] = 0.95
   assert remarks.tests(by_task(found)["recall"]).endswith(
-    "largest difference between any two rows in the share of solved seeds or the "
-    "mean up to 0.95, by shuffles within seeds."
+    "permutation test within seeds of the largest difference between any two rows "
+    "in the share of solved seeds or the mean up to 0.95."
   )
   assert remarks.tests(by_task(found, reference="path")["recall"]) == (
     "Tests: none yet, because `path` has no complete row."
@@ -55,14 +55,14 @@ def test_points_that_were_stopped_while_they_learned_are_named():
     stopped("dense", [3.4, 3.3, 3.0, 2.5], "train", rate=0.1),
     stopped("lsh", [3.4, 3.4, 3.4, 3.39]),  # It had stopped by itself.
   ]
-  (text,) = remarks.doubts(by_task(found)["recall"])
+  (text,) = remarks.choice_warnings(by_task(found)["recall"])
   assert text.startswith("Halving stopped points whose loss was still falling")
   assert text.endswith(
     ": `delta: learning_rate=0.03` and `dense: learning_rate=0.1`"
   )
   for record in found:
     record["solved_at"] = None
-  assert not remarks.doubts(by_task(found)["recall"])
+  assert not remarks.choice_warnings(by_task(found)["recall"])
 
 
 def test_choosing_seeds_that_disagree_are_counted():
@@ -77,7 +77,7 @@ def test_choosing_seeds_that_disagree_are_counted():
   found.append(
     run("dense", 10_000, 0.0, rate=0.1, choosing=True, solved_at=0.95)
   )
-  (text,) = remarks.doubts(by_task(found)["recall"])
+  (text,) = remarks.choice_warnings(by_task(found)["recall"])
   assert text.endswith("much on chance: `delta: 1 of 4`")
 
 
@@ -93,7 +93,7 @@ def test_a_report_says_how_many_runs_there_are_while_some_are_missing(folder):
   records.atomic.write_json(folder / records.PLAN, entries)
   text = files.write(folder)
   head = text[: text.index("## How to read this")]
-  assert "2 of 6 runs done; what follows may change with the others." in head
+  assert "2 of 6 runs done; the results below may change." in head
   assert "So far: Only `dense` has finished" in head
   for n in range(2, 6):
     ending = {"status": "failed", "reason": "x", "final": {}, "history": []}

@@ -63,7 +63,7 @@ def test_the_text_has_what_was_found_first(folder):
   assert (
     "copy: `dense` has the best exact_match on the validation split" in text
   )
-  assert text.index("## What was found") < text.index("## How to read this")
+  assert text.index("## Findings") < text.index("## How to read this")
   row = re.search(r"\| dense +\| +0\.960 \[\S+, \S+\] ≈ \|", text)
   assert row
   assert r"failed: exit code 1: loss is \<nan> at step 3" in text
@@ -556,7 +556,7 @@ def test_rows_of_a_mechanism_have_its_colour_lighter_or_darker():
     "light": style.Style("#ffffff", "-", "o"),
   }
   rows = [(f"{kind} {n}", kind) for kind in base for n in range(4)]
-  found = style.of_rows(base, [*rows, ("dark 0", "dark")])
+  found = style.make_row_styles(base, [*rows, ("dark 0", "dark")])
   colors = [found[name].color for name, _ in rows]
   assert colors == [
     *("#000000", "#737373", "#404040", "#737373"),

@@ -70,7 +70,7 @@ def test_means_are_compared_by_tukeys_test():
   """
   residuals = [[1, -1, 0], [-1, 0, 1], [0, 1, -1]]
   critical = 5.040 * math.sqrt(0.5)
-  found = statistics.against_first(table_of([0, -critical, -1], residuals))
+  found = statistics.compare_with_first(table_of([0, -critical, -1], residuals))
   np.testing.assert_allclose(found.p_values[1], 0.05, atol=2e-4)
   assert found.p_values[2] > 0.5
   np.testing.assert_allclose(found.difference, [0, -critical, -1], atol=1e-9)
@@ -86,7 +86,10 @@ def test_two_rows_are_students_paired_test():
   t = 2 * math.sqrt(3)
   # Of Student's t with 2 degrees: p = 1 − t / √(t² + 2).
   expected = 1 - t / math.sqrt(t * t + 2)
-  for compare in (statistics.against_first, statistics.against_reference):
+  for compare in (
+    statistics.compare_with_first,
+    statistics.compare_with_reference,
+  ):
     found = compare(values)
     assert found.p_values[1] == pytest.approx(expected)
     assert found.difference[1] == pytest.approx(0.2)
@@ -102,14 +105,14 @@ def test_where_variances_differ_each_pair_has_its_own():
   spread = np.array([0.01, 0.01, 1.0, 1.0])[:, None]
   values = spread * generator.normal(size=(4, 8))
   values[1] -= 0.05
-  found = statistics.against_first(values)
+  found = statistics.compare_with_first(values)
   assert "Bartlett" in found.test
   pair = stats.ttest_rel(values[1], values[0])
   assert found.p_values[1] == pytest.approx(6 * pair.pvalue)
   low, high = pair.confidence_interval(1 - 0.05 / 6)
   assert (found.low[1], found.high[1]) == pytest.approx((low, high))
   assert (found.p_values[2:] > 0.5).all()
-  declared = statistics.against_reference(values)
+  declared = statistics.compare_with_reference(values)
   assert declared.p_values[1] == pytest.approx(3 * pair.pvalue)
 
 
@@ -118,7 +121,7 @@ def test_rows_with_other_seeds_are_compared_over_common_ones():
   values = np.array(
     [[1, 2, 4, 3, 5], [2, 4, 5, nan, nan], [nan, nan, 1, 1, 4.5], [nan] * 5]
   )
-  found = statistics.against_first(values)
+  found = statistics.compare_with_first(values)
   pairs = [
     stats.ttest_rel(values[1, :3], values[0, :3]).pvalue,
     stats.ttest_rel(values[2, 2:], values[0, 2:]).pvalue,
@@ -139,7 +142,10 @@ def test_rows_with_other_seeds_are_compared_over_common_ones():
   ],
 )
 def test_no_p_without_variance(values):
-  for compare in (statistics.against_first, statistics.against_reference):
+  for compare in (
+    statistics.compare_with_first,
+    statistics.compare_with_reference,
+  ):
     found = compare(np.array(values))
     assert np.isnan(found.p_values).all()
     assert math.isnan(found.low[1])
@@ -246,13 +252,13 @@ def test_steps_are_those_of_freireichs_trial():
   for week, value in expected.items():
     assert table[week] == pytest.approx(value, abs=5e-4)
   assert min(at[share <= 0.5]) == 23
-  _, p = statistics.p_of_steps(steps, ended)
+  _, p = statistics.log_rank_p_values(steps, ended)
   assert p == pytest.approx(stats.chi2.sf(16.79, 1), rel=0.01)
   # Three rows have three pairs.
-  three = statistics.p_of_steps([*steps, steps[1]], [*ended, ended[1]])
+  three = statistics.log_rank_p_values([*steps, steps[1]], [*ended, ended[1]])
   np.testing.assert_allclose(three, [math.nan, 3 * p, 3 * p], rtol=1e-9)
   none = np.zeros(21, bool)
-  never = statistics.p_of_steps([steps[0], steps[1]], [none, none])
+  never = statistics.log_rank_p_values([steps[0], steps[1]], [none, none])
   assert not never[1] < 1
 
 

@@ -50,8 +50,8 @@ def test_only_what_was_trained_counts_as_done(workdir):
   folder, runs = workdir
   records.update(folder, runs[1].identity, status=records.STOPPED_EARLY)
   assert status.missing(folder) == [
-    "1 of 6 runs done, 1 failed, 1 stopped early, 1 not supported; what follows may "
-    "change with the others."
+    "1 of 6 runs done, 1 failed, 1 stopped early, 1 not supported; the results "
+    "below may change."
   ]
 
 
@@ -112,7 +112,7 @@ def done(folder, run, minutes):
 
 def test_a_run_takes_as_long_as_those_at_its_values(tmp_path):
   records.plan(tmp_path, [run_of("dense", 0)])
-  assert "no run is done yet" in status.text(tmp_path)
+  assert "no run has finished without" in status.text(tmp_path)
   done(tmp_path, at_width("dense", 16), 10)
   done(tmp_path, at_width("dense", 64), 90)
   done(tmp_path, at_width("lsh", 16), 200)
@@ -204,7 +204,7 @@ def test_runs_of_the_report_wait_for_their_point(tmp_path):
     run = run_of(attention, seed)
     grid = {"optimizer.learning_rate": rate}
     return dataclasses.replace(
-      run, grid=grid, leaves=run.leaves | grid, choosing=choosing
+      run, grid=grid, fields=run.fields | grid, choosing=choosing
     )
 
   choosing = [

@@ -326,7 +326,7 @@ def test_a_seed_that_diverged_is_the_worst():
   assert found.index[0] == "dense"
   assert tables.result(found.loc["lsh"]).text == "0.973 of 3, 5 diverged"
   assert found.loc["lsh", "p"] < 0.05
-  assert "a seed that diverged is the worst" in found.loc["lsh", "test"]
+  assert "a seed that diverged has the worst value" in found.loc["lsh", "test"]
   assert found["difference"].isna().all()
   survivor = runs("path", [1.0], solved_at=0.95)
   survivor += [diverged("path", n, solved_at=0.95) for n in range(1, 8)]

@@ -59,7 +59,7 @@ def validation(task):
 def test_a_text_may_be_as_long_as_the_limit(path):
   """With [CLS] before it and [SEP] behind it."""
   assert len(make(path).encode("red green blue")) == 16
-  told = r"^17 characters, more than the model reads \(task\.max_length=16\)$"
+  told = r"^expected at most 16 characters \(task\.max_length\), got 17$"
   with pytest.raises(ValueError, match=told):
     make(path).encode("red green blues")
 
@@ -185,7 +185,7 @@ def test_save_and_restore_without_the_file(path, tmp_path, vocabulary):
   assert restored.encode_target("number") == [1]
   with pytest.raises(ValueError, match="expected a label, one of colour, numb"):
     restored.encode_target("word")
-  with pytest.raises(ValueError, match="more than the model reads"):
+  with pytest.raises(ValueError, match="expected at most"):
     restored.encode("two six " * 9)
 
 

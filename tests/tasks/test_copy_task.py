@@ -243,6 +243,6 @@ def test_config_refuses():
 @pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
 def test_duplicate_is_for_decoders(kind):
   with pytest.raises(
-    ValueError, match=r"model\.kind: .*duplicate.* serves decoder"
+    ValueError, match=r"model\.kind: .*duplicate.* supports decoder"
   ):
     make(kind, "duplicate")

@@ -145,5 +145,5 @@ def test_what_is_typed_has_to_fit_and_a_context_has_room(path):
     make(path, "encoder", context=3)
   task = make(path, "encoder")
   assert len(task.encode("t" * 14)) == 16
-  with pytest.raises(ValueError, match=r"^17 characters, more than the model"):
+  with pytest.raises(ValueError, match=r"^expected at most 16 characters"):
     task.encode("t" * 15)

@@ -42,7 +42,7 @@ def test_both_losses_are_those_of_dictionaries(size):
 
 def test_probabilities_of_all_tokens_sum_to_one():
   rng = np.random.default_rng(0)
-  training = Pairs.of(rng.integers(0, 6, 30))
+  training = Pairs.from_text(rng.integers(0, 6, 30))
   for left in range(NONE, 8):
     total = collections.Counter()
     for token in range(8):
@@ -58,7 +58,9 @@ def test_of_a_decoder_every_held_out_token_counts(path):
   task = make(path, "decoder")
   train = np.array(task.encode_target(TEXT[: int(0.9 * len(TEXT))]))
   held_out = np.array(task.encode_target(HELD_OUT))
-  expected = naive(Pairs.of(train), Pairs.of(held_out), task.target_vocab_size)
+  expected = naive(
+    Pairs.from_text(train), Pairs.from_text(held_out), task.target_vocab_size
+  )
   assert task.baselines == pytest.approx(expected)
   assert expected["bigram_loss"] < expected["unigram_loss"] - 0.5
 
@@ -73,7 +75,7 @@ def test_of_an_encoder_masked_tokens_count_with_their_true_neighbours(path):
         left.append(row[place - 1])
         token.append(row[place])
   found = Pairs(np.array(left), np.array(token))
-  expected = naive(Pairs.of(train), found, task.target_vocab_size)
+  expected = naive(Pairs.from_text(train), found, task.target_vocab_size)
   assert task.baselines == pytest.approx(expected)
 
 

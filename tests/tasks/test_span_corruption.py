@@ -56,7 +56,7 @@ def test_the_longest_piece_is_taken(rate, mean, context):
     TextConfig(path="x", context=context, mask_rate=rate, mean_span_length=mean)
   )
   assert sizes.source <= context
-  assert SpanSizes.of(sizes.text + 1, rate, mean).source > context
+  assert SpanSizes.from_length(sizes.text + 1, rate, mean).source > context
   assert 1 <= sizes.spans <= min(sizes.noise, sizes.text - sizes.noise)
 
 
@@ -65,7 +65,7 @@ def test_the_longest_piece_is_taken(rate, mean, context):
   ("rate", "mean"), [(0.15, 3.0), (0.5, 1.0), (0.9, 2.0)]
 )
 def test_numbers_of_tokens_and_spans_are_fixed(length, rate, mean):
-  sizes = SpanSizes.of(length, rate, mean)
+  sizes = SpanSizes.from_length(length, rate, mean)
   mask = span_mask(np.random.default_rng(0), 200, sizes)
   assert mask.shape == (200, length)
   assert (mask.sum(axis=1) == sizes.noise).all()
@@ -102,7 +102,7 @@ def joined(source, target, sentinels, eos):
 @pytest.mark.parametrize("length", [2, 7, 13, 64])
 def test_source_and_target_rebuild_the_text(length):
   rng = np.random.default_rng(0)
-  sizes = SpanSizes.of(length, 0.3, 2.0)
+  sizes = SpanSizes.from_length(length, 0.3, 2.0)
   sentinels = 1000 - np.arange(sizes.spans + 1)
   tokens = rng.integers(3, 100, (5, length))
   mask = span_mask(rng, 5, sizes)

@@ -87,9 +87,9 @@ def test_sentinels_are_counted_up_to_the_first_gap():
 
 def test_an_encoder_reads_both_around_a_text_or_none():
   both = SpecialTokens.find({"<cls>": 0, "<sep>": 6})
-  assert both.around == ([0], [6])
-  assert SpecialTokens.find({"<cls>": 3}).around == ([], [])
-  assert SpecialTokens.find({"<sep>": 3}).around == ([], [])
+  assert both.encoder_tokens == ([0], [6])
+  assert SpecialTokens.find({"<cls>": 3}).encoder_tokens == ([], [])
+  assert SpecialTokens.find({"<sep>": 3}).encoder_tokens == ([], [])
 
 
 def test_all_ids_are_those_of_roles_and_sentinels():

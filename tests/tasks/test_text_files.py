@@ -313,7 +313,11 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
     ("bad.parquet", {}, "bad.parquet: .*Parquet"),
     ("bad.csv", {}, "bad.csv: .*(columns|UTF8|UTF-8)"),
     ("*.nothing", {}, "no file matches"),
-    ("a.npy,a.csv", {}, "expected files of text or files of ids, got both"),
+    (
+      "a.npy,a.csv",
+      {},
+      "expected only files of text or only files of ids, got both",
+    ),
   ],
 )
 def test_a_fault_is_one_line(tmp_path, name, options, message):

@@ -263,7 +263,7 @@ def test_faults_are_one_line(tmp_path, content, message):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    ("a" * 17, "17 characters, more than the model reads (task.context=16)"),
+    ("a" * 17, "expected at most 16 characters (task.context=16), got 17"),
     ("Z", "'Z' does not occur in the training text"),
   ],
 )

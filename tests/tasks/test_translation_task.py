@@ -153,7 +153,7 @@ def test_pairs_are_trained_up_to_the_limit(folder, caplog):
   limit = int(np.sort(lengths.max(axis=1))[120])
   task = make(**files(folder, max_length=limit))
   kept = int((lengths.max(axis=1) <= limit).sum())
-  left_out = f"left out {200 - kept} of 200 training pairs"
+  left_out = f"omitted {200 - kept} of 200 training pairs"
   assert left_out in caplog.text
   assert f"(longest: {lengths.max()})" in caplog.text
   batches = [task.train_batch(step) for step in range(20)]
@@ -302,7 +302,7 @@ def test_save_and_restore_without_data(folder, tmp_path):
 
 
 def test_restore_needs_a_run(tmp_path):
-  with pytest.raises(tasks.DataError, match="is this a run's workdir"):
+  with pytest.raises(tasks.DataError, match="expected the workdir of a run"):
     make(workdir=tmp_path, restore=True)
 
 

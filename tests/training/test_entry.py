@@ -23,8 +23,8 @@ def test_help_is_examples_and_own_flags(program, flag, has_defaults):
   run = commands.run if program.endswith(".py") else commands.run_module
   code, out, error = run(program, "--help")
   assert (code, error) == (0, "")
-  described, shown = out.split("\nFlags:\n")
-  assert sum(program in line for line in described.splitlines()) >= 3
+  description, shown = out.split("\nFlags:\n")
+  assert sum(program in line for line in description.splitlines()) >= 3
   assert f"  {flag}\n" in shown
   assert ("(default" in shown) == has_defaults
   assert "--helpfull" in shown.splitlines()[-1]

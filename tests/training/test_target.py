@@ -60,7 +60,7 @@ def test_whether_a_step_fits():
   assert not compiled_step.refusal("INTERNAL: Mosaic failed to compile")
 
 
-def described(attention, *arguments, **leaves):
+def description(attention, *arguments, **leaves):
   """What `make describe` prints of configs/copy.py; skips where it is not set up."""
   if not (ROOT / ".venv-devices" / ".installed").exists():
     pytest.skip("needs `make describe`, which sets up .venv-devices")
@@ -83,7 +83,7 @@ def test_gates_add_no_sum_of_gradients_along_tensor():
   sent = {}
   for name in ("dense", "gated_delta"):
     leaves = {"model": model, "mesh": {"tensor": 4}, "batch_size": 8}
-    shown = described(name, "--target=h100:4", **leaves)
+    shown = description(name, "--target=h100:4", **leaves)
     row = r"^\| all-reduce \| tensor \| \d+ \| (.*) (.*) \|$"
     ((size, unit),) = re.findall(row, shown, re.M)
     sent[name] = float(size) * UNITS[unit]
@@ -96,7 +96,7 @@ def test_a_step_for_devices_that_are_not_here(name):
   """Parameters are gathered once, and their gradients scattered and not whole."""
   size = {"num_layers": 1, "features": 256, "mlp_features": 1024}
   leaves = {"model": size, "mesh": {"fsdp": 8}, "batch_size": 8}
-  shown = described("dense", f"--target={name}", **leaves)
+  shown = description("dense", f"--target={name}", **leaves)
   assert "mesh: data 1 × fsdp 8 × tensor 1 × sequence 1" in shown
   assert re.search(r"^fits \d+ GB: 0\.\d+ GB, \d%$", shown, re.M), shown
   assert re.search(

@@ -60,7 +60,7 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
     opened = load.open_folder(folder)
   except (OSError, ValueError) as error:
     raise ConfigError(f"workdir: {error}") from error
-  kind = opened.described.config.kind
+  kind = opened.description.config.kind
   if kind != "decoder":
     raise ConfigError(
       f"workdir: the weights in {folder} are a model of kind {kind!r}; only a "
@@ -71,7 +71,7 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
       f"workdir: {folder} has no tokenizer.json, which encodes text for these "
       "weights"
     )
-  context = min(opened.described.max_length, _LONGEST)
+  context = min(opened.description.max_length, _LONGEST)
   # A task of a restored run reads no text.
   mapping = text_mapping(
     folder, kind, {"path": str(folder), "context": context}
@@ -79,7 +79,7 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
   config = experiment_config.parse(mapping)
   run = experiment.create(config, restore=True)
   task = cast(CausalText, run.task)
-  task.eos_ids = (task.eos_id, *_ends(folder, opened.theirs, task.eos_id))
+  task.eos_ids = (task.eos_id, *_ends(folder, opened.hf_config, task.eos_id))
   model = cast(Transformer, run.model)
   return run, load.read_variables(opened, model)
 

@@ -77,14 +77,14 @@ def test_a_sentence_says_what_is_where():
     # Quarters that are not told of are grey.
     assert np.ptp(left[background].mean(0)) < 5
     assert left[background].max() < 150
-  everything = {*captions.COLOURS, *captions.SHAPES, *captions.PLACES}
+  everything = {*captions.COLOURS, *captions.SHAPES, *captions.QUARTERS}
   assert seen == everything
 
 
 def test_places_are_told_in_order_and_once():
   for sentence in drawn(range(50), max_shapes=4).captions:
     places = [" ".join(part.split()[2:]) for part in sentence.split(", ")]
-    order = [captions.PLACES.index(place) for place in places]
+    order = [captions.QUARTERS.index(place) for place in places]
     assert order == sorted(set(order))
   counts = [s.count(",") + 1 for s in drawn(range(300)).captions]
   assert min(counts.count(n) for n in (1, 2, 3)) > 60

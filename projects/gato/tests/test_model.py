@@ -12,7 +12,7 @@ from projects.gato.config import PATCH_ID
 from projects.gato.patch_embedding import (
   CHANNELS,
   GROUPS,
-  PLACES,
+  NUM_POSITIONS,
   PatchEmbedding,
 )
 from tests.models import tiny
@@ -91,8 +91,8 @@ def naive_patches(params, patches):
       places = ("row", row, rows), ("column", column, columns)
       for axis, place, count in places:
         table = np.asarray(params[f"{axis}_positions"]["embedding"])
-        first = place * PLACES // count
-        last = (place + 1) * PLACES // count - 1
+        first = place * NUM_POSITIONS // count
+        last = (place + 1) * NUM_POSITIONS // count - 1
         out = out + table[(first + last + 1) // 2]
       found.append(out)
   return np.array(found)
@@ -104,9 +104,9 @@ def test_places_are_drawn_in_training():
   patches = np.zeros((64, 2, 3, 4, 4, 1), np.float32)
   params = jax.jit(module.init)(jax.random.key(0), patches)["params"]
   # A position is told by its embedding: rows in the first, columns in the last.
-  numbers = np.arange(PLACES, dtype=np.float32)
+  numbers = np.arange(NUM_POSITIONS, dtype=np.float32)
   for axis, place in (("row", 0), ("column", 3)):
-    table = np.zeros((PLACES, 4), np.float32)
+    table = np.zeros((NUM_POSITIONS, 4), np.float32)
     table[:, place] = numbers
     params = params | {f"{axis}_positions": {"embedding": table}}
   params = params | {

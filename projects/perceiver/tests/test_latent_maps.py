@@ -54,7 +54,7 @@ def test_latents_are_in_the_order_of_where_they_look():
   """At 2, at 0.5, nowhere, and at 1.5, where what is below 0 does not count."""
   one = [[0.0, 0.0, 1.0], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [-9.0, 0.5, 0.5]]
   weights = np.array([one, one]) * [[[2.0]], [[1.0]]]
-  assert maps.by_place(weights).tolist() == [2, 1, 3, 0]
+  assert maps.sort_by_position(weights).tolist() == [2, 1, 3, 0]
 
 
 def test_a_latent_has_no_query_patch():

@@ -220,7 +220,7 @@ def test_faults_in_a_config_name_the_leaf():
 def test_a_task_for_decoders_alone_refuses_it():
   config = translation.get_config("luong").to_dict()
   config["task"] = {"name": "recall"}
-  with pytest.raises(ConfigError, match="kind: recall serves decoder, got"):
+  with pytest.raises(ConfigError, match="kind: recall supports decoder, got"):
     experiment.create(experiment_config.parse(config))
 
 

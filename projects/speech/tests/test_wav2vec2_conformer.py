@@ -57,7 +57,7 @@ def test_weight_norm_by_its_old_names(tmp_path):
   [
     (
       lambda t: t.pop(f"{CONVOLUTION}.parametrizations.weight.original0"),
-      "weight.original0: missing; config.json asks for it",
+      "weight.original0: missing; config.json requires it",
     ),
     (
       lambda t: t.update({f"{CONVOLUTION}.bias": np.ones(3, np.float32)}),
@@ -70,7 +70,7 @@ def test_weight_norm_by_its_old_names(tmp_path):
     (lambda t: t.pop(f"{NORM}.running_var"), "running_var: missing; it fills"),
     (
       lambda t: t.update({f"{NORM}.running_max": np.ones(24, np.float32)}),
-      "running_max: no variable of this model takes it",
+      "running_max: no variable of this model uses it",
     ),
   ],
 )

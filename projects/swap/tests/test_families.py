@@ -50,8 +50,8 @@ def test_a_decoder_with_other_mechanisms(case, tmp_path):
   read = {"weights": str(folder), "text": str(tmp_path / "input.txt")}
   asked = Settings(**read, attention=ATTENTION, context=12, batches=1)
   model = source.read(asked)
-  paths = [place.path for place in model.places]
-  config, batch = model.described.config, model.task.train_batch(0)
+  paths = [module.path for module in model.modules]
+  config, batch = model.description.config, model.task.train_batch(0)
   assert paths == [
     f"decoder_{i}/self_attention"
     for i, layer in enumerate(config.decoder_configs)
@@ -59,8 +59,8 @@ def test_a_decoder_with_other_mechanisms(case, tmp_path):
   ]
   theirs = {*model.opened.tensors}
   for choice in asked.choices(model.context):
-    described = variant.describe(model, choice.config, model.places)
-    swapped = load.make_model(described)
+    description = variant.describe(model, choice.config, model.modules)
+    swapped = load.make_model(description)
     shapes = jax.eval_shape(
       lambda swapped=swapped: models.initialize(
         swapped, jax.random.key(0), swapped.example()
@@ -88,7 +88,7 @@ def test_a_decoder_with_other_mechanisms(case, tmp_path):
     written = tmp_path / choice.config.name
     variant.save(model, swapped, variables, written)
     read = load.open_folder(written)
-    assert read.described.config.attentions == described.config.attentions
+    assert read.description.config.attentions == description.config.attentions
     assert {*read.kept} == {*model.opened.kept}
     own = {x for x in read.tensors if not x.startswith("attention_lab/")}
     assert own <= theirs

@@ -243,7 +243,7 @@ def test_variables_are_taken_out_and_put_back():
 def test_a_model_with_latent_attention_has_keys_for_other_mechanisms(tmp_path):
   """It is the same function with projected keys and values."""
   _, found = swap_cases.read("deepseek_v3", tmp_path)
-  mechanisms = found.described.config.layers("decoder_attention")
+  mechanisms = found.description.config.layers("decoder_attention")
   assert {one.name for one in mechanisms} == {"dense"}
   inputs, outputs = expected("deepseek_v3")
   p = loaded("deepseek_v3")._replace(

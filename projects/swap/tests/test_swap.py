@@ -227,7 +227,7 @@ def test_encoders_and_both_stacks(case, tmp_path):
   )
   own = measure.original_row(model, asked)
   assert "cache_bytes" not in own
-  sides = {place.side for place in model.places}
+  sides = {module.side for module in model.modules}
   assert sides == ({"encoder"} if case != "t5" else {"encoder", "decoder"})
   flash, linformer, hybrid = (
     measure.mechanism(model, choice, asked, tmp_path)
@@ -236,7 +236,7 @@ def test_encoders_and_both_stacks(case, tmp_path):
   loss = own["swaps"][0]["loss"]
   assert flash["swaps"][0]["loss"] == pytest.approx(loss, rel=1e-5)
   assert flash["error"] < 1e-5
-  assert len(flash["layers"]) == len(model.places)
+  assert len(flash["layers"]) == len(model.modules)
   assert hybrid["status"] == "cannot serve"
   if case == "t5":
     assert "relative positions" in linformer["reason"]
@@ -336,7 +336,7 @@ def test_a_mechanism_that_was_typed_by_its_path(tmp_path, monkeypatch):
   record = measure.mechanism(model, choice, asked, tmp_path)
   (swap,) = record["swaps"]
   folder = tmp_path / "models" / swap["folder"]
-  with pytest.raises(ValueError, match="weights import nothing"):
+  with pytest.raises(ValueError, match="folder of weights may not have"):
     models.load_pretrained(folder)
   places = (asked, tmp_path, swap["folder"])
   trained = finetune.finetune(model, choice, swap["kept"], *places)

@@ -31,7 +31,7 @@ def test_layers_have_a_panel_for_each_number_and_no_empty_one():
   assert titles == {
     "error of a layer's output": True,
     "the same after the transfer": True,
-    "loss added by one layer alone, %": True,
+    "loss added by swapping one layer, %": True,
     "": False,
   }
 

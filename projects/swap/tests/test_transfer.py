@@ -16,9 +16,11 @@ HYBRID = AttentionConfig("window_linear", {"window": 4})
 
 def drawn(model, config):
   """What a mechanism draws at every place of a model."""
-  described = variant.describe(model, config, model.places)
-  _, variables = variant.make(model, described, 0)
-  return substitution.extract(variables, [place.path for place in model.places])
+  description = variant.describe(model, config, model.modules)
+  _, variables = variant.make(model, description, 0)
+  return substitution.extract(
+    variables, [module.path for module in model.modules]
+  )
 
 
 def fitted(model, config, before, steps):
@@ -65,7 +67,7 @@ def test_what_is_drawn_and_not_trained_stays(tmp_path):
 def test_a_layer_does_not_wait_for_another(tmp_path):
   """Fitting a layer depends on the model's own inputs to it alone."""
   _, model = cases.read("gpt2", tmp_path)
-  before, last = drawn(model, HYBRID), model.places[-1].path
+  before, last = drawn(model, HYBRID), model.modules[-1].path
   alone = fitted(model, HYBRID, {last: before[last]}, 3)[last]
   among = fitted(model, HYBRID, before, 3)[last]
   chex.assert_trees_all_close(alone, among, rtol=1e-3, atol=1e-5)
@@ -79,10 +81,10 @@ def test_a_layer_that_is_kept_keeps_its_own_variables(tmp_path):
   models.save_pretrained(folder, models.load_pretrained(folder, forgetting))
   model = source.read(asked)
   config = AttentionConfig("flash", {"forget": True})
-  mechanisms, paths = drawn(model, config), [x.path for x in model.places]
+  mechanisms, paths = drawn(model, config), [x.path for x in model.modules]
   mechanisms = jax.tree.map(lambda x: 2 * x + 1, mechanisms)
   target = tmp_path / "kept"
-  variant.write(model, config, model.places[1:], mechanisms, target)
+  variant.write(model, config, model.modules[1:], mechanisms, target)
   p = models.load_pretrained(target)
   found = substitution.extract(p.variables, paths)
   own = substitution.extract(model.variables, paths)

@@ -89,7 +89,7 @@ def test_held_out_images_are_a_share_of_every_class():
 @pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
 def test_of_every_class_an_image_is_trained_and_one_is_held_out(share):
   labels = np.repeat([4, 0, 7], [2, 3, 97])
-  chosen = sources.held_out_places(labels, share)
+  chosen = sources.held_out_mask(labels, share)
   for label, total in ((4, 2), (0, 3), (7, 97)):
     count = chosen[labels == label].sum()
     assert count == np.clip(round(share * total), 1, total - 1)
@@ -130,7 +130,7 @@ def test_every_shift_and_mirror_is_as_likely():
   images = np.zeros((count, 9, 9, 1), np.uint8)
   images[:, 4, 3] = 1  # Mirrored, it is in column 5.
   rng = np.random.default_rng(0)
-  varied = augmentation.vary(images, shift=1, flip=True, rng=rng)
+  varied = augmentation.augment(images, shift=1, flip=True, rng=rng)
   _, rows, columns, _ = np.nonzero(varied)
   assert len(rows) == count
   frequency = np.zeros((9, 9))

@@ -143,7 +143,10 @@ def test_a_student_learns_both_labels(run):
       {"distillation": True, "teacher": str(FOLDERS["gpt2"])},
       "a classifier of",
     ),
-    ({"distillation": True, "teacher": str(FOLDERS["vit"])}, "reads images of"),
+    (
+      {"distillation": True, "teacher": str(FOLDERS["vit"])},
+      "expected images of shape",
+    ),
     ({"patch_size": None}, "config.model.patch_size: expected a valid integer"),
     ({"patch_size": 9}, "config.model.patch_size: expected at most 8"),
     ({"teacher": 3}, "config.model.teacher: expected a valid string, got 3"),

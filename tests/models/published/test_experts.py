@@ -79,7 +79,11 @@ def test_token_by_token(case):
       {"num_local_experts": 0},
       "num_local_experts: expected at least",
     ),
-    ("mixtral", {"num_experts": 4}, "num_experts: expected that of num_local_"),
+    (
+      "mixtral",
+      {"num_experts": 4},
+      "num_experts: expected the value of num_local_",
+    ),
     (
       "mixtral",
       {"num_experts_per_tok": 6},
@@ -128,7 +132,7 @@ def test_configs_that_are_not_read(case, values, message, tmp_path):
     ),
     (
       lambda x: x.update({EXPERT.replace("3", "5"): x[EXPERT]}),
-      "no variable of this model takes it",
+      "no variable of this model uses it",
     ),
   ],
 )
@@ -183,7 +187,7 @@ def test_an_expert_that_lacks_a_kernel_in_a_multimodal_folder(tmp_path):
 @pytest.mark.parametrize(
   ("values", "message"),
   [
-    ({"audio_config": {}}, "audio_config: no text model depends on it"),
+    ({"audio_config": {}}, "audio_config: not supported for a text model"),
     ({"text_config": None}, "text_config: expected an object, got None"),
   ],
 )

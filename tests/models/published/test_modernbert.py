@@ -56,7 +56,7 @@ def test_the_head_follows_the_base_model(tmp_path):
     (
       "modernbert",
       {"layer_types": ["full_attention"] * 4},
-      "global_attn_every_n_layers: 2 contradicts the layer_types",
+      "global_attn_every_n_layers: 2 contradicts layer_types",
     ),
     (
       "modernbert_classes",
@@ -73,7 +73,7 @@ def test_the_head_follows_the_base_model(tmp_path):
     (
       "modernbert",
       {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
-      "rope_theta: the file has it twice, 5.0 and 700.0",
+      "rope_theta: the file has two different values, 5.0 and 700.0",
     ),
     ("modernbert", {"norm_bias": False}, "norm.bias: no variable of this"),
     ("modernbert", {"decoder_bias": False}, "decoder.bias: no variable of"),

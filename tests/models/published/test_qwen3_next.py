@@ -100,5 +100,7 @@ def test_what_replaces_both_mechanisms_keeps_what_is_around():
 
 def test_a_run_of_it_is_told_what_no_family_has():
   p = loaded(CASE)
-  with pytest.raises(ValueError, match=r"^no published family is this model: "):
+  with pytest.raises(
+    ValueError, match=r"^no published family fits this model: "
+  ):
     models.as_pretrained(p.model, p.variables)

@@ -149,7 +149,7 @@ def test_another_mechanism_has_the_inputs_of_the_state(
     (
       "nemotron_h",
       {"layers_block_type": None, "hybrid_override_pattern": "M-X"},
-      "hybrid_override_pattern: expected some of *, M, E, -, got ",
+      "hybrid_override_pattern: expected entries among *, M, E, -, got ",
     ),
     ("mamba", {"conv_kernel": 3}, "conv_kernel: expected 4, got 3"),
     ("mamba", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
@@ -160,7 +160,7 @@ def test_another_mechanism_has_the_inputs_of_the_state(
     ("xlstm", {"weight_mode": "fused"}, "weight_mode: expected 'single'"),
     ("xlstm", {"use_bias": True}, "use_bias: expected False"),
     ("xlstm", {"num_blocks": 4}, "num_blocks: expected 3, got 4"),
-    ("xlstm", {"qk_dim_factor": 0.6}, "qk_dim_factor: expected a width that"),
+    ("xlstm", {"qk_dim_factor": 0.6}, "qk_dim_factor: expected a multiple of"),
     ("recurrent_gemma", {"conv1d_width": 3}, "conv1d_width: expected 4, got 3"),
     ("recurrent_gemma", {"lru_width": 21}, "lru_width: expected a multiple of"),
     ("recurrent_gemma", {"block_types": []}, "block_types: expected a list of"),

@@ -90,5 +90,5 @@ def test_mechanisms_stay(tmp_path):
 
 def test_what_no_family_is():
   model, variables, _ = trained(kind="decoder", position="alibi")
-  with pytest.raises(ValueError, match=r"gpt2 has other position \(learned\)"):
+  with pytest.raises(ValueError, match=r"gpt2 differs in position \(learned\)"):
     models.as_pretrained(model, variables)

@@ -105,8 +105,8 @@ MUTANTS = (
     (*_RUNS, *_TASKS), "a run goes on with other data"),
   # Tasks.
   Mutant("tasks/text/stored.py",
-    "yield block[max(start - place, 0) : max(stop - place, 0)]",
-    "yield block[max(start - place, 0) :]",
+    "yield block[max(start - position, 0) : max(stop - position, 0)]",
+    "yield block[max(start - position, 0) :]",
     _TASKS, "a text on disk trains on a part of what is held out"),
   Mutant("tasks/copy.py",
     "weights = (positions >= starts[:, None]) & (targets != PAD)",
