@@ -84,8 +84,8 @@ def sliding_window_attention(
       twice counts once.
     global_qkv: separate (query, key, value) for the attention of global queries to all
       keys. Other queries see global keys through `key` and `value`.
-    block_size: C, the number of queries in a tile. Only 'xla' takes it. None is 64,
-      or 128 where a query sees more than 256 keys.
+    block_size: C, the number of queries in a tile. Only 'xla' takes it. None is
+      one of `attention.platform.backend.WINDOW_ROWS`.
     implementation: None, 'xla', 'cudnn' or 'tokamax'. cuDNN takes only a window to the
       left, without a mask. cuDNN and tokamax need T = S, and support no segments,
       tables, dropout, dilation or global tokens.

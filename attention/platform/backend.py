@@ -50,8 +50,11 @@ DIAGONAL_ROWS = 64
 """Rows of a product of which only some diagonals are needed."""
 
 WINDOW_ROWS = 64, 128
-"""Queries of a tile whose queries see at most 256 keys each, and of one with a wider
-window. In larger tiles, most pairs of a narrow window would be masked."""
+"""Queries in a tile of a narrow window, and of a wide one. In larger tiles, most pairs
+of a narrow window would be masked."""
+
+WIDE_WINDOW = 256
+"""Neighbours that a query sees in a wide window, at least."""
 
 TILE_BYTES = 2**29
 """Bytes of scores in one step of a GPU or TPU. A CPU takes one tile in a step."""

@@ -422,7 +422,9 @@ def make_tiling(
     rows, width = visible.block_mask.block_size
   elif visible.left is not None and visible.right is not None:
     reach = min(visible.left, length) + min(visible.right, source_length)
-    rows = min(rows or backend.WINDOW_ROWS[reach >= 256], length)
+    rows = min(
+      rows or backend.WINDOW_ROWS[reach >= backend.WIDE_WINDOW], length
+    )
     wide = min(source_length, rows + reach)
     width = width or min(wide, _ONE_VISIT)
     one_visit = width >= wide
