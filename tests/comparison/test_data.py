@@ -84,7 +84,10 @@ def test_a_run_that_begins_with_other_data_is_told(folder, tmp_path):
   data = files_of_run | {"x/data/c.txt": "3"}
   records.claim(folder, {"tasks": "text", ownership.DATA: data})
   (home / "vocabulary").mkdir(parents=True)
-  for digest, fault in (("2", None), ("3", r"^config\.task: data/b\.txt is")):
+  for digest, fault in (
+    ("2", None),
+    ("3", r"^config\.task: data/b\.txt has changed"),
+  ):
     notes = files_of_run | {"data/b.txt": digest}
     lines = files.check_data(tmp_path, notes)
     (home / "vocabulary" / files.DATA).write_bytes(lines)

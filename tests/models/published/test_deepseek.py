@@ -129,7 +129,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.4}
       {"rope_parameters": {"main": {"rope_theta": 9.0}, "compress": YARN}},
       "rope_parameters: expected partial_rotary_factor 0.4 in main",
     ),
-    ({"rope_parameters": YARN, "compress_ratios": [0]}, "compress_ratios: no "),
+    (
+      {"rope_parameters": YARN, "compress_ratios": [0]},
+      "compress_ratios: not supported",
+    ),
   ],
 )
 def test_v4_configs_that_are_not_read(values, message, tmp_path):

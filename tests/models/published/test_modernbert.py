@@ -68,7 +68,7 @@ def test_the_head_follows_the_base_model(tmp_path):
       {"classifier_pooling": "max"},
       "classifier_pooling: expected one of cls, mean, got 'max'",
     ),
-    ("modernbert", {"rope_theta": 5.0}, "rope_theta: no modernbert"),
+    ("modernbert", {"rope_theta": 5.0}, "rope_theta: not supported"),
     ("modernbert", {"global_rope_theta": None}, "global_rope_theta: "),
     (
       "modernbert",

@@ -145,7 +145,7 @@ def test_another_mechanism_has_the_inputs_of_the_state(
     ("nemotron_h", {"layers_block_type": []}, "layers_block_type: expected"),
     ("nemotron_h", {"attention_head_dim": 7}, "attention_head_dim: expected 6"),
     ("nemotron_h", {"mlp_bias": True}, "mlp_bias: expected False, got True"),
-    ("nemotron_h", {"mamba_n_groups": 2}, "mamba_n_groups: no nemotron_h that"),
+    ("nemotron_h", {"mamba_n_groups": 2}, "mamba_n_groups: not supported"),
     (
       "nemotron_h",
       {"layers_block_type": None, "hybrid_override_pattern": "M-X"},

@@ -235,7 +235,7 @@ def test_minimax_m3_by_the_keys_of_its_published_files():
   more["sparse_attention_config"] = sparse | {"sparse_block_size": 4}
   changed = description(config | {"index_block_size": 4}, names)
   assert description(rest | more, names) == changed
-  with pytest.raises(ValueError, match="mlp_layer_types: expected a number"):
+  with pytest.raises(ValueError, match="mlp_layer_types: expected one number"):
     description(rest | more | {"moe_layer_freq": 2}, names)
 
 
