@@ -243,7 +243,7 @@ def test_what_does_not_go_together_is_refused(made):
   call |= {"max_length": 2, "bos_id": 0, "eos_id": 1}
   with pytest.raises(ValueError, match=r"^patches: this model has none"):
     models.generate(plain, variables, **call)
-  with pytest.raises(ValueError, match="of kind 'gato'"):
+  with pytest.raises(ValueError, match="none has kind 'gato'"):
     models.as_pretrained(model, variables)
 
 

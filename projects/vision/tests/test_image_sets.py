@@ -142,7 +142,7 @@ def test_a_tfds_folder_that_has_it_prepared(tmp_path, empty_cache):
   [
     ("no_such_set", "task.source: TFDS has no 'no_such_set'; see"),
     ("test_only_pictures", "task.source: test_only_pictures has no train"),
-    ("nameless_pictures", "task.source: nameless_pictures has label, photo,"),
+    ("nameless_pictures", "task.source: nameless_pictures has label, photo;"),
     ("counted_pictures", "task.source: expected counted_pictures to have"),
     ("uneven_pictures", "uneven_pictures test: expected 6 × 5 × 1 pixels"),
     ("unlabelled_pictures", "unlabelled_pictures/1.0.0, split train, image"),
