@@ -65,7 +65,9 @@ def test_a_full_prompt_goes_on_too(run, variables):
   assert len(line) == CONTEXT
   [found] = generation.generate_lines(run, variables, [line], max_length=6)
   assert found == written(run, variables, line, 6)
-  with pytest.raises(ConfigError, match=r"^line 1: expected at most 8 .*, got 9"):
+  with pytest.raises(
+    ConfigError, match=r"^line 1: expected at most 8 .*, got 9"
+  ):
     generation.generate_lines(run, variables, ["on the ma"], max_length=6)
 
 
