@@ -21,7 +21,7 @@ from attention.dense import attend_to_slots
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
-from attention.softmax.cache import DenseCache, ring
+from attention.softmax.cache import DenseCache, prompt_rows, ring
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.forget_gates import next_forget_bias, prompt_forget_bias
 from attention.softmax.kernels import Implementation
@@ -346,7 +346,9 @@ def sliding_window(
     forget_bias = cache.forget_bias
     if log_forget is not None:
       forget_bias = ring(
-        forget_bias, prompt_forget_bias(log_forget, lengths), lengths
+        forget_bias,
+        prompt_forget_bias(prompt_rows(log_forget, lengths)),
+        lengths,
       )
     return SlidingWindowCache(
       ring(cache.key, key, lengths),

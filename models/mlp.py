@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.config import ModelConfig
+from models.multi_head_attention import kernel_init
 
 
 class Mlp(nn.Module):
@@ -41,9 +42,7 @@ class Mlp(nn.Module):
     first = dense(features, name="hidden")
     last = dense(
       config.features,
-      kernel_init=nn.initializers.variance_scaling(
-        self.out_scale**2, "fan_in", "truncated_normal"
-      ),
+      kernel_init=kernel_init(self.out_scale),
       name="out",
     )
     if not config.gated:

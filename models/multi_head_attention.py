@@ -401,9 +401,7 @@ class MultiHeadAttention(nn.Module):
       use_bias=self.config.attention_bias if use_bias is None else use_bias,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      kernel_init=nn.initializers.variance_scaling(
-        scale**2, "fan_in", "truncated_normal"
-      ),
+      kernel_init=kernel_init(scale),
     )
 
   def project(
@@ -673,3 +671,10 @@ def orthogonal_part(
   wide, own = out.astype(jnp.float32), unit_length(value)
   along = jnp.sum(wide * own, axis=-1, keepdims=True)
   return (wide - along * own).astype(out.dtype)
+
+
+def kernel_init(scale: float = 1.0) -> nn.initializers.Initializer:
+  """Truncated normal initializer with standard deviation `scale` / √fan_in."""
+  return nn.initializers.variance_scaling(
+    scale**2, "fan_in", "truncated_normal"
+  )

@@ -1,10 +1,11 @@
 """Properties of the kinds of devices.
 
-`TILE_BYTES` is an accelerator's memory budget for the scores in one step. A CPU takes one tile after
-another, the smallest whose products run at full rate, which is about the size of its
-cache. A GPU or TPU takes as many tiles as the budget allows in one batched step, because
-a long loop of small steps would leave it idle. The budget does not depend on T, so memory
-stays linear in T.
+`TILE_BYTES` is an accelerator's memory budget for the scores in one step. A CPU takes
+one tile after another, the smallest whose products run at full rate, which is about the
+size of its cache. A GPU or TPU takes as many tiles as the budget allows in one batched
+step, because a long loop of small steps would leave it idle; only recurrences on a TPU
+take one chunk (`recurrent.scan.chunks_per_step`). The budget does not depend on T, so
+memory stays linear in T.
 
 Products. XLA:CPU uses its fast kernel for batched products of the forms
 'bkqh,bkdh->bkqd' and 'bkqd,bkdh->bkqh', and a slower one for others. Products of

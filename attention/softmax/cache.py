@@ -66,7 +66,7 @@ def prefill(
   forget_bias = cache.forget_bias
   if forget_bias is not None and log_forget is not None:
     forget_bias = layout.put(
-      forget_bias, prompt_forget_bias(log_forget, lengths), 0
+      forget_bias, prompt_forget_bias(prompt_rows(log_forget, lengths)), 0
     )
   return DenseCache(
     layout.put(cache.key, key, 0),

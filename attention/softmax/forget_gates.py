@@ -8,9 +8,8 @@ Paper: Forgetting transformer, arXiv:2503.02130.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from attention.platform import layout
 from attention.recurrent.triangular import decay_to_end
 
 
@@ -80,9 +79,7 @@ def next_forget_bias(
 
 
 def prompt_forget_bias(
-  log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
+  log_forget: Float[Array, "B P N"],
 ) -> Float[Array, "B P N"]:
-  """Σ log f between each position and the last of `lengths` positions."""
-  is_read = jnp.arange(log_forget.shape[1])[None] < lengths[:, None]
-  steps = finite_log_forget(log_forget.astype(jnp.float32))
-  return decay_to_end(layout.zero_masked(steps, is_read))
+  """Σ log f over the positions after each one; beyond a prompt, log f is 0."""
+  return decay_to_end(finite_log_forget(log_forget.astype(jnp.float32)))

@@ -18,7 +18,7 @@ from models.depthwise import depthwise
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.mlp import Mlp
-from models.multi_head_attention import apply_mechanism
+from models.multi_head_attention import apply_mechanism, kernel_init
 from models.sizes import check_length
 from projects.speech.config import ConformerConfig
 from projects.speech.features import (
@@ -70,11 +70,7 @@ class Convolution(nn.Module):
     )
     first = dense(2 * config.features, name="gated")
     last = dense(
-      config.features,
-      kernel_init=nn.initializers.variance_scaling(
-        self.out_scale**2, "fan_in", "truncated_normal"
-      ),
-      name="out",
+      config.features, kernel_init=kernel_init(self.out_scale), name="out"
     )
     mask = mask if config.mask_convolution else None
     value, gate = jnp.split(first(x), 2, axis=-1)
