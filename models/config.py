@@ -440,6 +440,9 @@ class ModelConfig:
           t5_buckets(slot.relative_distance, is_causal=is_causal, **options)
       except ValueError as error:
         raise ValueError(f"relative_distance: {error}") from None
+    else:
+      fields = "relative_buckets", "relative_distance"
+      check_unread(self.slot, fields, is_position)
     if self.position != "learned":
       fields = "position_offset", "position_padding", "position_skips_masked"
       check_unread(self.embedding, fields, is_position)

@@ -616,7 +616,7 @@ class MultiHeadAttention(nn.Module):
         jax.nn, gate.removesuffix("_head").removesuffix("_tanh")
       )
       gates, factor = self.gate(inputs), self.config.projection_factors[3]
-      gates = function(gates if factor == 1.0 else factor * gates)
+      gates = function(factor * gates)
       out = out * gates.reshape(*out.shape[:3], -1)
     if kind in ("rms_joint", "rms_grouped"):
       out = self._normalize_output(out)
