@@ -22,7 +22,7 @@ MUTANTS = (
   Mutant("models/block.py",
     "        out = norm(out)\n      return self.dropout(out, deterministic=deterministic)",
     "        out = norm(self.dropout(out, deterministic=deterministic))\n      return out",
-    "tests/models/test_sublayers.py", "an output is normed after dropout"),
+    "tests/models/test_transformer.py", "an output is normed after dropout"),
   Mutant("models/block.py",
     "own * x + new * out",
     "own * x + out",
