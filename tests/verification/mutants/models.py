@@ -81,7 +81,7 @@ MUTANTS = (
     "logit_scale=features**-0.5 if scales else 1.0",
     "logit_scale=features**-0.5 if tied else 1.0",
     "tests/models/published/test_equality.py", "T5 scales what its head reads where the head is tied"),
-  Mutant("models/multi_head_attention.py",
+  Mutant("models/head_projections.py",
     '      key = self._normalize("key", key)\n      if self.rotary:\n        key = self._rotate_last(key, positions)\n',
     '      if self.rotary:\n        key = self._rotate_last(key, positions)\n      key = self._normalize("key", key)\n',
     "tests/models/published/test_versions.py", "keys are normalized after they are rotated"),
