@@ -28,6 +28,7 @@ from attention.recurrent.triangular import (
   decay_to_end,
   decayed_sums,
   pairs,
+  running_sum,
 )
 
 
@@ -167,7 +168,7 @@ def _step(count, params, state, inputs):
   query, slots, both, log_decay = chunks(arrays, count)
   head_dim = query.shape[-1]
   key, value = both[..., :head_dim], both[..., head_dim:]
-  from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
+  from_start = jnp.exp(running_sum(log_decay))
   to_end = jnp.exp(decay_to_end(log_decay))
   after, before = jnp.swapaxes(slots * to_end, -2, -1) @ both, None
   if state is not None:

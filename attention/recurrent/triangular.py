@@ -7,7 +7,6 @@ digits.
 """
 
 from collections.abc import Sequence
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +35,10 @@ def pairs(
   one distance at a time.
   """
   size, platform = log_decay.shape[-2], backend.name()
+  if platform == "tpu":
+    return _by_levels(readers, keys, log_decay)
   if size <= (1 if platform == "cpu" else _SHORT):
     return _by_distance(readers, keys, log_decay)
-  if platform == "tpu":
-    return _by_halves(readers, keys, log_decay)
   # Twice as many chunks instead of another axis: XLA:CPU aborts on products of arrays
   # with eight axes.
   halves = jax.tree.map(
@@ -56,34 +55,46 @@ def pairs(
   return jax.tree.map(triangle, pairs(*halves), across)
 
 
-def _by_halves(readers, keys, log_decay):
-  """`pairs` by products of whole chunks, one for each size of halves.
+def _by_levels(readers, keys, log_decay):
+  """`pairs` in a loop over the sizes of halves, by products of whole chunks."""
 
-  Each computes all pairs of a chunk and keeps those across halves of its size, as the
-  recursion does. It wastes products, but a TPU's compiler takes seconds for each of the
-  recursion's short arrays.
-  """
-  scores = _by_distance(readers, keys, log_decay)
-  place = np.arange(log_decay.shape[-2])
-  apart, distance = place[:, None] ^ place, place[:, None] - place
-  half = _SHORT
-  while half < len(place):
-    # From an earlier half to its end; from the start of a later half.
-    is_later = place // half % 2 == 1
-    is_same = apart < half
-    between = is_same & ((distance >= 0) == is_later[:, None])
-    decay = jnp.exp(_sums(between, log_decay))
+  def level(scores, masks):
+    decay, is_own = _level_decay(masks, log_decay)
     across = products([x * decay for x in readers], [x * decay for x in keys])
-    is_own = (apart // half == 1) & (distance >= _SHORT)
-    scores = jax.tree.map(
-      functools.partial(_replace_where, is_own), scores, across
-    )
+    return jax.tree.map(
+      lambda x, y: jnp.where(is_own, y, x), scores, across
+    ), None
+
+  shapes = jax.eval_shape(products, readers, keys)
+  scores = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  return jax.lax.scan(level, scores, _levels(log_decay.shape[-2]))[0]
+
+
+def _levels(size):
+  """Masks `[L, C, C]` of pairs within halves, and of pairs that a level computes.
+
+  A TPU's compiler takes seconds for each of the recursion's short arrays. So a level of
+  the loop computes all pairs of a chunk by one product, which wastes operations, and
+  keeps those across the halves of its size, as the recursion does. The first level has
+  the diagonal. The first mask of a level leads from a position of an earlier half to its
+  end, or from the start of a later half to the position.
+  """
+  place = np.arange(size)
+  apart, distance = place[:, None] ^ place, place[:, None] - place
+  within, across = [np.zeros_like(apart)], [apart == 0]
+  half = 1
+  while half < size:
+    is_later = place[:, None] // half % 2 == 1
+    within.append((apart < half) & ((distance >= 0) == is_later))
+    across.append((apart // half == 1) & (distance > 0))
     half *= 2
-  return scores
+  return np.stack(within), np.stack(across)
 
 
-def _replace_where(where, x, y):
-  return jnp.where(jnp.broadcast_to(where, x.shape), y, x)
+def _level_decay(masks, log_decay):
+  """The decays within halves of a level, and the mask of its pairs."""
+  within, across = masks
+  return jnp.exp(_sums(within, log_decay)), across
 
 
 def _by_distance(readers, keys, log_decay):
@@ -122,8 +133,16 @@ def decayed_sums(
   The decays are those of the values' channels, while in `pairs` they are those of the
   channels that scores sum over. Splits the chunk as `pairs` does.
   """
-  size = log_decay.shape[-2]
-  if size <= (1 if backend.name() == "cpu" else _SHORT):
+  size, platform = log_decay.shape[-2], backend.name()
+  if platform == "tpu":
+
+    def level(sums, masks):
+      decay, is_own = _level_decay(masks, log_decay)
+      own = jnp.where(is_own, scores, 0.0)
+      return sums + decay * (own @ (values * decay)), None
+
+    return jax.lax.scan(level, jnp.zeros_like(values), _levels(size))[0]
+  if size <= (1 if platform == "cpu" else _SHORT):
     total, sums = jnp.zeros_like(log_decay), jnp.zeros_like(values)
     for d in range(size):
       diagonal = jnp.diagonal(scores, -d, -2, -1)[..., None]
