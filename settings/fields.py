@@ -19,6 +19,7 @@ import typing
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
+import numpy as np
 from pydantic import ConfigDict, ValidationError, dataclasses, model_validator
 
 from attention.names import suggestion
@@ -140,8 +141,13 @@ def checked(config_type: type[T]) -> type[T]:
         f"{suggestion(field, signature.parameters)}"
       )
     signature.bind(*args, **kwargs)
+    # Strict pydantic rejects the numbers of NumPy.
+    plain = {
+      name: x.item() if isinstance(x, np.generic) else x
+      for name, x in kwargs.items()
+    }
     try:
-      init(self, *args, **kwargs)
+      init(self, *args, **plain)
     except ValidationError as error:
       raise ValueError(fault(error)) from None
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from attention import ATTENTIONS
@@ -132,6 +133,15 @@ def test_configs_are_values():
   assert len(configs) == 1
   with pytest.raises(dataclasses.FrozenInstanceError):
     configs.pop().features = 3
+
+
+def test_numbers_may_be_those_of_numpy():
+  plain = ModelConfig(kind="decoder", dropout_rate=0.5, gated=True, **SIZES)
+  numbers = {name: np.int64(x) for name, x in SIZES.items()}
+  numbers |= {"dropout_rate": np.float32(0.5), "gated": np.bool_(True)}
+  made = ModelConfig(kind="decoder", **numbers)
+  assert made == plain
+  assert type(made.features) is int
 
 
 def test_what_is_around_layers_is_written_and_read():
