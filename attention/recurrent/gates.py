@@ -84,8 +84,11 @@ def rms_norm(x: Float[Array, "*A H"], epsilon: float) -> Float[Array, "*A H"]:
 
 def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
   """Inputs · weights · …, in float32."""
-  inputs = inputs.astype(jnp.float32)
-  return functools.reduce(lambda x, w: jnp.tensordot(x, w, 1), weights, inputs)
+  x = inputs.astype(jnp.float32)
+  for kernel in weights:
+    flat = x @ kernel.reshape(kernel.shape[0], -1)
+    x = flat.reshape(*x.shape[:-1], *kernel.shape[1:])
+  return x
 
 
 def step_params(
