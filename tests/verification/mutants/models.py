@@ -109,5 +109,5 @@ MUTANTS = (
   Mutant("models/published/keys.py",
     "known = self.read | {*without_effect, *WITHOUT_EFFECT}",
     "known = {*self._content}",
-    "tests/models/published/test_folders.py", "a key of config.json that nothing reads is accepted"),
+    "tests/models/published/test_versions.py", "a key of config.json that nothing reads is accepted"),
 )  # fmt: skip
