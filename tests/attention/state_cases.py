@@ -295,7 +295,7 @@ def _case(name, given, function=None, **options):
 
 
 RULES = [
-  _case(f"{rule}-{form}", partial(of_rule, rule, form), function)
+  _case(f"{rule}-{form}", partial(of_rule, rule, form), function, scale=0.7)
   for rule, form, function in (
     ("gated", "head", "gated_linear"),
     ("gated", "channel", "gated_linear"),
@@ -314,12 +314,12 @@ _OF_CHANNELS = partial(of_precond_delta, channels=(DIM,))
 OTHERS = [
   _case("mesa", of_mesa, scale=0.7),
   _case("gka", of_gka, scale=0.7, ridge_ratio=0.05),
-  _case("gsa", of_gsa),
+  _case("gsa", of_gsa, scale=0.7),
   _case("log_linear", of_log_linear, scale=0.7),
   _case("momentum_delta", of_momentum_delta, scale=0.7),
   _case("precond_delta", of_precond_delta, squash=1.75, epsilon=0.01),
-  _case("precond_delta-channel", _OF_CHANNELS),
-  _case("titans", of_titans, minibatch_size=SIZE),
+  _case("precond_delta-channel", _OF_CHANNELS, scale=0.7),
+  _case("titans", of_titans, minibatch_size=SIZE, scale=0.7),
   _case("ttt_linear", of_ttt_linear, **_NORM),
   _case("mlstm", of_mlstm, scale=0.7, epsilon=0.1),
   _case("mamba", of_mamba, scale=0.3),

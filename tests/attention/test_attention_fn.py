@@ -193,6 +193,13 @@ def test_leading_axes_that_differ_are_named():
     {"key": jnp.ones((3, 3, 2, 4))},
     {"value": jnp.ones((1, 3, 2, 4))},
   )
+  # As many in all, in another order.
+  query, other = jnp.ones((2, 3, 5, 2, 4)), jnp.ones((3, 2, 5, 2, 4))
+  assert_refused(
+    lambda **call: DENSE(query, **{"key": query, "value": query} | call),
+    {"key": other},
+    {"value": other},
+  )
 
 
 def test_bias():

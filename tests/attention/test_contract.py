@@ -14,6 +14,13 @@ def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
 
 
+def test_every_cache_is_filled_by_one_call():
+  """A prompt of P positions costs no loop of P steps."""
+  decoders = [x for x in MECHANISMS if "decode" in x.record.supports]
+  assert len(decoders) > 40
+  assert not [str(x) for x in decoders if x.record.prefill is None]
+
+
 _OF_A_KIND = (*KINDS, "kimi_delta", "latent")
 _OF_A_BLOCK = (*_OF_A_KIND, "flash", "bigbird", "nsa", "path", "mesa")
 _SOME = {

@@ -38,6 +38,12 @@ def test_all_orders_and_directions():
   found = {
     "doubled": (lambda: jax.grad(lambda x: doubled(x).sum())(X), 6 * X**2),
     "forward": (lambda: jax.jvp(doubled, (X,), (DOT,))[1], 3 * X**2 * DOT),
+    "of a tangent": (
+      lambda: jax.grad(lambda dot: jax.jvp(doubled, (X,), (dot,))[1].sum())(
+        DOT
+      ),
+      6 * X**2,
+    ),
     "hessian": (lambda: jax.hessian(total)(X), diagonal),
     "reverse twice": (lambda: jax.jacrev(jax.grad(total))(X), diagonal),
     "forward twice": (lambda: jax.jacfwd(jax.jacfwd(total))(X), diagonal),

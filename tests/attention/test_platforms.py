@@ -17,11 +17,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys
+from attention import ATTENTIONS, Dims, gates_from_keys, nystrom_attention
 from attention import mechanism as mechanisms
-from attention.platform import backend, programs
+from attention.platform import backend, layout, programs
+from attention.recurrent import triangular
+from attention.softmax.hashing import hash_buckets
 from attention.testing import assert_close
-from tests.attention.calls import draw, random_mask
+from tests.attention.calls import draw, normal, random_mask
 from tests.attention.forms import FORMS, KINDS, OWN, RECURRENT, SIZES
 
 MOST_TRIPS = 16
@@ -211,6 +213,33 @@ def test_an_accelerator_gets_few_large_steps(name, is_causal):
   )
   assert max(on_gpu, default=1) <= MOST_TRIPS, on_gpu
   assert max(on_cpu, default=1) >= max(on_gpu, default=1), on_cpu
+
+
+@pytest.mark.parametrize(
+  ("function", "arrays", "exact", "others"),
+  [
+    (hash_buckets, normal((1, 9, 2, 8), (2, 8, 3)), 1, 0),
+    # Two means, A, four products of the iteration and A⁺ · (B V); the others are two
+    # of each softmax.
+    (functools.partial(nystrom_attention, num_landmarks=2), draw(9), 8, 4),
+    (triangular.running_sum, normal((2, 5, 3)), 1, 0),
+    (
+      layout.add_blocks,
+      [*normal((1, 6, 2, 4), (3, 1, 2, 3, 4)), [0, 1, 0]],
+      1,
+      0,
+    ),
+  ],
+)
+def test_a_tpu_rounds_no_factor_that_has_to_be_exact(
+  function, arrays, exact, others
+):
+  """By default it rounds those of float32 to bfloat16."""
+  with backend.tracing_for("tpu"):
+    text = jax.jit(function).lower(*map(jnp.asarray, arrays)).as_text()
+  products = re.findall(r"dot_general.*", text)
+  count = sum("HIGHEST" in x for x in products)
+  assert (count, len(products) - count) == (exact, others)
 
 
 def test_one_export_has_a_plan_for_each():

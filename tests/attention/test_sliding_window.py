@@ -13,9 +13,11 @@ import pytest
 
 from attention import (
   Dims,
+  Logits,
   Visible,
   attention_weights,
   definitions,
+  make_block_mask,
   sliding_window,
   sliding_window_attention,
 )
@@ -159,6 +161,10 @@ def test_the_cache_is_a_ring_of_the_window(window, dilation, ring):
 MOVED = Visible(query_start=4)
 
 
+def below(batch, head, query, key):
+  return query >= key
+
+
 def test_what_does_not_fit_is_refused(unchecked):
   query, key, value = draw(9)
   ids, indices = np.zeros((2, 9), int), jnp.zeros((2, 1), jnp.int32)
@@ -180,6 +186,12 @@ def test_what_does_not_fit_is_refused(unchecked):
     {"global_qkv": (0, 0, 0)},
     {"dropout_rate": 1.0},
     ("dropout_rng", {"dropout_rate": 0.1}),
+    {
+      "visible": Visible(
+        mods=(below,), block_mask=make_block_mask(below, length=9)
+      )
+    },
+    {"logits": Logits(bias=jnp.zeros((1, 1, 9, 9)))},
     {"visible": MOVED, "dilation": 2},
     {"visible": MOVED, "global_indices": indices},
   )

@@ -45,6 +45,12 @@ def test_model_config_refuses():
     *({"short_convolution_bias": True}, {"shared_norm": True}),
     {"shared_norm": True, "parallel": True, "norm": "output"},
     {"position_skips_masked": True, "position": "learned"},
+    # Few for the buckets of a causal call; too few buckets for both directions.
+    {"relative_distance": 16, "position": "t5"},
+    (
+      "relative_distance",
+      {"kind": "encoder", "position": "t5", "relative_buckets": 3},
+    ),
     {"projected": "tokens"},
     {"disentangled": DisentangledConfig(norm=False)},
     *({"position": "rotary", "features": 12}, {"rotary_scaling": scaling}),

@@ -1,7 +1,5 @@
 """The Conformer against the formulas of its paper, and against its padding."""
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,6 @@ import pytest
 from attention import ATTENTIONS
 from attention.testing import assert_close
 import models
-from models import batch_norm
 from projects.speech import features as speech_features
 from projects.speech.config import ConformerConfig, ExtractorConfig
 from tests.models import tiny
@@ -61,53 +58,6 @@ def drawn(model, seed=0):
     return 1.5 * noise / leaf.shape[0] ** 0.5
 
   return jax.tree_util.tree_map_with_path(draw, shapes)
-
-
-# Batch norm.
-
-
-@functools.partial(jax.jit, static_argnums=3)
-def norm(x, mask, variables, deterministic=True):
-  return batch_norm.BatchNorm().apply(
-    variables, x, mask, mutable=["batch_stats"], deterministic=deterministic
-  )
-
-
-def test_batch_norm_by_its_formula():
-  rng = np.random.default_rng(0)
-  x = 5 + rng.standard_normal((3, 7, 4)).astype(np.float32)
-  mask = np.arange(7)[None] < np.array([[7], [3], [0]])
-  x[~mask] = np.nan  # Padding may hold anything.
-  scale, bias, mean, var = rng.uniform(0.5, 2, (4, 4)).astype(np.float32)
-  variables = {
-    "params": {"scale": scale, "bias": bias},
-    "batch_stats": {"mean": mean, "var": var},
-  }
-  out, state = norm(x, mask, variables, False)
-  heard = x[mask].astype(float)
-  expected = (heard - heard.mean(0)) / np.sqrt(heard.var(0) + 1e-5)
-  np.testing.assert_allclose(out[mask], expected * scale + bias, atol=1e-5)
-  stats = state["batch_stats"]
-  moved = 0.9 * mean + 0.1 * heard.mean(0), 0.9 * var + 0.1 * heard.var(0)
-  np.testing.assert_allclose(stats["mean"], moved[0], rtol=1e-5)
-  np.testing.assert_allclose(stats["var"], moved[1], rtol=1e-5)
-  # Otherwise with the running ones, which stay.
-  out, state = norm(x, mask, variables)
-  expected = (heard - mean) / np.sqrt(var + 1e-5) * scale + bias
-  np.testing.assert_allclose(out[mask], expected, atol=1e-5)
-  np.testing.assert_array_equal(state["batch_stats"]["mean"], mean)
-
-
-def test_batch_norm_of_nothing_moves_nothing():
-  x, ones, zeros = np.ones((2, 3, 4), np.float32), np.ones(4), np.zeros(4)
-  stats = {"mean": zeros + 0.5, "var": ones}
-  variables = {"params": {"scale": ones, "bias": zeros}, "batch_stats": stats}
-  out, state = norm(x, np.zeros((2, 3), bool), variables, False)
-  assert np.isfinite(out).all()
-  chex.assert_trees_all_equal(state["batch_stats"], stats)
-
-
-# The other parts.
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,14 @@ def read(config, names):
   return made, kept
 
 
+def keys_read(config, names):
+  """The keys that the description of a file reads, whether it has them or not."""
+  keys = Keys(config)
+  family, architecture = load._architecture(pathlib.Path(), keys)
+  family.describe(keys, names, family.architectures[architecture])
+  return keys.read
+
+
 def names_of(case):
   """The tensors of a family."""
   return set(load_file(_HERE / case.split()[0] / "model.safetensors"))
@@ -312,12 +320,10 @@ def test_every_key_is_away_from_its_default_in_some_case(name):
     if config["model_type"] != name:
       continue
     tensors = load._by_table_name(family, files.read_tensors(folder))
-    names, keys = weights.without_copies(family, tensors), Keys(config)
-    _, architecture = load._architecture(pathlib.Path(), keys)
-    family.describe(keys, names, family.architectures[architecture])
+    names = weights.without_copies(family, tensors)
     title = case.replace(f" {OLD}", "").replace(f" {NEW}", "")
     is_compared = title in (*USUAL, *equality.USUAL)
-    for key in keys.read - without_effect(config) - shown:
+    for key in keys_read(config, names) - without_effect(config) - shown:
       without_a_case[key] = config, names
       if is_compared and key in config and _changes(config, names, key):
         shown.add(key)
@@ -331,20 +337,14 @@ _DEFAULTS = json.loads((_HERE.parent / "defaults.json").read_text())
 """Family -> the values that transformers takes for keys that a file lacks."""
 
 
-_OF_SIZES = {
-  "head_dim",
-  *("padding_q", "padding_kv"),  # They follow the kernels, 3 by default.
-}
-"""Keys whose defaults fit the default sizes alone."""
-
-
 _NOT_COMPARED = {
   "deepseek_v4": {"rope_parameters"},  # Shares of a head that is 512 wide.
-  # They have as many as heads.
+  # They have as many as heads, and as wide a head as rotary positions have.
   **{
-    name: {"num_key_value_heads"}
+    name: {"num_key_value_heads", "head_dim"}
     for name in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
   },
+  "cvt": {"padding_q", "padding_kv"},  # They follow the kernels, 3 by default.
   # Its folders have them by the names of the first files.
   "kimi_linear": {
     *("n_group", "n_shared_experts", "norm_topk_prob", "num_experts_per_tok"),
@@ -387,7 +387,7 @@ def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
   )
   if "max_position_embeddings" in config:
     config = {**config, "max_position_embeddings": 2**20}  # As a window may be.
-  skipped = without_effect(config) | _OF_SIZES | {"per_layer"}
+  skipped = without_effect(config) - keys_read(config, names) | {"per_layer"}
   skipped |= _NOT_COMPARED.get(family.name, set())
   defaults, compared = _DEFAULTS[family.name], 0
   for key in defaults.keys() - skipped:
@@ -495,6 +495,68 @@ def test_a_key_that_nobody_knows_is_refused(case):
     ):
       description(config | {"unheard_of": value}, names)
   assert description(config | {"unheard_of": None}, names)
+
+
+_ABSOLUTE = {"position_embedding_type": "absolute"}
+_NO_DECODER = {"is_decoder": False, "add_cross_attention": False}
+_SIGMOID = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_SIGMOID |= {"moe_layer_freq": 1}
+_MAMBA = {"d_inner": 66, "d_model": 22, "rms_norm": True}
+_UNREAD = {
+  "bert_classes": {"num_labels": 3},
+  "cohere2": {
+    **{"use_qk_norm": False, "use_parallel_block": True, "rotary_pct": 1.0},
+    **{"use_gated_activation": True, "use_parallel_embedding": False},
+    "position_embedding_type": "rope_gptj",
+    "order_of_interleaved_layers": "local_attn_first",
+  },
+  "deberta_v2": {
+    **{"attention_head_size": 8, "embedding_size": 24, "conv_kernel_size": 0},
+    **_ABSOLUTE,
+    **_NO_DECODER,
+  },
+  "deepseek_v3": {**_SIGMOID, "mlp_bias": False},
+  "deepseek_v32": {**_SIGMOID, "rope_interleave": True},
+  "electra": _ABSOLUTE,
+  "falcon_h1": {"mamba_use_mlp": True},
+  "falcon_mamba": {**_MAMBA, "n_layer": 2},
+  "gemma_untied": {"hidden_activation": "silu"},
+  "glm_moe_dsa": {**_SIGMOID, "rope_interleave": True},
+  "gpt_oss": {"experts_per_token": 3},
+  "kimi_linear": {
+    **{"mla_use_nope": True, "use_grouped_topk": True, "moe_layer_freq": 1},
+    "moe_router_activation_func": "sigmoid",
+  },
+  f"llama {NEW} plain": {"rope_interleaved": False},
+  "longformer": {
+    **{"attention_mode": "longformer", "ignore_attention_mask": False},
+    **_ABSOLUTE,
+    **_NO_DECODER,
+  },
+  "mamba": {**_MAMBA, "n_layer": 3},
+  "mamba2": {"rms_norm": True},
+  "nemotron_h": {"attention_head_dim": 6},
+  "nystromformer": {**_ABSOLUTE, "is_decoder": False},
+  f"qwen2 {NEW} last": {"use_mrope": False},
+  "qwen3_5_moe_text": {"attn_output_gate": True, "decoder_sparse_step": 1},
+  "qwen3_5_text": {"attn_output_gate": True},
+  "xlm_roberta": _ABSOLUTE,
+}
+"""Case -> keys of published files that transformers neither reads nor writes."""
+
+
+@pytest.mark.parametrize("case", _UNREAD)
+def test_keys_of_published_files_that_transformers_does_not_read(case):
+  """They are accepted with the value that transformers assumes, and no other."""
+  config, folder = _ALL[case]
+  names = set(files.read_tensors(folder))
+  expected = read(config, names)
+  for key, value in _UNREAD[case].items():
+    assert key not in config
+    assert read({**config, key: value}, names) == expected, key
+    for other in others(key, value):
+      with pytest.raises(ValueError, match=f"^{key}: expected "):
+        read({**config, key: other}, names)
 
 
 def test_files_as_they_are(tmp_path):
