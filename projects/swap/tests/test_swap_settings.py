@@ -61,7 +61,7 @@ def test_faults():
     ("perfomer", "did you mean 'performer'"),
     ("performer:features=8", "features: performer has no such option"),
     ("performer:num_features=0", "num_features"),
-    ("nowhere.to:be_found", "no module 'nowhere'"),
+    ("nowhere.to:be_found", "no module named 'nowhere'"),
   ],
 )
 def test_faults_of_mechanisms(typed, message):
