@@ -65,8 +65,8 @@ def dense_attention(
       that are masked for every query never affect the output, even if they are NaN.
     is_causal: query t sees keys s ≤ t, also where T ≠ S; flash-attn aligns the last query
       with the last key, which is `visible=causal() & Visible(query_start=S - T)`.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
     relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.softmax.logits`.
@@ -85,18 +85,19 @@ def dense_attention(
       FlexAttention; it is applied before `bias` and `log_forget` are added.
       Gradients flow to arrays that it closes over.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
-    dropout_rate: share of attention weights that are set to zero; the others are
+    dropout_rate: fraction of the attention weights that are set to zero; the others are
       divided by 1 - rate.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0. Keys `[1, 1]`
       drop the same pairs in all examples and heads.
-    block_size: C, the number of rows computed at the same time; None is all rows of a
-      short sequence, and as many of a long one as `attention.platform.backend` allows.
+    block_size: C, the number of rows computed at the same time; None means all rows of
+      a short sequence, and as many of a long one as `attention.platform.backend`
+      allows.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`. Each device
       has consecutive positions of every array that has a sequence axis, in order. The
       mask must be `[B, 1, 1, S]`; of the logits' options, only `scale` and tables by
       distance are supported.
-    visible: which pairs count, combined with the options for visibility.
-    logits: how pairs are scored, in place of the options for logits.
+    visible: the visible pairs, in addition to the other masking options.
+    logits: the options for logits as one value, in place of the keywords.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
@@ -110,7 +111,7 @@ def dense_attention(
   time. Where C < T, the backward pass recomputes them. The function can be
   differentiated any number of times, forward and reverse.
 
-  Departs from its paper in cases that the paper does not have: a query that
+  Differs from the paper in cases that the paper does not have: a query that
   sees no key, key heads that several query heads share, biases by pair or
   distance.
 

@@ -60,14 +60,14 @@ def differential_attention(
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
     weight: λ.
-    scale: factor of the logits; None is 1/√(H/2).
+    scale: factor of the logits; None means 1/√(H/2).
     block_size: (C, D), the queries and keys of a block, or one int for both.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
-    visible: which pairs count, combined with the options for visibility.
+    visible: the visible pairs, in addition to the other masking options.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
@@ -81,7 +81,7 @@ def differential_attention(
   Cost: time T·S·N·(H + 2·V), half of it if causal; memory of `flash_attention` with
   2·N heads, and keys, values and results twice.
 
-  Departs from its paper in that the model applies the norm of each head's output and
+  Differs from the paper in that the model applies the norm of each head's output and
   the norm's factor 1 − λ_init.
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
@@ -154,7 +154,7 @@ def differential(start: float = 0.8) -> Attention:
   Raises:
     ValueError: `start` is not between 0 and 1; by `init`, H is odd.
 
-  Its model also has `output_norm='rms'`.
+  The paper's model also has `output_norm='rms'`.
   """
   if not 0.0 <= start < 1.0:
     raise ValueError(f"start: expected [0, 1), got {start!r}")

@@ -83,24 +83,24 @@ def dsa_attention(
     top_k: the largest number of keys, or of whole blocks, that a query attends to.
     index_block_size: m.
     mask: key mask, `[B, 1, 1, S]`.
-    block_size: C, the number of queries scored at a time; None is the platform's
+    block_size: C, the number of queries scored at a time; None means the platform's
       choice.
-    is_causal: query t sees keys s ≤ t only.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `flash_attention`. The index arrays have no gradient: `dsa_indexer_loss` trains
-    them.
+    As in `flash_attention`. The index arrays have no gradient: `dsa_indexer_loss`
+    trains them.
 
   Raises:
     ValueError: the mask varies along queries, M does not fit, or there are blocks
       with segments or without causality.
 
   Cost: time T·S·I·D for the scores, about 70·T·S for the selection and T·S·N·(H+V):
-  a kernel over all keys is faster than gathering a few for each query. Memory as
+  a kernel over all keys is faster than gathering a few for each query. Memory as in
   `flash_attention`, and B·C·S·(I+1) scores. With `top_k` ≥ S it is flash attention.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
@@ -224,8 +224,8 @@ def dsa(
     query_rank: the model's `query_rank`, whose numbers `gates` takes as its third
       argument; None computes index_query from x.
     index_key_norm: whether index keys have a layer norm.
-    index_rotary_dim: the number of features, even and the first ones, that a model
-      with rotary positions rotates; None is half of them, with θ = 10,000 in any model.
+    index_rotary_dim: the number of features, even and the first ones, that a model with
+      rotary positions rotates; None means half of them, with θ = 10,000 in any model.
     has_indexer: whether the layer has an indexer; without one it takes the index arrays
       of the nearest layer before it that has one of the same sizes, and so selects the
       same positions (GLM-5). It repeats the scores, which that layer does not keep.

@@ -62,7 +62,7 @@ def flash_attention(
     block_mask: from `make_block_mask(mask_mod, …)`. The call skips the blocks that it
       excludes, and uses its block size.
     block_size: (C, D), the queries and keys of a block, or one int for both. Only
-      'xla' takes it. None is the choice of `attention.platform.backend.block`.
+      'xla' takes it. None means the choice of `attention.platform.backend.block`.
     implementation: 'xla' is the loop over blocks, which works everywhere. 'cudnn' is
       NVIDIA's GPU kernel, called through `jax.nn`; 'tokamax' is a GPU or TPU kernel
       of the optional package of that name. None uses cuDNN on a GPU where it can serve
@@ -70,14 +70,14 @@ def flash_attention(
     axis_name: mesh axis inside `jax.shard_map`, with 'xla' only.
     in_parts: how the devices of `axis_name` attend: 'ring', 'balanced' or
       'all_to_all'; see `sharding.attend_to_shards`.
-    visible: which pairs count, combined with the options for visibility.
-    logits: how pairs are scored, in place of the options for logits.
+    visible: the visible pairs, in addition to the other masking options.
+    logits: the options for logits as one value, in place of the keywords.
     return_lse: whether to return the log-sum-exp of the logits as well.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
     is_causal: query t sees keys s ≤ t, also where T ≠ S, as in `dense_attention`.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
     relative_bias: `[N, 2L+1]`, added to the logits by clipped distance.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
     relative_queries: of these shapes, queries by clipped distance.
@@ -87,7 +87,7 @@ def flash_attention(
     score_mod: `(score, b, n, t, s) -> score`, as in FlexAttention.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
 
   Returns:
@@ -99,11 +99,11 @@ def flash_attention(
     ValueError: `implementation` cannot serve the call.
 
   Cost, for blocks of C queries and D keys: time T·S·N·(H+V), half of it if
-  causal. Memory in addition to the arrays B·N·C·D float32. Nothing is T×S, forward
+  causal. Memory in addition to the arrays B·N·C·D float32. No array is T×S, forward
   or backward, except a bias of that size and its gradient. cuDNN turns any mask into
   a bias, which is T×S for each example that has its own mask.
 
-  Departs from its paper in two points. `attention.platform.backend` chooses the size of
+  Differs from the paper in two points. `attention.platform.backend` chooses the size of
   a block, not a GPU's on-chip memory. Whether dropout drops a pair depends on the
   pair's positions, not on the state of a generator.
 
@@ -161,12 +161,12 @@ def flash(
   It decodes as dense attention does, because one query has no blocks.
 
   Args:
-    block_size: queries and keys in a block; None is the function's choice.
+    block_size: queries and keys in a block; None means the function's choice.
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
       'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
     in_parts: how several devices attend to a sequence of which each has a shard:
       'ring', 'balanced' or 'all_to_all'; see `sharding.attend_to_shards`.
-    sinks: as `dense` takes it.
+    sinks: as in `dense`.
     logits_soft_cap: likewise.
     forget: likewise.
 

@@ -27,7 +27,7 @@ from attention.mechanism import Attention, Dims
 
 
 def _with_signature(call: Callable[..., Array]) -> Callable[..., Array]:
-  """Gives `call` the signature of an `attention_fn`: Linen passes only its arguments."""
+  """Sets the signature of an `attention_fn`: Linen passes only its parameters."""
   parameters = inspect.signature(
     as_attention_fn(dense_attention)
   ).parameters.values()

@@ -47,8 +47,7 @@ def gka_attention(
 
   for each head. With α = 1 it is the prediction for q_t by ridge regression from k_s to
   v_s, s ≤ t, as in `mesa_attention`, and with α = 0 gated linear attention. λ bounds the
-  condition number of the system by (1 + r) / r. Everything is float32 for inputs of any
-  dtype.
+  condition number of the system by (1 + r) / r. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -61,17 +60,17 @@ def gka_attention(
     num_iterations: I, the number of iterations. Each multiplies the error by
       (√c − 1)/(√c + 1) or less, where c = (1 + r) / r: 30 leave 4·10⁻⁴ of x or less.
     normalize_keys: as in `delta_rule_attention`.
-    scale: factor of the queries; None is 1/√H.
+    scale: factor of the queries; None means 1/√H.
     initial_state: [S_kk, S_kv] before the first position, X = H+V, with symmetric
-      S_kk; None is 0.
+      S_kk; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change, and α
       is 0.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as in `gated_linear_attention`; the state is
   `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
   Chebyshev iteration solves the system, as in algorithm 1 of the paper. As in its code,
@@ -90,7 +89,7 @@ def gka_attention(
 def _recurrence(
   query, key, value, *, alpha, ridge_ratio, num_iterations, scale, **options
 ) -> Any:
-  """`gka_attention`, also where each device has a shard of the sequence."""
+  """`gka_attention`, for sequence-sharded inputs as well."""
   _check_ridge(ridge_ratio)
   return regression_attention(
     functools.partial(_mix_query, ridge_ratio, num_iterations),
@@ -161,7 +160,7 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
     num_iterations: I.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is N·H·2H numbers for each
+    A causal `Attention` with `gates`, whose cache is N·H·2H numbers for each
     example. Its parameters are `rate_kernel [F, N]`, `rate_bias [N]`, `alpha_kernel
     [F, N]`, `alpha_bias [N]`, and those of the decays of `mamba2`: `step_kernel [F, N]`,
     `step_bias [N]` and `log_rate [N]`.
@@ -169,9 +168,9 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
   Raises:
     ValueError: `ridge_ratio` is not above 0, or `num_iterations` is below 1.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  β is the authors' code's; their paper's experiments have β = 1. Paper:
-  arXiv:2511.21016, section 4.
+  The paper's model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='silu'`. β is the authors' code's; their paper's experiments have β = 1.
+  Paper: arXiv:2511.21016, section 4.
   """
   _check_ridge(ridge_ratio)
 

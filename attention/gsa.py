@@ -57,7 +57,7 @@ def gsa_attention(
     K_t = diag(e^g_t) K_{t−1} + s_t k_tᵀ        V_t = diag(e^g_t) V_{t−1} + s_t v_tᵀ
     out_t = V_tᵀ softmax(scale · K_t q_t)
 
-  for each head. Everything is float32 for inputs of any dtype.
+  for each head. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -65,15 +65,15 @@ def gsa_attention(
     value: `[B, T, U, V]`.
     log_decay: g of each slot, at most 0.
     slot_weights: s, what each slot takes of a position; 1 − e^g in the paper.
-    initial_state: [K, V] before the first position, X = H+V; None is 0.
+    initial_state: [K, V] before the first position, X = H+V; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as in `gated_linear_attention`; the state is
   `[B, N, M, H+V]`, or with `num_segments` `[B, G, N, M, H+V]`.
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+2M+V) + M·(H+V)) and 4·T·N·M·log₂ C
@@ -101,7 +101,7 @@ def _recurrence(
   return_state=True,
   axis_name=None,
 ) -> Any:
-  """`gsa_attention`, also where each device has a shard of the sequence."""
+  """`gsa_attention`, for sequence-sharded inputs as well."""
   query = repeat_heads(query, key, value)
   num_heads, head_dim = query.shape[2:]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
@@ -200,22 +200,22 @@ def gsa(num_slots: int = 64, temperature: float = 8.0) -> Attention:
 
     g_t = log sigmoid(x_t · W) / τ        s_t = 1 − e^g_t
 
-  The scale is 1 unless a call sets it.
+  The scale defaults to 1.
 
   Args:
     num_slots: M.
     temperature: τ; larger values bring the decays closer to 1.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is N·M·2H numbers for each
+    A causal `Attention` with `gates`, whose cache is N·M·2H numbers for each
     example. Its parameter is `gate_kernel [F, N, M]`.
 
   Raises:
     ValueError: `num_slots` is not a positive int, or `temperature` is not above 0.
 
-  Its model also has `projection_activation='silu'` and `output_norm='rms_joint'`.
-  Departs from the paper's layer, which applies SiLU to the results before that norm.
-  Paper: arXiv:2409.07146, section 3.
+  The paper's model also has `projection_activation='silu'` and
+  `output_norm='rms_joint'`. Differs from the paper's layer, which applies SiLU to the
+  results before that norm. Paper: arXiv:2409.07146, section 3.
   """
   if not temperature > 0.0:
     raise ValueError(

@@ -66,20 +66,20 @@ def latent_attention(
     latent: c, `[B, S, R]`.
     key_kernel: W_K, `[R, N, C]`.
     value_kernel: W_V, `[R, N, V]`.
-    shared_key: r, `[B, S, P]`; None is P = 0.
+    shared_key: r, `[B, S, P]`; None means P = 0.
     value: `[B, S, K, D]`, in place of the values from `value_kernel`, for which D = V.
       The identity as value gives the attention matrix.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
     absorbed: whether to compute the absorbed form; both give the same output.
     block_size: (C, D), the queries and keys of a block, or one int for both.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
-    visible: which pairs count, combined with the options for visibility.
+    visible: the visible pairs, in addition to the other masking options.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
@@ -175,8 +175,8 @@ def latent(
   and the last P features of each query.
 
   Args:
-    rank: R; None is the paper's 4·C, C = H - P.
-    shared_dim: P, below the head dimension H; None is the paper's H / 3, rounded
+    rank: R; None means the paper's 4·C, C = H - P.
+    shared_dim: P, below the head dimension H; None means the paper's H / 3, rounded
       down to an even number, which rotary positions need, and at least 2.
     down_bias: whether the projections W_c and W_r have biases.
 

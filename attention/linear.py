@@ -116,12 +116,12 @@ def linear_attention(
       may be below 0. Gradients flow to arrays that it closes over. `hedgehog_features` is
       for queries and keys that are already projected.
     mask: key mask `[B, 1, 1, S]`.
-    scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
+    scale: None means φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
     block_size: R, the number of positions of a step, or, in the causal form, C, that of
-      a chunk, raised to a power of two. It affects only rounding. None is the
+      a chunk, raised to a power of two. It affects only rounding. None means the
       platform's choice.
     axis_name: mesh axis inside `jax.shard_map`. Shards exchange only the state.
-    is_causal: query t sees keys s ≤ t only.
+    is_causal: query t sees only keys s ≤ t.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A query that
@@ -135,7 +135,7 @@ def linear_attention(
   the causal form for each C. C is `scan.CHUNK` and R is `features.BLOCK`; on a GPU
   or TPU a step has as many of them as the budget of `attention.platform.backend` allows.
 
-  Departs from its paper in masks, in grouped heads, and in that it adds no epsilon to
+  Differs from the paper in masks, in grouped heads, and in that it adds no epsilon to
   the normaliser. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
   Hedgehog, arXiv:2402.04347; Based, arXiv:2402.18668.
   """
@@ -231,7 +231,7 @@ def feature_mechanism(
     own: `variables -> options`, the options of `function` that the mechanism sets.
     init: the mechanism's `init`.
     project: `(variables, query, key, *, keep) -> (query, key)`, applied before the
-      features; `keep [B, S]` has the unmasked keys, None is all.
+      features; `keep [B, S]` has the unmasked keys, None means all.
     sizes: the mechanism's `sizes`.
   """
   whole = make_apply(name, function, own)

@@ -49,8 +49,8 @@ def linformer_attention(
     value_projection: F, of the same form; None uses E for the values as well.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because each of the R rows mixes all positions.
-    block_size: C, the number of queries in a block; None is the platform's choice.
-    scale: factor of the logits; None is 1/√H.
+    block_size: C, the number of queries in a block; None means the platform's choice.
+    scale: factor of the logits; None means 1/√H.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
@@ -66,7 +66,7 @@ def linformer_attention(
   B·N·R·(H+V+C) float32 for blocks of C queries, B copies of E and F and their
   gradients, and with one for each key head a copy of key and value.
 
-  Departs from its paper in masks and in inputs shorter than the projection,
+  Differs from the paper in masks and in inputs shorter than the projection,
   which the paper does not discuss.
 
   Paper: Linformer, section 4, arXiv:2006.04768.

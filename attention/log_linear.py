@@ -77,18 +77,18 @@ def log_linear_attention(
     level_scales: the scale of each level; T positions have ⌈log₂ T⌉ + 1 levels.
     mask: key mask `[B, 1, 1, T]`. A masked position adds nothing, is not counted, and
       outputs zeros. So padding never affects the output, wherever it is.
-    initial_state: the state before the first segment; None is the empty state. If it
+    initial_state: the state before the first segment; None means the empty state. If it
       and the call have more than 2^(L−1) positions, the last level has all older ones.
     segment_ids: `[B, T]`; where they change, the state and the count restart.
     num_segments: G; both fields of a `LevelState` then have an axis G after B.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
     return_state: whether to return the last state as well.
 
-  Results: as `gated_linear_attention`; the state is a `LevelState`.
+  Results: as in `gated_linear_attention`; the state is a `LevelState`.
 
   Raises:
-    ValueError: as `gated_linear_attention`, or L is 1 or too small for T.
+    ValueError: as in `gated_linear_attention`, or L is 1 or too small for T.
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V+L) + L·H·V), memory
   B·T·N·(H+V+L), with gradients also L states for each chunk. Without an initial state,
@@ -109,7 +109,7 @@ def _recurrence(
   num_segments=None,
   **options,
 ):
-  """`log_linear_attention`, also where each device has a shard of the sequence."""
+  """`log_linear_attention`, for sequence-sharded inputs as well."""
   scale, axis_name = options.pop("scale"), options.get("axis_name")
   return_state = options.pop("return_state", True)
   query = repeat_heads(query, key, value)

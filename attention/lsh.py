@@ -89,19 +89,19 @@ def lsh_attention(
       masked token, and masked tokens do not affect the chunks of others. Their own
       output is zeros, because query and key are one array.
     is_causal: token i sees j ≤ i only.
-    scale: factor of the logits; None is 1/√H, as in the paper's formulas. Since keys
+    scale: factor of the logits; None means 1/√H, as in the paper's formulas. Since keys
       have length 1, weights in a bucket are then nearly uniform until training
       lengthens the queries; the authors' code uses 1.
     query_segment_ids: `[B, T]`; a token sees tokens of its own segment only.
     key_segment_ids: the same ids again. A token whose two ids differ sees no token.
-    dropout_rate: share of attention weights that are set to zero; a token's weight for
-      itself may drop as well.
+    dropout_rate: fraction of the attention weights that are set to zero; a token's
+      weight for itself may drop as well.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
-    `[B, T, N]`, as `flash_attention`. Buckets have no derivative. The gradient
+    `[B, T, N]`, as in `flash_attention`. Buckets have no derivative. The gradient
     of a query is the sum of that as a query and that as a key.
 
   Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T
@@ -109,7 +109,7 @@ def lsh_attention(
   arrays of B·T·N·(H+V) float32, B·T·N·V float32 for each round, and for a step of G
   chunks of every head B·N·G·2C·(C+H+V) float32, which `attention.platform.backend` bounds.
 
-  Departs from its paper in the causal form. The paper cuts chunks from the sorted
+  Differs from the paper in the causal form. The paper cuts chunks from the sorted
   sequence of all tokens, so that future tokens in earlier buckets decide which past
   tokens share a chunk with i. Here distance is counted inside the bucket, which costs
   the same and depends only on the past, so decoding is exact. In the paper's code, but
@@ -285,7 +285,7 @@ def lsh(
 
   Args:
     num_rounds: the number of hash rounds.
-    num_buckets: an even number, or 1; None is 2·⌈max_length / chunk_size⌉, so that a
+    num_buckets: an even number, or 1; None means 2·⌈max_length / chunk_size⌉, so that a
       chunk is twice the mean size of a bucket, as in the paper. Hashing then
       costs T·H·T/C: fix the number where time must stay linear in T.
     chunk_size: C.

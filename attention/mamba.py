@@ -38,7 +38,7 @@ def mamba_attention(
 
   for each head. The paper's D channels are the N·V channels of all heads, its N entries
   of a channel's state are H, its x is v, and its B and C are k and q, which all heads
-  share if Q = K = 1. Everything is float32 for inputs of any dtype.
+  share if Q = K = 1. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -46,21 +46,21 @@ def mamba_attention(
     value: `[B, T, U, V]`.
     step: Δ for each channel, at least 0.
     log_rate: A, so that −e^A is the paper's A.
-    scale: None is 1.
-    initial_state: h before the first position; None is 0.
+    scale: None means 1.
+    initial_state: h before the first position; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`.
+  Results and errors: as in `gated_linear_attention`.
 
   Cost: time T·N·H·V; memory B·T·N·(H+V) and C states, with gradients also one state
   for each chunk of C = `scan.CHUNK` positions. A CPU computes a chunk position by
   position, other devices by an associative scan in log₂ C steps.
 
   Paper: Mamba: linear-time sequence modeling with selective state spaces,
-  arXiv:2312.00752, equations 2a and 2b, and algorithm 2. Departs from its zero-order
+  arXiv:2312.00752, equations 2a and 2b, and algorithm 2. Differs from its zero-order
   hold (equation 4) as its code does: B is multiplied by Δ.
   """
   query = repeat_heads(query, key, value)
@@ -114,13 +114,13 @@ def mamba(
 
   Args:
     state_size: the paper's N, entries of the state of a channel.
-    rank: R of W₁ and W₂; None is the paper's, one for sixteen features or channels.
+    rank: R of W₁ and W₂; None means the paper's, one for sixteen features or channels.
     norm_epsilon: ε of RMS norms without scales of x · W₁, B and C, as in Falcon Mamba;
       None means no norms.
 
   Returns:
-    An `Attention`, causal only, of which every function expects None as key and value;
-    `apply` takes other values as well. Its cache is one state of N·H·`state_size`
+    A causal `Attention`, all of whose functions expect None as key and value; `apply`
+    also accepts values. Its cache is one state of N·H·`state_size`
     numbers for each example. Its parameters are `step_down [N, H, R]`, `step_up
     [R, N, H]`, `step_bias [N, H]`, `key_kernel` (W_B) and `query_kernel` (W_C), each
     `[N, H, state_size]`, `log_rate` (A) `[N, state_size, H]` and `skip` (D) `[N, H]`.
@@ -129,8 +129,8 @@ def mamba(
     ValueError: `state_size` or `rank` is not a positive int, or `norm_epsilon` is not
       above 0.
 
-  Its model also has `short_convolution` with biases, `output_gate='silu'` and no
-  feed-forward network. Values of another width than H have the mean step and rate of
+  The paper's model also has `short_convolution` with biases, `output_gate='silu'` and
+  no feed-forward network. Values of another width than H have the mean step and rate of
   their head. Paper: arXiv:2312.00752, algorithm 2 and section 3.6.
   """
   if norm_epsilon is not None and not norm_epsilon > 0.0:

@@ -47,14 +47,14 @@ def mamba3(
   where R rotates neighbouring pairs of the first 2P channels. The two writes discretise
   an integral by the trapezoidal rule, which with λ = 1 is Mamba-2. The rotations are
   the imaginary part of a complex decay. Rᵀ in place of R would give the results of −W_φ.
-  The paper calls k B, q C and v x. The scale is 1 unless a call sets it.
+  The paper calls k B, q C and v x. The scale defaults to 1.
 
   Args:
     rotary_fraction: 2P / H, above 0 and at most 1.
-    implementation: as `gated_linear`.
+    implementation: as in `gated_linear`.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is a `Mamba3State`. Its
+    A causal `Attention` with `gates`, whose cache is a `Mamba3State`. Its
     parameters are `step_kernel`, `decay_kernel`, `trapezoid_kernel`, each `[F, N]`,
     `angle_kernel [F, P]`, `step_bias`, `skip` (D), each `[N]`, `query_bias` and
     `key_bias`, each `[N, H]`.
@@ -68,11 +68,11 @@ def mamba3(
     U_t = α_{t−1} U_{t−1} + (λ_{t−1} Δ_{t−1} + (1 − λ_t) Δ_t) k'_{t−1} v_{t−1}ᵀ
     S_t = α_t U_t + λ_t Δ_t k'_t v_tᵀ
 
-  Its model also has `query_key_norm='rms'`, `num_qk_heads=1`, `output_gate='silu'` and
-  no `short_convolution`. Here t − 1 is the last unmasked position before t; the first
-  position of a segment has none. Departs from the paper in that it has no form with
-  several inputs and outputs (MIMO). Paper: Mamba-3: improved sequence modeling using
-  state space principles, arXiv:2603.15569.
+  The paper's model also has `query_key_norm='rms'`, `num_qk_heads=1`,
+  `output_gate='silu'` and no `short_convolution`. Here t − 1 is the last unmasked
+  position before t; the first position of a segment has none. Differs from the paper in
+  that it has no form with several inputs and outputs (MIMO). Paper: Mamba-3: improved
+  sequence modeling using state space principles, arXiv:2603.15569.
   """
   if not 0.0 < rotary_fraction <= 1.0:
     raise ValueError(
@@ -235,7 +235,7 @@ def _previous(rows, last, mask, segment_ids, axis_name):
 
   Args:
     rows: arrays `[B, T, N, D]`.
-    last: the rows of the position before the first, `[B, N, D]`; None is 0.
+    last: the rows of the position before the first, `[B, N, D]`; None means 0.
     mask: `[B, 1, 1, T]`, which positions count, or None.
     segment_ids: `[B, T]` or None; nothing precedes the first position of a segment.
     axis_name: the mesh axis of a sequence-sharded call, or None.

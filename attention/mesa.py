@@ -44,8 +44,8 @@ def mesa_attention(
 
   for each head: the prediction for q_t by ridge regression from k_s to v_s, s ≤ t, with
   weights β_s e^(Σ g). Conjugate gradients solve the system. Queries and keys should
-  have length 1, as in the paper; `normalize_keys=True` ensures it. Everything is
-  float32 for inputs of any dtype.
+  have length 1, as in the paper; `normalize_keys=True` ensures it. All computation is
+  in float32.
 
   Args:
     query: `[B, T, N, H]`.
@@ -59,16 +59,16 @@ def mesa_attention(
       the condition number of the system. Where keys are similar and there is no decay,
       30 may be too few.
     normalize_keys: as in `delta_rule_attention`.
-    scale: factor of the queries; None is 1.
+    scale: factor of the queries; None means 1.
     initial_state: [S_kk, S_kv] before the first position, X = H+V, with symmetric
-      S_kk; None is 0.
+      S_kk; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as in `gated_linear_attention`; the state is
   `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
   Gradients are those of the exact solution: the iterations are not differentiated.
@@ -89,7 +89,7 @@ def mesa_attention(
 def _recurrence(
   query, key, value, *, regularizer, num_iterations, scale, **options
 ) -> Any:
-  """`mesa_attention`, also where each device has a shard of the sequence."""
+  """`mesa_attention`, for sequence-sharded inputs as well."""
   return regression_attention(
     functools.partial(_solution, num_iterations),
     regularizer.astype(jnp.float32),
@@ -150,15 +150,15 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
     min_regularizer: λ₀.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is N·H·2H numbers for each
+    A causal `Attention` with `gates`, whose cache is N·H·2H numbers for each
     example. Its parameters are `decay_kernel [F, N]`, `decay_bias [N]`, `rate_kernel
     [F, N]`, `rate_bias [N]` and `regularizer [N, H]` (w, where λ is initially 1).
 
   Raises:
     ValueError: `num_iterations` is below 1, or `min_regularizer` not in [0, 1).
 
-  Its model also has `short_convolution`, whose SiLU is the paper's, and
-  `output_norm='rms'`. Departs from the paper in two points: `short_convolution`
+  The paper's model also has `short_convolution`, whose SiLU is the paper's, and
+  `output_norm='rms'`. Differs from the paper in two points: `short_convolution`
   convolves values, too, and e^g is not multiplied by 1 − (1 − 0.9975) β², as in the
   paper's experiments. Paper: arXiv:2506.05233, section 2, equations 4 to 8.
   """

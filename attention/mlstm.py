@@ -61,8 +61,7 @@ def mlstm_attention(
     out_t = scale · C_tᵀ q_t / (max(|scale · n_tᵀ q_t|, e^(−m_t)) + ε)
 
   for each head. The running maximum m prevents overflow and, with ε = 0, changes no
-  result: the fraction is that of m = 0 throughout. Everything is float32 for inputs of
-  any dtype.
+  result: the fraction is that of m = 0 throughout. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -71,14 +70,14 @@ def mlstm_attention(
     log_decay: g, the logarithm of the forget gate, at most 0.
     log_input: i, the logarithm of the input gate, of any sign.
     epsilon: ε, which the authors' code has and the paper has not.
-    initial_state: the `MlstmState` before the first position; None is 0.
+    initial_state: the `MlstmState` before the first position; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is an
+  Results and errors: as in `gated_linear_attention`; the state is an
   `MlstmState`.
 
   Cost: that of `gated_linear_attention` with decays for each head; with gradients also
@@ -188,17 +187,17 @@ def mlstm(
 
   Args:
     gate_soft_cap: c; None means no cap, as in the paper. xLSTM-7B has 15.
-    epsilon: as `mlstm_attention`.
+    epsilon: as in `mlstm_attention`.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is an `MlstmState`. Its
+    A causal `Attention` with `gates`, whose cache is an `MlstmState`. Its
     parameters are `forget_kernel` and `input_kernel`, each `[F, N]`, `forget_bias` and
     `input_bias`, each `[N]`.
 
   Raises:
     ValueError: `gate_soft_cap` is not above 0, or `epsilon` is below 0.
 
-  Its model also has `output_norm='group'` and `output_gate='sigmoid'`. Papers:
+  The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Papers:
   arXiv:2405.04517, equations 19 to 27; xLSTM 7B, arXiv:2503.13427.
   """
   if gate_soft_cap is not None:

@@ -77,11 +77,11 @@ def moba_attention(
     local_blocks: the number of nearest blocks, with an indexer.
     mask: key mask, `[B, 1, 1, T]`.
     is_causal: must be True, because a mean depends on all keys of its block.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `flash_attention`. Gradients are those of the softmax over the selected keys;
+    As in `flash_attention`. Gradients are those of the softmax over the selected keys;
     the selection of blocks has none.
 
   Raises:
@@ -173,7 +173,7 @@ def moba(
     index_rotary_dim: as in `dsa`.
 
   Returns:
-    An `Attention` without variables, causal only, that decodes with a `DenseCache`.
+    A causal `Attention` without variables, that decodes with a `DenseCache`.
     Each decoded position averages the keys of all blocks and attends to top_k · D keys.
     With an indexer, it has the `index_query_kernel`, `index_key_kernel`,
     `index_query_scale` and `index_key_scale` of `dsa`, which nothing trains, and a

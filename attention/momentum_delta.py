@@ -76,7 +76,7 @@ def momentum_delta_attention(
     S_t = e^g_t S_{t−1} + β_t M_t        out_t = scale · S_tᵀ q_t
 
   for each head. With h = −∞ it is the gated delta rule with writing strength βη.
-  Everything is float32 for inputs of any dtype.
+  All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -87,16 +87,16 @@ def momentum_delta_attention(
     log_decay: g, at most 0.
     momentum_decay: h, at most 0.
     normalize_keys: as in `delta_rule_attention`.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: S above M before the first position, X = 2H; None is 0.
+    scale: factor of the queries; None means 1/√H.
+    initial_state: S above M before the first position, X = 2H; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is `[B, N, 2H, V]`, or with
-  `num_segments` `[B, G, N, 2H, V]`.
+  Results and errors: as in `gated_linear_attention`; the state is `[B, N, 2H, V]`, or
+  with `num_segments` `[B, G, N, 2H, V]`.
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(3C + 4H + V) + 6·H·V), with gradients about
   three times that; memory B·T·N·(H+V), with gradients also one state for each chunk.
@@ -126,7 +126,7 @@ def _recurrence(
   return_state=True,
   axis_name=None,
 ) -> Any:
-  """`momentum_delta_attention`, also where each device has a shard of the sequence."""
+  """`momentum_delta_attention`, for sequence-sharded inputs as well."""
   query, dtype = repeat_heads(query, key, value), query.dtype
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   options["segment_ids"], packed = segment_ids, None
@@ -274,14 +274,15 @@ def momentum_delta() -> Attention:
   The query is q_t − e^d k_t. It and the keys are normalised to length 1.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is N·2H·H numbers for each
+    A causal `Attention` with `gates`, whose cache is N·2H·H numbers for each
     example. Its parameters are `eta_kernel`, `rate_kernel`, the decays' `step_kernel`,
     `step_bias` and `log_rate`, the same with the prefix `momentum_`, and `log_factor
     [N]` (f) and `log_correction [N]` (d).
 
-  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  Departs from the authors' code in its initial decays, which are those of `mamba2`.
-  Paper: arXiv:2605.05838; its gates are those of flash-linear-attention 0.6.0.
+  The paper's model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='silu'`. Differs from the authors' code in its initial decays, which are
+  those of `mamba2`. Paper: arXiv:2605.05838; its gates are those of
+  flash-linear-attention 0.6.0.
   """
 
   def init(key, dims):

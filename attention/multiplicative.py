@@ -54,30 +54,30 @@ def multiplicative_attention(
     key: `[B, S, K, H]`, the encoder's states h̄_s; N is a multiple of K.
     value: `[B, S, K, V]`; the paper's values are the states h̄_s.
     kernel: W_a `[N, H, H]`, one matrix per query head, with the query's features
-      first; None is the identity.
-    scale: factor of the scores; None is 1.
+      first; None means the identity.
+    scale: factor of the scores; None means 1.
     block_size: (C, D), the queries and keys of a block, or one int for both.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
     relative_bias: `[N, 2L+1]`, added to the logits by clipped distance.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
     relative_queries: of these shapes, queries by clipped distance.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
-    visible: which pairs count, combined with the options for visibility.
+    visible: the visible pairs, in addition to the other masking options.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `dense_attention`.
+    As in `dense_attention`.
 
   Cost: that of `flash_attention`, and time T·N·H² for the kernel. Nothing is
   T×S.
 
-  Departs from its paper in having several heads, and values that differ from the
+  Differs from the paper in having several heads, and values that differ from the
   keys. The paper's score concat is close to `additive_attention`. Its monotonic local
   attention is `sliding_window_attention`; its predictive local attention, a window
   around a learned position, is not implemented.

@@ -75,7 +75,7 @@ def nsa_attention(
     window: the number of keys in the window, including the query's own.
     mask: key mask, `[B, 1, 1, T]`; masked keys count as zeros in a compressed key.
     is_causal: must be True.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, 0 at masked positions. The selection of
@@ -88,7 +88,7 @@ def nsa_attention(
   Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window), on accelerators
   T·(T/block_size)·K·num_blocks more; memory linear in T.
 
-  Departs from its paper in that the three branches share keys and values, and in that
+  Differs from the paper in that the three branches share keys and values, and in that
   compression is a learned weighted sum instead of an MLP, which keeps the output linear
   in the values. Position encodings within a block would add the same to every
   compressed key.
@@ -220,7 +220,7 @@ def nsa(
     window: keys of the window.
 
   Returns:
-    An `Attention` with `gates`, causal only, that decodes with a `DenseCache`. Each
+    A causal `Attention` with `gates`, that decodes with a `DenseCache`. Each
     decoded position compresses all S keys again. Its parameters are
     `gate_kernel [F, N, 3]`, and `key_weights` and `value_weights [K, C]`, initially
     1/C.
@@ -229,7 +229,7 @@ def nsa(
     ValueError: an argument is not a positive int, `num_blocks` is below 3, or
       `stride` does not divide `compress_size` and `block_size`.
 
-  Departs from its paper in g, which an MLP computes there.
+  Differs from the paper in g, which an MLP computes there.
   """
   sizes = compress_size, stride, block_size, num_blocks
   _check_sizes(

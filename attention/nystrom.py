@@ -73,10 +73,10 @@ def nystrom_attention(
       expect it. Examples then affect each other unless the iteration has converged.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because every landmark mixes positions.
-    block_size: C, the number of positions in a tile; None is the platform's choice.
+    block_size: C, the number of positions in a tile; None means the platform's choice.
     axis_name: mesh axis inside `jax.shard_map`. Means and B V are summed over the
       devices, which exchange L rows per head three times, at any length.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. Weights of the effective matrix sum
@@ -90,9 +90,9 @@ def nystrom_attention(
   Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³; memory in
   addition to the arrays B·N·M·(C+M) for tiles of C positions, in the backward pass
   five M×M matrices for each iteration and head, and B·T·M numbers where runs have
-  different lengths. Nothing is T×S.
+  different lengths. No array is T×S.
 
-  Departs from its paper in masks, in that L need not divide T, and in that each matrix
+  Differs from the paper in masks, in that L need not divide T, and in that each matrix
   starts by its own norms unless `shared_start`.
 
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
@@ -189,7 +189,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 def _psum(x: Array, axis_name: str | None) -> Array:
-  """The sum over the devices of `axis_name`; None is one device."""
+  """The sum over the devices of `axis_name`; None means one device."""
   return x if axis_name is None else jax.lax.psum(x, axis_name)
 
 

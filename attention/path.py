@@ -75,22 +75,21 @@ def path_attention(
     mask: key mask `[B, 1, 1, T]`. At a masked position, H is the identity and the
       forget gate is 1.
     is_causal: must be True, because products run from a query to the left.
-    block_size: C, raised to a power of two; it affects only rounding. None is at most
-      `BLOCK` on a CPU, and what `backend` allows elsewhere.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    block_size: C, raised to a power of two; it affects only rounding. None means at
+      most `BLOCK` on a CPU, and what `backend` allows elsewhere.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, T]`.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Results and errors: as `flash_attention`, and ValueError where
+  Results and errors: as in `flash_attention`, and ValueError where
   `is_causal` is False. All positions between a query and a key of a segment affect
-  their score, whatever their own segments. Everything is float32 for inputs of any
-  dtype.
+  their score, whatever their own segments. All computation is in float32.
 
   Cost: time ½·T²·N·(2·H+V) and T·N·C·(C+3·H); memory T·N·(H+V) and T·K·H²/C, with
   gradients also T·N·(H+V) for one block of queries at a time.
 
-  Departs from its paper in masks. Papers: PaTH attention, arXiv:2505.16381; forget
+  Differs from the paper in masks. Papers: PaTH attention, arXiv:2505.16381; forget
   gates: Forgetting transformer, arXiv:2503.02130.
   """
   if not is_causal:
@@ -210,7 +209,7 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
 
   Args:
     rank: R, of W₁ `[F, R]` and W₂ `[R, K, H]`.
-    forget: a forget gate for each head, as `dense` takes it (PaTH-FoX).
+    forget: a forget gate for each head, as in `dense` (PaTH-FoX).
 
   Returns:
     An `Attention` with `gates`, causal only. Its cache has the values, and the keys in

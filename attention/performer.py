@@ -57,9 +57,9 @@ def performer_attention(
     kernel: 'softmax' for φ_m(x) = exp(ω_m·x̃ − |x̃|²/2)/√M, 'relu' for
       φ_m(x) = max(ω_m·x̃/√M, 0) + 0.001, with x̃ = √scale · x. 'relu' is
       another kernel and does not approximate softmax.
-    scale: factor of the approximated logits, > 0; None is 1/√H.
+    scale: factor of the approximated logits, > 0; None means 1/√H.
     mask: key mask `[B, 1, 1, S]`.
-    is_causal: query t sees keys s ≤ t only.
+    is_causal: query t sees only keys s ≤ t.
     block_size: C, the number of positions of a chunk.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
 
@@ -69,11 +69,11 @@ def performer_attention(
   Raises:
     ValueError: the mask varies along queries.
 
-  Cost: time and memory as `linear_attention`; where scores of a chunk leave float32's
-  range also 2·T·N·M·log₂ C exponentials. The error against softmax falls as 1/√M and
-  grows with exp(|q||k|).
+  Cost: time and memory as in `linear_attention`; where scores of a chunk leave
+  float32's range also 2·T·N·M·log₂ C exponentials. The error against softmax falls as
+  1/√M and grows with exp(|q||k|).
 
-  Departs from the paper's code in that the softmax kernel has no epsilon, and in that a
+  Differs from the paper's code in that the softmax kernel has no epsilon, and in that a
   running log-scale replaces the maximum over all keys. Paper: Rethinking attention
   with Performers, arXiv:2009.14794, sections 2.2–2.4.
   """

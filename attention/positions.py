@@ -3,7 +3,7 @@
 T5 and ALiBi add a bias to the logits that depends only on the distance of key from
 query. Both are tables `[N, 2L+1]` for distances -L … L; larger distances use the outer
 entries. `dense_attention`, `flash_attention`, `sliding_window_attention` and
-`multiplicative_attention` take them as `relative_bias`, which never becomes a T×S array.
+`multiplicative_attention` take them as `relative_bias`, without a T×S array.
 Shaw's relative keys need no function: the trained table `[2L+1, H]` is the argument
 `relative_keys`. With one table per head, `[N, 2L+1, H]`, Transformer-XL's logits are
 those of the query q + u with a bias scale · (v − u) · r. With `relative_queries` as

@@ -64,7 +64,7 @@ def precond_delta_attention(
     S_t = S' + β_t p_t (v_t − S'ᵀ k_t)ᵀ        out_t = scale · S_tᵀ q_t
 
   for each head. A channel of a key is multiplied by a number from 1/x to x before it is
-  written, and is read as it is. Everything is float32 for inputs of any dtype.
+  written, and is read as it is. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -78,14 +78,14 @@ def precond_delta_attention(
     squash: x, from 1 to 2. With keys of length 1, the state does not grow.
     epsilon: ε.
     normalize_keys: as in `delta_rule_attention`.
-    initial_state: the `PrecondState` before the first position; None is 0.
+    initial_state: the `PrecondState` before the first position; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is a
+  Results and errors: as in `gated_linear_attention`; the state is a
   `PrecondState`.
 
   Cost: that of `delta_rule_attention`; the squares take time and memory B·T·N·H.
@@ -114,7 +114,7 @@ def _recurrence(
   log_decay,
   **options,
 ) -> Any:
-  """`precond_delta_attention`, also where each device has a shard of the sequence."""
+  """`precond_delta_attention`, for sequence-sharded inputs as well."""
   _check_squash(squash)
   query, dtype = repeat_heads(query, key, value), query.dtype
   arrays = key, square_rate[..., None]
@@ -181,15 +181,15 @@ def precond_delta(squash: float = 1.5) -> Attention:
     squash: x of `precond_delta_attention`.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is a `PrecondState`. Its
+    A causal `Attention` with `gates`, whose cache is a `PrecondState`. Its
     parameters are those of `gated_delta`, the same with the prefix `square_`, for r and
     a, and `center [N]`, initially −0.2.
 
   Raises:
     ValueError: `squash` is below 1 or above 2.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  Queries and keys have length 1. Paper: arXiv:2604.21100.
+  The paper's model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='silu'`. Queries and keys have length 1. Paper: arXiv:2604.21100.
   """
   _check_squash(squash)
 

@@ -46,7 +46,7 @@ def rg_lru_attention(
 
     h_t = a_t ∘ h_{t−1} + √(1 − a_t²) ∘ (i_t ∘ v_t)        out_t = scale · h_t
 
-  with a = exp(`log_decay`). Everything is float32 for inputs of any dtype. The first
+  with a = exp(`log_decay`). All computation is in float32. The first
   unmasked position of a sequence or segment has a = 0, and so writes i ∘ v, unless it
   continues from an initial state.
 
@@ -54,21 +54,21 @@ def rg_lru_attention(
     value: the paper's x.
     log_decay: natural logarithms of a, at most 0.
     input_gate: i, from 0 to 1.
-    scale: None is 1.
-    initial_state: h before the first position; None is none.
+    scale: None means 1.
+    initial_state: h before the first position; None means no initial state.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`.
+  Results and errors: as in `gated_linear_attention`.
 
   Cost: time and memory B·T·N·V, with gradients also one state for each chunk of C =
   `scan.CHUNK` positions. A CPU computes a chunk position by position, other devices by
   an associative scan in log₂ C steps.
 
   Paper: Griffin: mixing gated linear recurrences with local attention for efficient
-  language models, arXiv:2402.19427, equation 4. Departs from it in the first position,
+  language models, arXiv:2402.19427, equation 4. Differs from it in the first position,
   where it has √(1 − a²) as well; its authors' code has 1.
   """
   begun = jnp.full(value.shape[0], initial_state is not None)
@@ -109,18 +109,18 @@ def rg_lru() -> Attention:
     log a_t = −8 softplus(Λ) ∘ r_t
     h_t = a_t ∘ h_{t−1} + √(1 − a_t²) ∘ (i_t ∘ x_t)        out_t = h_t
 
-  where W_a and W_x have a block for each head. The scale is 1 unless a call sets it.
+  where W_a and W_x have a block for each head. The scale defaults to 1.
 
   Returns:
-    An `Attention`, causal only, of which every function expects None as key and value;
-    `apply` takes other values as well. Its cache is an `RgLruState`, N·H numbers for
+    A causal `Attention`, all of whose functions expect None as key and value; `apply`
+    also accepts values. Its cache is an `RgLruState`, N·H numbers for
     each example. Its parameters are `decay_kernel` (W_a) and `input_kernel` (W_x), each
     `[N, H, H]`, `decay_bias`, `input_bias` and `log_rate` (Λ), each `[N, H]`.
 
-  Its model also has `short_convolution` with biases and without an activation, and
-  `output_gate='gelu_tanh'`. Values of another width than H have the mean gates of their
-  head. Paper: arXiv:2402.19427, equations 1 to 4; as in its section 2.4, Λ is drawn so
-  that the decay at r = 1 is uniform from 0.9 to 0.999.
+  The paper's model also has `short_convolution` with biases and without an activation,
+  and `output_gate='gelu_tanh'`. Values of another width than H have the mean gates of
+  their head. Paper: arXiv:2402.19427, equations 1 to 4; as in its section 2.4, Λ is
+  drawn so that the decay at r = 1 is uniform from 0.9 to 0.999.
   """
 
   def init(key, dims):

@@ -41,8 +41,7 @@ def rwkv6_attention(
     out_t = scale · (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ
 
-  for each head. The paper calls q r and e^g w. Everything is
-  float32 for inputs of any dtype.
+  for each head. The paper calls q r and e^g w. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -51,14 +50,14 @@ def rwkv6_attention(
     log_decay: g, at most 0.
     bonus: u.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: the state before the first position; None is 0.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
+    initial_state: the state before the first position; None means 0.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`. The result of a masked
+  Results and errors: as in `gated_linear_attention`. The result of a masked
   position is 0 or what it reads of the state; it has no bonus.
 
   Cost: that of `gated_linear_attention` with decays for each channel.
@@ -72,7 +71,7 @@ def rwkv6_attention(
 def _recurrence(
   query, key, value, *, bonus, scale, mask, return_state=True, **options
 ) -> Any:
-  """`rwkv6_attention`, also where each device has a shard of the sequence."""
+  """`rwkv6_attention`, for sequence-sharded inputs as well."""
   query = repeat_heads(query, key, value)
   dtype, num_heads = query.dtype, query.shape[2]
   out, state = recurrent_attention(
@@ -104,14 +103,13 @@ def rwkv6(rank: int = 64) -> Attention:
     g_t = −exp(tanh(x_t · W₁) · W₂ + w₀)
     out_t = (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t        S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ
 
-  w₀ and u have one number for each channel of each head. The scale is 1 unless a call
-  sets it.
+  w₀ and u have one number for each channel of each head. The scale defaults to 1.
 
   Args:
     rank: R of W₁ `[F, R]` and W₂ `[R, N, H]`.
 
   Returns:
-    An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
+    A causal `Attention` with `gates`, with the cache of `gated_linear`. Its
     parameters are `decay_down`, `decay_up`, `decay_bias` (w₀) and `bonus` (u).
 
   Raises:

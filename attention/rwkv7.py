@@ -44,8 +44,7 @@ def rwkv7_attention(
     out_t = scale · S_tᵀ q_t
 
   for each head. The moved value is read before the decay. With a = −κ, b = α ∘ κ and
-  |κ| = 1, as in the paper, the state does not grow. Everything is float32 for inputs of
-  any dtype.
+  |κ| = 1, as in the paper, the state does not grow. All computation is in float32.
 
   Args:
     query: `[B, T, N, H]`.
@@ -55,15 +54,15 @@ def rwkv7_attention(
     removal: a.
     replacement: b.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: the state before the first position; None is 0.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
+    initial_state: the state before the first position; None means 0.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
     implementation: 'xla' or None; 'jla' is a GPU kernel of another package.
 
-  Results and errors: as `gated_linear_attention`.
+  Results and errors: as in `gated_linear_attention`.
 
   Cost: that of `delta_rule_attention` with decays for each channel, with twice the pairs
   of keys and their products, as each position writes both b and k.
@@ -101,15 +100,15 @@ def rwkv7(
     S_t = diag(e^g_t) S_{t−1} − (α_t ∘ κ_t)(S_{t−1}ᵀ κ_t)ᵀ + k'_t v_tᵀ
     out_t = S_tᵀ q_t + (q_t · (ρ ∘ k'_t)) v_t
 
-  w₀, a₀, ξ, ζ and ρ have one number for each channel of each head. The scale is 1
-  unless a call sets it.
+  w₀, a₀, ξ, ζ and ρ have one number for each channel of each head. The scale defaults
+  to 1.
 
   Args:
     rank: R of W₁, A₁ `[F, R]` and W₂, A₂ `[R, N, H]`.
-    implementation: as `gated_linear`.
+    implementation: as in `gated_linear`.
 
   Returns:
-    An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
+    A causal `Attention` with `gates`, with the cache of `gated_linear`. Its
     parameters are `decay_down`, `decay_up`, `decay_bias` (w₀), `rate_down`, `rate_up`,
     `rate_bias` (a₀), `removal_scale` (ξ), `rate_share` (ζ) and `bonus` (ρ).
 

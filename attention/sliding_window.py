@@ -91,23 +91,23 @@ def sliding_window_attention(
       tables, dropout, dilation or global tokens.
     axis_name: mesh axis inside `jax.shard_map`, for a query and key of one sequence.
       Global indices count in the whole sequence; shards do not support dropout.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
     sinks: `[N]`, one more logit per head, which has no value.
     logits_soft_cap: c; logits become c · tanh(x / c), before masks and biases.
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0.
     score_mod: `(score, b, n, t, s) -> score`, as in FlexAttention.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
-    visible: which pairs count, combined with the options for visibility.
-    logits: how pairs are scored, in place of the options for logits.
+    visible: the visible pairs, in addition to the other masking options.
+    logits: the options for logits as one value, in place of the keywords.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.
+    As in `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.
 
   Raises:
     ValueError: `implementation` cannot serve the call.
@@ -115,12 +115,12 @@ def sliding_window_attention(
   Cost, with W = left + right + 1 and tiles of C queries: time
   T·(W+C+G)·N·(H+V), and G·S·N·(H+V) for the global queries. Memory in addition
   to the arrays: B·N·C·(W+C+G) float32 for each tile that is computed at the
-  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. Shards exchange
+  same time, and B·N·G·S float32. No array is T×S, forward or backward. Shards exchange
   the left + right positions of keys and values that the window reaches, and the
   queries, keys, values and results of G global tokens. Each dilation costs one pass
   over its heads. On a TPU, 'tokamax' reads the window from a mask of T·S bool.
 
-  Departs from its paper in that any length is allowed, windows may be one-sided, and
+  Differs from the paper in that any length is allowed, windows may be one-sided, and
   segments and causality also apply to global tokens.
 
   Papers: Longformer, the long-document transformer, arXiv:2004.05150. Sinks: gpt-oss,
@@ -257,9 +257,9 @@ def sliding_window(
     window: w, or (left, right). By default both sides together have the paper's
       512 keys.
     dilation: one int, or one per query head.
-    block_size: the number of queries in a tile; None is the platform's choice.
+    block_size: the number of queries in a tile; None means the platform's choice.
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose.
-    sinks: as `dense` takes it.
+    sinks: as in `dense`.
     logits_soft_cap: likewise.
     forget: likewise; for windows without dilation.
 

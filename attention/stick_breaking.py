@@ -69,9 +69,9 @@ def stick_breaking_attention(
     mask: key mask `[B, 1, 1, T]`. A masked key takes no weight.
     is_causal: must be True, because keys are ordered from a query to the left.
     query_segment_ids: `[B, T]`; keys of another segment take no weight.
-    block_size: C, the number of queries and of keys in a tile; None is at most `BLOCK`
-      on a CPU, and what `backend` allows elsewhere. It affects only rounding.
-    scale: factor of the logits; None is 1/√H.
+    block_size: C, the number of queries and of keys in a tile; None means at most
+      `BLOCK` on a CPU, and what `backend` allows elsewhere. It affects only rounding.
+    scale: factor of the logits; None means 1/√H.
     key_segment_ids: `[B, T]`.
 
   Returns:
@@ -84,7 +84,7 @@ def stick_breaking_attention(
   Cost: time ½·T²·N·(H+V+C); memory B·N·C² and T·N·V, with gradients also T·N for one
   block of queries at a time.
 
-  Departs from its paper in masks, segments and `attend_current`, which its code has.
+  Differs from the paper in masks, segments and `attend_current`, which its code has.
   The remaining weight is 1 minus the output for values of 1.
 
   Paper: Scaling stick-breaking attention, arXiv:2410.17980, equations 1 and 2.
@@ -178,7 +178,7 @@ def stick_breaking(attend_current: bool = False) -> Attention:
     attend_current: as in `stick_breaking_attention`.
 
   Returns:
-    An `Attention` without variables, causal only, that decodes with the cache of
+    A causal `Attention` without variables, that decodes with the cache of
     dense attention.
   """
   exact = dense()

@@ -50,26 +50,26 @@ def strided_2d_attention(
     query: `[B, T, N, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    grid: (rows, columns), rows · columns ≤ T. None is the grid nearest to a
+    grid: (rows, columns), rows · columns ≤ T. None means the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete.
     stride: s, at least 1; with 1 it is dense attention. The paper's is 2.
     is_causal: must be False: positions on a grid have no order.
-    scale: factor of the logits; None is 1/√H. The paper's code uses 1/√F, where F is
+    scale: factor of the logits; None means 1/√H. The paper's code uses 1/√F, where F is
       the number of features of all heads.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, T]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     block_size: C, the number of rows computed at the same time.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Results: as `flash_attention`, with S = T.
+  Results: as in `flash_attention`, with S = T.
 
   Raises:
     ValueError: the grid has more than T positions, or `is_causal`.
 
-  Cost: that of `flash_attention` with T/s² keys: time T²/s²·N·(H+V). Nothing is T×S.
+  Cost: that of `flash_attention` with T/s² keys: time T²/s²·N·(H+V). No array is T×S.
 
   The paper has a strided convolution before the projections of key and value. It equals
   a convolution at every position, applied by the model, of which this function takes
@@ -136,7 +136,7 @@ def strided_2d(
   """The mechanism of `strided_2d_attention`.
 
   Args:
-    grid: (rows, columns); None is the grid nearest to a square of every length.
+    grid: (rows, columns); None means the grid nearest to a square of every length.
     stride: s.
 
   Returns:

@@ -90,7 +90,7 @@ def titans_attention(
 
   for each head, where t' is the last position before the mini-batch of t: positions of a
   mini-batch take their gradients at one memory. In the paper's letters, e^m is η and e^g
-  is 1 − α. Everything is float32 for inputs of any dtype.
+  is 1 − α. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -104,14 +104,14 @@ def titans_attention(
       equations 13 and 14.
     normalize_keys: as in `delta_rule_attention`.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: the `TitansState` before the first position; None is 0.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
+    initial_state: the `TitansState` before the first position; None means 0.
     segment_ids: `[B, T]`; where they change, the state restarts at 0, and a mini-batch
       starts.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is a `TitansState`.
+  Results and errors: as in `gated_linear_attention`; the state is a `TitansState`.
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(3C+2H+2V) + 9·H·V), on a CPU without
   derivatives 5·T·N·H·V; memory B·T·N·(H+V), with gradients also three states for each
@@ -265,17 +265,17 @@ def titans(minibatch_size: int = 16, max_rate: float = 0.1) -> Attention:
     max_rate: the largest θ.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is a `TitansState`. Its
+    A causal `Attention` with `gates`, whose cache is a `TitansState`. Its
     parameters are `rate_kernel`, `momentum_kernel` and `decay_kernel`, each `[F, N]`, and
     `rate_bias`, `momentum_bias` (initially 0) and `decay_bias` (initially 4), each `[N]`.
 
   Raises:
     ValueError: `minibatch_size` is not a positive int, or `max_rate` is not above 0.
 
-  Its model also has `short_convolution`, whose SiLU is the paper's, `output_norm='rms'`
-  and `output_gate='sigmoid'`. The memory is one matrix without a first value to train;
-  the paper's are MLPs, and it does not say how rates are computed. Paper:
-  arXiv:2501.00663, sections 3.1, 3.2 and 4.4.
+  The paper's model also has `short_convolution`, whose SiLU is the paper's,
+  `output_norm='rms'` and `output_gate='sigmoid'`. The memory is one matrix without a
+  first value to train; the paper's are MLPs, and it does not say how rates are
+  computed. Paper: arXiv:2501.00663, sections 3.1, 3.2 and 4.4.
   """
   if not max_rate > 0.0:
     raise ValueError(f"max_rate: expected a number above 0, got {max_rate!r}")

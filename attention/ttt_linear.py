@@ -69,7 +69,7 @@ def ttt_linear_attention(
   for each head, where t is position i = 1, …, C of its mini-batch, s are the positions
   up to t of the mini-batch, and (W, b) is that of the last position before it. LN is a
   layer norm with a scale and a bias for each head. Results are not linear in values.
-  Everything is float32 for inputs of any dtype.
+  All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -80,21 +80,21 @@ def ttt_linear_attention(
     initial_bias: b before the first position.
     norm_scale: the scale of LN.
     norm_bias: the bias of LN.
-    position_offset: o; None is 0.
+    position_offset: o; None means 0.
     minibatch_size: C. With 1, each gradient is taken at the weights of the position
       before it.
     epsilon: ε of LN.
     mask: key mask `[B, 1, 1, T]`; masked positions are in no mini-batch, and their
       results are 0.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1.
-    initial_state: the `TttState` before the first position; None is that of
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1.
+    initial_state: the `TttState` before the first position; None means that of
       `initial_weights` and `initial_bias`.
     segment_ids: `[B, T]`; where they change, a mini-batch starts from
       `initial_weights` and `initial_bias`.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is a `TttState`.
+  Results and errors: as in `gated_linear_attention`; the state is a `TttState`.
 
   Cost: time T·N·H·(3H + 2C); memory B·T·N·H, with gradients also two states for each
   chunk of `scan.CHUNK` positions. With a mask, segments or an initial state,
@@ -251,7 +251,7 @@ def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
     base_rate: η₀.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose values have the width H and whose
+    A causal `Attention` with `gates`, whose values have the width H and whose
     cache is a `TttState`. Its parameters are `rate_kernel [F, N]`, `rate_bias [N]`,
     `initial_weights [N, H, H]`, `initial_bias [N, H]`, `norm_scale [N, H]`,
     `norm_bias [N, H]` and `position_offset [C]`.
@@ -259,8 +259,8 @@ def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
   Raises:
     ValueError: `minibatch_size` is not a positive int, or `base_rate` is not above 0.
 
-  Its model also has `short_convolution`, `output_norm='rms_joint'` and
-  `output_gate='gelu_tanh'`. Departs from the paper's layer, in which queries and keys
+  The paper's model also has `short_convolution`, `output_norm='rms_joint'` and
+  `output_gate='gelu_tanh'`. Differs from the paper's layer, in which queries and keys
   are two convolutions of one projection and rotate with the place in the mini-batch,
   and whose last norm is a layer norm. Paper: arXiv:2407.04620, sections 2.3 to 2.7.
   """

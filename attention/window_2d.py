@@ -65,7 +65,7 @@ def window_2d_attention(
     query: `[B, T, N, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    grid: (rows, columns), rows · columns = T. None is the grid nearest to a
+    grid: (rows, columns), rows · columns = T. None means the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete. It depends on the
       length, so padding a sequence changes which keys a query sees.
     window: w, the side of a window in positions.
@@ -77,15 +77,15 @@ def window_2d_attention(
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because a window has keys on all sides.
     block_size: the number of queries computed at the same time, in whole windows, at
-      least one; None is the platform's choice.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+      least one; None means the platform's choice.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, T]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Results: as `flash_attention`, with S = T.
+  Results: as in `flash_attention`, with S = T.
 
   Raises:
     ValueError: the grid does not have T positions, the mask varies along queries, or
@@ -93,9 +93,9 @@ def window_2d_attention(
 
   Cost, for P ≥ T positions with padding: time P·w²·N·(H+V); memory in addition
   to the arguments: a copy of query, key, value and result, N·w⁴ float32 of
-  bias, and B·N·C·w² for C queries computed at the same time. Nothing is T×S.
+  bias, and B·N·C·w² for C queries computed at the same time. No array is T×S.
 
-  Departs from its paper's code in padding. That code pads with zeros before the
+  Differs from the paper's code in padding. That code pads with zeros before the
   projections and lets queries see them; at the paper's sizes there is no padding. For a
   grid smaller than a window, that code makes the table of the smaller window, which is
   this function with that `window`; transformers keeps the table, and fails.
@@ -287,7 +287,7 @@ def window_2d(
   """The mechanism of `window_2d_attention`.
 
   Args:
-    grid: (rows, columns), which fixes the length of a call; None is the grid
+    grid: (rows, columns), which fixes the length of a call; None means the grid
       nearest to a square of every length.
     window: w.
     shift: s.

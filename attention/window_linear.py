@@ -83,7 +83,7 @@ def window_linear_attention(
     window: W ≥ 1, the number of near keys, including the query's own: those of
       `sliding_window_attention` with `window=(W - 1, 0)`.
     is_causal: must be True, because the mechanism is causal by definition.
-    scale: factor of the near logits; None is 1/√H. It does not affect φ.
+    scale: factor of the near logits; None means 1/√H. It does not affect φ.
     mask: key mask `[B, 1, 1, S]`.
     block_size: C, the number of positions of a chunk.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
@@ -99,7 +99,7 @@ def window_linear_attention(
   chunk, with gradients also W keys and values and a state of 2H·V numbers per head for
   each chunk.
 
-  Departs from its paper in masks, and in one W_k for each key head, where the paper's
+  Differs from the paper in masks, and in one W_k for each key head, where the paper's
   code has one for each query head. γ is a sigmoid, as in that code, and windows slide
   as in the paper's formula. The code keeps features above 1e-12; here they may vanish.
   Its configs have `feature_dim=64` with `head_dim=128`; here W is square.

@@ -25,8 +25,9 @@ MUTANTS = (
     "value *= beta",
     "delta", "the rate is not in what is erased"),
   Mutant("attention/delta_product.py",
-    "log_decay=None if log_decay is None else placed(log_decay, 0),",
-    "log_decay=None if log_decay is None else placed(log_decay, writes - 1),",
+    "log_decay=None if log_decay is None else flatten_padded(log_decay, 0),",
+    "log_decay=None if log_decay is None "
+    "else flatten_padded(log_decay, num_updates - 1),",
     "delta_product", "the state decays between two corrections"),
   Mutant("attention/delta_rule.py",
     'query -= params["correction"][head_axis] * key',
@@ -190,8 +191,8 @@ MUTANTS = (
     "return jax.lax.scan(step, first, length=iterations - 1)[0]",
     "nystrom", "one iteration too few"),
   Mutant("attention/bigbird.py",
-    "always = jnp.stack([0 * own, 0 * own + count - 1, own - 1, own, own + 1], -1)",
-    "always = jnp.stack([0 * own, 0 * own + count - 2, own - 1, own, own + 1], -1)",
+    "fixed = jnp.stack([0 * own, 0 * own + count - 1, own - 1, own, own + 1], -1)",
+    "fixed = jnp.stack([0 * own, 0 * own + count - 2, own - 1, own, own + 1], -1)",
     "bigbird", "the last global block is the one before"),
   # Choices.
   Mutant("attention/nsa.py",
