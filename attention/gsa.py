@@ -1,7 +1,7 @@
-"""Gated slot attention: softmax attention to slots that decay and are written again.
+"""Gated slot attention: softmax attention to slots, which are decaying sums.
 
-A state has two parts, the keys and the values of the slots, in one array: it is the
-state of gated linear attention with the slots' weights as keys and [k, v] as values.
+The state has the keys and the values of the slots in one array: it is the state of
+gated linear attention with the slot weights as keys and [k, v] as values.
 """
 
 import functools
@@ -50,7 +50,7 @@ def gsa_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N M X"]]
 ):
-  """Each query attends by softmax to M slots, which hold decaying sums of keys and values.
+  """Softmax attention to M slots, which are decaying sums of keys and values.
 
     out = gsa_attention(q, k, v, log_decay=g, slot_weights=s)
 
@@ -64,7 +64,7 @@ def gsa_attention(
     key: `[B, T, K, H]`.
     value: `[B, T, U, V]`.
     log_decay: g of each slot, at most 0.
-    slot_weights: s, what each slot takes of a position; 1 − e^g in the paper.
+    slot_weights: s, the weight of a position in each slot; 1 − e^g in the paper.
     initial_state: [K, V] before the first position, X = H+V; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
     is_causal: must be True, because the recurrence runs forward.
@@ -109,17 +109,17 @@ def _recurrence(
   if num_segments is not None:
     packed = packing.packing_of(query, num_segments, options)
   arrays = key, value, log_decay, slot_weights
-  arrays, _, begins = by_head(query, arrays, log_decay=None, **options)
+  arrays, _, starts = by_head(query, arrays, log_decay=None, **options)
   key, value, log_decay, slots = arrays
-  if begins is not None:
-    log_decay = jnp.where(begins, FORGOTTEN, log_decay)
+  if starts is not None:
+    log_decay = jnp.where(starts, FORGOTTEN, log_decay)
   value = jnp.concatenate([key, value], axis=3)
   shape = num_heads, slots.shape[3], value.shape[3]
   state = packing.first_state(
     initial_state, value, shape, "N, M, H+V", num_segments
   )
-  is_part = is_sequence_sharded(axis_name)
-  if is_sequence_sharded(axis_name):
+  is_sharded = is_sequence_sharded(axis_name)
+  if is_sharded:
     state = recurrence.state_before(slots, value, log_decay, axis_name)
   dtype = query.dtype
   query = query.astype(jnp.float32) * checks.softmax_scale(scale, head_dim)
@@ -128,14 +128,14 @@ def _recurrence(
 
   def attend(inputs, state, resets=None):
     count = chunks_per_step(inputs[0], size, numbers)
-    # Two arrays, because a CPU copies the slices of one at each position.
+    # Two arrays, because a CPU would copy slices of one at each position.
     state, out = scan(
       functools.partial(_step, count),
       (),
       tuple(jnp.split(state, [head_dim], axis=-1)),
       (*inputs, resets and packing.whole_steps(resets, count)),
       size=size * count,
-      is_empty=initial_state is None and not is_part and resets is None,
+      is_empty=initial_state is None and not is_sharded and resets is None,
       position=_position if resets is None else None,
     )
     return jnp.concatenate(state, axis=-1), out
@@ -147,14 +147,14 @@ def _recurrence(
 
 
 def _position(params, state, inputs):
-  """One position `[B, N, ·]`, as written in the paper."""
+  """One position `[B, N, ·]`, by the paper's equations."""
   del params
-  query, slots, both, log_decay, _ = inputs
+  query, slots, key_value, log_decay, _ = inputs
   decay = jnp.exp(log_decay)[..., None]
-  written = jnp.split(both[..., None, :], [query.shape[-1]], axis=-1)
+  new_key_value = jnp.split(key_value[..., None, :], [query.shape[-1]], axis=-1)
   keys, values = (
     decay * x + slots[..., None] * new
-    for x, new in zip(state, written, strict=True)
+    for x, new in zip(state, new_key_value, strict=True)
   )
   weights = jax.nn.softmax(jnp.einsum("bnmh,bnh->bnm", keys, query))
   return (keys, values), jnp.einsum("bnm,bnmv->bnv", weights, values)
@@ -164,12 +164,12 @@ def _step(count, params, state, inputs):
   """`count` consecutive chunks, `[B, N, count, C, ·]`."""
   del params
   *arrays, resets = inputs
-  query, slots, both, log_decay = chunks(arrays, count)
+  query, slots, key_value, log_decay = chunks(arrays, count)
   head_dim = query.shape[-1]
-  key, value = both[..., :head_dim], both[..., head_dim:]
+  key, value = key_value[..., :head_dim], key_value[..., head_dim:]
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
   to_end = jnp.exp(decay_to_end(log_decay))
-  after, before = jnp.swapaxes(slots * to_end, -2, -1) @ both, None
+  after, before = jnp.swapaxes(slots * to_end, -2, -1) @ key_value, None
   if state is not None:
     factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
     state = jnp.concatenate(state, axis=-1)[:, :, None]
@@ -181,8 +181,10 @@ def _step(count, params, state, inputs):
   scores = jnp.einsum("...qh,...sh->...qs", query, key)
   logits = decayed_sums(scores, slots, log_decay)
   if before is not None:
-    old = jnp.einsum("...qh,...mh->...qm", query, before[..., :head_dim])
-    logits += from_start * old
+    state_logits = jnp.einsum(
+      "...qh,...mh->...qm", query, before[..., :head_dim]
+    )
+    logits += from_start * state_logits
   weights = jax.nn.softmax(logits)
   [[scores]] = pairs([weights], [slots], log_decay)
   out = jnp.tril(scores) @ value
@@ -196,7 +198,7 @@ def _step(count, params, state, inputs):
 
 @attention_factory
 def gsa(num_slots: int = 64, temperature: float = 8.0) -> Attention:
-  """Gated slot attention, whose slots share each position by their forget gates.
+  """Gated slot attention, with slot weights that are 1 minus the forget gates.
 
     g_t = log sigmoid(x_t · W) / τ        s_t = 1 − e^g_t
 
@@ -214,8 +216,8 @@ def gsa(num_slots: int = 64, temperature: float = 8.0) -> Attention:
     ValueError: `num_slots` is not a positive int, or `temperature` is not above 0.
 
   The paper's model also has `projection_activation='silu'` and
-  `output_norm='rms_joint'`. Differs from the paper's layer, which applies SiLU to the
-  results before that norm. Paper: arXiv:2409.07146, section 3.
+  `output_norm='rms_joint'`. The paper applies SiLU to the results before that norm.
+  Paper: arXiv:2409.07146, section 3.
   """
   if not temperature > 0.0:
     raise ValueError(
@@ -230,7 +232,7 @@ def gsa(num_slots: int = 64, temperature: float = 8.0) -> Attention:
     x = gates.project(inputs, params["gate_kernel"])
     return jax.nn.log_sigmoid(x) / temperature
 
-  def slots(params, query, key, value, *, log_decay, scale, **options):
+  def attend_slots(params, query, key, value, *, log_decay, scale, **options):
     del params
     options |= {"log_decay": log_decay, "slot_weights": -jnp.expm1(log_decay)}
     scale = 1.0 if scale is None else scale
@@ -242,7 +244,7 @@ def gsa(num_slots: int = 64, temperature: float = 8.0) -> Attention:
 
   return gates.recurrent_mechanism(
     "gsa",
-    slots,
+    attend_slots,
     init=init,
     gates={"log_decay": log_decay},
     arrays={

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
 from attention.decorators import attention_factory, attention_function
-from attention.gated_linear import mamba2, with_steps
+from attention.gated_linear import mamba2, with_step_and_skip
 from attention.mechanism import Attention
 from attention.platform import layout
 from attention.recurrent import gates, packing
@@ -334,7 +334,7 @@ def log_linear(num_levels: int = 16) -> Attention:
   read = {"log_decay": gates.step_decay, "beta": gates.step}
   return gates.recurrent_mechanism(
     "log_linear",
-    with_steps(_recurrence),
+    with_step_and_skip(_recurrence),
     init=init,
     gates={**read, "level_scales": level_scales},
     arrays={"level_scales": Float[Array, "B T N L"]},
