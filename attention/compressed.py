@@ -115,8 +115,8 @@ def compressed_attention(
   index = index_query, index_key, index_weight, top_k
   if any(x is None for x in index) != all(x is None for x in index):
     raise ValueError(
-      "index_query: expected it with index_key, index_weight and top_k, and only "
-      "then"
+      "index_query: expected all or none of index_query, index_key, "
+      "index_weight and top_k, got some"
     )
   keep = checks.key_mask(mask, query, key, _INSTEAD)
   near: Any = sliding_window_attention(

@@ -185,8 +185,8 @@ def _attend_blocks(qkv, index, keep, size, top_k, options):
     blocks = jnp.pad(
       jnp.repeat(blocks, size, axis=2), ((0, 0), (0, 0), (0, size))
     )
-    is_last = key_positions // size == num_visible // size
-    mask = blocks[..., : key.shape[1]] | is_last
+    mask = blocks[..., : key.shape[1]]
+    mask |= key_positions // size == num_visible // size
     mask &= key_positions < num_visible
     return flash_attention(
       rows.query, key, value, mask=mask[:, None], **options

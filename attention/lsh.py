@@ -350,8 +350,8 @@ def lsh(
     bucket = bucket.transpose(1, 3, 2, 0)
     positions = jnp.arange(cache.vector.shape[1])[None, :]
     index = cache.index[:, None]
-    is_past = (positions < index)[..., None, None]
-    same_bucket = (cache.bucket == bucket) & is_past
+    same_bucket = cache.bucket == bucket
+    same_bucket &= (positions < index)[..., None, None]
     rank = jnp.sum(same_bucket, axis=1, keepdims=True, dtype=jnp.int32)
     visible = jnp.any(same_bucket & (rank - cache.rank < chunk_size), axis=-1)
     is_new = positions == index

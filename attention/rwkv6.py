@@ -1,4 +1,4 @@
-"""RWKV-6 (Finch): each position reads the state before its own write, plus a bonus."""
+"""RWKV-6 (Finch): each query reads the state before its own update, plus a bonus."""
 
 from typing import Any
 
@@ -34,14 +34,14 @@ def rwkv6_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
-  """Each query reads the decaying state of earlier positions, and its own value.
+  """Each query reads the decaying state of earlier positions and its own value.
 
     out = rwkv6_attention(q, k, v, log_decay=g, bonus=u)
 
     out_t = scale · (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ
 
-  for each head. The paper calls q r and e^g w. All computation is in float32.
+  for each head. The paper's r and w are q and e^g. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -57,8 +57,8 @@ def rwkv6_attention(
     num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as in `gated_linear_attention`. The result of a masked
-  position is 0 or what it reads of the state; it has no bonus.
+  Results and errors: as in `gated_linear_attention`. At masked
+  positions, the output is 0 or a reading of the state, without a bonus.
 
   Cost: that of `gated_linear_attention` with decays for each channel.
 
@@ -85,13 +85,13 @@ def _recurrence(
   )
   keep = checks.key_mask(mask, query, query)
 
-  def prepare(x):
+  def expand_heads(x):
     x = jnp.repeat(x.astype(jnp.float32), num_heads // x.shape[2], axis=2)
     return zero_masked(x, keep)
 
   scale = checks.softmax_scale(scale, query.shape[3])
-  weight = prepare(query) * bonus[None, None] * prepare(key)
-  own = scale * jnp.sum(weight, axis=-1, keepdims=True) * prepare(value)
+  weight = expand_heads(query) * bonus[None, None] * expand_heads(key)
+  own = scale * jnp.sum(weight, axis=-1, keepdims=True) * expand_heads(value)
   out = (out + own).astype(dtype)
   return (out, state) if return_state else out
 
@@ -116,9 +116,9 @@ def rwkv6(rank: int = 64) -> Attention:
     ValueError: `rank` is not a positive int.
 
   The paper's model also has `output_norm='group'` and `output_gate='silu'`.
-  `short_convolution` replaces the token shift, whose weights depend on the inputs. As in
-  the authors' code, w₀ rises over all channels from −6 to −1, here in equal steps, so
-  that decays are slow at first. Paper: arXiv:2404.05892, section 4.
+  `short_convolution` replaces the token shift, whose weights depend on the inputs. As
+  in the authors' code, w₀ rises over all channels from −6 to −1, but in equal steps, so
+  that initial decays are slow. Paper: arXiv:2404.05892, section 4.
   """
 
   def init(key, dims):

@@ -11,8 +11,8 @@ from attention.recurrent.arrays import unit_length
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention
 
-_LOWEST_DECAY = -(2.718281828459045**-0.5)
-"""The logarithm of the strongest decay, −e^(−½)."""
+_MIN_LOG_DECAY = -(2.718281828459045**-0.5)
+"""The smallest log decay, −e^(−½)."""
 
 
 @attention_function
@@ -64,8 +64,8 @@ def rwkv7_attention(
 
   Results and errors: as in `gated_linear_attention`.
 
-  Cost: that of `delta_rule_attention` with decays for each channel, with twice the pairs
-  of keys and their products, as each position writes both b and k.
+  Cost: that of `delta_rule_attention` with decays for each channel, with twice the
+  pairs of keys, because each position writes both b and k.
 
   Paper: RWKV-7 "Goose" with expressive dynamic state evolution, arXiv:2503.14456,
   equations 17 and 18.
@@ -118,9 +118,9 @@ def rwkv7(
   The paper's model also has `output_norm='group'`, and `output_gate='sigmoid_first'` with
   an `output_gate_rank` (equation 14). Four points differ from the paper:
   `short_convolution` replaces the token shift, values are not mixed with those of the
-  first layer, the bonus ρ is added before the group norm, and w₀ starts from −5.5 to 0.5
-  over the channels of each head. In the authors' code, it rises over the channels of all
-  heads, and varies by 2.5 up and down within each head.
+  first layer, the bonus ρ is added before the group norm, and the initial w₀ rises from
+  −5.5 to 0.5 over the channels of each head. In the authors' code, it rises over the
+  channels of all heads, and varies by ±2.5 within each head.
   Paper: arXiv:2503.14456, section 4.
   """
 
@@ -145,7 +145,7 @@ def rwkv7(
   def log_decay(params, inputs):
     x = jnp.tanh(gates.project(inputs, params["decay_down"]))
     x = gates.project(x, params["decay_up"]) + params["decay_bias"][None, None]
-    return _LOWEST_DECAY * jax.nn.sigmoid(x)
+    return _MIN_LOG_DECAY * jax.nn.sigmoid(x)
 
   def rate(params, inputs):
     x = gates.project(inputs, params["rate_down"], params["rate_up"])
@@ -155,21 +155,21 @@ def rwkv7(
     def channels(name):
       return params[name][None, None]
 
-    wide = key.astype(jnp.float32)
-    removed = unit_length(channels("removal_scale") * wide)
-    wide *= 1.0 + (rate - 1.0) * channels("rate_share")
+    new_key = key.astype(jnp.float32)
+    removal = unit_length(channels("removal_scale") * new_key)
+    new_key *= 1.0 + (rate - 1.0) * channels("rate_share")
     out, state = recurrent_attention(
       query,
-      wide.astype(key.dtype),
+      new_key.astype(key.dtype),
       value,
-      erase_key=removed,
-      replacement=rate * removed,
+      erase_key=removal,
+      replacement=rate * removal,
       scale=1.0 if scale is None else scale,
-      lower_bound=1.005 * _LOWEST_DECAY,  # Devices round differently.
+      lower_bound=1.005 * _MIN_LOG_DECAY,  # With a margin for rounding.
       **options,
     )
-    read = query.astype(jnp.float32) * channels("bonus") * wide
-    return out + jnp.sum(read, axis=-1, keepdims=True) * value, state
+    weight = query.astype(jnp.float32) * channels("bonus") * new_key
+    return out + jnp.sum(weight, axis=-1, keepdims=True) * value, state
 
   return gates.recurrent_mechanism(
     "rwkv7",
