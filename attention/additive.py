@@ -69,7 +69,7 @@ def additive_attention(
   Args:
     query: `[B, T, N, H]`; the paper's decoder state s_{i-1}.
     key: `[B, S, K, H]`, the paper's annotations h_j. N is a multiple of K; query
-      head n reads key head n // (N/K) through its own U.
+      head n uses key head n // (N/K), with its own U.
     value: `[B, S, K, V]`.
     query_kernel: W, `[N, H, A]`.
     key_kernel: U, `[N, H, A]`.
@@ -154,7 +154,7 @@ class _Scores(Scores):
 
   It replaces `attention.softmax.logits.Logits` in the loop over tiles. Arrays of C·D·A
   numbers exist for one tile only. Every query head has its own keys
-  `[B, N, D, A]`, even where query heads share their values.
+  `[B, N, D, A]`, even if query heads share their values.
   """
 
   score_kernel: Any = None

@@ -26,15 +26,15 @@ def as_attention_fn(
   variables: Variables | None = None,
   **options: Any,
 ) -> Callable[..., Array]:
-  """Converts a mechanism to an `attention_fn` of Flax's linen and nnx modules.
+  """Converts a function or a mechanism to an `attention_fn` for Flax's modules.
 
       fn = as_attention_fn(sliding_window_attention, window=64, is_causal=True)
       linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)
       nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=rngs)
 
-  Both modules pass their mask, dropout, dtype, … to the `attention_fn`; linen omits
-  arguments that its signature does not name. The result names all of them, and honours
-  each or raises:
+  The linen and nnx modules pass their mask, dropout, dtype, … to the `attention_fn`;
+  linen omits arguments that its signature does not name. The result names all of them,
+  and honours each or raises:
 
   - `mask`, of any dtype (nonzero = attend), is passed to `attention`. A mechanism
     that accepts only a key mask rejects the result of `make_attention_mask`, which

@@ -223,7 +223,7 @@ def key_mask(
   mask: Bool[Array, "..."] | None,
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
-  instead: str = "dense attention takes masks that vary",
+  instead: str = "dense attention supports masks that vary",
 ) -> Bool[Array, "B S"] | None:
   """Converts a key mask `[B, 1, 1, S]` to `[B, S]`.
 

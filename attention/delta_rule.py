@@ -183,7 +183,7 @@ def kimi_delta(
   Args:
     rank: R, the rank of W₁ `[F, R]` and W₂ `[R, N, H]`; None means H, as in the paper.
     max_rate: as in `delta`.
-    implementation: likewise.
+    implementation: as in `gated_linear`.
     lower_bound: L, the smallest log decay (GLM-5.3); None means no bound.
 
   Returns:

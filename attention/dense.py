@@ -57,13 +57,13 @@ def dense_attention(
 
   Args:
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; N is a multiple of K, and query head n reads key head
+    key: `[B, S, K, H]`; N is a multiple of K, and query head n uses key head
       n // (N/K).
     value: `[B, S, K, V]`.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`. Keys and values
       that are masked for every query never affect the output, even if they are NaN.
-    is_causal: query t sees keys s ≤ t, also where T ≠ S; flash-attn aligns the last query
-      with the last key, which is `visible=causal() & Visible(query_start=S - T)`.
+    is_causal: query t sees only keys s ≤ t, even if T ≠ S; flash-attn aligns the last
+      query with the last key, which is `visible=causal() & Visible(query_start=S - T)`.
     scale: factor of the logits; None means 1/√H.
     query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.

@@ -74,7 +74,7 @@ def flash_attention(
     logits: the options for logits as one value, in place of the keywords.
     return_lse: whether to return the log-sum-exp of the logits as well.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t, also where T ≠ S, as in `dense_attention`.
+    is_causal: query t sees only keys s ≤ t, even if T ≠ S, as in `dense_attention`.
     query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     scale: factor of the logits; None means 1/√H.
@@ -166,8 +166,8 @@ def flash(
       only float16 and bfloat16, and no `block_size`.
     in_parts: as in `flash_attention`.
     sinks: as in `dense`.
-    logits_soft_cap: likewise.
-    forget: likewise.
+    logits_soft_cap: as in `dense`.
+    forget: as in `dense`.
 
   Returns:
     An `Attention` that decodes with the cache of dense attention.

@@ -90,7 +90,7 @@ def gated_linear_attention(
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
   one state for each chunk. With `num_segments` G, it is the cost of T + G·C positions,
-  always with one state for each chunk; C is smaller where segments are short.
+  always with one state for each chunk; C is smaller if segments are short.
 
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.

@@ -83,7 +83,7 @@ FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
     "taylor": taylor_features,
   }
 )
-"""The names that `linear` takes in a config."""
+"""The names that `linear` accepts in a config."""
 
 
 @attention_function

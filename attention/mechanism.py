@@ -82,13 +82,13 @@ class Attention(NamedTuple):
 
   Attributes:
     init: `(key, dims) -> variables`.
-    apply: `(variables, query, key, value, **call) -> out`; `call` holds `mask`,
+    apply: `(variables, query, key, value, **call) -> out`; `call` has `mask`,
       `is_causal`, `scale`, …; an unsupported option raises ValueError.
     init_cache: `(variables, batch, max_length, dims, dtype) -> cache`; None if the
       mechanism cannot decode token by token.
     decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
       one position, `query [B, 1, N, H]`; equals the causal call on the whole
-      sequence. `call` may hold `scale` and the options of 'relative' and 'mods'. If a
+      sequence. `call` may have `scale` and the options of 'relative' and 'mods'. If a
       growing cache is full, it raises ValueError; with a traced index, as under
       `jax.jit`, the result is NaN. None if `init_cache` is None.
     supports: the names of its capabilities; using any other raises ValueError.
@@ -134,7 +134,7 @@ class Attention(NamedTuple):
       mechanism cannot serve an encoder.
     prefill: `(variables, cache, query, key, value, lengths, **call) -> cache`: from
       an empty cache, the cache after the first `lengths [B]` of P positions, `query
-      [B, P, N, H]`, as if `decode` had read them one by one; `call` may hold
+      [B, P, N, H]`, as if `decode` had read them one by one; `call` may have
       `scale`. None if only `decode` fills a cache.
     ignores_padding: whether masked positions at the end never affect the others.
       False if the length of a sequence matters, as in BigBird, whose last block is

@@ -73,7 +73,7 @@ def nsa_attention(
     block_size: the number of keys in a selected block.
     num_blocks: the number of blocks of a query, including the three fixed ones.
     window: the number of keys in the window, including the query's own.
-    mask: key mask, `[B, 1, 1, T]`; masked keys count as zeros in a compressed key.
+    mask: key mask, `[B, 1, 1, T]`; masked keys are zeros in a compressed key.
     is_causal: must be True, because blocks are selected among the past.
     scale: factor of the logits; None means 1/√H.
 

@@ -88,7 +88,7 @@ def nystrom_attention(
 
   Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³; memory in
   addition to the arrays B·N·M·(C+M) for tiles of C positions, in the backward pass
-  five M×M matrices for each iteration and head, and B·T·M numbers where runs have
+  five M×M matrices for each iteration and head, and B·T·M numbers if runs have
   different lengths. No array is T×S.
 
   Differs from the paper in masks, in that L need not divide T, and in that each initial
@@ -198,7 +198,7 @@ def _pseudo_inverse(
   """The pseudo-inverse of stochastic matrices, by the paper's iteration.
 
   A singular value σ ≪ 1 of A starts as σ/‖A‖₁ in Z and grows by 13/4 in each
-  step until it reaches 1/σ. Where σ is 0, float32's rounding error grows in the same
+  step until it reaches 1/σ. If σ is 0, float32's rounding error grows in the same
   way and becomes visible in singular matrices after about ten steps.
 
   Args:

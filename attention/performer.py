@@ -64,7 +64,7 @@ def performer_attention(
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.
+    `[B, T, N, V]` in the dtype of `query`. A query that sees no key outputs zeros.
 
   Raises:
     ValueError: the mask varies along queries.

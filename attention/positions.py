@@ -31,8 +31,8 @@ def t5_buckets(
   """Returns T5's bucket of every distance s − t from -L to L, L = `max_distance`.
 
   Each small distance has its own bucket. Larger distances share buckets, spaced
-  logarithmically up to L; the last bucket also holds all distances beyond L. Keys after
-  the query have their own half of the buckets, or bucket 0 if causal, as in T5's code.
+  logarithmically up to L; the last bucket also contains all distances beyond L. Later
+  keys have their own half of the buckets, or bucket 0 if causal, as in T5's code.
 
   Args:
     max_distance: L.

@@ -78,7 +78,7 @@ def sliding_window_attention(
     relative_bias: `[N, 2L+1]`; entry L + i belongs to the key at distance
       i·dilation, so with L = w each key of the window has its own entry.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, with entries in the same order.
-    relative_queries: likewise.
+    relative_queries: `[2L+1, H]` or `[N, 2L+1, H]`, with entries in the same order.
     global_indices: `[B, G]`, the positions of the global tokens; requires T = S.
       Indices outside [0, T), such as -1, are ignored, and repeated ones count once.
     global_qkv: separate (query, key, value) for the attention of global queries to all
@@ -261,8 +261,8 @@ def sliding_window(
     block_size: the number of queries in a tile; None means the platform's choice.
     implementation: as in `sliding_window_attention`.
     sinks: as in `dense`.
-    logits_soft_cap: likewise.
-    forget: likewise; for windows without dilation.
+    logits_soft_cap: as in `dense`.
+    forget: as in `dense`, for windows without dilation.
 
   Returns:
     An `Attention` that decodes with a `SlidingWindowCache`. Its only variables are

@@ -197,10 +197,12 @@ def _step(count, params, state, inputs):
   keep, opens, *starts = jnp.split(flags, flags.shape[-1], axis=-1)
   decays = jnp.tril(pair_decays(log_decay)) * jnp.swapaxes(keep, -2, -1)
   momenta = jnp.tril(pair_decays(log_momentum))
-  since = jnp.exp(jnp.cumsum(log_momentum, axis=-2))
+  momentum_decay = jnp.exp(jnp.cumsum(log_momentum, axis=-2))
   # M_i = f_i M + h_i S + Σ_l c_il w_l e_lᵀ, in one array [f, h, c].
-  kept = jnp.exp(jnp.cumsum(log_decay, axis=-2))
-  after = jnp.concatenate([kept, decays @ since, decays @ momenta], axis=-1)
+  memory_decay = jnp.exp(jnp.cumsum(log_decay, axis=-2))
+  after = jnp.concatenate(
+    [memory_decay, decays @ momentum_decay, decays @ momenta], axis=-1
+  )
 
   # The same for the memory before the mini-batch of each position, which is 0 if the
   # mini-batch is the first of its segment.
@@ -226,10 +228,10 @@ def _step(count, params, state, inputs):
   ends = last[0][..., 2:], last[1], last[2][..., 2:]
   ends = [jnp.swapaxes(x, -2, -1) for x in ends]
   final = jnp.swapaxes(columns(write_keys, *ends), -2, -1)
-  zeros = jnp.zeros_like(since[..., -1:, :])
+  zeros = jnp.zeros_like(momentum_decay[..., -1:, :])
   rows = (
     jnp.concatenate([last[0][..., :2], zeros], axis=-1),
-    jnp.concatenate([zeros, since[..., -1:, :], zeros], axis=-1),
+    jnp.concatenate([zeros, momentum_decay[..., -1:, :], zeros], axis=-1),
     jnp.concatenate([last[2][..., :2], in_first[..., -1:, :] + zeros], axis=-1),
   )
   factors = jnp.concatenate(rows, axis=-2)

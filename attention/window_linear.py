@@ -68,7 +68,7 @@ def window_linear_attention(
             / (γ Σ_near e^(x_ts − m_t) + Σ_far φ(q_t)·φ(k_s))
     near: t − W < s ≤ t    far: s ≤ t − W
     x_ts = scale · q_t·k_s    m_t = max_near x_ts    γ = sigmoid(mix)
-    φ(q_t) = [softmax(q_t W_q), softmax(−q_t W_q)], and φ(k_s) alike with W_k
+    φ(q_t) = [softmax(q_t W_q), softmax(−q_t W_q)], and likewise φ(k_s) with W_k
 
   The far terms are added to exponentials whose largest is 1, so m_t is part of the
   definition, and gradients flow through it.
