@@ -121,7 +121,7 @@ def _recurrence(
   min_levels = max(2, (total - 1).bit_length() + 1)
   if levels < min_levels:
     raise ValueError(
-      f"level_scales: expected [B, T, N, L] with L of at least {least} for "
+      f"level_scales: expected [B, T, N, L] with L of at least {min_levels} for "
       f"{total} positions, got L = {levels}"
     )
   keep = checks.key_mask(options["mask"], query, query, "")
@@ -163,7 +163,7 @@ def _recurrence(
   positions, ends = packing.visible_positions(keep, starts, count, axis_name)
   attend = functools.partial(_attend, positions, ends, inputs)
   sums, last = sums.astype(jnp.float32), ends[:, -1]
-  if is_sharded:
+  if is_sequence_sharded(axis_name):
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None, None, None]
     after, _ = attend(sums)
     own = factor, after[:, :, :, None], last.reshape(-1, *[1] * 5)
