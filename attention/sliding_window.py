@@ -308,15 +308,15 @@ def sliding_window(
     if max(dilations) > 1:
       mods = {name: call.get(name) for name in ("score_mod", "mask_mod")}
       _check_plain_window(log_forget=log_forget, **mods)
-    size = cache.key.shape[1]
+    rows = jnp.arange(cache.key.shape[1])
     # The age of the new position is 0; rows whose age is above `index` are unset.
-    age = (cache.index[:, None] - jnp.arange(size)[None]) % size
+    age = (cache.index[:, None] - rows[None]) % rows.size
     keys = layout.write(cache.key, key, age == 0)
     values = layout.write(cache.value, value, age == 0)
     forget_bias = next_forget_bias(cache.forget_bias, log_forget, age == 0)
     per_head = _integers("dilation", dilation, 1, query.shape[2])
     # The ring has the positions that the window covers, or all positions.
-    spacing = jnp.array([min(x, size) for x in per_head])
+    spacing = jnp.array([min(x, rows.size) for x in per_head])
     steps, rest = jnp.divmod(age[:, None], spacing[None, :, None])
     is_set = (age <= cache.index[:, None])[:, None]
     out = attend_to_cache(
