@@ -52,7 +52,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   """
   name = getattr(function, "__name__", "attention")
   signature = inspect.signature(function)
-  parameters, shared = _with_shared_options(signature.parameters)
+  parameters, shared = _expand_shared_options(signature.parameters)
   visible_names, logits_names = [], []
   if shared and "visible" in signature.parameters:
     visible_names = ["visible", *(n for n in parameters if n in shared & SEEN)]
@@ -127,7 +127,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   return checked
 
 
-def _with_shared_options(
+def _expand_shared_options(
   parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[Mapping[str, inspect.Parameter], AbstractSet[str]]:
   """All parameters, including the keywords in `**pairs: Unpack[…]`, and their names."""

@@ -74,10 +74,10 @@ def delta_product_attention(
   Paper: DeltaProduct: improving state-tracking in linear RNNs via Householder products,
   arXiv:2502.10297.
   """
-  return _repeated_updates(**locals())
+  return _recurrence(**locals())
 
 
-def _repeated_updates(
+def _recurrence(
   query: Float[Array, "B T Q H"],
   key: Float[Array, "B T R K H"],
   value: Float[Array, "B T R U V"],
@@ -189,7 +189,7 @@ def delta_product(
       key = jnp.concatenate([keys, key], axis=2)
       value = jnp.concatenate([values, value], axis=2)
     key, value = key.astype(dtypes[0]), value.astype(dtypes[1])
-    return _repeated_updates(query, key, value, normalize_keys=True, **options)
+    return _recurrence(query, key, value, normalize_keys=True, **options)
 
   gate_fns = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
   arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}

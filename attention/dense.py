@@ -182,13 +182,13 @@ def dense_attention(
     out, lse = attend(0, query, logits.bias, source_length)
   else:
     is_causal = visible.right == 0 and visible.positions is None
-    out, lse = _by_rows(
+    out, lse = _map_blocks(
       attend, query, logits.bias, rows, source_length, is_causal
     )
   return (out, lse) if return_lse else out
 
 
-def _by_rows(
+def _map_blocks(
   attend: Callable[..., Any],
   query: Float[Array, "B T N H"],
   bias: Float[Array, "#B #N #T #S"] | None,

@@ -94,7 +94,7 @@ def differential_attention(
       "query: expected an even head dimension, to split each head into halves, got "
       f"{query.shape[3]}"
     )
-  halves = _halves(query, key, value)
+  halves = _split_heads(query, key, value)
   visible = _repeat_heads(visible, query.shape[2])
   run: Any = attend
   if axis_name is not None:
@@ -121,7 +121,7 @@ def _repeat_heads(visible: Visible, num_heads: int) -> Visible:
   )
 
 
-def _halves(
+def _split_heads(
   query: Array, key: Array, value: Array
 ) -> tuple[Array, Array, Array]:
   """Splits each head into two: `[B, T, 2N, H/2]`, with the values repeated."""
@@ -190,12 +190,14 @@ def differential(start: float = 0.8) -> Attention:
     return init_dense(batch, max_length, half_heads, dtype)
 
   def decode(variables, cache, query, key, value, *, scale=None):
-    out, cache = decode_dense(cache, *_halves(query, key, value), scale=scale)
+    out, cache = decode_dense(
+      cache, *_split_heads(query, key, value), scale=scale
+    )
     return _difference(out, difference_weight(variables)), cache
 
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del variables, scale
-    _, key, value = _halves(query, key, value)
+    _, key, value = _split_heads(query, key, value)
     return prefill_dense(cache, key, value, lengths)
 
   return Attention(

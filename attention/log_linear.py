@@ -158,7 +158,7 @@ def _recurrence(
   missing = levels - 1 - num_used
   if packed is not None:
     out, last = _attend_segments(packed, keep, inputs, sums, count, segments)
-    last = last._replace(sums=_with_levels(last.sums, missing))
+    last = last._replace(sums=_pad_levels(last.sums, missing))
     return (out.astype(dtype), last) if return_state else out.astype(dtype)
   positions, ends = packing.visible_positions(keep, starts, count, axis_name)
   attend = functools.partial(_attend, positions, ends, inputs)
@@ -170,11 +170,11 @@ def _recurrence(
     first = jax.tree.map(jnp.zeros_like, own)
     sums = device_prefix(_join, first, own, axis_name)[1][:, :, :, 0]
   sums, out = attend(sums, is_empty=is_empty)
-  out, sums = out[:, :length].astype(dtype), _with_levels(sums, missing)
+  out, sums = out[:, :length].astype(dtype), _pad_levels(sums, missing)
   return (out, LevelState(sums, last)) if return_state else out
 
 
-def _with_levels(sums, missing):
+def _pad_levels(sums, missing):
   """Appends `missing` empty levels to the sums."""
   axis = sums.ndim - 3
   return jnp.pad(

@@ -171,7 +171,9 @@ def _recurrence(
   last = None
   if initial_state is not None:
     last = initial_state.key, initial_state.value
-  previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
+  previous, last = _previous_rows(
+    (key, value), last, mask, segment_ids, axis_name
+  )
   decay, end = jnp.exp(log_decay)[..., None], (trapezoid * step)[..., None]
   previous_end, previous_decay = (
     sharding.with_halo(x, 1, 0, axis_name)[:, :-1] for x in (end, log_decay)
@@ -231,7 +233,7 @@ def _rotate(
   return jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
 
-def _previous(rows, last, mask, segment_ids, axis_name):
+def _previous_rows(rows, last, mask, segment_ids, axis_name):
   """The rows at the last unmasked position before each position, and the last row.
 
   Args:

@@ -91,7 +91,7 @@ def _recurrence(
 ) -> Any:
   """`mesa_attention`, for sequence-sharded inputs as well."""
   return regression_attention(
-    functools.partial(_solution, num_iterations),
+    functools.partial(_solve, num_iterations),
     regularizer.astype(jnp.float32),
     query,
     key,
@@ -101,7 +101,7 @@ def _recurrence(
   )
 
 
-def _solution(num_iterations, regularizer, gram, query):
+def _solve(num_iterations, regularizer, gram, query):
   """(S_kk + diag(λ))⁻¹ q."""
 
   def matvec(x):

@@ -198,7 +198,7 @@ def moba(
       rotary_dim=index_rotary_dim,
       has_weights=False,
     )
-    return _with_indexer(sizes, options, local_blocks)
+    return _moba_with_indexer(sizes, options, local_blocks)
   indexer.check_defaults(
     "num_index_heads",
     local_blocks=(local_blocks, 1),
@@ -232,7 +232,7 @@ def moba(
   )
 
 
-def _with_indexer(
+def _moba_with_indexer(
   sizes: dict[str, int], options: indexer.Options, local_blocks: int
 ) -> Attention:
   """The mechanism whose blocks an indexer selects; its cache also stores index keys."""

@@ -108,7 +108,7 @@ def path_attention(
   ids = keep, query_segment_ids, key_segment_ids
   arrays = query.astype(jnp.float32) * scale, *arrays[:-1], sums, ids
   arrays = split_blocks(arrays, size)
-  states, keys = block_map(_own_block, 1, *arrays)
+  states, keys = block_map(_attend_own_block, 1, *arrays)
   rows = states, *arrays[-2:]
   states = scan_leftward(lambda rows: rows[0], _visit, rows, keys)
   _, out, lse = (join_blocks(x, length) for x in states)
@@ -163,7 +163,7 @@ def _final_keys(key, householder, beta):
   return join_blocks(jnp.moveaxis(keys, 0, 1), length)
 
 
-def _own_block(query, key, value, householder, beta, sums, ids):
+def _attend_own_block(query, key, value, householder, beta, sums, ids):
   """The state of queries after their own block, and its arrays for later queries."""
   query, key, value, householder, beta = (
     jnp.swapaxes(x, 1, 2) for x in (query, key, value, householder, beta)
