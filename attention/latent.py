@@ -13,7 +13,7 @@ from attention.dense import dense
 from attention.flash import flash_attention
 from attention.mechanism import Attention, accepted_options
 from attention.platform import layout
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 from attention.softmax import own_logits
 from attention.softmax.visible import EVERY_PAIR, Visible
 
@@ -99,8 +99,10 @@ def latent_attention(
   shared = latent[:, :, :0] if shared_key is None else shared_key
   masks = [x for x in (mask, *getattr(visible, "masks", ())) if x is not None]
   # The gradients of the kernels are products with them, so masked positions are zeros.
-  readable = Visible(masks=tuple(masks)).readable
-  latent, shared = (readable(x[:, :, None])[:, :, 0] for x in (latent, shared))
+  zero_masked = Visible(masks=tuple(masks)).zero_masked
+  latent, shared = (
+    zero_masked(x[:, :, None])[:, :, 0] for x in (latent, shared)
+  )
   width = head_dim - shared.shape[2]
   if key_kernel.shape[2] != width:
     raise ValueError(
@@ -241,7 +243,7 @@ def latent(
       raise ValueError(
         "key: latent attention makes its keys from `latent`; expected None"
       )
-    check_given("latent", call, "latent", "shared_key")
+    check_gates("latent", call, "latent", "shared_key")
     read = call.pop("latent")
     if read.shape[1] != query.shape[1]:
       raise ValueError(

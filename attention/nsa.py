@@ -21,7 +21,7 @@ from attention.platform.blocks import pad
 from attention.recurrent import gates
 from attention.recurrent.features import visible_keys
 from attention.sliding_window import sliding_window_attention
-from attention.softmax.block_selection import selected_blocks
+from attention.softmax.block_selection import nsa_blocks
 from attention.softmax.cache import append
 from attention.softmax.cache import prefill as kept_prompt
 from attention.softmax.selected_blocks import selected_attention
@@ -150,7 +150,7 @@ def _attend(
   scale, block_size = options["scale"], sizes[2]
   small, read, shown = _compress(key, value, keep, weights, sizes[1])
   total = -(-key.shape[1] // block_size)
-  blocks = selected_blocks(query, small, shown, places, sizes, total, scale)
+  blocks = nsa_blocks(query, small, shown, places, sizes, total, scale)
   parts: list[Any] = [
     flash_attention(
       query, small, read, visible=past & key_mask(shown), scale=scale
@@ -263,7 +263,7 @@ def nsa(
     return {name: variables["params"][name] for name in names}
 
   def apply(variables, query, key, value, **call):
-    gates.check_given("nsa", call, "branch_gates")
+    gates.check_gates("nsa", call, "branch_gates")
     return attend(variables, query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, branch_gates, scale=None):

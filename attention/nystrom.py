@@ -170,7 +170,7 @@ def nystrom_attention(
     block=(block_size, block_size),
   )
   if axis_name is not None:
-    mixed, _ = sharding.merged_over(axis_name, mixed, lse)
+    mixed, _ = sharding.merge_over_devices(axis_name, mixed, lse)
   mixed = jnp.einsum("BNLM,BMNV->BLNV", inverse, mixed, precision=_EXACT)
   # F (A⁺ B V): the landmarks are the keys.
   out, _ = attend(
@@ -243,7 +243,7 @@ def _convolve(
   taps, side = len(kernel), len(kernel) // 2
   size = max(backend.DIAGONAL_ROWS, taps - 1)
   count = -(-length // size)
-  value = sharding.with_halo(value, side, side, axis_name)
+  value = sharding.exchange_halo(value, side, side, axis_name)
   value = pad(value, (count + 1) * size - value.shape[1])
   blocks = split_blocks(value.astype(jnp.float32), size)
   around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]

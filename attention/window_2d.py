@@ -161,7 +161,7 @@ def window_2d_attention(
       kept=kept,
     )
 
-  size = block_size or backend.rows_at_once(
+  size = block_size or backend.rows_per_tile(
     4 * batch * num_heads * area, count * area
   )
   ids = query_segment_ids, key_segment_ids

@@ -144,7 +144,7 @@ def tiles_per_step(tile_bytes: int, count: int) -> int:
   return -(-count // -(-count // most))
 
 
-def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
+def rows_per_tile(row_bytes: int, length: int, least: int | None = None) -> int:
   """The number of rows, with `row_bytes` bytes of scores each, in one tile.
 
   At least `least`, by default `LEAST_ROWS`, and at most `length`.

@@ -21,7 +21,7 @@ from attention.platform import backend
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST = 1024
+MAX_PROGRAMS = 1024
 """Number of cached programs, beyond which the least recently used is dropped; each has
 one executable per set of shapes, like every `jax.jit`."""
 
@@ -29,7 +29,7 @@ _ARRAY = object()
 """Stands for an array among the leaves of a call."""
 
 
-def compiled_once(function: Callable[P, R]) -> Callable[P, R]:
+def cached_jit(function: Callable[P, R]) -> Callable[P, R]:
   """Lets eager calls of `function` with equal static options share one program.
 
   Arrays, anywhere in the arguments, are inputs of the program; all other values are
@@ -60,7 +60,7 @@ def compiled_once(function: Callable[P, R]) -> Callable[P, R]:
   return call
 
 
-@functools.lru_cache(maxsize=MOST)
+@functools.lru_cache(maxsize=MAX_PROGRAMS)
 def _program(function, structure, static, *_) -> Callable[[list[Any]], Any]:
   def run(arrays):
     inputs = iter(arrays)
@@ -72,7 +72,7 @@ def _program(function, structure, static, *_) -> Callable[[list[Any]], Any]:
   return jax.jit(run)
 
 
-def forget() -> None:
+def clear_cache() -> None:
   """Drops all cached programs, for tests that change values read while tracing."""
   _program.cache_clear()
 

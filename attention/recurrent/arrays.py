@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import checks
 from attention.platform import layout
 from attention.recurrent.scan import is_sequence_sharded
-from attention.recurrent.triangular import FORGOTTEN
+from attention.recurrent.triangular import LOG_ZERO
 from attention.softmax import sharding
 
 
@@ -22,7 +22,7 @@ def repeat_heads(
   return x
 
 
-def by_head(
+def prepare_arrays(
   query: Float[Array, "B T N H"],
   arrays: tuple[Float[Array, "B T _ _"] | None, ...],
   *,
@@ -36,7 +36,7 @@ def by_head(
 
   Returns:
     `arrays` `[B, T, K or N, D]`, where None stays None, as `[B, T, N, D]`; log decays
-    with D of 1 or H, which are `FORGOTTEN` at the start of a segment; and whether a
+    with D of 1 or H, which are `LOG_ZERO` at the start of a segment; and whether a
     segment starts `[B, T, 1, 1]`, None without segments.
 
   Raises:
@@ -66,17 +66,17 @@ def by_head(
   log_decay = jax.lax.optimization_barrier(log_decay)
   log_decay, begins = prepare(log_decay.reshape(*heads, -1)), None
   if segment_ids is not None:
-    begins = segment_begins(segment_ids, axis_name)[..., None, None]
-    log_decay = jnp.where(begins, FORGOTTEN, log_decay)
+    begins = segment_starts(segment_ids, axis_name)[..., None, None]
+    log_decay = jnp.where(begins, LOG_ZERO, log_decay)
   return jax.tree.map(prepare, arrays), log_decay, begins
 
 
-def segment_begins(
+def segment_starts(
   segment_ids: Int[Array, "B T"], axis_name: str | None
 ) -> Bool[Array, "B T"]:
   """Where a new segment starts; the first one continues from the initial state."""
   if is_sequence_sharded(axis_name):
-    before = sharding.with_halo(segment_ids, 1, 0, axis_name)[:, :-1]
+    before = sharding.exchange_halo(segment_ids, 1, 0, axis_name)[:, :-1]
   else:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
   return segment_ids != before

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention.platform import backend
-from attention.recurrent.scan import chunk_size, one_by_one, scan
+from attention.recurrent.scan import chunk_size, scan, scan_positions
 
 Coefficients = Callable[[Any, Any], tuple[Array, Array]]
 """`(params, x) -> (log decay, write)`, broadcastable to the state `[…, *A]`, of inputs
@@ -75,7 +75,7 @@ def elementwise_recurrence(
   return out, state
 
 
-def given_coefficients(
+def input_coefficients(
   params: Any, x: tuple[Array, Array]
 ) -> tuple[Array, Array]:
   """The `coefficients` of a recurrence whose inputs are log a and b."""
@@ -83,7 +83,7 @@ def given_coefficients(
   return x
 
 
-def whole_state(x: Any, state: Array) -> Array:
+def read_state(x: Any, state: Array) -> Array:
   """The `read` of a recurrence whose result is the state."""
   del x
   return state
@@ -111,7 +111,7 @@ def _step(coefficients, read, params, state, inputs):
   """One chunk `[B, C, …]`."""
   if backend.name() == "cpu":
     position = functools.partial(_position, coefficients, read)
-    return one_by_one(position, (params, state, inputs))
+    return scan_positions(position, (params, state, inputs))
   decay, write = _decay_and_write(coefficients, params, inputs, state)
   write = write.at[:, 0].add(decay[:, 0] * state)
   _, states = jax.lax.associative_scan(_join, (decay, write), axis=1)

@@ -99,7 +99,9 @@ class Scaled(NamedTuple):
   sums: Float[Array, "..."]
 
 
-def empty(batch: int, kv_heads: int, phi: FeatureMap, value_dim: int) -> Scaled:
+def empty_state(
+  batch: int, kv_heads: int, phi: FeatureMap, value_dim: int
+) -> Scaled:
   """The empty state, in float32 for activations of any dtype."""
   scale = None
   if phi.is_log:
@@ -197,13 +199,13 @@ def rows(x, kv_heads, count=1):
   return x.reshape(shape).transpose(0, 3, 4, 1, 2, 5)
 
 
-def unrows(x):
+def join_rows(x):
   """Inverts `rows`."""
   x = x.transpose(0, 3, 4, 1, 2, 5)
   return x.reshape(x.shape[0], x.shape[1] * x.shape[2], -1, x.shape[5])
 
 
-def key_rows(phi, keys, count=1):
+def key_features(phi, keys, count=1):
   """Features of keys, and values with a one appended; both vanish for masked keys."""
   key, value, keep = keys
   keys = key, value, keep[..., None, None]
@@ -220,7 +222,7 @@ def chunk_sums(
 ) -> tuple[Scaled, Scaled]:
   """The state after G chunks of keys, and the results of queries for keys s ≤ t.
 
-  Queries are features, and keys are those of `key_rows`. None is the empty state, for
+  Queries are features, and keys are those of `key_features`. None is the empty state, for
   G = 1.
   """
 
@@ -261,7 +263,7 @@ def attend(
   keys = key, value, visible_keys(mask, query, key)
   is_part = is_sequence_sharded(axis_name)
   if not is_causal:
-    state = state_after(phi, None, keys, block_size)
+    state = update_state(phi, None, keys, block_size)
     if is_part:
       scale, (own_scale, sums) = None, state
       if own_scale is not None:
@@ -269,13 +271,13 @@ def attend(
         scale = jax.lax.pmax(own_scale, axis_name)
         sums *= jnp.exp(own_scale - scale)
       state = Scaled(scale, jax.lax.psum(sums, axis_name))
-    return read_all(phi, state, query, block_size)
+    return query_state(phi, state, query, block_size)
 
   length = query.shape[1]
   if is_part:
     state = state_before(phi, keys, length, axis_name)
   else:
-    state = empty(key.shape[0], key.shape[2], phi, value.shape[3])
+    state = empty_state(key.shape[0], key.shape[2], phi, value.shape[3])
   size = chunk_size(length, block_size)
   count = chunks_per_step(query, size, phi.size + 2 * query.shape[3])
   step, size = functools.partial(_causal_step, count), count * size
@@ -286,9 +288,9 @@ def attend(
 def _causal_step(count, phi, state, xs):
   query, *keys = xs
   queries = phi(rows(query, keys[0].shape[2], count))
-  keys = key_rows(phi, keys, count)
+  keys = key_features(phi, keys, count)
   state, sums = chunk_sums(phi.is_log, state, queries, keys)
-  return state, unrows(normalize(sums.sums)).astype(query.dtype)
+  return state, join_rows(normalize(sums.sums)).astype(query.dtype)
 
 
 def visible_keys(mask, query, key, *instead: str) -> Bool[Array, "B S"]:
@@ -305,7 +307,7 @@ def _positions_per_step(phi, x, block_size):
   return -(-length // -(-length // size))
 
 
-def state_after(
+def update_state(
   phi: FeatureMap,
   state: Scaled | None,
   keys: Sequence[Array],
@@ -315,18 +317,18 @@ def state_after(
   is_empty = state is None
   if state is None:
     batch, _, kv_heads, value_dim = keys[1].shape
-    state = empty(batch, kv_heads, phi, value_dim)
+    state = empty_state(batch, kv_heads, phi, value_dim)
   size, xs = _positions_per_step(phi, keys[0], block_size), tuple(keys)
   return scan(_state_step, phi, state, xs, size=size, is_empty=is_empty)[0]
 
 
 def _state_step(phi, state, keys):
-  own = _total(*key_rows(phi, keys), phi.is_log)
+  own = _total(*key_features(phi, keys), phi.is_log)
   own = jax.tree.map(lambda x: x[:, :, 0, 0], own)
   return own if state is None else join(state, own), ()
 
 
-def read_all(
+def query_state(
   phi: FeatureMap, state: Scaled, query: Array, block_size: int | None = None
 ) -> Float[Array, "B T N V"]:
   """The results of all queries for one state."""
@@ -338,7 +340,9 @@ def _read_step(params, _, query):
   phi, state = params
   state = jax.tree.map(lambda x: x[:, :, None, None], state)
   queries = phi(rows(query, state.sums.shape[1]))
-  return (), unrows(normalize(_read(state, queries).sums)).astype(query.dtype)
+  return (), join_rows(normalize(_read(state, queries).sums)).astype(
+    query.dtype
+  )
 
 
 def state_before(
@@ -350,9 +354,9 @@ def state_before(
       "is_causal: expected as many keys as queries on each device, got "
       f"{length} queries and {keys[0].shape[1]} keys"
     )
-  own = state_after(phi, None, keys)
+  own = update_state(phi, None, keys)
   batch, kv_heads, width, _ = own.sums.shape
-  first = empty(batch, kv_heads, phi, width - 1)
+  first = empty_state(batch, kv_heads, phi, width - 1)
   return device_prefix(join, first, own, axis_name)
 
 

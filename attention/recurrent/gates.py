@@ -163,7 +163,7 @@ def _rate_like(params, steps):
   return rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
 
 
-def check_given(name: str, call: Mapping[str, Any], *options: str) -> None:
+def check_gates(name: str, call: Mapping[str, Any], *options: str) -> None:
   """Raises ValueError if a call lacks the options that the mechanism's `gates` makes."""
   for option in options:
     if call.get(option) is None:
@@ -276,7 +276,7 @@ def recurrent_mechanism(
       checked["initial_state"] = state
     needed = ("query", "key", "value")
     checks.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
-    check_given(name, given, *gates)
+    check_gates(name, given, *gates)
     params, qkv = _float32_params(variables), promote(query, key, value)
     out, state = call_with_auto_axes(
       functools.partial(_attend, recurrence),
@@ -329,7 +329,7 @@ def recurrent_mechanism(
   )
 
 
-def from_query(name: str, mechanism: Attention) -> Attention:
+def query_only(name: str, mechanism: Attention) -> Attention:
   """Wraps a recurrence that computes everything from the query.
 
   The recurrence receives the query as its key, too, with zeros at masked positions, and
@@ -359,7 +359,7 @@ def from_query(name: str, mechanism: Attention) -> Attention:
   )
 
 
-def for_width(
+def gate_per_channel(
   gate: Float[Array, "... H"], value: Float[Array, "... V"]
 ) -> Float[Array, "... V"]:
   """The gate of each channel of a value.

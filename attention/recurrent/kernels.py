@@ -52,7 +52,7 @@ def recurrence(
   lower_bound: float | None,
   **call: Any,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """Computes `recurrent_attention` by a kernel, for the arrays of its `by_head`.
+  """Computes `recurrent_attention` by a kernel, for the arrays of its `prepare_arrays`.
 
   `decays` says whether there are decays. `call` has `dtype`, the original dtype of
   queries, keys and values, and `scale`, `initial_state`, `segment_ids` and `axis_name`.

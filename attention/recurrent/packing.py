@@ -134,7 +134,7 @@ def pack(
   return Packing(size, place, offset, *found)
 
 
-def packing_of(
+def make_packing(
   query: Float[Array, "B T N H"],
   num_segments: int,
   options: dict[str, Any],
@@ -206,7 +206,7 @@ def results(
   )
 
 
-def whole_steps(resets: Resets, count: int) -> Resets:
+def pad_to_steps(resets: Resets, count: int) -> Resets:
   """Pads resets with zeros, for steps of `count` of the X chunks."""
   return jax.tree.map(lambda x: pad(x, -x.shape[1] % count), resets)
 
@@ -236,7 +236,7 @@ def visible_positions(
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
   """Counts the unmasked positions of its segment before each position, and up to it.
 
-  The first segment continues from `count` positions; `begins` is that of `by_head`.
+  The first segment continues from `count` positions; `begins` is that of `prepare_arrays`.
   """
   began = jnp.zeros_like(keep) if begins is None else begins[:, :, 0, 0]
 

@@ -53,8 +53,8 @@ from attention import checks
 from attention.platform import backend
 from attention.recurrent import kernels, packing
 from attention.recurrent.arrays import (
-  by_head,
   chunks,
+  prepare_arrays,
   repeat_heads,
   unchunk,
   unit_length,
@@ -93,7 +93,7 @@ def recurrent_attention(
   erase_gate: Float[Array, "B T N H"] | None = None,
   write_gate: Float[Array, "B T N V"] | None = None,
   replacement: Float[Array, "B T N H"] | None = None,
-  reads_before: bool = False,
+  reads_previous_state: bool = False,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -111,7 +111,7 @@ def recurrent_attention(
   It is the delta rule if `beta`, `erase_key` or `erase_gate` is given. Then p is b ∘
   `erase_key`, which reads S_{t−1}, or b ∘ `key`, which reads S'. The recurrence writes
   w ∘ v at the key βk; b, w and β default to 1. With a `replacement` c, the value that
-  `erase_key` reads is subtracted at c. With `reads_before`, queries read S_{t−1}. With
+  `erase_key` reads is subtracted at c. With `reads_previous_state`, queries read S_{t−1}. With
   `normalize_keys`, queries and keys are normalised by `unit_length`. `lower_bound` of
   log decays is for kernels.
 
@@ -135,8 +135,8 @@ def recurrent_attention(
   if implementation != "jla":  # The kernels handle segments themselves.
     options["segment_ids"] = segment_ids
     if num_segments is not None:
-      packed = packing.packing_of(query, num_segments, options)
-  arrays, log_decay, begins = by_head(
+      packed = packing.make_packing(query, num_segments, options)
+  arrays, log_decay, begins = prepare_arrays(
     query, (*arrays, beta), log_decay=log_decay, **options
   )
   key, value, erase, erase_gate, write_gate, replacement, beta = arrays
@@ -169,7 +169,7 @@ def recurrent_attention(
       axis_name=axis_name,
     )
     return (out, state) if return_state else out
-  reads = _Before(erase is not None, reads_before)
+  reads = _Before(erase is not None, reads_previous_state)
   if erase is None and not (beta is None and erase_gate is None):
     erase = key
   if erase_gate is not None:
@@ -253,7 +253,7 @@ def _attend(reads, inputs, state, *, resets=None, size=None):
     step,
     (),
     state,
-    (*inputs, resets and packing.whole_steps(resets, count)),
+    (*inputs, resets and packing.pad_to_steps(resets, count)),
     size=size * count,
     is_empty=is_empty,
     position=position,

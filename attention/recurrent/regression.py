@@ -21,8 +21,8 @@ from jaxtyping import Array, Float
 from attention import checks
 from attention.recurrent import packing, recurrence
 from attention.recurrent.arrays import (
-  by_head,
   chunks,
+  prepare_arrays,
   repeat_heads,
   unchunk,
   unit_length,
@@ -112,7 +112,7 @@ def regression_attention(
   beta: Float[Array, "B T N"],
   initial_state: Float[Array, "B *G N H X"] | None,
   rows: Sequence[Float[Array, "B T N"]] = (),
-  by_position: bool = False,
+  is_sequential: bool = False,
   num_segments: int | None = None,
   normalize_keys: bool = False,
   scale: float | Float[Array, ""] = 1.0,
@@ -130,20 +130,20 @@ def regression_attention(
     beta: β, at least 0.
     initial_state: [S_kk, S_kv] before the first position, X = H+V; None is 0.
     rows: more arrays that `solve` gets, 0 at masked positions.
-    by_position: whether a CPU goes position by position in calls without derivatives.
+    is_sequential: whether a CPU goes position by position in calls without derivatives.
     num_segments: as in `mesa_attention`.
     normalize_keys: whether to normalise queries and keys by `unit_length`.
     scale: factor of the queries.
     return_state: whether to return the last state as well.
-    **options: log decays, mask, segments and `axis_name`, as in `by_head`.
+    **options: log decays, mask, segments and `axis_name`, as in `prepare_arrays`.
   """
   query = repeat_heads(query, key, value)
   length, num_heads, head_dim = query.shape[1:]
   packed = None
   if num_segments is not None:
-    packed = packing.packing_of(query, num_segments, options)
+    packed = packing.make_packing(query, num_segments, options)
   arrays = key, value, *(x[..., None] for x in (beta, *rows))
-  arrays, log_decay, _ = by_head(query, arrays, **options)
+  arrays, log_decay, _ = prepare_arrays(query, arrays, **options)
   key, value, beta, *rows = arrays
   dtype, query = query.dtype, query.astype(jnp.float32)
   if normalize_keys:
@@ -161,7 +161,7 @@ def regression_attention(
   size = chunk_size(length) if packed is None else packed.size
   numbers = 2 * size + 6 * head_dim + value.shape[3]
 
-  position = functools.partial(_position, solve) if by_position else None
+  position = functools.partial(_position, solve) if is_sequential else None
 
   def attend(inputs, state, resets=None):
     count = chunks_per_step(inputs[0], size, numbers)
@@ -169,7 +169,7 @@ def regression_attention(
       functools.partial(_step, count, solve),
       params,
       state,
-      (*inputs, resets and packing.whole_steps(resets, count)),
+      (*inputs, resets and packing.pad_to_steps(resets, count)),
       size=size * count,
       is_empty=initial_state is None and not is_part and resets is None,
       position=position if resets is None else None,

@@ -101,7 +101,7 @@ def scan(
   else:
     plain = None
     if position is not None and backend.name() == "cpu":
-      plain = functools.partial(one_by_one, position)
+      plain = functools.partial(scan_positions, position)
     run = with_backward(
       functools.partial(_forward, step, count),
       functools.partial(_backward, step, count),
@@ -149,7 +149,7 @@ def _backward(step, count, arrays, saved, cotangents):
   return jax.lax.scan(one, carry, saved, reverse=True)[0]
 
 
-def one_by_one(
+def scan_positions(
   position: Callable[[Any, Any, Tree], tuple[Any, Tree]],
   arrays: tuple[Any, Any, Tree],
 ) -> tuple[Any, Tree]:

@@ -19,7 +19,7 @@ from attention.platform import backend
 _SHORT = 8
 """Chunks of this size have matrix products too small for accelerators."""
 
-FORGOTTEN = -1e30
+LOG_ZERO = -1e30
 """The log decay that clears a state; finite, so that sums of it are finite."""
 
 
@@ -183,9 +183,7 @@ def running_sum(
 def _sums(ones, log_decay):
   """Sums of log decays, those of row i with 1 in row i of a matrix."""
   ones = jnp.asarray(ones, log_decay.dtype)
-  return jnp.matmul(
-    ones, jnp.maximum(log_decay, FORGOTTEN), precision="highest"
-  )
+  return jnp.matmul(ones, jnp.maximum(log_decay, LOG_ZERO), precision="highest")
 
 
 def shift(x: Float[Array, "*A C D"], distance: int) -> Float[Array, "*A C D"]:

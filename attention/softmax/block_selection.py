@@ -16,7 +16,7 @@ from attention.platform.layout import query_dot
 from attention.softmax.rows import masked_softmax
 
 
-def best_blocks(
+def moba_blocks(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   keep: Bool[Array, "B S"],
@@ -51,7 +51,7 @@ def best_blocks(
 
   batch, length, num_heads, _ = query.shape
   row_bytes = 4 * batch * num_heads * num_blocks
-  size = backend.rows_at_once(row_bytes, length)
+  size = backend.rows_per_tile(row_bytes, length)
   return chunk_map(choose, size, (query, places))
 
 
@@ -69,7 +69,7 @@ def compact(
   return tuple(map(reorder, arrays))
 
 
-def positions_seen(
+def cumulative_counts(
   keep: Bool[Array, "B T"] | None, shape: tuple[int, ...]
 ) -> Int[Array, "B T"]:
   """The number of kept positions up to each one; `shape` is B, T."""
@@ -78,7 +78,7 @@ def positions_seen(
   return jnp.cumsum(keep, axis=1)
 
 
-def indexed_blocks(
+def indexer_blocks(
   query: Float[Array, "B T I D"],
   key: Float[Array, "B S D"],
   keep: Bool[Array, "B S"],
@@ -124,12 +124,12 @@ def indexed_blocks(
     return _largest(best, best > -jnp.inf, is_near, top_k)
 
   row_bytes = 4 * len(query) * groups * key.shape[1]
-  size = backend.rows_at_once(row_bytes, query.shape[1])
+  size = backend.rows_per_tile(row_bytes, query.shape[1])
   blocks = chunk_map(choose, size, (query, places))
   return blocks if groups == 1 else jnp.repeat(blocks, num_heads // groups, 2)
 
 
-def selected_blocks(
+def nsa_blocks(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B M K H"],
   shown: Bool[Array, "B M"],
@@ -170,7 +170,7 @@ def selected_blocks(
     return _largest(scores, is_choice, is_fixed & is_choice, num_blocks)
 
   batch, length, num_heads, _ = query.shape
-  rows = backend.rows_at_once(4 * batch * num_heads * (count + total), length)
+  rows = backend.rows_per_tile(4 * batch * num_heads * (count + total), length)
   return chunk_map(choose, rows, (query, places))
 
 

@@ -130,7 +130,7 @@ def init_indexed(
   return IndexedCache(exact.key, exact.value, index_key, exact.index)
 
 
-def with_next(
+def append_indexed(
   cache: IndexedCache,
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
@@ -146,7 +146,7 @@ def with_next(
   )
 
 
-def with_prompt(
+def prefill_indexed(
   cache: IndexedCache,
   key: Float[Array, "B P K H"],
   value: Float[Array, "B P K V"],

@@ -171,7 +171,7 @@ Make = Callable[[Mapping[str, Array]], tuple[Array, Array | None]]
 """Rows `[B, T, …]` -> the entries and index keys of their windows."""
 
 
-def with_next(
+def append(
   cache: CompressedCache,
   key: Float[Array, "B 1 H"],
   rows: Mapping[str, Float[Array, "B 1 *F"]],
@@ -204,7 +204,7 @@ def with_next(
   return CompressedCache(entries, index_key, window, kept, cache.index + 1)
 
 
-def with_prompt(
+def prefill(
   cache: CompressedCache,
   key: Float[Array, "B P H"],
   rows: Mapping[str, Float[Array, "B P *F"]],

@@ -62,7 +62,7 @@ def hash_buckets(
     return jnp.argmax(jnp.concatenate([products, -products], 1), axis=1)
 
   token_bytes = 8 * num_rounds * half * batch * num_heads
-  size = backend.rows_at_once(token_bytes, length, least=64)
+  size = backend.rows_per_tile(token_bytes, length, least=64)
   out = jax.lax.map(bucket, jnp.swapaxes(x, 0, 1), batch_size=size)
   return jnp.moveaxis(out, 0, 3)
 
@@ -91,7 +91,7 @@ def sort_by_bucket(
   return order, place - jax.lax.cummax(jnp.where(is_first, place, 0), axis=3)
 
 
-def by_position(
+def unsort(
   x: Int[Array, "rounds B N T"], order: Int[Array, "rounds B N T"]
 ) -> Int[Array, "rounds B N T"]:
   """Reorders numbers from sorted order to position order."""

@@ -122,7 +122,7 @@ def init(key: Array, dims: Dims, options: Options) -> dict[str, Array]:
   return params | {f"index_{name}": x for name, x in norm.items()}
 
 
-def read(
+def project(
   params: gates.Params,
   options: Options,
   inputs: Float[Array, "B T F"],
@@ -168,7 +168,7 @@ def read(
 
 
 def gate_names(rotary_dim: int | None) -> list[str]:
-  """The names of the index queries and keys of `read`."""
+  """The names of the index queries and keys of `project`."""
   names = ["index_query", "index_key"]
   return names + [f"{name}_rotary" for name in names if rotary_dim]
 
@@ -208,10 +208,10 @@ def prefill(
   del variables, query
   places = jnp.arange(key.shape[1])[None]
   now = rotate(call, places)["index_key"]
-  return caches.with_prompt(cache, key, value, now, lengths)
+  return caches.prefill_indexed(cache, key, value, now, lengths)
 
 
-def without_masked(
+def zero_masked(
   arrays: dict[str, Any], keep: Bool[Array, "B T"] | None
 ) -> dict[str, Any]:
   """The arrays with zeros at masked positions, whose projections may be anything."""
@@ -353,7 +353,9 @@ def row_losses(
     return jnp.sum(jax.scipy.special.xlogy(p, p) - p * log_q, axis=-1)
 
   rows = rows._replace(query=query)
-  return by_chunk(loss, rows, key.shape[1] * (rows.index.shape[2] + heads))
+  return map_query_chunks(
+    loss, rows, key.shape[1] * (rows.index.shape[2] + heads)
+  )
 
 
 def index_scores(
@@ -374,7 +376,7 @@ def index_scores(
   return jnp.where(seen, scores, -jnp.inf)
 
 
-def by_chunk(
+def map_query_chunks(
   function: Any,
   rows: Rows,
   numbers: int,
@@ -387,7 +389,7 @@ def by_chunk(
   """
   batch, length = rows.index.shape[:2]
   if size is None:
-    size = backend.rows_at_once(4 * batch * numbers, length, least=64)
+    size = backend.rows_per_tile(4 * batch * numbers, length, least=64)
   if rows.place is None:
     places = jnp.arange(start, start + length)[None]
     rows = rows._replace(place=jnp.broadcast_to(places, (batch, length)))

@@ -186,7 +186,13 @@ def _call(kernel, query, key, value, visible, logits):
       source if side is None else min(side, source) for side in sides
     )
   # A kernel masks a key through its logit, which a NaN would survive.
-  arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
+  arrays = (
+    query,
+    visible.zero_masked(key),
+    visible.zero_masked(value),
+    mask,
+    bias,
+  )
 
   is_masked = is_causal and length <= source
 

@@ -412,7 +412,7 @@ def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
   return x.reshape(*leading, rows, distances)[..., : distances - rows + 1]
 
 
-def tables_at(
+def table_logits(
   relative_bias: Float[Array, "N D"] | None,
   relative_keys: Float[Array, "... E H"] | None,
   relative_queries: Float[Array, "... P H"] | None,

@@ -155,7 +155,7 @@ def as_bool(result: Any) -> Bool[Array, "..."]:
   return jnp.asarray(result)
 
 
-def at_positions(
+def mods_for_decode(
   score_mod: ScoreMod | None,
   mask_mod: MaskMod | None,
   bias: Float[Array, "B N 1 S"] | None,

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from attention import checks
 from attention.decorators import make_apply
 from attention.mechanism import Dims, Variables
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 
 SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 """The options of a call that every exact mechanism takes."""
@@ -85,7 +85,7 @@ class OwnLogits(NamedTuple):
     computed += ("sinks",) * (self.sinks == "inputs")
 
     def with_gates(query, key, value, **call):
-      check_given(name, call, *computed)
+      check_gates(name, call, *computed)
       if self.sinks != "inputs":
         return function(query, key, value, **call)
       lengths = [x.shape[1] for x in (query, key) if jnp.ndim(x) == 4]

@@ -2,8 +2,8 @@
 
 Exact attention sends keys and values around a ring of devices, or exchanges heads for
 positions (`attend_to_shards`). For queries that all devices have, such as global
-tokens, `merged_over` merges the results of the devices. A window needs the positions
-that it reaches beyond a shard (`with_halo`).
+tokens, `merge_over_devices` merges the results of the devices. A window needs the positions
+that it reaches beyond a shard (`exchange_halo`).
 
 Papers: Ring attention with blockwise transformers, arXiv:2310.01889; zigzag order:
 Llama 3, section 3.3.2, arXiv:2407.21783, whose devices gather all keys and values where
@@ -253,7 +253,7 @@ class _Ring(NamedTuple):
         query_start=query_chunk * query.shape[1],
         key_start=key_chunk * key.shape[1],
       )
-      key, value = visible.readable(key), visible.readable(value)
+      key, value = visible.zero_masked(key), visible.zero_masked(value)
       constants = tiles.Constants(visible, None, rng)
       arrays = query, key, value, scores, constants
       yield a, b, visible, match_varying(arrays)
@@ -289,7 +289,7 @@ def _ring_backward(ring, inputs, results, cotangents):
       dquery, *dkeys, dscores, _ = tiles.backward(
         ring.tiling, given, results[a], cotangents[a]
       )
-      dkeys = tuple(visible.readable(x) for x in dkeys)
+      dkeys = tuple(visible.zero_masked(x) for x in dkeys)
       query_grads[a] = _accumulate(query_grads[a], dquery)
       key_grads[b] = _accumulate(key_grads[b], dkeys)
       score_grads = _accumulate(score_grads, dscores)
@@ -396,7 +396,7 @@ def _all_to_all(query, key, value, visible, logits, *, axis_name, block):
   return out, lse
 
 
-def merged_over(
+def merge_over_devices(
   axis_name: str, out: Float[Array, "B T N V"], lse: Float[Array, "B T N"]
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """`rows.merge` over the devices, each of which has a result for the same queries."""
@@ -412,7 +412,7 @@ def merged_over(
   return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
 
 
-def with_halo(
+def exchange_halo(
   x: Shaped[Array, "B T *A"], left: int, right: int, axis_name: str | None
 ) -> Shaped[Array, "B U *A"]:
   """This device's positions, with some before and after them.

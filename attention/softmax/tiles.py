@@ -87,7 +87,12 @@ def attend(
   def inputs_like(query):
     """Inputs of `forward`, with mods traced for tiles of the query's varying type."""
     scaled, scores, fixed = logits.scores(query, visible, shape)
-    arrays = scaled, visible.readable(key), visible.readable(value), scores
+    arrays = (
+      scaled,
+      visible.zero_masked(key),
+      visible.zero_masked(value),
+      scores,
+    )
     constants = Constants(visible.trace(shape, query), fixed, dropout_rng)
     return jax.tree.map(jnp.asarray, (*arrays, constants))
 

@@ -202,7 +202,7 @@ class Visible:
       bands=bands,
     )
 
-  def readable(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
+  def zero_masked(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
     """Keys or values, with zeros where they are masked for every query and head.
 
     So not even a NaN in padding affects a product.

@@ -140,8 +140,8 @@ def _attend_to_shards(
     )
   )
 
-  def with_halo(x):
-    return sharding.with_halo(x, left, right, axis_name)
+  def exchange_halo(x):
+    return sharding.exchange_halo(x, left, right, axis_name)
 
   def pad(x):
     return jnp.pad(x, [(0, 0), (left, right), *[(0, 0)] * (x.ndim - 2)])
@@ -150,12 +150,12 @@ def _attend_to_shards(
   for mask in visible.masks:
     keep &= mask[:, 0, 0]
   stretch = Visible(
-    masks=(with_halo(keep)[:, None, None],),
-    segments=tuple((pad(x), with_halo(y)) for x, y in visible.segments),
+    masks=(exchange_halo(keep)[:, None, None],),
+    segments=tuple((pad(x), exchange_halo(y)) for x, y in visible.segments),
     left=visible.left,
     right=visible.right,
   )
-  arrays = pad(query), with_halo(key), with_halo(value)
+  arrays = pad(query), exchange_halo(key), exchange_halo(value)
   results = attend_to_window(*arrays, stretch, logits, rng, **options)
   return tuple(x[:, left : left + length] for x in results)
 
@@ -240,7 +240,7 @@ def attend_to_union(
   seeing = visible.between(there, here)
   results = attended(rows(query), key, value, seeing, rngs[2])
   if axis_name is not None:
-    results = sharding.merged_over(axis_name, *results)
+    results = sharding.merge_over_devices(axis_name, *results)
   return put(out, results[0], slots), put(lse, results[1], slots)
 
 

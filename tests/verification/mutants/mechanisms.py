@@ -9,7 +9,7 @@ MUTANTS = (
     "return jnp.tile(x, (1, 1, heads[2] // x.shape[2], 1))",
     files("tests/attention", "recurrences"), "head n reads key head n % K"),
   Mutant("attention/recurrent/arrays.py",
-    "log_decay = jnp.where(begins, FORGOTTEN, log_decay)",
+    "log_decay = jnp.where(begins, LOG_ZERO, log_decay)",
     "log_decay = jnp.where(begins, 0.0, log_decay)",
     "gated_linear", "the state goes on into the next segment"),
   Mutant("attention/recurrent/recurrence.py",
@@ -80,7 +80,7 @@ MUTANTS = (
     "mesa", "a device starts without the keys of earlier ones"),
   # Momentum.
   Mutant("attention/momentum_delta.py",
-    "momentum_decay = jnp.where(begins, FORGOTTEN, momentum_decay)",
+    "momentum_decay = jnp.where(begins, LOG_ZERO, momentum_decay)",
     "momentum_decay = jnp.where(begins, 0.0, momentum_decay)",
     "momentum_delta", "the momentum goes on into the next segment"),
   Mutant("attention/momentum_delta.py",
