@@ -143,9 +143,7 @@ def dense_attention(
   query, scores, _ = logits.scores(query, visible)
   # `attend` gets the rows of the bias.
   scores = dataclasses.replace(scores, bias=None, dtype=dtype)
-  keys, values = (
-    jnp.swapaxes(visible.zero_masked(x), 1, 2) for x in (key, value)
-  )
+  keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
 
   def attend(start, query, bias, num_keys):
     """(out, lse) of C rows, the first of which is at `start`, over `num_keys` keys."""

@@ -99,10 +99,8 @@ def latent_attention(
   shared = latent[:, :, :0] if shared_key is None else shared_key
   masks = [x for x in (mask, *getattr(visible, "masks", ())) if x is not None]
   # The gradients of the kernels are products with them, so masked positions are zeros.
-  zero_masked = Visible(masks=tuple(masks)).zero_masked
-  latent, shared = (
-    zero_masked(x[:, :, None])[:, :, 0] for x in (latent, shared)
-  )
+  readable = Visible(masks=tuple(masks)).readable
+  latent, shared = (readable(x[:, :, None])[:, :, 0] for x in (latent, shared))
   width = head_dim - shared.shape[2]
   if key_kernel.shape[2] != width:
     raise ValueError(

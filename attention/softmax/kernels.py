@@ -188,8 +188,8 @@ def _call(kernel, query, key, value, visible, logits):
   # A kernel masks keys by their logits, which does not remove a NaN.
   arrays = (
     query,
-    visible.zero_masked(key),
-    visible.zero_masked(value),
+    visible.readable(key),
+    visible.readable(value),
     mask,
     bias,
   )

@@ -246,7 +246,7 @@ class _Ring(NamedTuple):
         query_start=query_chunk * query.shape[1],
         key_start=key_chunk * key.shape[1],
       )
-      key, value = visible.zero_masked(key), visible.zero_masked(value)
+      key, value = visible.readable(key), visible.readable(value)
       constants = tiles.Constants(visible, None, rng)
       arrays = query, key, value, scores, constants
       yield a, b, visible, match_varying(arrays)
@@ -282,7 +282,7 @@ def _ring_backward(ring, inputs, results, cotangents):
       dquery, *dkeys, dscores, _ = tiles.backward(
         ring.tiling, pair_inputs, results[a], cotangents[a]
       )
-      dkeys = tuple(visible.zero_masked(x) for x in dkeys)
+      dkeys = tuple(visible.readable(x) for x in dkeys)
       query_grads[a] = _accumulate(query_grads[a], dquery)
       key_grads[b] = _accumulate(key_grads[b], dkeys)
       score_grads = _accumulate(score_grads, dscores)

@@ -87,7 +87,7 @@ def attend(
   def inputs_like(query):
     """Inputs of `forward`; mods are traced for tiles that vary as the query does."""
     scaled, scores, fixed = logits.scores(query, visible, shape)
-    key_value = visible.zero_masked(key), visible.zero_masked(value)
+    key_value = visible.readable(key), visible.readable(value)
     constants = Constants(visible.trace(shape, query), fixed, dropout_rng)
     return jax.tree.map(jnp.asarray, (scaled, *key_value, scores, constants))
 

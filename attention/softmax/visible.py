@@ -5,8 +5,7 @@
 A `Visible` is a conjunction of conditions on a pair of query and key. Arrays keep their
 shapes, so that a key mask is never expanded to T×S; causality and windows are computed
 from positions. `attention.softmax.tiles` gets from it the `span` of keys that a block of
-queries can see, the visible pairs of one `block`, and keys and values that are
-`zero_masked`.
+queries can see, the visible pairs of one `block`, and `readable` keys and values.
 """
 
 from collections.abc import Callable
@@ -203,7 +202,7 @@ class Visible:
       bands=bands,
     )
 
-  def zero_masked(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
+  def readable(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
     """Zeros the keys or values that are masked for all queries and heads, even if NaN."""
     for mask in self.masks:
       # XLA:CPU takes a hundred times longer to reduce both axes at once.
