@@ -1,4 +1,4 @@
-"""Entries of compressed attention: one vector for each complete window of positions."""
+"""Entries of compressed attention: one vector for each closed window of positions."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -28,7 +28,7 @@ def compressed_entries(
   *,
   keep: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B M *F"]:
-  """Pools each complete window of positions by a softmax of gates, for each feature.
+  """Pools each closed window of positions by a softmax of gates, for each feature.
 
     c_i = Σ_{a, j} softmax_{a, j}(gates[t, a] + b[j, a]) ∘ rows[t, a]
     t = (i + a + 1 − A)·m + j,  j < m
@@ -145,7 +145,7 @@ class CompressedCache(NamedTuple):
   """The state of decoding after the positions seen so far.
 
   Attributes:
-    entries: `[B, M, H]`, M = ⌈max_length / m⌉; those of incomplete windows are unset.
+    entries: `[B, M, H]`, M = ⌈max_length / m⌉; those of open windows are unset.
     index_key: `[B, M, D]`, the index keys of entries; None without an indexer.
     window: `[B, W, H]`, the last keys; position p is in row p mod W.
     rows: the inputs of the next entry, `[B, A·m, …]` each; position p is in row
@@ -179,7 +179,7 @@ def append(
   rows: Mapping[str, Float[Array, "B 1 *F"]],
   pool_rows: PoolRows,
 ) -> CompressedCache:
-  """Appends one position to the cache, and an entry if it completes a window."""
+  """Appends one position to the cache, and an entry if it closes a window."""
   position, stride = cache.index[:, None], cache.grows
 
   def write_row(ring, row):
@@ -199,12 +199,12 @@ def append(
       # Positions before the first window have no weight.
       is_set = (order >= 0)[..., None, None]
       last[name] = jnp.where(is_set, last[name], NO_WEIGHT)
-    is_complete = (position + 1) % stride == 0
+    is_closed = (position + 1) % stride == 0
     here = jnp.arange(entries.shape[1])[None] == position // stride
     new, new_key = pool_rows(last)
-    entries = layout.write(entries, new[:, -1:], here & is_complete)
+    entries = layout.write(entries, new[:, -1:], here & is_closed)
     if index_key is not None and new_key is not None:
-      index_key = layout.write(index_key, new_key[:, -1:], here & is_complete)
+      index_key = layout.write(index_key, new_key[:, -1:], here & is_closed)
   return CompressedCache(entries, index_key, window, buffers, cache.index + 1)
 
 
@@ -219,7 +219,7 @@ def prefill(
   rows = {name: caches.prompt_rows(x, lengths) for name, x in rows.items()}
   entries, index_key = cache.entries, cache.index_key
   if rows:
-    # Entries of incomplete windows are replaced before any query sees them.
+    # Entries of open windows are replaced before any query sees them.
     new, new_key = pool_rows(rows)
     entries = layout.put(entries, new, 0)
     if index_key is not None and new_key is not None:

@@ -77,7 +77,7 @@ def stopped(variables, query, key, value, **call):
   return dense_attention(query, jax.lax.stop_gradient(key), value, **call)
 
 
-HIDDEN = "nan where the mask hides changes the result"
+HIDDEN = "nan at masked positions changes the result"
 MISTAKES = {
   "mask": (
     applying(lambda call: call | {"mask": None}),
