@@ -82,7 +82,7 @@ MISTAKES = {
   "mask": (
     applying(lambda call: call | {"mask": None}),
     ("hidden_positions_may_hold_anything", HIDDEN),
-    ("attention_matrix", "a pair that the call hides has a weight"),
+    ("attention_matrix", "a pair that the call masks has a weight"),
   ),
   "a weight of zero times NaN": (
     changed(apply=by_weights),
