@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from settings.errors import ConfigError
-from settings.fields import STRICT, fault, first_fault, place
-from settings.suggest import instead
+from settings.fields import STRICT, error_line, field_path, first_error
+from settings.suggest import did_you_mean
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class UnknownFieldError(ConfigError):
   """
 
   def __init__(self, field: str, value: Any, known: Sequence[str]):
-    self.hint = instead(field.rpartition(".")[2], known)
+    self.hint = did_you_mean(field.rpartition(".")[2], known)
     while hasattr(value, "items") and len(value) == 1:
       [(name, value)] = value.items()
       field += f".{name}"
@@ -69,13 +69,13 @@ def build(
   try:
     return _adapter(dataclass_type).validate_json(json.dumps(fields))
   except ValidationError as error:
-    first = first_fault(error)
+    first = first_error(error)
     typed = fields if typed is None else _plain(typed, path)
     if first["type"] == "unexpected_keyword_argument":
       known = _known_fields(dataclass_type, first["loc"])
-      field = place(path, first, typed)
+      field = field_path(path, first, typed)
       raise UnknownFieldError(field, first["input"], known) from None
-    raise ConfigError(fault(error, path, typed)) from error
+    raise ConfigError(error_line(error, path, typed)) from error
 
 
 @functools.cache
@@ -123,9 +123,9 @@ def _is_unicode(text: str) -> bool:
   return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
-def _known_fields(section: Any, place: Sequence[Any]) -> list[str]:
+def _known_fields(section: Any, location: Sequence[Any]) -> list[str]:
   """The fields of the section in which pydantic found an unknown field."""
-  for name in place[:-1]:
+  for name in location[:-1]:
     hint = _hints(section).get(name)
     section = _section(hint) or section
   return [name for name in _hints(section) if name != _rest(section)]

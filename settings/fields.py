@@ -52,7 +52,7 @@ _WORDS = {
 """What pydantic says -> what a user of a config reads."""
 
 
-def fault(
+def error_line(
   error: ValueError, path: str = "", typed: Mapping[str, Any] | None = None
 ) -> str:
   """One line for the first error: 'length: expected at least 1, got 0'.
@@ -65,13 +65,13 @@ def fault(
   if not isinstance(error, ValidationError):
     is_whole = isinstance(error, ConfigError) or not path
     return str(error) if is_whole else f"{path}.{error}"
-  first = first_fault(error)
+  first = first_error(error)
   if typed is None:
     typed = {} if path else dict.fromkeys(first["loc"][:1])
-  field = place(path, first, typed).lstrip(".")
+  field = field_path(path, first, typed).lstrip(".")
   # Of `__post_init__`, whose message begins with a field.
   if (own := first.get("ctx", {}).get("error")) is not None:
-    return fault(own, field).lstrip(".")
+    return error_line(own, field).lstrip(".")
   if first["type"] == "missing":
     return f"{field}: missing, and it has no default"
   message = first["msg"]
@@ -83,7 +83,7 @@ def fault(
   return line
 
 
-def first_fault(error: ValidationError) -> Any:
+def first_error(error: ValidationError) -> Any:
   """The unknown field if there is one, else the error deepest in the config."""
   return max(
     error.errors(include_url=False),
@@ -91,7 +91,7 @@ def first_fault(error: ValidationError) -> Any:
   )
 
 
-def place(path: str, first: Any, typed: Any) -> str:
+def field_path(path: str, first: Any, typed: Any) -> str:
   """The full name of a field with an error, as the user typed it."""
   for part in first["loc"]:
     if isinstance(part, int):
@@ -143,7 +143,7 @@ def checked(config_type: type[T]) -> type[T]:
     try:
       init(self, *args, **kwargs)
     except ValidationError as error:
-      raise ValueError(fault(error)) from None
+      raise ValueError(error_line(error)) from None
 
   made.__init__ = one_line
   return made

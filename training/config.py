@@ -135,7 +135,7 @@ class TrainConfig:
   )
 
   @property
-  def asks_best(self) -> bool:
+  def tracks_best(self) -> bool:
     """Whether the run tracks its best evaluation."""
     stops_early = self.patience > 0 or self.stopping_threshold is not None
     return stops_early or self.checkpoint_keep == "best"
@@ -147,7 +147,7 @@ class TrainConfig:
     return range(int(first or 0), int(last or 0))
 
   def __post_init__(self):
-    if not self.asks_best:
+    if not self.tracks_best:
       check_unread(
         self,
         ("best_metric",),

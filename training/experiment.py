@@ -99,7 +99,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   parallel.check_mesh(config.train, config.model)
   with files.record_digests() as notes:
     run = create(config, workdir)
-  if config.train.asks_best:
+  if config.train.tracks_best:
     best.check_metric(run)
   _checked_data(workdir, notes)
   cluster.wait("all have looked at the folder")
@@ -268,7 +268,7 @@ def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
   )
 
 
-def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
+def dense_reasons(config_file: str, config: ExperimentConfig) -> list[str]:
   """Says why an attention module uses dense instead of the mechanism that was typed.
 
   Args:

@@ -69,7 +69,7 @@ def run(
   with Signals() as signals:
     # With several processes, the others would wait for this one forever.
     if ends_process and jax.process_count() == 1:
-      signals.exit_message = before_a_step(workdir)
+      signals.exit_message = before_first_step(workdir)
     results = _run(experiment, workdir, stop_at, signals)
   if results is None and signals.stop == signal.SIGINT:
     raise KeyboardInterrupt
@@ -154,7 +154,7 @@ def _run(
         state = parallel.place_state(mesh, restored[0])
       results = _finish(experiment, eval_step, mesh, state, meter, workdir)
     except Interrupted:
-      print(stopped_at(last))
+      print(stop_message(last))
       return None
     except jax.errors.JaxRuntimeError as error:
       # Exit here, because closing the context would wait for the lost process.
@@ -205,7 +205,7 @@ def _train(
   if best.end:
     return state
   if stop_at <= first < last:
-    print(stopped_at(first))
+    print(stop_message(first))
     return None
   progress = Progress(first, last, shown=jax.process_index() == 0)
 
@@ -240,14 +240,14 @@ def _train(
       if log or evaluation or save or stop or number == first:
         meter.fetch()
       if number == first:
-        meter.forget_first()
+        meter.discard_first_step()
         progress.restart_clock(done, meter.seconds)
       if log:
         values = meter.flush()
         writer.write(done, {"train": values}, meter.seconds)
         progress.update(done, values, meter.seconds)
       gain = None
-      if evaluation or (done == last and config.asks_best):
+      if evaluation or (done == last and config.tracks_best):
         split = task.eval_splits[0]
         values = _evaluate(task, eval_step, mesh, state, meter, split)
         if evaluation:  # After the last step, `_finish` reports more metrics.
@@ -255,7 +255,7 @@ def _train(
           # The start of the run has shown the baselines.
           own = {k: x for k, x in values.items() if k not in task.baselines}
           progress.say(f"step {done}  {split}  {format_values(own)}")
-        if config.asks_best and (is_due or done == last):
+        if config.tracks_best and (is_due or done == last):
           # Other evaluations would not take place in a longer run.
           gain = best.add(values, counts=is_due)
       if config.checkpoint_keep == "best":
@@ -265,14 +265,14 @@ def _train(
           "meter": meter.sums,
           "seconds": meter.seconds,
         }
-        if config.asks_best:
+        if config.tracks_best:
           record["best"] = best.record
         checkpoints.save(state, record, gain)
       if best.end and done < last:
         progress.say(f"step {done}  {best.end}")
         return state
       if stop and done < last:
-        print(stopped_at(done))
+        print(stop_message(done))
         return None
       if evaluation or save:
         meter.skip_clock()
@@ -366,12 +366,12 @@ def _finish(
   return results
 
 
-def before_a_step(workdir: pathlib.Path) -> str:
+def before_first_step(workdir: pathlib.Path) -> str:
   """Returns the message for a run that is stopped before its first new step."""
   step = newest_step(workdir)
-  return stopped_at(step) if step else "stopped before the first step"
+  return stop_message(step) if step else "stopped before the first step"
 
 
-def stopped_at(step: int) -> str:
+def stop_message(step: int) -> str:
   """Returns the message for a run that is stopped and can be continued."""
   return f"stopped and saved at step {step}; run it again to continue"

@@ -122,7 +122,7 @@ class LossMeter:
     self._restart_clock()
     return values
 
-  def forget_first(self) -> None:
+  def discard_first_step(self) -> None:
     """Discards the time of the step just fetched, which was mostly compilation."""
     self.seconds -= self._seconds
     self._restart_clock()

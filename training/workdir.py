@@ -10,7 +10,7 @@ from typing import Any
 import models
 from settings import json_text
 from settings.errors import ConfigError
-from settings.leaves import Leaves, flatten
+from settings.field_values import FieldValues, flatten
 from training import atomic, experiment_config, metrics
 from training.checkpoint import newest_step
 from training.devices import process
@@ -105,7 +105,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"{fields['task.name']!r}; choose a new folder"
     )
   # The evaluations of such a run determine its final parameters.
-  decisive = ("eval_every",) if config.train.asks_best else ()
+  decisive = ("eval_every",) if config.train.tracks_best else ()
   differing = [
     field
     for field in {**recorded, **fields}
@@ -130,7 +130,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
     )
 
 
-def _recorded_fields(written: Mapping[str, Any]) -> Leaves:
+def _recorded_fields(written: Mapping[str, Any]) -> FieldValues:
   """The config fields that a run recorded, with defaults for later fields.
 
   They are returned as recorded if they are not valid today, for example because a
@@ -144,7 +144,7 @@ def _recorded_fields(written: Mapping[str, Any]) -> Leaves:
     return flatten(written)
 
 
-def _fields(config: ExperimentConfig) -> Leaves:
+def _fields(config: ExperimentConfig) -> FieldValues:
   """The config fields, with values as JSON represents them."""
   return flatten(json.loads(json.dumps(_mapping(config))))
 
@@ -300,7 +300,7 @@ def last_step(workdir: Path, config: ExperimentConfig) -> int:
   return max((values["step"] for values in results.values()), default=0)
 
 
-def had_finished(workdir: Path, config: ExperimentConfig) -> str:
+def finished_message(workdir: Path, config: ExperimentConfig) -> str:
   """Returns the message for a run that had finished before."""
   last = last_step(workdir, config) or config.train.num_steps
   newest = newest_step(workdir)

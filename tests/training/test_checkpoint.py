@@ -63,7 +63,7 @@ def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, capsys, has_finished):
   config: Any = types.SimpleNamespace(train=train)
   run: Any = types.SimpleNamespace(shapes=like, config=config)
   generation.restore_variables(run, tmp_path)
-  assert "gone" not in workdir.had_finished(tmp_path, config)
+  assert "gone" not in workdir.finished_message(tmp_path, config)
   assert not capsys.readouterr().err
   shutil.rmtree(tmp_path / "checkpoints" / "3")
   generation.restore_variables(run, tmp_path, step=1)
@@ -71,7 +71,7 @@ def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, capsys, has_finished):
   generation.restore_variables(run, tmp_path)
   told = "step 3, with which this run finished, is gone; .* of step 2"
   assert bool(re.search(told, capsys.readouterr().err)) == has_finished
-  told = workdir.had_finished(tmp_path, config)
+  told = workdir.finished_message(tmp_path, config)
   assert "its last checkpoint is gone: the newest is of step 2" in told
 
 

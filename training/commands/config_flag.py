@@ -10,7 +10,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from settings.errors import ConfigError, one_line
-from settings.suggest import no_file
+from settings.suggest import missing_file
 from training.commands import entry
 
 _NAME = "config"
@@ -57,7 +57,7 @@ def load(argument: str) -> ConfigDict:
   """
   path, _, parameter = argument.partition(":")
   if not Path(path).is_file():
-    raise ConfigError(f"config: {no_file(path)}")
+    raise ConfigError(f"config: {missing_file(path)}")
   module = runpy.run_path(path)
   try:
     return module["get_config"](*filter(None, [parameter]))

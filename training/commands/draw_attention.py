@@ -75,7 +75,7 @@ def main() -> None:
     workdir_lib.read_config(workdir), restore=True
   )
   workdir_lib.check_writable("--out", folder)
-  process.keep_programs()
+  process.cache_programs()
   run = experiment.create(config, workdir, restore=True)
   variables = generation.restore_variables(run, workdir)
   for flag in (_IMAGE, _AUDIO):

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from settings.errors import ConfigError, RunError, one_line
-from settings.suggest import no_file
+from settings.suggest import missing_file
 from training.devices import process
 
 # Python's messages for a text that is not a value of a type.
@@ -85,8 +85,8 @@ def run(
       raise
 
   gc.set_threshold(_COLLECT_EVERY)
-  process.replace_signs()
-  process.keep_fonts()
+  process.replace_unencodable()
+  process.cache_fonts()
   app.run(guarded, flags_parser=partial(_parse, describe))
   raise AssertionError  # app.run exits.
 
@@ -180,7 +180,7 @@ def load_config(
   # config_flags reports a missing file only when the value is used.
   path = file.partition(":")[0]
   if not Path(path).is_file():
-    raise ConfigError(f"--config: {no_file(path)}")
+    raise ConfigError(f"--config: {missing_file(path)}")
   return file, flag.value
 
 

@@ -56,7 +56,7 @@ def generator() -> str:
   return values.jax_default_prng_impl + others * (not is_usual)
 
 
-def replace_signs() -> None:
+def replace_unencodable() -> None:
   """Lets standard output replace characters that its encoding does not have."""
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
@@ -85,7 +85,7 @@ def keep_freed_memory() -> bool:
   return all([mallopt(name, value) == 1 for name, value in settings.items()])
 
 
-def keep_programs() -> None:
+def cache_programs() -> None:
   """Caches compiled programs on disk, which makes a second start fast.
 
   The variable `JAX_COMPILATION_CACHE_DIR` sets another folder.
@@ -96,7 +96,7 @@ def keep_programs() -> None:
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
-def keep_fonts() -> None:
+def cache_fonts() -> None:
   """Sets the cache folder of matplotlib; call it before matplotlib is imported.
 
   Matplotlib's variable `MPLCONFIGDIR` sets another folder.

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from settings.errors import ConfigError
-from settings.suggest import instead
+from settings.suggest import did_you_mean
 import tasks
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -172,7 +172,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
   for name, value in options.items():
     if name not in (*_KINDS, "method"):
       raise ConfigError(
-        f"{name}: unknown; {instead(name, [*_KINDS, 'method'])}"
+        f"{name}: unknown; {did_you_mean(name, [*_KINDS, 'method'])}"
       )
     kind = _KINDS.get(name, object)
     is_number = isinstance(value, kind) and not isinstance(value, bool)

@@ -5,11 +5,11 @@ from typing import Any
 
 from settings.errors import ConfigError
 
-Leaves = dict[str, Any]
+FieldValues = dict[str, Any]
 """`'model.num_layers'` -> its value."""
 
 
-def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> FieldValues:
   """`{'a': {'b': 1}}` to `{'a.b': 1}`; tuples become lists, as in JSON.
 
   Raises:
