@@ -182,14 +182,14 @@ def test_a_digest_does_not_depend_on_how_a_leaf_is_cut():
     rng.normal(size=(6, 5, 4)).astype(jnp.bfloat16),
     rng.integers(0, 2, (6, 4)).astype(bool),
   ):
-    expected = checkpoint._mix_part(whole, (0,) * whole.ndim, whole.shape)
+    expected = checkpoint._sum_shard(whole, (0,) * whole.ndim, whole.shape)
     half, third = whole.shape[0] // 2, whole.shape[-1] // 3
     found = 0
     for rows in (slice(0, half), slice(half, None)):
       for columns in (slice(0, third), slice(third, None)):
         corner = (rows.start, *(0,) * (whole.ndim - 2), columns.start)
         part = whole[rows, ..., columns]
-        found += checkpoint._mix_part(part, corner, whole.shape)
+        found += checkpoint._sum_shard(part, corner, whole.shape)
     assert found % 2**64 == expected
 
 
