@@ -230,7 +230,7 @@ def _attend_round(
       value[:, :, :, None],
       scale=factor[:, :, :, None, None, None],
       visible=visible[:, :, :, None, None],
-      kept=kept if kept is None else kept[:, :, :, None],
+      dropout_factors=kept if kept is None else kept[:, :, :, None],
     )
     return [x[:, :, -1] for x in own], [
       x.reshape(batch, num_heads, rows, *x.shape[5:]) for x in results

@@ -158,7 +158,7 @@ def window_2d_attention(
       scale=scale,
       bias=more,
       visible=visible[:, None, None],
-      kept=kept,
+      dropout_factors=kept,
     )
 
   size = block_size or backend.rows_per_tile(

@@ -63,10 +63,10 @@ def with_backward(
       None if i in y_floats else np.zeros(leaf.shape, jax.dtypes.float0)
       for i, leaf in enumerate(y_leaves)
     ]
-    kept, kept_tree = jax.tree.flatten((x, saved))
+    residuals, residual_tree = jax.tree.flatten((x, saved))
 
-    def jvp(kept, vectors):
-      x = jax.tree.leaves(kept_tree.unflatten(kept)[0])
+    def jvp(residuals, vectors):
+      x = jax.tree.leaves(residual_tree.unflatten(residuals)[0])
 
       def outputs(*leaves):
         leaves = _replace(x, floats, leaves)
@@ -75,8 +75,8 @@ def with_backward(
 
       return jax.jvp(outputs, [x[i] for i in floats], list(vectors))[1]
 
-    def vjp(kept, y_grad):
-      x, saved = kept_tree.unflatten(kept)
+    def vjp(residuals, y_grad):
+      x, saved = residual_tree.unflatten(residuals)
       y_grad = y_tree.unflatten(_replace(zeros, y_floats, y_grad))
       x_grad = backward(x, saved, y_grad)
       x_grad = x_tree.flatten_up_to(x_grad)
@@ -85,9 +85,9 @@ def with_backward(
       ]
 
     y_tangent = _linear_p.bind(
-      *kept,
+      *residuals,
       *(vectors[i] for i in floats),
-      num_kept=len(kept),
+      num_residuals=len(residuals),
       jvp=jvp,
       vjp=vjp,
       avals=tuple(jax.typeof(y_leaves[i]) for i in y_floats),
@@ -139,26 +139,28 @@ def _replace(leaves, indices, others):
 
 
 _linear_p = Primitive("attention_jvp")
-"""Computes J(kept) · vectors by `jvp(kept, vectors)`, and Jᵀ · cotangents by `vjp`."""
+"""Computes J(residuals) · vectors by `jvp(residuals, vectors)`, and Jᵀ · cotangents by `vjp`."""
 _linear_p.multiple_results = True
 
 
-def _apply(*arguments, num_kept, jvp, vjp, avals):
+def _apply(*arguments, num_residuals, jvp, vjp, avals):
   del vjp, avals
-  return jvp(arguments[:num_kept], arguments[num_kept:])
+  return jvp(arguments[:num_residuals], arguments[num_residuals:])
 
 
-def _jvp(primals, tangents, *, num_kept, **params):
+def _jvp(primals, tangents, *, num_residuals, **params):
   nonzero = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-  if all(i >= num_kept for i in nonzero):
-    kept, vectors = primals[:num_kept], tangents[num_kept:]
-    out = _linear_p.bind(*primals, num_kept=num_kept, **params)
+  if all(i >= num_residuals for i in nonzero):
+    residuals, vectors = primals[:num_residuals], tangents[num_residuals:]
+    out = _linear_p.bind(*primals, num_residuals=num_residuals, **params)
     vectors = map(ad.instantiate_zeros, vectors)
-    return out, _linear_p.bind(*kept, *vectors, num_kept=num_kept, **params)
+    return out, _linear_p.bind(
+      *residuals, *vectors, num_residuals=num_residuals, **params
+    )
 
   def outputs(*arguments):
     arguments = _replace(primals, nonzero, arguments)
-    return list(_apply(*arguments, num_kept=num_kept, **params))
+    return list(_apply(*arguments, num_residuals=num_residuals, **params))
 
   primals_in, tangents_in = (
     [x[i] for i in nonzero] for x in (primals, tangents)
@@ -166,19 +168,19 @@ def _jvp(primals, tangents, *, num_kept, **params):
   return jax.jvp(outputs, primals_in, tangents_in)
 
 
-def _transpose(cotangents, *arguments, num_kept, jvp, vjp, avals):
+def _transpose(cotangents, *arguments, num_residuals, jvp, vjp, avals):
   del jvp, avals
   grads = vjp(
-    arguments[:num_kept], [ad.instantiate_zeros(c) for c in cotangents]
+    arguments[:num_residuals], [ad.instantiate_zeros(c) for c in cotangents]
   )
-  vectors = arguments[num_kept:]
-  return [None] * num_kept + [
+  vectors = arguments[num_residuals:]
+  return [None] * num_residuals + [
     grad if ad.is_undefined_primal(vector) else None
     for grad, vector in zip(grads, vectors, strict=True)
   ]
 
 
-def _batch(arguments, axes, *, num_kept, jvp, vjp, avals):
+def _batch(arguments, axes, *, num_residuals, jvp, vjp, avals):
   del avals
   size = next(
     x.shape[axis]
@@ -189,14 +191,16 @@ def _batch(arguments, axes, *, num_kept, jvp, vjp, avals):
   for i, (x, axis) in enumerate(zip(arguments, axes, strict=True)):
     if axis is not None:
       x = jnp.moveaxis(x, axis, 0)
-    elif i >= num_kept:
+    elif i >= num_residuals:
       x = jnp.broadcast_to(x[None], (size, *np.shape(x)))
     batched.append(x)
-  kept_axes = tuple(None if axis is None else 0 for axis in axes[:num_kept])
+  residual_axes = tuple(
+    None if axis is None else 0 for axis in axes[:num_residuals]
+  )
   params = {
-    "num_kept": num_kept,
-    "jvp": jax.vmap(jvp, (kept_axes, 0)),
-    "vjp": jax.vmap(vjp, (kept_axes, 0)),
+    "num_residuals": num_residuals,
+    "jvp": jax.vmap(jvp, (residual_axes, 0)),
+    "vjp": jax.vmap(vjp, (residual_axes, 0)),
   }
   closed = jax.make_jaxpr(lambda *x: _apply(*x, avals=(), **params))(*batched)
   out = _linear_p.bind(*batched, avals=tuple(closed.out_avals), **params)

@@ -189,8 +189,8 @@ def _sums(ones, log_decay):
 def shift(x: Float[Array, "*A C D"], distance: int) -> Float[Array, "*A C D"]:
   """Shifts rows to later positions, or to earlier ones if negative; fills with 0."""
   later, earlier = max(distance, 0), max(-distance, 0)
-  kept = x[..., earlier : x.shape[-2] - later, :]
-  return jnp.pad(kept, [(0, 0)] * (x.ndim - 2) + [(later, earlier), (0, 0)])
+  rows = x[..., earlier : x.shape[-2] - later, :]
+  return jnp.pad(rows, [(0, 0)] * (x.ndim - 2) + [(later, earlier), (0, 0)])
 
 
 def triangle(

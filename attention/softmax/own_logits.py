@@ -25,7 +25,7 @@ class OwnLogits(NamedTuple):
   forget: bool
 
   @property
-  def given(self) -> tuple[str, ...]:
+  def fixed_options(self) -> tuple[str, ...]:
     """The options that the mechanism sets, which a call must not set."""
     has_cap = self.logits_soft_cap is not None
     return ("sinks",) * (self.sinks is True) + ("logits_soft_cap",) * has_cap
@@ -33,7 +33,7 @@ class OwnLogits(NamedTuple):
   @property
   def is_plain(self) -> bool:
     """Whether the mechanism sets none of them."""
-    return not (self.given or self.forget or self.sinks)
+    return not (self.fixed_options or self.forget or self.sinks)
 
   def supports(self, exact: set[str]) -> frozenset[str]:
     """The capabilities of a mechanism, given those of the plain mechanism.
@@ -41,7 +41,7 @@ class OwnLogits(NamedTuple):
     Sinks and gates that are computed from inputs need self-attention, forget gates also
     need consecutive positions, and sequence shards support neither them nor a soft cap.
     """
-    unsupported = set(self.given)
+    unsupported = set(self.fixed_options)
     if self.sinks == "inputs":
       unsupported |= {"sinks", "cross", "rowwise"}
     if self.forget:
@@ -69,7 +69,7 @@ class OwnLogits(NamedTuple):
     values = {"logits_soft_cap": self.logits_soft_cap}
     if self.sinks is True:
       values["sinks"] = variables["params"]["sinks"]
-    return {name: values[name] for name in self.given}
+    return {name: values[name] for name in self.fixed_options}
 
   def make_apply(
     self, name: str, function: Callable[..., Any]

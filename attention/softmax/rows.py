@@ -25,7 +25,7 @@ def block_attention(
   scale: float | Float[Array, "..."] = 1.0,
   bias: Float[Array, "..."] | None = None,
   visible: Bool[Array, "..."] | None = None,
-  kept: Float[Array, "..."] | None = None,
+  dropout_factors: Float[Array, "..."] | None = None,
 ) -> tuple[Float[Array, "*A C N V"], Float[Array, "*A C N"]]:
   """Each query attends to the visible keys of its block.
 
@@ -37,7 +37,7 @@ def block_attention(
       the shape of `bias`.
     bias: added to the logits; `[*A, K, J, C, D]`, where any axis may be 1.
     visible: which pairs count; None is all.
-    kept: dropout factors, which multiply the weights.
+    dropout_factors: dropout factors, which multiply the weights.
 
   Returns:
     out in the dtype of `query`, and the log-sum-exp of the logits in float32. For a query
@@ -55,8 +55,8 @@ def block_attention(
   if bias is not None:
     logits += bias
   weights, lse = softmax_and_lse(logits, visible)
-  if kept is not None:
-    weights *= kept
+  if dropout_factors is not None:
+    weights *= dropout_factors
   out = jnp.einsum(
     "...kjcd,...kdv->...kjcv",
     weights.astype(value.dtype),

@@ -265,8 +265,8 @@ def lengths(
   Raises:
     ValueError: one is neither None nor integers `[B]`.
   """
-  given = {"query_lengths": query_lengths, "key_lengths": key_lengths}
-  for name, x in given.items():
+  arguments = {"query_lengths": query_lengths, "key_lengths": key_lengths}
+  for name, x in arguments.items():
     if x is not None and (
       np.ndim(x) != 1 or not jnp.issubdtype(jnp.result_type(x), jnp.integer)
     ):
@@ -275,7 +275,7 @@ def lengths(
         f"{np.shape(x)}"
       )
   queries, keys = (
-    None if x is None else jnp.asarray(x) for x in given.values()
+    None if x is None else jnp.asarray(x) for x in arguments.values()
   )
   return Visible(lengths=((queries, keys),))
 

@@ -66,12 +66,12 @@ def _steps(mechanism, variables, cache, qkv):
 def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
   """Decoding in `jax.lax.scan` must equal the causal call.
 
-  Also with relative_bias, relative_keys and relative_queries, and with score_mod and
-  mask_mod, if `supports` has them; in these functions t is the position, and s is the
-  position of the key in each slot of the cache. Values have the width
-  `Dims.value_dim`. Every leaf of the cache has a leading axis B, and its shape and
-  dtype do not change. Frequent causes: the new key is written to a neighbouring slot,
-  empty slots are not masked, query head n does not read key head n // (N/K), an
+  This also holds with relative_bias, relative_keys and relative_queries, and with
+  score_mod and mask_mod, if `supports` has them; in these functions, t is the position of
+  the query, and s are the positions of the keys in the cache. Values have the width
+  `Dims.value_dim`. Every leaf of the cache has a leading axis B, and its shape and dtype
+  do not change. Frequent causes: the new key is written to a neighbouring row of the
+  cache, empty rows are not masked, query head n does not use key head n // (N/K), or an
   example depends on others of its batch.
   """
   names = (

@@ -398,7 +398,7 @@ def shard_map(f, q, k, v) -> Results:
 
 @_law("mask", may_refuse=True)
 def lengths_by_mask(f, q, k, v) -> Results:
-  """Sequences of 1, 2, 3 and all lengths near a block equal padded sequences."""
+  """Sequences of 1, 2, 3 and lengths near a block equal padded sequences."""
   got, expected, mask = [], [], np.zeros((len(q), 1, 1, q.shape[1]), bool)
   for n in (n for n in (1, 2, 3, 7, 63, 64, 65, 127) if n < q.shape[1]):
     mask[...] = np.arange(q.shape[1]) < n
@@ -409,7 +409,7 @@ def lengths_by_mask(f, q, k, v) -> Results:
 
 @_law(causal=True)
 def lengths(f, q, k, v) -> Results:
-  """Causal calls of 1, 2, 3 and all lengths near a block begin the longest call."""
+  """Causal calls of 1, 2, 3 and lengths near a block equal the start of the longest."""
   sizes = [n for n in (1, 2, 3, 7, 63, 64, 65, 127) if n < q.shape[1]]
   got = [f(q[:, :n], k[:, :n], v[:, :n]) for n in sizes]
   return got, [f(q, k, v)[:, :n] for n in sizes]

@@ -113,19 +113,19 @@ def hidden_positions_may_hold_anything(
   query that is NaN must affect only its own result.
   """
   qkv, call = mechanism.draw_masked()
-  hidden = ~call["mask"][:, 0, 0, :]
+  masked = ~call["mask"][:, 0, 0, :]
   gates = mechanism.gates(qkv)
   expected = _all_results(mechanism, is_causal, qkv, call | gates)
   for content in (np.nan, np.inf, 1e4):
-    padded = [qkv[0], *(_fill(x, hidden, content) for x in qkv[1:])]
-    call |= {name: _fill(x, hidden, content) for name, x in gates.items()}
+    padded = [qkv[0], *(_fill(x, masked, content) for x in qkv[1:])]
+    call |= {name: _fill(x, masked, content) for name, x in gates.items()}
     got = _all_results(mechanism, is_causal, padded, call)
-    _compare(got, expected, content, hidden, gates)
-    padded[0] = _fill(qkv[0], hidden, content)
+    _compare(got, expected, content, masked, gates)
+    padded[0] = _fill(qkv[0], masked, content)
     out = _all_results(mechanism, is_causal, padded, call)["the result"]
     assert_same_bits(
-      out[~hidden],
-      expected["the result"][~hidden],
+      out[~masked],
+      expected["the result"][~masked],
       f"a query of {content} changes the results of other queries",
     )
 
@@ -137,21 +137,21 @@ def hidden_from_every_query(mechanism: Mechanism, is_causal: bool) -> None:
   This holds also for a full mask with one row for all queries, as for a key mask.
   """
   qkv, call = mechanism.draw_masked()
-  hidden, gates = np.arange(13) % 4 == 1, mechanism.gates(qkv)
+  masked, gates = np.arange(13) % 4 == 1, mechanism.gates(qkv)
   # Decays between keys count unless a key mask excludes their position.
   keys = gates if "own_keys" in mechanism.supports else {}
   pairs = np.random.default_rng(1).random((8, 4, 13, 13)) < 0.7
   for mask in (
-    ~hidden[None, None, None],
-    pairs & ~hidden,
-    pairs[:, :1] & ~hidden,
+    ~masked[None, None, None],
+    pairs & ~masked,
+    pairs[:, :1] & ~masked,
   ):
     call |= {"mask": mask, **gates}
     expected = _all_results(mechanism, is_causal, qkv, call)
-    padded = [qkv[0], *(_fill(x, np.s_[:, hidden], np.nan) for x in qkv[1:])]
-    call |= {k: _fill(x, np.s_[:, hidden], np.nan) for k, x in keys.items()}
+    padded = [qkv[0], *(_fill(x, np.s_[:, masked], np.nan) for x in qkv[1:])]
+    call |= {k: _fill(x, np.s_[:, masked], np.nan) for k, x in keys.items()}
     got = _all_results(mechanism, is_causal, padded, call)
-    _compare(got, expected, np.nan, np.broadcast_to(hidden, (8, 13)), keys)
+    _compare(got, expected, np.nan, np.broadcast_to(masked, (8, 13)), keys)
 
 
 def _fill(x: Any, where: Any, content: float) -> np.ndarray:
@@ -180,7 +180,7 @@ def _compare(
   got: dict[str, Any],
   expected: dict[str, Any],
   content: float,
-  hidden: np.ndarray,
+  masked: np.ndarray,
   filled: Any,
 ) -> None:
   """Compares results; gradients of `filled` arrays must be 0 or NaN where masked."""
@@ -188,8 +188,8 @@ def _compare(
   for name, x in got.items():
     y, message = expected[name], f"{content} at masked positions changes {name}"
     if name.endswith(own):
-      require(not y[hidden].any(), f"{name} is not zero at masked positions")
-      is_finite = ~hidden | np.isfinite(content)
+      require(not y[masked].any(), f"{name} is not zero at masked positions")
+      is_finite = ~masked | np.isfinite(content)
       x, y = x[is_finite], y[is_finite]
     assert_same_bits(x, y, message)
 

@@ -73,8 +73,9 @@ def page() -> str:
 def _table(kind: type, section: str) -> str:
   rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
   for name, type_, value, meaning in _fields(kind, section):
-    shown = f"`{value}`" if value else "needed"
-    rows.append(f"| `{name}` | {_describe_type(type_)} | {shown} | {meaning} |")
+    default = f"`{value}`" if value else "needed"
+    type_text = _describe_type(type_)
+    rows.append(f"| `{name}` | {type_text} | {default} | {meaning} |")
   return "\n".join(rows) + "\n"
 
 

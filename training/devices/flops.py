@@ -142,8 +142,8 @@ class _Walk:
       # right-hand side.
       sizes = params["const_lengths"]
       start = sizes.matvec + sizes.vecmat
-      given = known[start : start + sizes.solve] + known[sum(sizes) :]
-      return self.count(params["jaxprs"].solve, given)
+      inputs = known[start : start + sizes.solve] + known[sum(sizes) :]
+      return self.count(params["jaxprs"].solve, inputs)
     if (cost := _cost(eqn)) is None:
       self._report(eqn, "no rule for it, counted as 0")
     is_known = all(x is not None for x in known) and not eqn.effects
@@ -175,8 +175,8 @@ class _Walk:
     def step(total_and_state, row):
       total, state = total_and_state
       outcome[:] = cost, results = self.count(body, [*fixed, *state, *row])
-      kept = zip(state, results, strict=False)
-      state = [None if x is None else y for x, y in kept]
+      pairs = zip(state, results, strict=False)
+      state = [None if x is None else y for x, y in pairs]
       return (total + cost, state), None
 
     # Find the fixed point: a carried value is known in every iteration if it
@@ -188,8 +188,8 @@ class _Walk:
     previous = None
     while previous != (previous := [x is None for x in state]):
       jax.eval_shape(step, (0.0, state), row)
-      kept = zip(state, outcome[1], strict=False)
-      state = [None if y is None else x for x, y in kept]
+      pairs = zip(state, outcome[1], strict=False)
+      state = [None if y is None else x for x, y in pairs]
 
     start = jnp.zeros(()), state
     if is_scan:

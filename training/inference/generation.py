@@ -132,6 +132,7 @@ def generate_lines(
     rows = [ids[number] for number in padded]
     rng = jax.random.fold_in(key, start)
     if is_beyond:
+      assert max_length is not None
       prompts = np.array(rows, np.int32)
       tokens = _generate_contexts(generate, task, prompts, max_length, rng)
     elif has_source:
