@@ -308,7 +308,7 @@ def _attend_to_shards(
   key, value, keep, key_ids = keys
   visible = _visible(keep, jax.tree.map(ends, query_ids), key_ids)
   rows = attend(ends(query), key, value, visible, Logits(scale=scale))
-  rows = sharding.merged_over(axis_name, *rows)
+  rows = sharding.merge_over_devices(axis_name, *rows)
 
   def set_ends(x, rows):
     x = jnp.where(rank == 0, layout.put(x, rows[:, :block_size], 0), x)

@@ -19,11 +19,11 @@ from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend
 from attention.platform.blocks import chunk_map
-from attention.recurrent.gates import check_given, kernel, project
+from attention.recurrent.gates import check_gates, kernel, project
 from attention.sliding_window import sliding_window_attention
 from attention.softmax import entries as pooling
 from attention.softmax import indexer
-from attention.softmax.block_selection import positions_seen
+from attention.softmax.block_selection import cumulative_counts
 from attention.softmax.entries import norm, rotate
 from attention.softmax.rows import Output, merge, with_sinks
 
@@ -129,7 +129,7 @@ def compressed_attention(
     block_size=block_size,
     return_lse=True,
   )
-  num_visible = positions_seen(keep, query.shape[:2]) // stride
+  num_visible = cumulative_counts(keep, query.shape[:2]) // stride
   out, lse = near
   if count:
     kv = entries, entries if entry_values is None else entry_values
@@ -162,7 +162,7 @@ def _attend_entries(query, kv, num_visible, index, scale, block_size):
 
   if block_size is None:
     row_bytes = 4 * query.shape[0] * count * (heads + 1)
-    block_size = backend.rows_at_once(row_bytes, query.shape[1])
+    block_size = backend.rows_per_tile(row_bytes, query.shape[1])
   return chunk_map(attend, block_size, rows)
 
 
@@ -297,7 +297,7 @@ def compressed(
     """Splits a call into gates, keys, key mask and other options."""
     _check_none("key", key)
     names = "latent", "shared_key", "rotation", *pooled, *index
-    check_given("compressed", call, *names)
+    check_gates("compressed", call, *names)
     arrays = {name: call[name] for name in names}
     # Positions have no gradient.
     arrays["rotation"] = jax.lax.stop_gradient(arrays["rotation"])
@@ -308,7 +308,7 @@ def compressed(
       arrays["index_query"] = rotate(arrays["index_query"], rotation)
     kv = kv[:, :, None]
     keep = checks.key_mask(options.get("mask"), query, kv, _INSTEAD)
-    return indexer.without_masked(arrays, keep), kv, keep, options
+    return indexer.zero_masked(arrays, keep), kv, keep, options
 
   def apply(variables, query, key, value, **call) -> Any:
     p = variables["params"]
@@ -360,7 +360,7 @@ def compressed(
     if not entries.shape[1]:
       return jnp.zeros(())
     queries = arrays["index_query"], arrays["index_weight"], None, norm(query)
-    num_visible = positions_seen(keep, query.shape[:2]) // step
+    num_visible = cumulative_counts(keep, query.shape[:2]) // step
     rows = indexer.Rows(*queries, num_visible - 1)
     keys = indexer.Keys(index_key, None, None)
     losses = indexer.row_losses(
@@ -393,7 +393,7 @@ def compressed(
     visible = jnp.arange(cache.window.shape[1])[None] <= cache.index[:, None]
     rows = {name: arrays[name] for name in pooled}
     pool_entries = partial(make_entries, variables["params"])
-    cache = pooling.with_next(cache, kv[:, :, 0], rows, pool_entries)
+    cache = pooling.append(cache, kv[:, :, 0], rows, pool_entries)
     keys = cache.window
     if stride:
       numbers = jnp.arange(cache.entries.shape[1])[None]
@@ -420,7 +420,7 @@ def compressed(
     arrays, kv, *_ = split_call(query, key, call)
     rows = {name: arrays[name] for name in pooled}
     pool_entries = partial(make_entries, variables["params"])
-    return pooling.with_prompt(cache, kv[:, :, 0], rows, lengths, pool_entries)
+    return pooling.prefill(cache, kv[:, :, 0], rows, lengths, pool_entries)
 
   return Attention(
     init=init,

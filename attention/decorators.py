@@ -44,7 +44,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
   A call raises ValueError if an option is unknown, missing, invalid or given by
   position. Arrays are checked against their annotations, options by name
   (`checks.CHECKS`) or by type. An eager call runs as one program
-  (`programs.compiled_once`).
+  (`programs.cached_jit`).
 
   The keywords in `**pairs: Unpack[…]` become keywords of the decorated function. If the
   function has the options `visible` and `logits`, these replace the keywords when it is
@@ -88,7 +88,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
       return results.astype(dtype)
     return results[0].astype(dtype), *results[1:]
 
-  program = programs.compiled_once(run)
+  program = programs.cached_jit(run)
 
   @functools.wraps(function)
   def checked(*args: P.args, **options: P.kwargs) -> R:
@@ -263,14 +263,14 @@ def attention_factory(
     return cached(*args, **options)
 
   # Programs are cached by function, so equal hyperparameters share one record.
-  @functools.lru_cache(maxsize=programs.MOST, typed=True)
+  @functools.lru_cache(maxsize=programs.MAX_PROGRAMS, typed=True)
   def cached(*args: Any, **options: Any) -> Attention:
     record: Attention = cast(Any, factory)(*args, **options)
     if any(map(callable, [*args, *options.values()])):
       return _with_cache_checks(record)
     fields = "apply", "decode", "prefill", "loss"
     functions = {x: getattr(record, x) for x in fields if getattr(record, x)}
-    compiled = {x: programs.compiled_once(f) for x, f in functions.items()}
+    compiled = {x: programs.cached_jit(f) for x, f in functions.items()}
     return _with_cache_checks(cast(Any, record)._replace(**compiled))
 
   FACTORIES[name] = checked

@@ -315,7 +315,7 @@ def gated_delta_2(
 
   def recurrence(params, query, key, value, *, write_gate, **options):
     del params
-    write_gate = gates.for_width(write_gate, value)
+    write_gate = gates.gate_per_channel(write_gate, value)
     options |= {"write_gate": write_gate, "normalize_keys": True}
     return recurrent_attention(query, key, value, **options)
 

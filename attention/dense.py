@@ -23,7 +23,7 @@ from attention.softmax import dropout, own_logits
 from attention.softmax import mods as mods_lib
 from attention.softmax.cache import DenseCache, append, init_cache, prefill
 from attention.softmax.forget_gates import next_forget_bias
-from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, tables_at
+from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, table_logits
 from attention.softmax.mods import MaskMod, ScoreMod
 from attention.softmax.rows import Output, softmax_and_lse, with_sinks
 from attention.softmax.sharding import attend_to_shards
@@ -175,7 +175,7 @@ def dense_attention(
   rows = block_size
   if rows is None:
     row_bytes = 4 * batch * num_heads * source_length
-    rows = backend.rows_at_once(row_bytes, length, least=256)
+    rows = backend.rows_per_tile(row_bytes, length, least=256)
     # A short sequence is one block, without recomputation.
     rows = length if length <= _ONE_BLOCK else rows
   if length <= rows:
@@ -290,8 +290,8 @@ def attend_to_cache(
   log forget gate since each key. `options` are those of `dense_attention`.
   """
   tables = relative_bias, relative_keys, relative_queries
-  bias = tables_at(*tables, query, key, distance, scale)
-  score_mod, mask_mod, bias = mods_lib.at_positions(
+  bias = table_logits(*tables, query, key, distance, scale)
+  score_mod, mask_mod, bias = mods_lib.mods_for_decode(
     score_mod, mask_mod, bias, *positions
   )
   if forget_bias is not None:

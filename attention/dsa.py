@@ -16,10 +16,10 @@ from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend, layout
 from attention.platform.blocks import chunk_map
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 from attention.softmax import cache as caches
 from attention.softmax import indexer
-from attention.softmax.block_selection import compact, positions_seen
+from attention.softmax.block_selection import compact, cumulative_counts
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.rows import Output
 
@@ -158,7 +158,7 @@ def dsa_attention(
       )
 
     numbers = num_keys * index_query.shape[2]
-    return indexer.by_chunk(attend, part, numbers, block_size, start)
+    return indexer.map_query_chunks(attend, part, numbers, block_size, start)
 
   length = query.shape[1]
   parts = max(min(length // _MIN_PART, _MAX_PARTS), 1) if is_causal else 1
@@ -170,7 +170,7 @@ def dsa_attention(
 def _attend_blocks(qkv, index, keep, size, top_k, options):
   """`dsa_attention` for blocks of `size` unmasked keys."""
   query, key, value = qkv
-  positions = positions_seen(keep, query.shape[:2])
+  positions = cumulative_counts(keep, query.shape[:2])
   if keep is not None:
     key, value = compact(keep, key, value)
   count, key_positions = index[2].shape[1], jnp.arange(key.shape[1])[None, None]
@@ -194,8 +194,8 @@ def _attend_blocks(qkv, index, keep, size, top_k, options):
 
   rows = indexer.Rows(index[0], index[1], None, query, positions)
   row_bytes = 4 * len(key) * (key.shape[1] + count * index[0].shape[2])
-  rows_at_once = backend.rows_at_once(row_bytes, query.shape[1], least=64)
-  return chunk_map(attend, rows_at_once, rows)
+  rows_per_tile = backend.rows_per_tile(row_bytes, query.shape[1], least=64)
+  return chunk_map(attend, rows_per_tile, rows)
 
 
 @attention_factory
@@ -260,16 +260,16 @@ def dsa(
     return {"params": indexer.init(key, dims, options)} if has_indexer else {}
 
   def gates(variables, inputs, query_inputs=None):
-    return indexer.read(variables["params"], options, inputs, query_inputs)
+    return indexer.project(variables["params"], options, inputs, query_inputs)
 
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
     checks.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
     names = indexer.gate_names(index_rotary_dim)
-    check_given("dsa", call, *names, "index_weight")
+    check_gates("dsa", call, *names, "index_weight")
     keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
     call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
-    call = indexer.without_masked(call, keep)
+    call = indexer.zero_masked(call, keep)
     call = {"is_causal": False, "mask": mask, **call}
     return attend(variables, query, key, value, **call)
 
@@ -288,7 +288,7 @@ def dsa(
 
   def decode(variables, cache, query, key, value, **call):
     call = indexer.rotate(call, cache.index[:, None])
-    cache = caches.with_next(cache, key, value, call["index_key"])
+    cache = caches.append_indexed(cache, key, value, call["index_key"])
     is_set = jnp.arange(cache.key.shape[1])[None] < cache.index[:, None]
     call["index_key"] = cache.index_key
     masking = {"mask": is_set[:, None, None], "is_causal": False}

@@ -98,7 +98,7 @@ def _recurrence(
     key,
     value,
     rows=(alpha,),
-    by_position=True,
+    is_sequential=True,
     scale=checks.softmax_scale(scale, query.shape[3]),
     **options,
   )

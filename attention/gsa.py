@@ -15,7 +15,12 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing, recurrence
-from attention.recurrent.arrays import by_head, chunks, repeat_heads, unchunk
+from attention.recurrent.arrays import (
+  chunks,
+  prepare_arrays,
+  repeat_heads,
+  unchunk,
+)
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
@@ -24,7 +29,7 @@ from attention.recurrent.scan import (
   scan,
 )
 from attention.recurrent.triangular import (
-  FORGOTTEN,
+  LOG_ZERO,
   decay_to_end,
   decayed_sums,
   pairs,
@@ -107,12 +112,12 @@ def _recurrence(
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   options["segment_ids"], packed = segment_ids, None
   if num_segments is not None:
-    packed = packing.packing_of(query, num_segments, options)
+    packed = packing.make_packing(query, num_segments, options)
   arrays = key, value, log_decay, slot_weights
-  arrays, _, starts = by_head(query, arrays, log_decay=None, **options)
+  arrays, _, starts = prepare_arrays(query, arrays, log_decay=None, **options)
   key, value, log_decay, slots = arrays
   if starts is not None:
-    log_decay = jnp.where(starts, FORGOTTEN, log_decay)
+    log_decay = jnp.where(starts, LOG_ZERO, log_decay)
   value = jnp.concatenate([key, value], axis=3)
   shape = num_heads, slots.shape[3], value.shape[3]
   state = packing.first_state(
@@ -133,7 +138,7 @@ def _recurrence(
       functools.partial(_step, count),
       (),
       tuple(jnp.split(state, [head_dim], axis=-1)),
-      (*inputs, resets and packing.whole_steps(resets, count)),
+      (*inputs, resets and packing.pad_to_steps(resets, count)),
       size=size * count,
       is_empty=initial_state is None and not is_sharded and resets is None,
       position=_position if resets is None else None,

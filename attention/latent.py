@@ -13,7 +13,7 @@ from attention.dense import dense
 from attention.flash import flash_attention
 from attention.mechanism import Attention, accepted_options
 from attention.platform import layout
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 from attention.softmax import own_logits
 from attention.softmax.visible import EVERY_PAIR, Visible
 
@@ -242,7 +242,7 @@ def latent(
       raise ValueError(
         "key: latent attention computes its keys from `latent`; expected None"
       )
-    check_given("latent", call, "latent", "shared_key")
+    check_gates("latent", call, "latent", "shared_key")
     latent = call.pop("latent")
     if latent.shape[1] != query.shape[1]:
       raise ValueError(

@@ -23,10 +23,10 @@ from attention.platform.layout import zero_masked
 from attention.recurrent.features import (
   FeatureMap,
   attend,
-  empty,
-  read_all,
+  empty_state,
+  query_state,
   root_scale,
-  state_after,
+  update_state,
   visible_keys,
 )
 
@@ -253,19 +253,19 @@ def feature_mechanism(
   def init_cache(variables, batch, max_length, dims, dtype):
     del max_length, dtype
     phi = feature_map(None, dims.head_dim, **own(variables))
-    return empty(batch, dims.num_kv_heads, phi, dims.values)
+    return empty_state(batch, dims.num_kv_heads, phi, dims.values)
 
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
     _, key = project_qk(variables, query, key, keep=keep)
     phi = map_features(variables, key, scale)
-    return state_after(phi, state, (key, value, keep))
+    return update_state(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
     lengths = jnp.ones(key.shape[0], jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
     queries, _ = project_qk(variables, query, key, keep=None)
-    out = read_all(map_features(variables, query, scale), state, queries)
+    out = query_state(map_features(variables, query, scale), state, queries)
     return out.astype(query.dtype), state
 
   return Attention(

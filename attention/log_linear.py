@@ -21,7 +21,12 @@ from attention.gated_linear import mamba2, with_step_and_skip
 from attention.mechanism import Attention
 from attention.platform import layout
 from attention.recurrent import gates, packing
-from attention.recurrent.arrays import by_head, chunks, repeat_heads, unchunk
+from attention.recurrent.arrays import (
+  chunks,
+  prepare_arrays,
+  repeat_heads,
+  unchunk,
+)
 from attention.recurrent.scan import (
   Resets,
   chunk_prefixes,
@@ -129,9 +134,9 @@ def _recurrence(
   keep = jnp.ones((batch, length), bool) if keep is None else keep
   packed = None
   if num_segments is not None:
-    packed = packing.packing_of(query, num_segments, options)
+    packed = packing.make_packing(query, num_segments, options)
     keep &= (segments >= 0) & (segments < num_segments)
-  (key, value, scales), log_decay, starts = by_head(
+  (key, value, scales), log_decay, starts = prepare_arrays(
     query, (key, value, level_scales), **options
   )
   lead = (batch,) if packed is None else (batch, num_segments)
@@ -219,7 +224,7 @@ def _attend(
     ends,
     positions,
     *inputs,
-    resets and packing.whole_steps(resets, count),
+    resets and packing.pad_to_steps(resets, count),
   )
   return scan(step, (), sums, inputs, size=size, is_empty=is_empty)
 

@@ -27,11 +27,11 @@ from attention.platform import backend, layout
 from attention.softmax import dropout
 from attention.softmax.cache import prompt_rows
 from attention.softmax.hashing import (
-  by_position,
   check_buckets,
   hash_buckets,
   lsh_rotations,
   sort_by_bucket,
+  unsort,
 )
 from attention.softmax.rows import (
   Output,
@@ -133,7 +133,7 @@ def lsh_attention(
   width = chunk_size if is_causal else 2
   code = (place if is_causal else place // chunk_size) + width * (place - rank)
   # All codes are below 0, the code of padding, and no token sees a larger code.
-  code = by_position(code - jnp.iinfo(code.dtype).max, order)
+  code = unsort(code - jnp.iinfo(code.dtype).max, order)
   attend = partial(
     _attend_round,
     (query, factor, value, code.transpose(1, 3, 2, 0)),
@@ -143,7 +143,7 @@ def lsh_attention(
   )
   results = jax.lax.map(
     jax.checkpoint(attend, prevent_cse=False),
-    (jnp.arange(len(order)), order, by_position(place, order)),
+    (jnp.arange(len(order)), order, unsort(place, order)),
   )
   results = merge(*zip(*results, strict=True))
   out, lse = (jnp.swapaxes(x, 1, 2) for x in results)
@@ -187,7 +187,7 @@ def _attend_round(
   batch, num_heads, length = order.shape
   widest = max(chunk_size, tokens[0].shape[-1], tokens[2].shape[-1])
   row_bytes = 4 * batch * num_heads * 2 * widest
-  most = max(backend.rows_at_once(row_bytes, length) // chunk_size, 1)
+  most = max(backend.rows_per_tile(row_bytes, length) // chunk_size, 1)
   count = -(-length // chunk_size)
   steps = -(-count // most)
   chunks_per_step = -(-count // steps)
@@ -231,7 +231,7 @@ def _attend_round(
       value[:, :, :, None],
       scale=factor[:, :, :, None, None, None],
       visible=visible[:, :, :, None, None],
-      kept=factors if factors is None else factors[:, :, :, None],
+      dropout_factors=factors if factors is None else factors[:, :, :, None],
     )
     return [x[:, :, -1] for x in own], [
       x.reshape(batch, num_heads, rows, *x.shape[5:]) for x in results
@@ -337,7 +337,7 @@ def lsh(
     query, value = (prompt_rows(x, lengths) for x in (query, value))
     bucket = hash_buckets(query, get_rotations(variables, query))
     order, rank = sort_by_bucket(bucket)
-    rank = by_position(rank, order)
+    rank = unsort(rank, order)
     prompt = query, value, *(x.transpose(1, 3, 2, 0) for x in (bucket, rank))
     rows = map(layout.put, cache[:4], prompt, (0,) * 4)
     return LshCache(*rows, index=lengths)

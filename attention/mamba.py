@@ -8,7 +8,7 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
-from attention.recurrent.arrays import by_head, repeat_heads
+from attention.recurrent.arrays import prepare_arrays, repeat_heads
 from attention.recurrent.elementwise import elementwise_recurrence
 
 
@@ -64,7 +64,7 @@ def mamba_attention(
   multiplied by Δ instead of the zero-order hold of equation 4.
   """
   query = repeat_heads(query, key, value)
-  (key, value, step), _, starts = by_head(
+  (key, value, step), _, starts = prepare_arrays(
     query,
     (key, value, step),
     log_decay=None,
@@ -176,12 +176,12 @@ def mamba(
       project("query_kernel")[:, :, None],
       project("key_kernel")[:, :, None],
       value.astype(jnp.float32),
-      step=gates.for_width(step, value),
-      log_rate=gates.for_width(params["log_rate"][None], value)[0],
+      step=gates.gate_per_channel(step, value),
+      log_rate=gates.gate_per_channel(params["log_rate"][None], value)[0],
       return_state=True,
       **options,
     )
-    skip = gates.for_width(params["skip"][None, None], value)
+    skip = gates.gate_per_channel(params["skip"][None, None], value)
     return out + skip * value, state
 
   def init_state(batch, dims):
@@ -191,4 +191,4 @@ def mamba(
   mechanism = gates.recurrent_mechanism(
     "mamba", recurrence, init=init, init_state=init_state, is_sharded=False
   )
-  return gates.from_query("mamba", mechanism)
+  return gates.query_only("mamba", mechanism)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from attention.decorators import attention_factory
 from attention.mechanism import Attention
 from attention.recurrent import gates
-from attention.recurrent.arrays import segment_begins
+from attention.recurrent.arrays import segment_starts
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention
 from attention.recurrent.scan import device_prefix, is_sequence_sharded
@@ -176,7 +176,7 @@ def _recurrence(
   )
   decay, end = jnp.exp(log_decay)[..., None], (trapezoid * step)[..., None]
   previous_end, previous_decay = (
-    sharding.with_halo(x, 1, 0, axis_name)[:, :-1] for x in (end, log_decay)
+    sharding.exchange_halo(x, 1, 0, axis_name)[:, :-1] for x in (end, log_decay)
   )
   weight = previous_end + (1.0 - trapezoid)[..., None] * step[..., None]
   qkv = decay * query, previous[0], weight * previous[1]
@@ -257,7 +257,7 @@ def _previous_rows(rows, last, mask, segment_ids, axis_name):
   keep = jnp.ones(shape, bool) if mask is None else mask[:, 0, 0]
   is_start = jnp.zeros(shape, bool)
   if segment_ids is not None:
-    is_start = segment_begins(segment_ids, axis_name)
+    is_start = segment_starts(segment_ids, axis_name)
   positions = jnp.arange(1, shape[1] + 1)[None]
   places, starts = (
     jax.lax.cummax(jnp.where(x, positions, 0), axis=1) for x in (keep, is_start)

@@ -12,10 +12,10 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.platform import backend
 from attention.recurrent import gates
-from attention.recurrent.arrays import by_head, repeat_heads
+from attention.recurrent.arrays import prepare_arrays, repeat_heads
 from attention.recurrent.packing import first_states
 from attention.recurrent.scan import CHUNK, chunk_size, scan
-from attention.recurrent.triangular import FORGOTTEN, decay_to_end, pair_sums
+from attention.recurrent.triangular import LOG_ZERO, decay_to_end, pair_sums
 
 _HIGHEST = 80.0
 """Largest and smallest exponent of e^(−m), so that it stays in float32's range."""
@@ -88,7 +88,7 @@ def mlstm_attention(
   """
   query = repeat_heads(query, key, value)
   arrays = key, value, log_decay[..., None], log_input[..., None]
-  (key, value, log_decay, log_input), _, starts = by_head(
+  (key, value, log_decay, log_input), _, starts = prepare_arrays(
     query,
     arrays,
     log_decay=None,
@@ -130,15 +130,15 @@ def _step(epsilon, params, state, xs):
   # The output depends on m only through ε.
   constant = (lambda x: x) if epsilon else jax.lax.stop_gradient
   # Masked positions and the padding of a chunk do not raise m.
-  log_input = jnp.where(keep, log_input, FORGOTTEN)
+  log_input = jnp.where(keep, log_input, LOG_ZERO)
   ones = jnp.ones_like(value[..., :1])
   value = jnp.concatenate([value, ones], axis=-1)
   before = jnp.concatenate([state.memory, state.normaliser[..., None]], axis=-1)
   # A segment starts from m = 0 before its first position.
-  start_decay = jnp.where(starts, log_decay, FORGOTTEN)
-  log_decay = jnp.where(starts, FORGOTTEN, log_decay)
+  start_decay = jnp.where(starts, log_decay, LOG_ZERO)
+  log_decay = jnp.where(starts, LOG_ZERO, log_decay)
   causal = jnp.tri(query.shape[2], dtype=bool)
-  decays = jnp.where(causal, pair_sums(log_decay, 0.5 * FORGOTTEN), -jnp.inf)
+  decays = jnp.where(causal, pair_sums(log_decay, 0.5 * LOG_ZERO), -jnp.inf)
   maximum = state.maximum[..., None, None]
   from_start = jnp.cumsum(log_decay, axis=2)
   to_end = decay_to_end(log_decay)

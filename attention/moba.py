@@ -18,13 +18,13 @@ from attention.decorators import (
 from attention.dense import dense
 from attention.mechanism import Attention, Hyperparameters, no_variables
 from attention.recurrent.features import visible_keys
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.block_selection import (
-  best_blocks,
   compact,
-  indexed_blocks,
+  indexer_blocks,
+  moba_blocks,
 )
 from attention.softmax.cache import append
 from attention.softmax.rows import Output
@@ -113,12 +113,12 @@ def moba_attention(
     )
   if index_query is None or index_key is None:
     indexer.check_defaults("index_query", local_blocks=(local_blocks, 1))
-    blocks = best_blocks(query, key, keep, positions, block_size, top_k)
+    blocks = moba_blocks(query, key, keep, positions, block_size, top_k)
   else:
     if mask is not None:
       positions = jnp.cumsum(keep, axis=1) - 1
       key, value, index_key, keep = compact(keep, key, value, index_key, keep)
-    blocks = indexed_blocks(
+    blocks = indexer_blocks(
       index_query,
       index_key,
       keep,
@@ -211,7 +211,7 @@ def moba(
     del variables
     index, cache = cache.index[:, None], append(cache, key, value)
     visible = jnp.arange(cache.key.shape[1])[None] <= index
-    blocks = best_blocks(query, cache.key, visible, index, block_size, top_k)
+    blocks = moba_blocks(query, cache.key, visible, index, block_size, top_k)
     return _attend_to_cache(
       query, cache, blocks, block_size, visible, scale
     ), cache
@@ -239,10 +239,10 @@ def _moba_with_indexer(
   attend = make_apply("moba", partial(moba_attention, **sizes))
 
   def apply(variables, query, key, value, **call):
-    check_given("moba", call, *indexer.gate_names(options.rotary_dim))
+    check_gates("moba", call, *indexer.gate_names(options.rotary_dim))
     call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
     keep = checks.key_mask(call.get("mask"), query, key, indexer.INSTEAD)
-    call = indexer.without_masked(call, keep)
+    call = indexer.zero_masked(call, keep)
     call = {"is_causal": False, "local_blocks": local_blocks, **call}
     return attend(variables, query, key, value, **call)
 
@@ -250,9 +250,9 @@ def _moba_with_indexer(
     del variables
     positions = cache.index[:, None]
     call = indexer.rotate(call, positions)
-    cache = caches.with_next(cache, key, value, call["index_key"])
+    cache = caches.append_indexed(cache, key, value, call["index_key"])
     visible = jnp.arange(cache.key.shape[1])[None] <= positions
-    blocks = indexed_blocks(
+    blocks = indexer_blocks(
       call["index_query"],
       cache.index_key,
       visible,
@@ -275,7 +275,7 @@ def _moba_with_indexer(
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,
-    gates=lambda variables, inputs: indexer.read(
+    gates=lambda variables, inputs: indexer.project(
       variables["params"], options, inputs
     ),
   )

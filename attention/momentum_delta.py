@@ -24,8 +24,8 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing, recurrence
 from attention.recurrent.arrays import (
-  by_head,
   chunks,
+  prepare_arrays,
   repeat_heads,
   unchunk,
   unit_length,
@@ -39,7 +39,7 @@ from attention.recurrent.scan import (
   scan,
 )
 from attention.recurrent.triangular import (
-  FORGOTTEN,
+  LOG_ZERO,
   decay_to_end,
   inverse,
   pair_decays,
@@ -132,14 +132,14 @@ def _recurrence(
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   options["segment_ids"], packed = segment_ids, None
   if num_segments is not None:
-    packed = packing.packing_of(query, num_segments, options)
+    packed = packing.make_packing(query, num_segments, options)
   arrays = key, value, *(x[..., None] for x in (beta, eta, momentum_decay))
-  arrays, log_decay, starts = by_head(
+  arrays, log_decay, starts = prepare_arrays(
     query, arrays, log_decay=log_decay, **options
   )
   key, value, beta, eta, momentum_decay = arrays
   if starts is not None:
-    momentum_decay = jnp.where(starts, FORGOTTEN, momentum_decay)
+    momentum_decay = jnp.where(starts, LOG_ZERO, momentum_decay)
   query = query.astype(jnp.float32)
   if normalize_keys:
     query, key = map(unit_length, (query, key))
@@ -187,7 +187,7 @@ def _attend(inputs, state, resets=None, size=None):
     functools.partial(_step, count),
     (),
     tuple(jnp.split(state, 2, axis=-2)),
-    (*inputs, resets and packing.whole_steps(resets, count)),
+    (*inputs, resets and packing.pad_to_steps(resets, count)),
     size=size * count,
     position=_position if resets is None else None,
   )

@@ -21,7 +21,7 @@ from attention.platform.blocks import pad
 from attention.recurrent import gates
 from attention.recurrent.features import visible_keys
 from attention.sliding_window import sliding_window_attention
-from attention.softmax.block_selection import selected_blocks
+from attention.softmax.block_selection import nsa_blocks
 from attention.softmax.cache import append
 from attention.softmax.cache import prefill as prefill_dense
 from attention.softmax.selected_blocks import selected_attention
@@ -159,7 +159,7 @@ def _attend(
   scale, block_size = options["scale"], sizes[2]
   *compressed, has_keys = _compress(key, value, keep, weights, sizes[1])
   total = -(-key.shape[1] // block_size)
-  blocks = selected_blocks(
+  blocks = nsa_blocks(
     query, compressed[0], has_keys, positions, sizes, total, scale
   )
   branches: list[Any] = [
@@ -274,7 +274,7 @@ def nsa(
     return {name: variables["params"][name] for name in names}
 
   def apply(variables, query, key, value, **call):
-    gates.check_given("nsa", call, "branch_gates")
+    gates.check_gates("nsa", call, "branch_gates")
     return attend(variables, query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, branch_gates, scale=None):

@@ -169,7 +169,7 @@ def nystrom_attention(
     block=(block_size, block_size),
   )
   if axis_name is not None:
-    values, _ = sharding.merged_over(axis_name, values, lse)
+    values, _ = sharding.merge_over_devices(axis_name, values, lse)
   values = jnp.einsum("BNLM,BMNV->BLNV", inverse, values, precision=_EXACT)
   # F (A⁺ B V): the landmarks are the keys.
   out, _ = attend(
@@ -242,7 +242,7 @@ def _convolve(
   taps, radius = len(kernel), len(kernel) // 2
   size = max(backend.DIAGONAL_ROWS, taps - 1)
   count = -(-length // size)
-  value = sharding.with_halo(value, radius, radius, axis_name)
+  value = sharding.exchange_halo(value, radius, radius, axis_name)
   value = pad(value, (count + 1) * size - value.shape[1])
   blocks = split_blocks(value.astype(jnp.float32), size)
   windows = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]

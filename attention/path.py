@@ -246,7 +246,7 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
 
   def attend(query, key, value, **call):
     if forget:
-      gates.check_given("path", call, "log_forget")
+      gates.check_gates("path", call, "log_forget")
     return path_attention(query, key, value, **call)
 
   def init_cache(*args):

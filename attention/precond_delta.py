@@ -10,11 +10,11 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
-from attention.recurrent.arrays import by_head, repeat_heads, unit_length
+from attention.recurrent.arrays import prepare_arrays, repeat_heads, unit_length
 from attention.recurrent.elementwise import (
   elementwise_recurrence,
-  given_coefficients,
-  whole_state,
+  input_coefficients,
+  read_state,
 )
 from attention.recurrent.packing import first_states
 from attention.recurrent.recurrence import join_states, recurrent_attention
@@ -118,7 +118,7 @@ def _recurrence(
   _check_squash(squash)
   query, dtype = repeat_heads(query, key, value), query.dtype
   arrays = key, square_rate[..., None]
-  (key, rate), decay, _ = by_head(
+  (key, rate), decay, _ = prepare_arrays(
     query, arrays, log_decay=square_decay, **options
   )
   if normalize_keys:
@@ -130,7 +130,7 @@ def _recurrence(
   def scan_squares(first):
     inputs = decay, rate * jnp.square(key)
     return elementwise_recurrence(
-      given_coefficients, whole_state, (), first, inputs
+      input_coefficients, read_state, (), first, inputs
     )
 
   first = state.squares

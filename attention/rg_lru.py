@@ -10,11 +10,11 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
-from attention.recurrent.arrays import by_head, segment_begins
+from attention.recurrent.arrays import prepare_arrays, segment_starts
 from attention.recurrent.elementwise import (
   elementwise_recurrence,
-  given_coefficients,
-  whole_state,
+  input_coefficients,
+  read_state,
 )
 
 _SHARPNESS = 8.0
@@ -156,8 +156,8 @@ def rg_lru() -> Attention:
       initial_state = _empty_state(batch, *shape)
     return _recurrence(
       value,
-      gates.for_width(-rate[None, None] * gate("decay"), value),
-      gates.for_width(gate("input"), value),
+      gates.gate_per_channel(-rate[None, None] * gate("decay"), value),
+      gates.gate_per_channel(gate("input"), value),
       initial_state,
       **options,
     )
@@ -168,7 +168,7 @@ def rg_lru() -> Attention:
   mechanism = gates.recurrent_mechanism(
     "rg_lru", recurrence, init=init, init_state=init_state, is_sharded=False
   )
-  return gates.from_query("rg_lru", mechanism)
+  return gates.query_only("rg_lru", mechanism)
 
 
 def _empty_state(batch, *shape):
@@ -180,7 +180,7 @@ def _recurrence(
   value, log_decay, input_gate, before, *, mask, is_causal, scale, segment_ids
 ):
   """The output in float32, and the final state."""
-  (value, log_decay, input_gate), _, _ = by_head(
+  (value, log_decay, input_gate), _, _ = prepare_arrays(
     value,
     (value, log_decay, input_gate),
     log_decay=None,
@@ -196,8 +196,8 @@ def _recurrence(
   weight = jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
   scale = 1.0 if scale is None else checks.softmax_scale(scale, 1)
   out, state = elementwise_recurrence(
-    given_coefficients,
-    whole_state,
+    input_coefficients,
+    read_state,
     (),
     before.state,
     (log_decay, weight * input_gate * value),
@@ -219,7 +219,7 @@ def _starts(
   """
   starts = jnp.zeros(keep.shape, bool)
   if segment_ids is not None:
-    starts = segment_begins(segment_ids, None)
+    starts = segment_starts(segment_ids, None)
   positions = jnp.arange(1, keep.shape[1] + 1)[None]
   start = jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
   start = jnp.maximum(start, jnp.where(has_started, 0, 1)[:, None])

@@ -80,7 +80,7 @@ def _recurrence(
     value,
     mask=mask,
     scale=scale,
-    reads_before=True,
+    reads_previous_state=True,
     **options,
   )
   keep = checks.key_mask(mask, query, query)

@@ -24,8 +24,8 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, recurrence
 from attention.recurrent.arrays import (
-  by_head,
   chunks,
+  prepare_arrays,
   repeat_heads,
   unchunk,
   unit_length,
@@ -39,7 +39,7 @@ from attention.recurrent.scan import (
   scan,
 )
 from attention.recurrent.triangular import (
-  FORGOTTEN,
+  LOG_ZERO,
   inverse,
   pair_decays,
   shift,
@@ -121,7 +121,7 @@ def titans_attention(
   3.2, with a linear memory.
   """
   query, dtype = repeat_heads(query, key, value), query.dtype
-  (key, value, rate, momentum), decay, starts = by_head(
+  (key, value, rate, momentum), decay, starts = prepare_arrays(
     query,
     (key, value, learning_rate[..., None], log_momentum[..., None]),
     log_decay=log_decay,
@@ -137,9 +137,9 @@ def titans_attention(
   state = first_states(initial_state, _empty_state(shape), "a TitansState")
   batches = minibatches(query, mask, starts, state.count, minibatch_size)
   if starts is not None:
-    momentum = jnp.where(starts, FORGOTTEN, momentum)
-  flags = [batches.keep, batches.opens | batches.begins]
-  flags += [] if starts is None else [batches.begins]
+    momentum = jnp.where(starts, LOG_ZERO, momentum)
+  flags = [batches.keep, batches.starts | batches.segment_starts]
+  flags += [] if starts is None else [batches.segment_starts]
   size = chunk_size(length)
   count = chunks_per_step(query, size, 4 * size + 4 * (head_dim + shape[3]))
   (memory, momentum, start), out = scan(

@@ -16,7 +16,7 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
-from attention.recurrent.arrays import by_head, repeat_heads
+from attention.recurrent.arrays import prepare_arrays, repeat_heads
 from attention.recurrent.minibatches import minibatches
 from attention.recurrent.packing import first_states
 from attention.recurrent.scan import CHUNK, scan
@@ -107,7 +107,7 @@ def ttt_linear_attention(
   query, dtype = repeat_heads(query, key, value), query.dtype
   batch, length, num_heads, head_dim = query.shape
   arrays = query, key, value, learning_rate[..., None]
-  arrays, _, starts = by_head(
+  arrays, _, starts = prepare_arrays(
     query,
     arrays,
     log_decay=None,
@@ -123,11 +123,13 @@ def ttt_linear_attention(
   empty = _empty_state(batch, num_heads, head_dim)
   state = first_states(initial_state, empty, "a TttState")
   batches = minibatches(query, mask, starts, state.count, minibatch_size)
-  opens = batches.opens[:, :, None, None]
+  opens = batches.starts[:, :, None, None]
   if not (mask is None and starts is None and initial_state is None):
     # Mini-batches may start anywhere.
-    opens = jnp.stack([batches.opens, batches.begins], axis=2)[:, :, None]
-  position_rates = minibatch_rates[batches.place][..., None, None]
+    opens = jnp.stack([batches.starts, batches.segment_starts], axis=2)[
+      :, :, None
+    ]
+  position_rates = minibatch_rates[batches.offset][..., None, None]
   # The last channel of 1 reads and writes the bias.
   query, key = (
     jnp.concatenate([x, jnp.ones_like(rate)], axis=3) for x in (query, key)

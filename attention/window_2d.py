@@ -156,10 +156,10 @@ def window_2d_attention(
       scale=scale,
       bias=window_bias,
       visible=visible[:, None, None],
-      kept=factors,
+      dropout_factors=factors,
     )
 
-  size = block_size or backend.rows_at_once(
+  size = block_size or backend.rows_per_tile(
     4 * batch * num_heads * area, count * area
   )
   ids = query_segment_ids, key_segment_ids

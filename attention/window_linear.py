@@ -27,13 +27,13 @@ from attention.recurrent.features import (
   FeatureMap,
   Scaled,
   chunk_sums,
-  empty,
-  key_rows,
+  empty_state,
+  join_rows,
+  key_features,
   normalize,
   rows,
-  state_after,
   state_before,
-  unrows,
+  update_state,
   visible_keys,
 )
 from attention.recurrent.scan import chunk_size, chunks_per_step, scan
@@ -150,7 +150,7 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   phi = _features(head_dim)
   is_sharded = axis_name is not None and jax.lax.axis_size(axis_name) > 1
   if is_sharded:
-    extended = [sharding.with_halo(x, window, 0, axis_name) for x in keys]
+    extended = [sharding.exchange_halo(x, window, 0, axis_name) for x in keys]
     far_keys = [x[:, :length] for x in extended]
     far_keys[2] = far_keys[2] > 0
     far_keys[0] = project_heads(params[1], far_keys[0], far_keys[2])
@@ -158,7 +158,7 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
     near = tuple(x[:, :window] for x in extended)
   else:
     window = min(window, length)
-    far = empty(batch, kv_heads, phi, value_dim)
+    far = empty_state(batch, kv_heads, phi, value_dim)
     near = _masked_keys(keys, window)
   size = chunk_size(length, block_size)
   numbers = 2 * size + window + 4 * head_dim + 2 * value_dim
@@ -189,7 +189,7 @@ def _step(count, window, params, state, xs):
   far_keys[0] = project_heads(key_kernel, far_keys[0], far_keys[2])
   queries = rows(project_heads(query_kernel, query), kv_heads, count)
   far, sums = chunk_sums(
-    False, far, phi(queries), key_rows(phi, far_keys, count)
+    False, far, phi(queries), key_features(phi, far_keys, count)
   )
   # The window of each chunk, `[B, K, 1, G, W+C, ·]`.
   position = jnp.arange(window + size)
@@ -201,7 +201,7 @@ def _step(count, window, params, state, xs):
       for x in (key, value, keep)
     )
   identity = FeatureMap(lambda x: x, head_dim)
-  key, value = key_rows(identity, (key, value, keep), count)
+  key, value = key_features(identity, (key, value, keep), count)
   # Query i of a chunk is at position W + i.
   age = window + jnp.arange(size)[:, None] - position[None, :]
   is_near = jnp.swapaxes(rows(keep[..., None, None], 1, count), -1, -2)
@@ -214,7 +214,7 @@ def _step(count, window, params, state, xs):
   near = jnp.einsum("...cs,...sx->...cx", exponentials, value)
   out = normalize(gamma.reshape(1, kv_heads, -1, 1, 1, 1) * near + sums.sums)
   near = tuple(x[:, length:] for x in keys)
-  return (near, far), unrows(out).astype(query.dtype)
+  return (near, far), join_rows(out).astype(query.dtype)
 
 
 class WindowLinearCache(NamedTuple):
@@ -271,7 +271,7 @@ def window_linear(window: int = 64) -> Attention:
       jnp.zeros((batch, size, heads, dims.head_dim), dtype),
       jnp.zeros((batch, size, heads, dims.values), dtype),
       jnp.zeros(batch, jnp.int32),
-      empty(batch, heads, _features(dims.head_dim), dims.values),
+      empty_state(batch, heads, _features(dims.head_dim), dims.values),
     )
 
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
@@ -290,7 +290,7 @@ def window_linear(window: int = 64) -> Attention:
       last(key),
       last(value),
       lengths.astype(cache.index.dtype),
-      state_after(phi, cache.far, far),
+      update_state(phi, cache.far, far),
     )
 
   def decode(variables, cache, query, key, value, *, scale=None):

@@ -4,7 +4,7 @@ import pytest
 
 from attention import ATTENTIONS
 from projects.swap.settings import Settings, numbers
-from settings.fields import fault
+from settings.fields import error_line
 from tests.refusals import assert_refused
 
 
@@ -42,7 +42,7 @@ def test_faults():
   def refused(**options):
     with pytest.raises(ValueError, match="Settings") as error:
       settings(**options)
-    raise ValueError(fault(error.value))
+    raise ValueError(error_line(error.value))
 
   assert_refused(
     refused,
