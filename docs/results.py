@@ -37,7 +37,7 @@ from PIL import Image
 
 from comparison import archive
 from comparison.analysis import remarks
-from comparison.analysis.summary import number
+from comparison.analysis.sentences import number
 from comparison.analysis.task import Task, by_task
 from comparison.plan import COUNTERPART, DENSE
 from comparison.report import files, tables

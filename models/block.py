@@ -278,8 +278,7 @@ class Block(nn.Module):
       if name == "cross_attention":
         return attend_across(x)
       module = getattr(self, name)
-      factor = module.config.input_factor
-      return attend(module, x if factor == 1.0 else factor * x)
+      return attend(module, module.config.input_factor * x)
 
     def residual(name, x):
       # A sub-layer without a norm has the identity.
@@ -314,7 +313,7 @@ class Block(nn.Module):
       # A second attention has the inputs of the first.
       inputs = x if name != "second_attention" else inputs
       out = residual(name, inputs)
-      x = x + out if own == new == 1.0 else own * x + new * out
+      x = own * x + new * out
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from attention import Dims
 from attention.names import failure_location, resolve, unknown_name
-from attention.positions import t5_buckets
 from models import nested
 from models.attention_config import (
   NEEDS,
@@ -27,11 +26,17 @@ from models.attention_config import (
   names,
 )
 from models.attention_module_config import AroundConfig, SlotConfig
+from models.config_checks import (
+  check_heads,
+  check_positions,
+  check_sublayers,
+  check_unread_fields,
+)
 from models.embeddings import ADDED
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.mlp_config import MlpConfig
 from models.norms import NORM_KINDS
-from settings.fields import Count, Rate, Whole, check, check_unread, checked
+from settings.fields import Count, Rate, Whole, checked
 
 PAD_ID = 0
 """The id of padding in a source without a mask."""
@@ -196,10 +201,10 @@ class ModelConfig:
       "Norm",
       _try_norm,
     )
-    self._check_sublayers()
-    self._check_heads()
-    self._check_positions()
-    self._check_kind()
+    check_sublayers(self)
+    check_heads(self)
+    check_positions(self)
+    check_unread_fields(self)
     self._check_attentions()
     self._check_overrides()
 
@@ -356,146 +361,6 @@ class ModelConfig:
     except Exception as error:
       told = failure_location(error, name)
       raise ValueError(f"{field}: {name} raised {told}") from None
-
-  def _check_sublayers(self):
-    slot = self.slot
-    if self.layout != "decoder":
-      fields = "self_attention", "second_attention"
-      check_unread(slot, fields, f"kind is {self.kind!r}")
-    if not slot.self_attention:
-      is_alone = "self_attention is False"
-      check_unread(slot, ("second_attention", "shared_norm"), is_alone)
-      has_mlp = self.mlp_features > 0
-      check(self, "mlp_features", has_mlp, f"at least 1 where {is_alone}")
-    if slot.second_attention is not None:
-      is_plain = self.position in ("rotary", "none")
-      have = "with second_attention"
-      check(self, "position", is_plain, f"'rotary' or 'none' {have}")
-      check(self, "norm", self.norm == "pre", f"'pre' {have}")
-      check(self, "parallel", not self.parallel, f"False {have}")
-      try:
-        _ = self.second
-      except ValueError as error:
-        raise ValueError(f"second_attention.{error}") from None
-
-  def _check_heads(self):
-    heads, shared = self.num_heads, self.slot.num_qk_heads
-    if self.head_dim is None and self.features % heads:
-      raise ValueError(
-        f"features: {self.features} is not divisible by num_heads {heads}"
-      )
-    if self.kv_heads < 1 or heads % self.kv_heads:
-      raise ValueError(
-        f"num_kv_heads: expected a divisor of num_heads {heads}, got "
-        f"{self.num_kv_heads}"
-      )
-    groups = self.slot.out_groups
-    if groups and heads % groups:
-      raise ValueError(
-        f"out_groups: expected a divisor of num_heads {heads}, got {groups}"
-      )
-    if shared and (heads % shared or self.kv_heads != heads):
-      raise ValueError(
-        f"num_qk_heads: expected a divisor of num_heads {heads}, without "
-        f"num_kv_heads, got {shared}"
-      )
-
-  def _check_positions(self):
-    fraction, width = self.slot.rotary_fraction, self.query_dim
-    if (shared := self.slot.shared_key_dim) is not None:
-      if shared >= width:
-        raise ValueError(
-          f"shared_key_dim: expected less than the head dimension {width}, got "
-          f"{shared}"
-        )
-      width = shared
-    # A fraction of 1 is not multiplied: the width may be too large for a float.
-    rotated = width if fraction == 1.0 else int(width * fraction)
-    if self.position == "rotary" and (rotated % 2 or not rotated):
-      raise ValueError(
-        "position: rotary rotates pairs and needs an even head dimension, got "
-        f"{width}, of which rotary_fraction {fraction} is rotated"
-      )
-    scaling = self.slot.rotary_scaling
-    if self.position != "rotary" and scaling and scaling.rope_type != "default":
-      raise ValueError(
-        "rotary_scaling: expected None without position 'rotary', got "
-        f"{scaling.scaling}"
-      )
-    if self.position == "sinusoidal" and self.features % 2:
-      raise ValueError(
-        "features: sinusoidal positions pair sines and cosines and need an "
-        f"even width, got {self.features}"
-      )
-    is_position = f"position is {self.position!r}"
-    if self.position == "disentangled":
-      check_unread(self.slot, ("global_projections",), is_position)
-    else:
-      check_unread(self.slot, ("disentangled",), is_position)
-    if self.position == "t5":
-      slot = self.slot
-      options = {"num_buckets": slot.relative_buckets}
-      try:
-        for is_causal in (False, True):
-          t5_buckets(slot.relative_distance, is_causal=is_causal, **options)
-      except ValueError as error:
-        raise ValueError(f"relative_distance: {error}") from None
-    if self.position != "learned":
-      fields = "position_offset", "position_padding", "position_skips_masked"
-      check_unread(self.embedding, fields, is_position)
-
-  def _check_kind(self):
-    is_kind = f"kind is {self.kind!r}"
-    if self.layout != "encoder_decoder":
-      check_unread(self, ("num_decoder_layers",), is_kind)
-    if self.layout != "encoder":
-      check_unread(self, ("head",), is_kind)
-      fields = "position_padding", "token_types"
-      check_unread(self.embedding, fields, is_kind)
-      check_unread(self.slot, ("global_projections",), is_kind)
-    else:
-      fields = "short_convolution", "query_temperature"
-      check_unread(self.slot, fields, is_kind)
-    if not self.gated:
-      fields = "gate_factor", "gate_slope", "gate_limit", "gate_offset"
-      check_unread(self.mlp, fields, "gated is False")
-    if not self.mlp_features:
-      check_unread(self.mlp, ("num_experts",), "mlp_features is 0")
-    if self.parallel:
-      check_unread(self.slot, ("residual_factors",), "parallel is True")
-      check_unread(self.mlp, ("mlp_residual_factors",), "parallel is True")
-      check(self, "norm", self.norm != "residual", "another with parallel")
-    if self.slot.streams > 1:
-      check(self, "norm", self.norm == "pre", "'pre' with streams")
-      check(self, "parallel", not self.parallel, "False with streams")
-      check_unread(self.slot, ("residual_factors",), "there are streams")
-      check_unread(self.mlp, ("mlp_residual_factors",), "there are streams")
-    if self.layout != "decoder":
-      check_unread(self.slot, ("streams",), is_kind)
-      check_unread(self.mlp, ("router_table",), is_kind)
-      check_unread(self, ("decoder_around",), is_kind)
-      check_unread(self.embedding, ("position_skips_masked",), is_kind)
-    if self.kind not in KINDS:
-      check_unread(self.embedding, ("embedding_dim",), is_kind)
-    if self.kind != "encoder":
-      check_unread(self.slot, ("encoder_around",), is_kind)
-    if self.norm != "pre":
-      is_norm = f"norm is {self.norm!r}"
-      check_unread(self.slot, ("input_norm", "shared_norm"), is_norm)
-    if not self.parallel:
-      check_unread(self.slot, ("shared_norm",), "parallel is False")
-    if self.head == "tokens":
-      fields = ("mean_pooling", "pooler")
-    else:
-      fields = "logit_scale", "logit_soft_cap"
-    if self.head == "hidden":
-      fields += ("mean_pooling", "head_transform")
-    check_unread(self.output, fields, f"head is {self.head!r}")
-    if not self.output.pooler:
-      check_unread(self.output, ("pooler_activation",), "there is no pooler")
-    if not self.output.head_transform:
-      fields = "transform_bias", "transform_activation"
-      check_unread(self.output, fields, "there is no head_transform")
 
   def _check_attentions(self):
     for field in NEEDS:

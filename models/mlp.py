@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.config import ModelConfig
-from models.multi_head_attention import kernel_init
+from models.head_projections import kernel_init
 
 
 class Mlp(nn.Module):

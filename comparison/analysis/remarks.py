@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from comparison import criterion, plan, records
-from comparison.analysis.summary import enumeration
+from comparison.analysis.sentences import enumeration
 from comparison.analysis.task import Task
 from comparison.plan import label, point
 from comparison.records import Record

@@ -1,7 +1,7 @@
 """The results of every row over its seeds, with tests of differences."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import math
 import types
 from typing import Any, NamedTuple
@@ -16,8 +16,6 @@ from training.best import is_lower_better
 
 DIFFERENT = 0.05
 """Significance level of a difference from the first row or the reference."""
-
-NOTHING_FOUND = "No run has finished yet."
 
 
 class Cost(NamedTuple):
@@ -104,117 +102,11 @@ def has_solved_seeds(summary: pd.DataFrame) -> bool:
   return bool(summary["solved_at"].notna().any())
 
 
-def finding(summary: pd.DataFrame) -> str:
-  """A sentence on the result of one task."""
-  ended = summary[summary["seeds"] > 0]
-  if ended.empty:
-    return NOTHING_FOUND
-  best, others = ended.iloc[0], len(ended) - 1
-  so_far = "" if best["is_complete"] else "So far: "
-  if not others:
-    reached = f"{best['metric']} {number(best['mean'])}"
-    if has_solved_seeds(ended):
-      reached = (
-        f"{best['solved']:.0f} of {best['trials']:.0f} seeds have {best['metric']} "
-        f"of {best['solved_at']:g} or more"
-      )
-    return (
-      f"{so_far}Only `{best['name']}` has finished: {reached} on the "
-      f"{best['split']} split."
-    )
-  if has_solved_seeds(ended):
-    text = f"{_solved_sentence(ended)}; {int((ended['solved'] == 0).sum())} of {len(ended)} "
-    text += "rows solved none"
-  else:
-    alike = ended["mean"].eq(best["mean"])
-    if alike.all():
-      return (
-        f"None has the best {best['metric']} on the {best['split']} split: all rows "
-        f"have {number(best['mean'])}."
-      )
-    names = enumeration(list(ended[alike]["name"]))
-    text = (
-      f"{names} {'have' if alike.sum() > 1 else 'has'} the best {best['metric']} on "
-      f"the {best['split']} split, {number(best['mean'])}"
-    )
-  return f"{so_far}{text}{_difference_sentence(ended)}"
-
-
-def _solved_sentence(ended: pd.DataFrame) -> str:
-  """The rows with the highest share of solved seeds: '`a` solved 8 of 8 seeds, …'."""
-  complete = ended[ended["is_complete"]]
-  rows = ended if complete.empty else complete
-  best = rows.iloc[0]
-  shares = rows["solved"] / rows["trials"]
-  parts = []
-  for trials, group in rows[shares == shares.iloc[0]].groupby(
-    "trials", sort=False
-  ):
-    names = enumeration(list(group["name"]))
-    parts.append(f"{names} solved {group['solved'].iloc[0]:.0f} of {trials}")
-  parts[0] += " seeds"
-  return (
-    f"{enumeration(parts, len(parts), '{}')} ({best['metric']} of "
-    f"{best['solved_at']:g} or more on the {best['split']} split)"
-  )
-
-
-def _difference_sentence(ended: pd.DataFrame) -> str:
-  """A sentence on the rows that differ from the first one or the reference."""
-  tested = ended[ended["p"].notna()]
-  if tested.empty:
-    return "; there are too few seeds for a test."
-  against = f"`{tested['against'].iloc[0]}`"
-  differ = tested[~tested["is_tied"]]
-  count = {len(tested): "All", 0: "None"}.get(len(differ), len(differ))
-  rows = f"{count} of the {len(tested)} other rows "
-  rows += "differs" if len(differ) == 1 else "differ"
-  if len(tested) == 1:
-    rows = "The other row " + ("does not differ" if differ.empty else "differs")
-  text = f". {rows} significantly from {against} (5 %"
-  if differ.empty:
-    return f"{text})."
-  least = differ.loc[differ["difference"].abs().idxmin()]
-  return (
-    f"{text}); the least difference is that of `{least['name']}`, "
-    f"{difference(least)}."
-  )
-
-
-def difference(row: Any) -> str:
-  """The difference of a row with its interval: '+0.031 [+0.012, +0.050]'."""
-  names = ("difference", "difference_low", "difference_high")
-  value, low, high = (f"{row[name]:+.3f}" for name in names)
-  return (
-    value if math.isnan(row["difference_low"]) else f"{value} [{low}, {high}]"
-  )
-
-
-def number(value: float) -> str:
-  """Formats a number for a reader, usually with three decimals."""
-  if not math.isfinite(value):
-    return "–"
-  size = abs(value)
-  if size >= 1000:
-    return f"{value:,.0f}"
-  if 0 < size < 0.01 or size >= 10:
-    return f"{value:.4g}" if size < 0.01 else f"{value:.1f}"
-  return f"{value:.3f}"
-
-
 def common(summary: pd.DataFrame) -> list[str]:
   """The values of `across` that all rows of a task share: 'features=64'."""
   points = [point.split(", ") for point in summary["across"]]
   first = [part for part in points[0] if part] if len(points) > 1 else []
   return [part for part in first if all(part in point for point in points)]
-
-
-def enumeration(names: Sequence[str], most: int = 4, form: str = "`{}`") -> str:
-  """'`a`, `b` and `c`'; of more than `most` names the first, and a count of the rest."""
-  texts = [form.format(name) for name in names]
-  if len(texts) > most:
-    texts = [*texts[: most - 1], f"{len(texts) - most + 1} other rows"]
-  return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def _task(

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from comparison import records, status
-from comparison.analysis import frame, remarks
+from comparison.analysis import frame, remarks, sentences
 from comparison.analysis import summary as summary_lib
 from comparison.analysis.task import Task, divide_by_task
 from comparison.records import Record
@@ -70,13 +70,12 @@ def write(workdir: Path) -> str:
   curves.to_csv(workdir / "curves.csv", index=False)
   tasks = divide_by_task(run_records, runs, curves, summary)
   findings = [
-    f"{name}: {summary_lib.finding(task.summary)}"
-    for name, task in tasks.items()
+    f"{name}: {sentences.finding(task.summary)}" for name, task in tasks.items()
   ]
   sections = [
     Section(
       "Findings",
-      [*status.missing(workdir), *(findings or [summary_lib.NOTHING_FOUND])],
+      [*status.missing(workdir), *(findings or [sentences.NOTHING_FOUND])],
     ),
     Section("How to read this", [*_setup(workdir, run_records), READING]),
   ]

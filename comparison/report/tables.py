@@ -10,7 +10,8 @@ import pandas as pd
 from comparison import criterion
 from comparison.analysis import frame, remarks, statistics
 from comparison.analysis import summary as summary_lib
-from comparison.analysis.summary import COSTS, number
+from comparison.analysis.sentences import difference, number
+from comparison.analysis.summary import COSTS
 from comparison.analysis.task import Task
 from comparison.measurement.usage import BUSY_CORES
 from settings.typed import literal
@@ -282,7 +283,7 @@ def _difference_cell(row: Any, against: str) -> Cell:
     return Cell("too few")
   if math.isnan(row["difference"]):
     return Cell(NOTHING)
-  return Cell(summary_lib.difference(row), row["difference"])
+  return Cell(difference(row), row["difference"])
 
 
 def _names(summary: pd.DataFrame) -> list[Cell]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
-from models.multi_head_attention import projection_shapes
+from models.head_projections import projection_shapes
 from models.published import family, mamba2
 from models.published.family import Description, Family, Layout, Row
 from models.published.keys import no_effect

@@ -9,7 +9,7 @@ from models import nested
 from models.attention_config import AttentionConfig
 from models.attention_module_config import AroundConfig
 from models.config import ModelConfig
-from models.multi_head_attention import projection_shapes
+from models.head_projections import projection_shapes
 from models.published import family, mamba, mamba2, rotary
 from models.published.family import Description, Family, Layout, Row
 from models.published.keys import no_effect

@@ -15,10 +15,11 @@ from models.attention_config import AttentionConfig
 from models.batch_norm import BatchNorm
 from models.config import ACTIVATIONS
 from models.depthwise import depthwise
+from models.head_projections import kernel_init
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.mlp import Mlp
-from models.multi_head_attention import apply_mechanism, kernel_init
+from models.multi_head_attention import apply_mechanism
 from models.sizes import check_length
 from projects.speech.config import ConformerConfig
 from projects.speech.features import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from comparison.analysis import frame, remarks, task
+from comparison.analysis import frame, remarks, sentences, task
 from comparison.analysis import summary as summary_lib
 from comparison.report import figures, style, tables
 from tests.comparison import error_rates, made_up
@@ -51,7 +51,7 @@ def summarize(records):
 
 
 def finding(records):
-  return summary_lib.finding(summary_lib.summarize(frame.runs(records)))
+  return sentences.finding(summary_lib.summarize(frame.runs(records)))
 
 
 def test_a_row_a_run_and_a_row_a_point_of_a_curve():
@@ -638,4 +638,4 @@ def test_the_best_of_lengths_is_the_lowest_of_a_loss():
   ],
 )
 def test_numbers_have_the_digits_that_a_reader_needs(value, text):
-  assert summary_lib.number(value) == text
+  assert sentences.number(value) == text

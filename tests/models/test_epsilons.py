@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.batch_norm import BatchNorm
-from models.multi_head_attention import orthogonal_part
+from models.head_projections import orthogonal_part
 
 
 def test_epsilon_of_a_batch_norm_is_inside_of_the_root():
