@@ -127,7 +127,9 @@ def _check_sizes(
         f"{shape}" + "; for cross-attention use dense" * is_self_attention
       )
     if not size and letter in "BTSNQKUHVI":
-      raise ValueError(f"{name}: expected no axis of size 0, got shape {shape}")
+      raise ValueError(
+        f"{name}: expected sizes of at least one, got shape {shape}"
+      )
 
 
 _HEADS = {"Q": "query", "K": "key", "U": "value"}
