@@ -1,9 +1,9 @@
 """Builds frozen, validated config dataclasses from user input.
 
-`build` converts any mapping (an `ml_collections.ConfigDict` or parsed JSON) to a pydantic
-or standard dataclass; `to_mapping` is its inverse. Pydantic validates the sections and
-fields as JSON, in which a list is a tuple and a mapping is a dataclass. This module
-converts its error to one line.
+`build` converts any mapping (an `ml_collections.ConfigDict` or parsed JSON) to a
+pydantic or standard dataclass; `to_mapping` is its inverse. Pydantic validates the
+sections and fields as JSON, in which a list is a tuple and a mapping is a dataclass.
+This module converts its error to one line.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,8 +86,8 @@ def _adapter(dataclass_type: Any) -> TypeAdapter:
 def _plain(value: Any, path: str) -> Any:
   """Converts user input to plain JSON values.
 
-  In Python code, numbers may be NumPy or JAX scalars, lists may be arrays or ranges, and
-  texts may be paths.
+  In Python code, numbers may be NumPy or JAX scalars, lists may be arrays or ranges,
+  and texts may be paths.
   """
   if hasattr(value, "tolist"):
     value = value.tolist()

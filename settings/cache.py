@@ -1,7 +1,7 @@
 """The cache folder, for everything that is shared between runs.
 
-It has compiled programs, prepared data sets, vocabularies and matplotlib's list of fonts.
-Nothing else is written outside the folder of a run.
+It has compiled programs, prepared data sets, vocabularies and matplotlib's list of
+fonts. Nothing else is written outside the folder of a run.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,7 @@ _CONTROL = {
 
 
 def escape(text: str) -> str:
-  """Escapes control characters, so that a terminal shows them and does not obey them."""
+  """Escapes control characters, so that a terminal shows them."""
   return text.translate(_CONTROL)
 
 

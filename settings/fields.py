@@ -83,7 +83,7 @@ def error_line(
 
 
 def first_error(error: ValidationError) -> Any:
-  """The error of an unknown field if there is one, else the most deeply nested error."""
+  """The error of an unknown field if there is one, else the most nested error."""
   return max(
     error.errors(include_url=False),
     key=lambda x: (x["type"] == "unexpected_keyword_argument", len(x["loc"])),

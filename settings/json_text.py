@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 _MAX_LEVELS = 100
-"""The largest number of nested levels; code that visits them recursively needs a stack."""
+"""The largest number of nested levels, which keeps recursive code within its stack."""
 
 
 def loads(

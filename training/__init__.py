@@ -1,9 +1,9 @@
 """Training: config, state, step, devices, checkpoints, metrics and the loop.
 
 This package names no task, model or attention mechanism. Importing it disables an XLA
-fusion that returns wrong results (`training.devices.process`), for every program, notebook
-and test that uses it. If packages are missing, the import prints one line that says how to
-install them.
+fusion that returns wrong results (`training.devices.process`), for every program,
+notebook and test that uses it. If packages are missing, the import prints one line that
+says how to install them.
 """
 
 import importlib.util

@@ -85,7 +85,8 @@ class BestEvaluation:
 def check_metric(experiment: Any) -> None:
   """Checks that evaluations will have the metric of the config.
 
-  It reads held-out batches until the metric counts an example, without computing logits.
+  It reads held-out batches until the metric counts an example, without computing
+  logits.
 
   Raises:
     ConfigError: the evaluations will not have it.

@@ -3,9 +3,9 @@
 Orbax does not report a flipped byte or a changed dtype, so `restore` searches backwards
 from the newest step for a checkpoint whose leaves have the saved digests.
 
-With several processes, each one writes and reads the shards of its devices. The digest of
-a leaf is computed from a sum over its numbers, to which each process contributes the sum
-of its shards, so it does not depend on the sharding.
+With several processes, each one writes and reads the shards of its devices. The digest
+of a leaf is computed from a sum over its numbers, to which each process contributes the
+sum of its shards, so it does not depend on the sharding.
 """
 
 from collections.abc import Mapping
@@ -42,8 +42,8 @@ def digests(tree: Any) -> dict[str, str]:
     digest = SHA-256(dtype, shape, Σ_i mix(mix(i + 1) + x_i) mod 2⁶⁴)
 
   A change of one number always changes the digest, and so does a swap of two. If the
-  leaves are sharded over several processes, all of them must call this function, and all
-  get the digests of the whole leaves.
+  leaves are sharded over several processes, all of them must call this function, and
+  all get the digests of the whole leaves.
 
   Returns:
     Maps the paths of leaves to hexadecimal digests.
@@ -339,7 +339,7 @@ def _without_numbers(like: Any) -> Any:
 
 
 def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
-  """The state of an older checkpoint, with seed and peak learning rate of the config."""
+  """The state of an older checkpoint, with the config's seed and peak learning rate."""
   seed, peak = seed_and_peak(config)
   opt_state = like.opt_state._replace(
     count=_copy(state.step),  # A copy, because the step is also donated.

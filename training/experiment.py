@@ -386,7 +386,8 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
   """The sizes for `models.create`, from the task and the model's config.
 
   Raises:
-    ValueError: the model has fewer ids, or allows only shorter sequences, than the task.
+    ValueError: the model has fewer ids, or allows only shorter sequences, than the
+      task.
   """
   sizes: dict[str, Any] = {
     "source_vocab_size": task.source_vocab_size,

@@ -125,7 +125,7 @@ class LossMeter:
     return values
 
   def discard_first_step(self) -> None:
-    """Discards the time of the step that was just fetched, which is mostly compilation."""
+    """Discards the time of the first step, which is mostly compilation."""
     self.seconds -= self._seconds
     self._restart_clock()
 

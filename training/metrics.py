@@ -22,8 +22,8 @@ _BAR_METRICS = ("loss", "tokens_per_second")
 def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
   """Reads all intact lines of a file such as metrics.jsonl; none if it is missing.
 
-  Reports each damaged line on standard error, except the last one, which a killed process
-  may have truncated.
+  Reports each damaged line on standard error, except the last one, which a killed
+  process may have truncated.
   """
   path = workdir / file
   if not path.exists():
@@ -190,7 +190,7 @@ def format_values(values: Mapping[str, Any]) -> str:
 
 
 def format_number(value: float | str) -> str:
-  """Formats a number with four decimals, or differently if it is very small or large."""
+  """Formats a number with four decimals, if it is neither very small nor large."""
   if isinstance(value, str):
     return value
   if value == 0 or 1e-3 <= abs(value) < 1e4:

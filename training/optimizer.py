@@ -21,7 +21,8 @@ from training.state import float32
 _NOT_DECAYED = ("bias", "scale", "log_rate", "skip")
 """Suffixes of the names of parameters without weight decay.
 
-These are biases, scales of norms, and A and D of Mamba, which Mamba's code also exempts.
+These are biases, scales of norms, and A and D of Mamba, which Mamba's code also
+exempts.
 """
 
 _OPTIONAL = ("b1", "b2", "eps", "weight_decay")
@@ -82,8 +83,8 @@ def make_optimizer(
   """Creates gradient clipping and the named optimiser with its schedule.
 
   The peak of the schedule is in the optimiser's state (`optax.inject_hyperparams`). The
-  optimiser gets only the arguments that the config sets. It computes and stores its state
-  in float32, even if parameters have fewer bits.
+  optimiser gets only the arguments that the config sets. It computes and stores its
+  state in float32, even if parameters have fewer bits.
 
   Args:
     config: the optimiser and its schedule.
@@ -148,8 +149,8 @@ def peak(opt_state: optax.OptState) -> Float[Array, ""]:
 def with_defaults(config: OptimizerConfig) -> OptimizerConfig:
   """Replaces None in a config by the optimiser's defaults.
 
-  The recorded config of a run then has the numbers with which it was trained. Fields that
-  the optimiser does not take stay None.
+  The recorded config of a run then has the numbers with which it was trained. Fields
+  that the optimiser does not take stay None.
 
   Raises:
     ValueError: there is no such optimiser; the message starts with the config field.
@@ -233,8 +234,8 @@ def _in_float32(
 ) -> optax.GradientTransformation:
   """Makes an optimiser compute in float32, even if parameters have fewer bits.
 
-  In bfloat16, a second moment with b2=0.999 never decreases: a step subtracts a thousandth
-  of it, but the next smaller number differs by a 256th.
+  In bfloat16, a second moment with b2=0.999 never decreases: a step subtracts a
+  thousandth of it, but the next smaller number differs by a 256th.
   """
 
   def init(params):

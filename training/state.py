@@ -81,7 +81,8 @@ class TrainState(NamedTuple):
 def seed_and_peak(config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
   """Returns the seed and the peak learning rate of a run.
 
-  They are part of the state, so runs that differ only in these compile the same program.
+  They are part of the state, so runs that differ only in these compile the same
+  program.
   """
   peak = config.optimizer.learning_rate
   # `optax.inject_hyperparams` accepts a NumPy array as a number, but not np.float32.

@@ -70,10 +70,10 @@ def make_step(
     mesh: from `parallel.make_mesh` of the same config.
 
   Returns:
-    A compiled function that donates `state`. It expects `state` and `batch` to be placed
-    by `parallel.place_state` and `parallel.place_batch`. Its metrics are 'loss' [2]
-    (sum of nats, count), and the scalars 'grad_norm' (before clipping), 'learning_rate'
-    and 'updates'.
+    A compiled function that donates `state`. It expects `state` and `batch` to be
+    placed by `parallel.place_state` and `parallel.place_batch`. Its metrics are 'loss'
+    [2] (sum of nats, count), and the scalars 'grad_norm' (before clipping),
+    'learning_rate' and 'updates'.
   """
   optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps)
   is_pmap = config.parallel == "pmap"
@@ -205,9 +205,9 @@ def mean_gradient(
 ) -> tuple[Any, Float[Array, "2"], Any]:
   """Computes the gradient of the mean objective over all weighted targets.
 
-  Micro-batches are scanned, so only one needs memory at a time. Their gradients and counts
-  are summed and divided once, so the gradient equals that of the whole batch up to
-  rounding.
+  Micro-batches are scanned, so only one needs memory at a time. Their gradients and
+  counts are summed and divided once, so the gradient equals that of the whole batch up
+  to rounding.
 
   Args:
     objective: `(params, collections, batch, key) -> (sum, (loss [2], collections))`,
@@ -276,8 +276,8 @@ def _redraw_constants(
 def _micro_batches(batch: Batch, splits: int) -> Batch:
   """Reshapes `[B, …]` to `[splits, B/splits, …]`.
 
-  Row i belongs to micro-batch i mod splits, so that sharded rows stay on their device and
-  each micro-batch is on all devices.
+  Row i belongs to micro-batch i mod splits, so that sharded rows stay on their device
+  and each micro-batch is on all devices.
   """
 
   def split(rows):

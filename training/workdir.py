@@ -25,8 +25,8 @@ DEVICE = "device"
 STOPPED = "stopped"
 """Name in the final metrics of a run that ended early, of the step and the reason."""
 
-# How often a run is evaluated and saved, and how devices share the work: these fields do
-# not change its parameters, except for rounding.
+# How often a run is evaluated and saved, and how devices share the work: these fields
+# do not change its parameters, except for rounding.
 _MAY_CHANGE = (
   "log_every",
   "eval_every",
@@ -151,7 +151,7 @@ def _fields(config: ExperimentConfig) -> FieldValues:
 
 
 def _mapping(config: ExperimentConfig) -> dict[str, Any]:
-  """The config with the defaults that optimiser fields had before they could be None."""
+  """The config with the former defaults of optimiser fields that are now None."""
   mapping = config.to_mapping()
   optimizer = mapping["optimizer"]
   optimizer |= {

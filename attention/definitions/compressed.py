@@ -27,8 +27,8 @@ def compressed_attention(
 ) -> Result:
   """One softmax over the last `window` keys and the entries of closed windows.
 
-  A query sees all entries, or the `top_k` with the largest Σ_j w_tj relu(q_tj · k_i), the
-  earlier of equal ones. A window is closed once it has `stride` unmasked positions.
+  A query sees all entries, or the `top_k` with the largest Σ_j w_tj relu(q_tj · k_i),
+  the earlier of equal ones. A window is closed once it has `stride` unmasked positions.
 
   Code: DeepSeek-V4 in transformers 5.24.0.
   """

@@ -28,7 +28,8 @@ def delta_product_attention(
     value: `[B, T, R, K, V]`.
     beta: `[B, T, R, N]`.
 
-  Other arguments are those of `delta_rule_attention`. Paper: arXiv:2502.10297, equation 3.
+  Other arguments are those of `delta_rule_attention`. Paper: arXiv:2502.10297, equation
+  3.
   """
   if normalize_keys:
     query, key = recurrent.unit(query), recurrent.unit(key)

@@ -32,9 +32,9 @@ def gka_attention(
     x_t = (H_t + r ‖H_t‖_F I)⁻¹ q_t
     out_t = scale · U_tᵀ (α_t x_t + (1 − α_t) q_t)
 
-  with r = `ridge_ratio`, and α = 0 at masked positions. The paper's U is the transpose of
-  this one. The result is 0 if H is 0. States are [H, U] `[B, N, H, H+V]`. Other arguments
-  are those of `delta_rule_attention`.
+  with r = `ridge_ratio`, and α = 0 at masked positions. The paper's U is the transpose
+  of this one. The result is 0 if H is 0. States are [H, U] `[B, N, H, H+V]`. Other
+  arguments are those of `delta_rule_attention`.
 
   Paper: arXiv:2511.21016, section 4.
   """

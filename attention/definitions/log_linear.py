@@ -77,8 +77,8 @@ def log_linear(
 ) -> Result:
   """Log-linear Mamba-2, with the scales softplus(a ∘ (inputs · W)).
 
-  W is `level_kernel` `[F, N, L]` and a is `level_gain` `[N, L]`. Other arguments are those
-  of `mamba2`.
+  W is `level_kernel` `[F, N, L]` and a is `level_gain` `[N, L]`. Other arguments are
+  those of `mamba2`.
   """
   weights = rest.pop("level_kernel"), np.zeros(1)
   logits = recurrent.linear(rest["inputs"], *weights, call=rest)

@@ -22,11 +22,11 @@ def lsh_visible_sets(
 
     h_r(j) = argmax [q_j R_r; −q_j R_r],        P_i = ∪_r P_i^(r) \ {i}
 
-  Round r sorts the tokens by (bucket, position) and splits them into chunks of C. P_i^(r)
-  has the tokens of i's bucket in i's chunk or the previous chunk. In causal calls, it has
-  the last C tokens of i's bucket up to and including i. A token that sees no other token
-  sees itself, and a masked token sees nothing. Tokens of different segments never share a
-  bucket.
+  Round r sorts the tokens by (bucket, position) and splits them into chunks of C.
+  P_i^(r) has the tokens of i's bucket in i's chunk or the previous chunk. In causal
+  calls, it has the last C tokens of i's bucket up to and including i. A token that sees
+  no other token sees itself, and a masked token sees nothing. Tokens of different
+  segments never share a bucket.
   """
   length = len(vectors)
   sets = np.zeros((length, length), bool)

@@ -29,9 +29,9 @@ def mlstm_attention(
     C_t = e^g_t C_{t−1} + e^i_t k_t v_tᵀ        n_t = e^g_t n_{t−1} + e^i_t k_t
     out_t = C_tᵀ q_t / (max(|n_tᵀ q_t|, 1) + ε e^m_t)        m_t = max(g_t + m_{t−1}, i_t)
 
-  g is `log_decay` and i is `log_input`, each `[B, T, N]`, and ε is `epsilon`. Queries are
-  multiplied by `scale`; None is 1/√H. The state is C e^(−m) `[B, N, H, V]`, n e^(−m)
-  `[B, N, H]` and m `[B, N]`, which starts at 0. Other arguments are those of
+  g is `log_decay` and i is `log_input`, each `[B, T, N]`, and ε is `epsilon`. Queries
+  are multiplied by `scale`; None is 1/√H. The state is C e^(−m) `[B, N, H, V]`, n
+  e^(−m) `[B, N, H]` and m `[B, N]`, which starts at 0. Other arguments are those of
   `delta_rule_attention`. Paper: arXiv:2405.04517, equations 19 to 21 and 25 to 27.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
@@ -84,7 +84,8 @@ def mlstm(
 ) -> Result:
   """MLSTM with the parameters of `attention.mlstm`.
 
-  Paper: arXiv:2405.04517, equations 25 and 26; the soft cap is that of arXiv:2503.13427.
+  Paper: arXiv:2405.04517, equations 25 and 26; the soft cap is that of
+  arXiv:2503.13427.
   """
 
   def gate(name):

@@ -80,7 +80,8 @@ def momentum_delta(
   log_correction: ArrayLike,
   **call: Any,
 ) -> Result:
-  """Momentum DeltaNet, with gates from an angle θ, and a multiple of k subtracted from q.
+  """Momentum DeltaNet, with gates from an angle θ, and a multiple of k subtracted from
+  q.
 
     η = 1 + tanh(inputs · W_η / √F)        θ = arctan(η e^f)
     β = sin²θ σ(inputs · W_β)              g = log cos²θ − e^A softplus(inputs · W_a + b)

@@ -50,9 +50,9 @@ def nystrom_attention(
     F = softmax(scale · Q K̃ᵀ),  A = softmax(scale · Q̃ K̃ᵀ)
     B = softmax(scale · Q̃ Kᵀ),  out = F · A⁺ · (B V)
 
-  with the A⁺ of `iterated_inverse` and the runs of `landmark_runs`. Runs and the keys of
-  B exclude masked tokens; rows of F include masked queries. If all tokens of an example
-  are masked, its results are zeros.
+  with the A⁺ of `iterated_inverse` and the runs of `landmark_runs`. Runs and the keys
+  of B exclude masked tokens; rows of F include masked queries. If all tokens of an
+  example are masked, its results are zeros.
 
   Args:
     num_landmarks: L.

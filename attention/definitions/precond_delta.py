@@ -36,9 +36,9 @@ def precond_delta_attention(
     S_t = S' + β_t p_t (v_t − S'ᵀ k_t)ᵀ    S' = diag(e^g_t) S_{t−1}
     out_t = scale · S_tᵀ q_t
 
-  r is `square_rate` and a is `square_decay`, each `[B, T, N]`, c is `center` `[N]`, and x
-  is `squash`. States are (S, A) `[B, N, H, V]`, `[B, N, H]`. Other arguments and results
-  are those of `delta_rule_attention`. Paper: arXiv:2604.21100.
+  r is `square_rate` and a is `square_decay`, each `[B, T, N]`, c is `center` `[N]`, and
+  x is `squash`. States are (S, A) `[B, N, H, V]`, `[B, N, H]`. Other arguments and
+  results are those of `delta_rule_attention`. Paper: arXiv:2604.21100.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
   if normalize_keys:
@@ -87,7 +87,8 @@ def precond_delta(
   squash: float = 1.5,
   **call: Any,
 ) -> Result:
-  """Preconditioned DeltaNet: gates as in `gated_delta`, with extra ones for the squares.
+  """Preconditioned DeltaNet: gates as in `gated_delta`, with extra ones for the
+  squares.
 
   Paper: arXiv:2604.21100.
   """

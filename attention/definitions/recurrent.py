@@ -1,8 +1,9 @@
-"""Recurrences, position by position: gated linear attention, delta rules, and mechanisms.
+"""Recurrences, position by position: gated linear attention, delta rules, and
+mechanisms.
 
 `gated_linear_attention` and `delta_rule_attention` take decays and β as arguments. The
-other functions compute them from `inputs` `[B, T, F]` as in their papers; their `**call`
-has mask, is_causal, scale and both segment ids.
+other functions compute them from `inputs` `[B, T, F]` as in their papers; their
+`**call` has mask, is_causal, scale and both segment ids.
 """
 
 from collections.abc import Callable
@@ -436,8 +437,8 @@ def comba(
 
     S_t = S_{t−1}(α_t − σ(a) β_t k_t k_tᵀ) + β_t v_t k_tᵀ        out = S_t (q_t − d k_t)
 
-  in the paper's notation, in which S is the transpose of ours. a is `feedback` `[N]` and
-  d is `correction` `[N]`. Paper: arXiv:2506.02475, table 1, equations 9 and 10.
+  in the paper's notation, in which S is the transpose of ours. a is `feedback` `[N]`
+  and d is `correction` `[N]`. Paper: arXiv:2506.02475, table 1, equations 9 and 10.
   """
   step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
   rates = linear(inputs, rate_kernel, np.zeros(()), call=call)
@@ -498,7 +499,7 @@ def gated_delta_2(
 def unmasked_positions(
   call: dict[str, Any], batch: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Two masks `[B, T]`: unmasked positions, and positions whose two segment ids agree."""
+  """Two masks `[B, T]`: unmasked positions, and positions with equal segment ids."""
   in_segment = np.ones((batch, length), bool)
   if call.get("query_segment_ids") is not None:
     in_segment &= np.equal(call["query_segment_ids"], call["key_segment_ids"])

@@ -25,8 +25,8 @@ def rg_lru_attention(
 
   x is `value` `[B, T, N, V]`, a is e^`log_decay` and i is `input_gate`, of the same
   shape. Other arguments are those of `delta_rule_attention`, but `scale` None is 1.
-  Paper: arXiv:2402.19427, equation 4. At the first position, √(1 − a²) is replaced by 1,
-  as in the authors' code.
+  Paper: arXiv:2402.19427, equation 4. At the first position, √(1 − a²) is replaced by
+  1, as in the authors' code.
   """
   value, log_decay, gate = shared.as_float64(value, log_decay, input_gate)
   batch, length, *shape = value.shape
@@ -53,7 +53,8 @@ def rg_lru_attention(
 def rg_lru(
   query: ArrayLike, value: ArrayLike | None = None, **call: Any
 ) -> Result:
-  """RG-LRU of inputs x, which are the queries, with the parameters of `attention.rg_lru`.
+  """RG-LRU of inputs x, which are the queries, with the parameters of
+  `attention.rg_lru`.
 
   Paper: arXiv:2402.19427, equations 1 to 4.
   """

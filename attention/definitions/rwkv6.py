@@ -25,11 +25,12 @@ def rwkv6_attention(
   num_segments: int | None = None,
   return_state: bool = False,
 ) -> Result | WithState:
-  """Out = scale · (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t, S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ.
+  """Out = scale · (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t, S_t = diag(e^g_t) S_{t−1} + k_t
+  v_tᵀ.
 
   g is `log_decay` `[B, T, N, H]` and u is `bonus` `[N, H]`. A masked position neither
-  writes nor has a bonus. Other arguments and results are those of `delta_rule_attention`.
-  Paper: arXiv:2404.05892, section 4.
+  writes nor has a bonus. Other arguments and results are those of
+  `delta_rule_attention`. Paper: arXiv:2404.05892, section 4.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
   query, key, value = (

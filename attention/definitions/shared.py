@@ -102,8 +102,8 @@ def weighted_values(
 ) -> Result:
   """out[b, t, n] = Σ_s weights(b, n, t, s) v_s over the visible s.
 
-  `weights` gets an array of all visible s, in ascending order. Values at other positions
-  are not read.
+  `weights` gets an array of all visible s, in ascending order. Values at other
+  positions are not read.
   """
   batch, num_heads, length, _ = visible.shape
   value = repeat_heads(value, num_heads)

@@ -35,12 +35,12 @@ def ttt_linear_attention(
     (W_t, b_t) = (W, b) − c_i Σ_s η_s ∇ℓ_s(W, b)        c_i = max(1/i + o_i, 0)
     out_t = q_t + LN(q_t W_t + b_t)
 
-  (W, b) are the weights before the mini-batch of `minibatch_size` visible positions. t is
-  its position number i, and s are its positions up to t. η is `learning_rate` `[B, T, N]`,
-  and o is `position_offset` `[C]`; None is 0. Queries are multiplied by `scale`; None is
-  1. Results at masked positions are 0. The state is the change of [W; b] since the first
-  position, and Σ η ∇ and the number of positions of the last mini-batch. Paper:
-  arXiv:2407.04620, sections 2.3 to 2.5, and its code.
+  (W, b) are the weights before the mini-batch of `minibatch_size` visible positions. t
+  is its position number i, and s are its positions up to t. η is `learning_rate` `[B,
+  T, N]`, and o is `position_offset` `[C]`; None is 0. Queries are multiplied by
+  `scale`; None is 1. Results at masked positions are 0. The state is the change of [W;
+  b] since the first position, and Σ η ∇ and the number of positions of the last
+  mini-batch. Paper: arXiv:2407.04620, sections 2.3 to 2.5, and its code.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
   query, key, value = (

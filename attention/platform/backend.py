@@ -1,15 +1,15 @@
 """Properties of CPUs, GPUs and TPUs.
 
-`TILE_BYTES` is an accelerator's memory budget for the scores in one step. A CPU computes
-one tile after another, of the smallest size whose products run at full rate, which is
-about the size of its cache. A GPU or TPU computes as many tiles as the budget allows in
-one batched step, because a long loop of small steps would leave it idle; only recurrences
-on a TPU compute one chunk per step (`recurrent.scan.chunks_per_step`). The budget does
-not depend on T, so memory stays linear in T.
+`TILE_BYTES` is an accelerator's memory budget for the scores in one step. A CPU
+computes one tile after another, of the smallest size whose products run at full rate,
+which is about the size of its cache. A GPU or TPU computes as many tiles as the budget
+allows in one batched step, because a long loop of small steps would leave it idle; only
+recurrences on a TPU compute one chunk per step (`recurrent.scan.chunks_per_step`). The
+budget does not depend on T, so memory stays linear in T.
 
 XLA:CPU uses its fast kernel for batched products of the forms 'bkqh,bkdh->bkqd' and
-'bkqd,bkdh->bkqh', and a slower one for others. Products of blocks have one of these forms
-where possible. On other devices, the form makes no difference.
+'bkqd,bkdh->bkqh', and a slower one for others. Products of blocks have one of these
+forms where possible. On other devices, the form makes no difference.
 
 The properties are those of the default device when a program is traced. To trace a
 program for another platform, name it:
@@ -22,9 +22,9 @@ A program for several platforms has a version for each:
     portable = attention.platform.portable(f)
     jax.export.export(jax.jit(portable), platforms=("cpu", "cuda", "tpu"))
 
-If the batch size of `jax.export` is symbolic, tiles suit the largest batch that its scope
-allows, as in `symbolic_shape("b", constraints=["b <= 64"])`. Without a limit, tiles are
-computed one after the other, as on a CPU.
+If the batch size of `jax.export` is symbolic, tiles suit the largest batch that its
+scope allows, as in `symbolic_shape("b", constraints=["b <= 64"])`. Without a limit,
+tiles are computed one after the other, as on a CPU.
 
 benchmarks/README.md, "What made it fast", describes how the numbers were found.
 """
@@ -49,8 +49,8 @@ DIAGONAL_ROWS = 64
 """The number of rows of a product of which only some diagonals are needed."""
 
 WINDOW_ROWS = 64, 128
-"""The numbers of queries in a tile of a narrow and of a wide window. In larger tiles, most
-pairs of a narrow window would be masked."""
+"""The numbers of queries in a tile of a narrow and of a wide window. In larger tiles,
+most pairs of a narrow window would be masked."""
 
 WIDE_WINDOW = 256
 """The smallest number of neighbours that a query sees in a wide window."""
@@ -156,8 +156,8 @@ def block(
 ) -> tuple[int, int]:
   """The numbers of queries and keys of a tile, for loops over all tiles.
 
-  A sequence with one position more than a block is divided into two blocks of little more
-  than half the size. Two whole blocks would compute four times as many pairs.
+  A sequence with one position more than a block is divided into two blocks of little
+  more than half the size. Two whole blocks would compute four times as many pairs.
 
   Args:
     pair_bytes: the bytes of one query and one key, over all heads.
@@ -187,8 +187,8 @@ FUSION_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 def has_faulty_fusion(version: str) -> bool:
   """Whether a version of jaxlib, such as '0.10.2', miscompiles some products for CPUs.
 
-  The first and the last version in which the fault was found are 0.10.2 and 0.12.0.1; see
-  "XLA:CPU's faulty fusion" in benchmarks/README.md. Later versions were not tested.
+  The first and the last version in which the fault was found are 0.10.2 and 0.12.0.1;
+  see "XLA:CPU's faulty fusion" in benchmarks/README.md. Later versions were not tested.
   """
   numbers = tuple(int(x) for x in version.split(".")[:4] if x.isdigit())
   return (0, 10, 2) <= numbers <= (0, 12, 0, 1)

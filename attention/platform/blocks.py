@@ -16,8 +16,8 @@ def block_map(
   Steps are recomputed in the backward pass, so only one step needs memory at a time.
 
   Args:
-    function: `(*arrays) -> results` for one block. It may close over other arrays, whose
-      gradients are summed over the steps.
+    function: `(*arrays) -> results` for one block. It may close over other arrays,
+      whose gradients are summed over the steps.
     blocks_per_step: the largest number of blocks in one step.
     *arrays: pytrees of arrays `[X, G, …]` with an axis of blocks. Blocks of zeros are
       appended, so that steps have equal size.
@@ -59,7 +59,8 @@ def split_blocks(arrays: Any, size: int) -> Any:
 def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
   """Applies `function` to a pytree of `[B, T, …]`, C = `size` positions at a time.
 
-  As in `block_map`, only one step needs memory at a time. The results are joined along T.
+  As in `block_map`, only one step needs memory at a time. The results are joined along
+  T.
   """
   length = jax.tree.leaves(rows)[0].shape[1]
   chunks = split_blocks(rows, min(size, length))

@@ -5,9 +5,9 @@ derivative is one linear operation on the tangents,
 
     ẏ = J(x) ẋ
 
-whose transpose is the custom backward pass. J is computed only if ẏ itself is needed, so
-reverse mode costs the same as with `jax.custom_vjp`. In forward mode, JAX differentiates
-the function itself.
+whose transpose is the custom backward pass. J is computed only if ẏ itself is needed,
+so reverse mode costs the same as with `jax.custom_vjp`. In forward mode, JAX
+differentiates the function itself.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,8 @@ def with_backward(
 
 
 def match_varying(tree: Any, like: Any = None) -> Any:
-  """Casts arrays to vary over every mesh axis over which any of them, or of `like`, does.
+  """Casts arrays to vary over every mesh axis over which any of them, or of `like`,
+  does.
 
   Inside `jax.shard_map`, loops and custom derivatives need arrays of one type.
   """
@@ -139,7 +140,7 @@ def _replace(leaves, indices, others):
 
 
 _linear_p = Primitive("attention_jvp")
-"""Computes J(residuals) · vectors by `jvp(residuals, vectors)`, and Jᵀ · cotangents by `vjp`."""
+"""Computes J · vectors by `jvp(residuals, vectors)`, and Jᵀ · cotangents by `vjp`."""
 _linear_p.multiple_results = True
 
 

@@ -126,8 +126,8 @@ def tiles(
 ) -> Shaped[Array, "B n D *F"]:
   """The n tiles of D = `width` positions that start at 0, `rows`, 2·`rows`, …
 
-  S is (n − 1)·`rows` + D. Tiles are concatenations of blocks, so that gradients are sums
-  of shifted blocks, as in `add_tiles`.
+  S is (n − 1)·`rows` + D. Tiles are concatenations of blocks, so that gradients are
+  sums of shifted blocks, as in `add_tiles`.
   """
   count, blocks = (x.shape[1] - width) // rows + 1, -(-width // rows)
   missing = (count - 1 + blocks) * rows - x.shape[1]
@@ -199,8 +199,8 @@ def zeros_after(
 ) -> Float[Array, "..."]:
   """`jnp.zeros_like(like, dtype, shape=shape)`, allocated only after `dependency`.
 
-  Otherwise, XLA:GPU would create the zeros for all layers of a model in one kernel at the
-  start of the step, and keep them until the last layer.
+  Otherwise, XLA:GPU would create the zeros for all layers of a model in one kernel at
+  the start of the step, and keep them until the last layer.
   """
   zero = jnp.zeros((), like.dtype if dtype is None else dtype)
   zero, _ = jax.lax.optimization_barrier((zero, dependency))

@@ -1,9 +1,9 @@
 """Compiled programs of eager calls, cached by function, static options and shapes.
 
 `jax.lax.scan`, `map` and `while_loop` compile again for each new Python function, and a
-function that is defined inside a call is new in each call. So an eager call of attention
-would compile its loops each time, which takes seconds. `cached_jit` runs an eager call as
-one cached `jax.jit` program.
+function that is defined inside a call is new in each call. So an eager call of
+attention would compile its loops each time, which takes seconds. `cached_jit` runs an
+eager call as one cached `jax.jit` program.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_PROGRAMS = 1024
-"""The largest number of cached programs; beyond it, the least recently used one is dropped.
+"""The largest number of cached programs, of which the least recently used are dropped.
 Each has one executable per set of shapes, like any `jax.jit`."""
 
 _ARRAY = object()

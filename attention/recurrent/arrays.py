@@ -32,7 +32,8 @@ def prepare_arrays(
   segment_ids: Int[Array, "B T"] | None = None,
   axis_name: str | None = None,
 ) -> tuple[tuple[Any, ...], Float[Array, "B T N _"], Array | None]:
-  """Converts arrays to float32, repeats them per query head, and zeros masked positions.
+  """Converts arrays to float32, repeats them per query head, and zeros masked
+  positions.
 
   Returns:
     The `arrays` `[B, T, K or N, D]` as `[B, T, N, D]`, or None for None; the log decays

@@ -10,9 +10,9 @@ Within a chunk, a CPU computes position by position, as one state fits into its 
 Other devices run an associative scan of (a, b) over the C positions, in log₂ C steps:
 (a₁, b₁) followed by (a₂, b₂) is (a₁ a₂, a₂ b₁ + b₂).
 
-Write outer products in `coefficients` as `jnp.einsum`, so that their gradients are matrix
-products: the gradient of a broadcast product is a sum that XLA:CPU fuses with the
-exponential, which is slow (`benchmarks/recurrences.py`).
+Write outer products in `coefficients` as `jnp.einsum`, so that their gradients are
+matrix products: the gradient of a broadcast product is a sum that XLA:CPU fuses with
+the exponential, which is slow (`benchmarks/recurrences.py`).
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ from attention.platform import backend
 from attention.recurrent.scan import chunk_size, scan, scan_positions
 
 Coefficients = Callable[[Any, Any], tuple[Array, Array]]
-"""`(params, x) -> (log a, b)`, broadcastable to the state `[…, *A]`, for inputs `[…, *D]`
-of one or more positions; both are 0 for inputs of 0."""
+"""`(params, x) -> (log a, b)`, broadcastable to the state `[…, *A]`, for inputs
+`[…, *D]` of one or more positions; both are 0 for inputs of 0."""
 
 Read = Callable[[Any, Array], Array]
 """`(x, state [..., *A]) -> y [..., *D]`."""
@@ -54,8 +54,8 @@ def elementwise_recurrence(
     segment_starts: positions at which h_{t−1} counts as 0; None means none.
 
   Cost: time and memory of T inputs and results, and of C states; with gradients also
-  one state for each of T / C chunks. C is `scan.CHUNK`. On a GPU, where each level of an
-  associative scan is a kernel, it is as many positions as fit into a step.
+  one state for each of T / C chunks. C is `scan.CHUNK`. On a GPU, where each level of
+  an associative scan is a kernel, it is as many positions as fit into a step.
   """
   length = jax.tree.leaves(inputs)[0].shape[1]
   size = chunk_size(length)

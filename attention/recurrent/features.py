@@ -7,20 +7,21 @@ With M features φ(x) ≥ 0,
 over all keys, or over s ≤ t. A one is appended to values, X = V+1, so that the last
 column of every sum of values is the normaliser.
 
-All sums are `Scaled`: a pair (c, x) that represents e^c x. Performer's features overflow,
-so they are given as logarithms. A state has one c per feature, the largest logarithm over
-its keys. The result of a query has one c per row, so that the largest term of its
-normaliser is at least 1. `join` adds pairs as online softmax does: keys to a state, the
-states of chunks, prompts and devices, and the results of a query for a state and for its
-chunk. Scales cancel in the ratio, so no gradient flows through them. Features that stay
-in the range of float32 have no scale.
+All sums are `Scaled`: a pair (c, x) that represents e^c x. Performer's features
+overflow, so they are given as logarithms. A state has one c per feature, the largest
+logarithm over its keys. The result of a query has one c per row, so that the largest
+term of its normaliser is at least 1. `join` adds pairs as online softmax does: keys to
+a state, the states of chunks, prompts and devices, and the results of a query for a
+state and for its chunk. Scales cancel in the ratio, so no gradient flows through them.
+Features that stay in the range of float32 have no scale.
 
 Within a chunk, results are computed from scores. For log features, the scores are a
 product with one scale per query and one per key. If a query and its keys are large in
-different features, its row may underflow (its normaliser n_t < 1e-24 up to these scales).
-A step with such rows recomputes them with a scale for each query and feature, the largest
-over the visible keys, which acts like the decays of a recurrence (`pairs`). Only visible
-keys decide whether a row is recomputed, so later keys never change its bits.
+different features, its row may underflow (its normaliser n_t < 1e-24 up to these
+scales). A step with such rows recomputes them with a scale for each query and feature,
+the largest over the visible keys, which acts like the decays of a recurrence (`pairs`).
+Only visible keys decide whether a row is recomputed, so later keys never change its
+bits.
 
 Axes of a step are `[B, K, J, G, C, ·]`: G chunks of C rows, for each of the J = N/K
 query heads of a key head; J is 1 for keys.
@@ -155,7 +156,7 @@ def normalize(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
 
 
 def _read_chunk(queries, keys, is_log) -> Scaled:
-  """The scaled results of queries for keys s ≤ t of a chunk, from scores `[*A, C, C]`."""
+  """The scaled results of queries for keys s ≤ t of a chunk, from `[*A, C, C]` scores."""
   features, values = keys
   if not is_log:
     scores = jnp.tril(jnp.einsum(_PRODUCT, queries, features))

@@ -240,8 +240,8 @@ def recurrent_mechanism(
     recurrence: `(params, query, key, value, **options) -> (out, state)`. Gates are
       options; all arrays have N heads, and keys, values and gates of masked positions
       are 0.
-    implementation: the recurrence's option of this name, for whole sequences; None if it
-      has no such option.
+    implementation: the recurrence's option of this name, for whole sequences; None if
+      it has no such option.
     init: `(key, dims) -> params`, required if there are gates.
     gates: maps options to functions `(params, inputs)` that compute them.
     arrays: annotations of gates other than `log_decay` and `beta`.
@@ -335,8 +335,8 @@ def recurrent_mechanism(
 def query_only(name: str, mechanism: Attention) -> Attention:
   """Wraps a recurrence that computes its keys, and by default its values, from queries.
 
-  The recurrence receives the query, with zeros at masked positions, as its key and, if a
-  call has no value, also as its value.
+  The recurrence receives the query, with zeros at masked positions, as its key and, if
+  a call has no value, also as its value.
 
   Returns:
     The mechanism with 'shared_qk' and 'own_keys', whose functions expect None as the

@@ -18,7 +18,7 @@ from attention.recurrent.scan import is_sequence_sharded
 Implementation = Literal["xla", "jla"]
 
 _VERSIONS = {"jax-linear-attention": "0.1.0", "jax": "0.11.2"}
-"""Required versions: the format of compiled kernels changes with each release of JAX."""
+"""Required versions: the format of kernels changes with each release of JAX."""
 
 _SUPPORTS = {
   "simple_gla": "scalar_gate.supports_simple_gla",
@@ -32,8 +32,8 @@ _SUPPORTS = {
 """Maps the kind of a recurrence to the predicate whether its kernel supports a call."""
 
 _MIN_LOG_DECAY = -30.0
-"""The smallest log decay: kernels subtract sums of logarithms, which strong decays would
-make inexact, and a factor of e^−30 is negligible in float32."""
+"""The smallest log decay: kernels subtract sums of logarithms, which strong decays
+would make inexact, and a factor of e^−30 is negligible in float32."""
 
 
 def recurrence(

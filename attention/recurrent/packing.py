@@ -1,10 +1,11 @@
 """Packed sequences with an initial and a final state for each segment.
 
-A row of T positions has up to G segments. They are rearranged so that each segment starts
-with a new chunk. The state before this chunk is the segment's initial state, and the state
-after its last chunk is its final state. Chunks are padded with zeros, which leave states
-unchanged, and masked positions are removed. A segment of l positions needs ⌈l/C⌉ chunks;
-all segments need at most (T + G·(C−1)) / C, so memory is linear in T + G·C.
+A row of T positions has up to G segments. They are rearranged so that each segment
+starts with a new chunk. The state before this chunk is the segment's initial state, and
+the state after its last chunk is its final state. Chunks are padded with zeros, which
+leave states unchanged, and masked positions are removed. A segment of l positions needs
+⌈l/C⌉ chunks; all segments need at most (T + G·(C−1)) / C, so memory is linear in T +
+G·C.
 """
 
 from collections.abc import Callable

@@ -32,9 +32,9 @@ replaced form u = v, and the erased values e add terms with c:
 If decays are per channel or the state is small, a CPU computes long calls without
 derivatives position by position (`_position`): only gradients need the chunked form.
 
-Every exponent is a sum of log decays and never positive, so nothing overflows, and terms
-that underflow are negligible. At the start of a segment, g is −10³⁰, which clears the
-state. Masked positions and padding have g = 0 and k = p = v = 0.
+Every exponent is a sum of log decays and never positive, so nothing overflows, and
+terms that underflow are negligible. At the start of a segment, g is −10³⁰, which clears
+the state. Masked positions and padding have g = 0 and k = p = v = 0.
 
 A range of positions transforms a state linearly, S → M S + S', and (M₁, S₁) followed by
 (M₂, S₂) is (M₂ M₁, M₂ S₁ + S₂). So an associative scan gives the state before each of
@@ -77,8 +77,8 @@ from attention.recurrent.triangular import (
 )
 
 _SMALL_STATE = 2**15
-"""The largest size of a state that fits into a CPU's cache. With such a state, computing
-position by position is faster even with one decay per head."""
+"""The largest size of a state that fits into a CPU's cache. With such a state,
+computing position by position is faster even with one decay per head."""
 
 
 def recurrent_attention(
@@ -333,8 +333,8 @@ def _step(count, previous, params, state, inputs):
 
 # Each form returns two functions. `update` maps the state before the chunk to the terms
 # that are added to the results and to the state, without the decayed state itself. The
-# other returns what is subtracted from the decays in the matrix M of S → M S + S'; it is
-# None for the gated form.
+# other returns what is subtracted from the decays in the matrix M of S → M S + S'; it
+# is None for the gated form.
 
 
 def _gated_form(x, decays, previous):

@@ -131,7 +131,8 @@ def regression_attention(
     beta: β, at least 0.
     initial_state: [S_kk, S_kv] before the first position, X = H+V; None is 0.
     rows: additional arrays for `solve`, 0 at masked positions.
-    is_sequential: whether a CPU computes calls without derivatives position by position.
+    is_sequential: whether a CPU computes calls without derivatives position by
+      position.
     num_segments: as in `mesa_attention`.
     normalize_keys: whether to normalise queries and keys by `unit_length`.
     scale: factor of the queries.

@@ -3,14 +3,14 @@
     state, y_i = step(params, state, x_i)        i = 0, 1, …
 
 Arrays stay `[B, T, …]`: each step slices its chunk and writes its results in place. For
-gradients, the state before each chunk is stored, and everything else is recomputed in the
-backward pass.
+gradients, the state before each chunk is stored, and everything else is recomputed in
+the backward pass.
 
-If JAX differentiated a `jax.lax.scan` of a step under `jax.checkpoint`, the chunks would
-have to be the first axis, for which XLA copies every array. At T 4,096 on a CPU, the
-forward pass would take 1.15 to 1.36 times as long (linear, Performer, GLA, delta rule,
-KDA), gradients 0.95 to 1.23 times, and temporaries with gradients would be 1.3 to 2.0
-times as large. Therefore this module has its own backward pass;
+If JAX differentiated a `jax.lax.scan` of a step under `jax.checkpoint`, the chunks
+would have to be the first axis, for which XLA copies every array. At T 4,096 on a CPU,
+the forward pass would take 1.15 to 1.36 times as long (linear, Performer, GLA, delta
+rule, KDA), gradients 0.95 to 1.23 times, and temporaries with gradients would be 1.3 to
+2.0 times as large. Therefore this module has its own backward pass;
 `attention.platform.derivative` adds forward mode.
 """
 
@@ -190,10 +190,10 @@ def chunk_size(length: int, block_size: int | None = None) -> int:
 def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
   """The number of chunks, with `numbers` values per row, in one step of a scan.
 
-  It is more than one only on a GPU, which a long loop of small steps would leave idle. On
-  a TPU, most of the compilation would be for the prefixes of several chunks: the forward
-  pass of the gated delta rule at T 4,096 compiles in 3 core seconds with one chunk, 6 with
-  two and 11 with four.
+  It is more than one only on a GPU, which a long loop of small steps would leave idle.
+  On a TPU, most of the compilation would be for the prefixes of several chunks: the
+  forward pass of the gated delta rule at T 4,096 compiles in 3 core seconds with one
+  chunk, 6 with two and 11 with four.
   """
   if backend.name() != "gpu":
     return 1
@@ -215,8 +215,8 @@ def scan_leftward(
 
   This is for causal mechanisms in which the score of a pair depends on all keys between
   the two. Blocks i and G − 1 − i together need G − 1 steps, so one loop of this length
-  computes both: it visits no invisible block of keys, and has no conditional. If G is odd,
-  block 0 is computed separately, and block i is paired with G − i.
+  computes both: it visits no invisible block of keys, and has no conditional. If G is
+  odd, block 0 is computed separately, and block i is paired with G − i.
 
   Args:
     start: computes the state of a block of queries for the keys at the same positions,
@@ -244,8 +244,8 @@ def scan_leftward(
     x = x[:, odd:]
     return jnp.stack([x[:, : num_pairs - 1 : -1], x[:, :num_pairs]], axis=2)
 
-  # In each loop, the late block first visits all blocks of keys to its left, and then the
-  # early block does.
+  # In each loop, the late block first visits all blocks of keys to its left, and then
+  # the early block does.
   reversed_keys = jax.tree.map(
     lambda x: jnp.moveaxis(x[:, :visits][:, ::-1], 1, 0), keys
   )
@@ -308,11 +308,11 @@ def chunk_prefixes(
 ) -> T:
   """The states before each of G chunks: `first` joined with `own` of earlier chunks.
 
-  Axis −3 of arrays has size G in `own` and 1 in `first`. A chunk in `resets` starts from
-  its given state instead. There are two loops of about √G steps: one within runs of √G
-  chunks, for all runs at once, and one over the runs. They compile much faster than the
-  log₂ G levels of an associative scan, and read and write less. If a loop would be longer
-  than `_MAX_STEPS`, the runs are divided in the same way.
+  Axis −3 of arrays has size G in `own` and 1 in `first`. A chunk in `resets` starts
+  from its given state instead. There are two loops of about √G steps: one within runs
+  of √G chunks, for all runs at once, and one over the runs. They compile much faster
+  than the log₂ G levels of an associative scan, and read and write less. If a loop
+  would be longer than `_MAX_STEPS`, the runs are divided in the same way.
   """
   if resets is not None:
     is_reset, states = resets

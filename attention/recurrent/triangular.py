@@ -28,20 +28,21 @@ def pairs(
   keys: Sequence[Float[Array, "*A G C M"]],
   log_decay: Float[Array, "*A G C M"],
 ) -> list[list[Float[Array, "*Q G C C"]]]:
-  """Σ_m x_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
+  """Σ_m x_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of
+  two.
 
-  Returns, for each of `keys`, the scores of all readers x. It recursively splits the chunk
-  into halves. Splitting decays at the start of the later half makes the pairs across
-  halves a matrix product. Halves that are too short for matrix products are computed one
-  distance at a time.
+  Returns, for each of `keys`, the scores of all readers x. It recursively splits the
+  chunk into halves. Splitting decays at the start of the later half makes the pairs
+  across halves a matrix product. Halves that are too short for matrix products are
+  computed one distance at a time.
   """
   size, platform = log_decay.shape[-2], backend.name()
   if size <= (1 if platform == "cpu" else _SHORT):
     return _by_distance(readers, keys, log_decay)
   if platform == "tpu":
     return _by_halves(readers, keys, log_decay)
-  # Halves become chunks, without another axis: XLA:CPU aborts on products of arrays with
-  # eight axes.
+  # Halves become chunks, without another axis: XLA:CPU aborts on products of arrays
+  # with eight axes.
   halves = jax.tree.map(
     lambda x: x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1]),
     (readers, keys, log_decay),
@@ -59,9 +60,9 @@ def pairs(
 def _by_halves(readers, keys, log_decay):
   """`pairs` by products of whole chunks, one for each size of halves.
 
-  Each product computes all pairs of a chunk, and those across halves of one size are kept.
-  This wastes products, but a TPU's compiler takes seconds for each of the short arrays of
-  the recursion.
+  Each product computes all pairs of a chunk, and those across halves of one size are
+  kept. This wastes products, but a TPU's compiler takes seconds for each of the short
+  arrays of the recursion.
   """
   scores = _by_distance(readers, keys, log_decay)
   index = np.arange(log_decay.shape[-2])
@@ -119,8 +120,8 @@ def decayed_sums(
 ) -> Float[Array, "*A G C M"]:
   """Σ_j A_ij x_jm e^(Σ g_um over j < u ≤ i) over j ≤ i; C is a power of two.
 
-  The decays are those of the channels of values, whereas in `pairs` they are those of the
-  channels over which scores sum. It splits the chunk as `pairs` does.
+  The decays are those of the channels of values, whereas in `pairs` they are those of
+  the channels over which scores sum. It splits the chunk as `pairs` does.
   """
   size = log_decay.shape[-2]
   if size <= (1 if backend.name() == "cpu" else _SHORT):

@@ -34,8 +34,8 @@ def compressed_entries(
     t = (i + a + 1 − A)·m + j,  j < m
 
   with b = `position_bias`. The softmax is over all A·m terms of a feature. With A = 1,
-  entry i pools window i (HCA). With A = 2, it pools the first series of window i − 1 and
-  the second of window i (CSA); entry 0 pools only the second.
+  entry i pools window i (HCA). With A = 2, it pools the first series of window i − 1
+  and the second of window i (CSA); entry 0 pools only the second.
 
   Args:
     rows: A series of features for each position.
@@ -44,8 +44,8 @@ def compressed_entries(
     keep: `[B, T]`, the unmasked positions; windows contain only these, in order.
 
   Returns:
-    `[B, M, *F]` with M = T // m, in the dtype of `rows`. No query may attend to an entry
-    whose window has fewer than m unmasked positions.
+    `[B, M, *F]` with M = T // m, in the dtype of `rows`. No query may attend to an
+    entry whose window has fewer than m unmasked positions.
 
   Raises:
     ValueError: shapes do not fit.
@@ -64,7 +64,7 @@ def compressed_entries(
 def pool_weights(
   gates: Float[Array, "B T A *G"], bias: Float[Array, "C A *G"]
 ) -> Float[Array, "B M L *G"]:
-  """The softmax weights of the L = A·m terms of each entry, ordered as in `_windows`."""
+  """The softmax weights of the L = A·m terms of each entry, in the order of `_windows`."""
   size, length = len(bias), gates.shape[1]
   bias = jnp.tile(bias, (-(-length // size), *[1] * (bias.ndim - 1)))
   logits = gates.astype(jnp.float32) + bias[None, :length]

@@ -18,7 +18,8 @@ def finite_log_forget(
 ) -> Float[Array, "B T N"]:
   """Replaces the logarithm of a gate of 0 with −2²⁰.
 
-  e^(−2²⁰) is 0 as well, and adding −2²⁰ to a sum keeps the precision of its other terms.
+  e^(−2²⁰) is 0 as well, and adding −2²⁰ to a sum keeps the precision of its other
+  terms.
   """
   return jnp.maximum(log_forget, -(2.0**20))
 
@@ -27,8 +28,8 @@ def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
   """F at every position, as the sum of two numbers in float32 or more.
 
   F grows with the length, and the difference of two long sums would lose precision. So
-  the first number is F, rounded, and the second is the rounding error. The difference of
-  the first numbers of neighbours is exact.
+  the first number is F, rounded, and the second is the rounding error. The difference
+  of the first numbers of neighbours is exact.
   """
   return _forget_sums(finite_log_forget(log_forget))
 
@@ -42,7 +43,7 @@ def _forget_sums(log_forget):
 
 @_forget_sums.defjvp
 def _forget_sums_jvp(primals, tangents):
-  """The derivative of F for the first number, and 0 for the second: rounding has none."""
+  """The derivative of F for the first number; 0 for the second, the rounding error."""
   sums = _forget_sums(*primals)
   total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)
   return sums, jnp.stack([total, jnp.zeros_like(total)], axis=-1)

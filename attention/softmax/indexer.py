@@ -130,8 +130,8 @@ def project(
 ) -> dict[str, Array]:
   """Projects inputs to `index_query`, `index_key` and `index_weight`.
 
-  No gradient flows to the inputs. With `rotary_dim`, the features that the model rotates
-  are `index_query_rotary` and `index_key_rotary` `[B, T, 1, P]`.
+  No gradient flows to the inputs. With `rotary_dim`, the features that the model
+  rotates are `index_query_rotary` and `index_key_rotary` `[B, T, 1, P]`.
   """
   sources = {} if query_inputs is None else {"index_query": query_inputs}
   arrays = {}
@@ -205,7 +205,7 @@ def prefill(
   lengths: Array,
   **call: Any,
 ) -> caches.IndexedCache:
-  """Implements `Attention.prefill`: caches the keys, values and index keys of a prompt."""
+  """Implements `Attention.prefill`: caches keys, values and index keys of a prompt."""
   del variables, query
   positions = jnp.arange(key.shape[1])[None]
   index_key = rotate(call, positions)["index_key"]
@@ -282,7 +282,8 @@ def dsa_indexer_loss(
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B T"]:
-  """The loss that trains the indexer of `dsa_attention` to score keys as attention does.
+  """The loss that trains the indexer of `dsa_attention` to score keys as attention
+  does.
 
     loss[t] = KL(p[t] ‖ softmax over s in A(t) of I[t, s])
     p[t, s] = mean over heads of softmax over s in A(t) of (scale · q[t] · k[s])
@@ -290,8 +291,9 @@ def dsa_indexer_loss(
   Gradients reach only `index_query`, `index_key` and `index_weight`.
 
   Args:
-    top_k: the number of keys that `dsa_attention` selects as A(t), as in the sparse stage
-      of the paper's training. None means all visible keys, as in its dense warm-up.
+    top_k: the number of keys that `dsa_attention` selects as A(t), as in the sparse
+      stage of the paper's training. None means all visible keys, as in its dense
+      warm-up.
 
   Other arguments are those of `dsa_attention`.
 
@@ -301,7 +303,8 @@ def dsa_indexer_loss(
   Raises:
     ValueError: as `dsa_attention`.
 
-  Cost: time T·S·(I·D + N·H); memory B·C·S·(I+N), for C queries at once. No array is T×S.
+  Cost: time T·S·(I·D + N·H); memory B·C·S·(I+N), for C queries at once. No array is
+  T×S.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.
   """

@@ -37,8 +37,9 @@ def kernel_output(
 ) -> Float[Array, "B T N V"] | None:
   """The output of cuDNN or tokamax; None if XLA's blocks compute the call.
 
-  It equals the output of XLA's blocks: a query that sees no key gets zeros, for which the
-  kernels return the mean of all values, and masked keys have no effect, even if NaN.
+  It equals the output of XLA's blocks: a query that sees no key gets zeros, for which
+  the kernels return the mean of all values, and masked keys have no effect, even if
+  NaN.
 
   Args:
     implementation: the caller's choice; None means cuDNN on a GPU if it supports the

@@ -10,8 +10,8 @@ For the distance i = clip(s − t, −L, L) from query t to key s, the tables ad
   relative_queries  c of either shape  + scale · k_s · c[n, L + i]    (DeBERTa)
 
 and forget gates add F_t − F_s, with F_t = Σ log f_u over u ≤ t. The memory of all terms
-is linear in the length: a tile of C queries and D keys has only C + D − 1 distances. All
-steps after the product are one plain function, which `jax.vjp` differentiates per tile.
+is linear in the length: a tile of C queries and D keys has only C + D − 1 distances.
+All steps after the product are one plain function, which `jax.vjp` differentiates.
 
 Papers: Self-attention with relative position representations, arXiv:1803.02155;
 Transformer-XL, arXiv:1901.02860; T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409;
@@ -421,7 +421,7 @@ def table_logits(
   distance: Int[Array, "B #N S"],
   scale: float | Float[Array, ""] | None,
 ) -> Float[Array, "B N 1 S"] | None:
-  """The terms that tables add to the logits of one query per example, at any distance."""
+  """The terms that tables add to logits of one query per example, at any distances."""
   tables = relative_bias, relative_keys, relative_queries
   checks.check_call({"query": query, **dict(zip(_TABLES, tables, strict=True))})
   if all(table is None for table in tables):

@@ -1,12 +1,13 @@
-"""`score_mod` and `mask_mod`: functions of a score and its indices, as in FlexAttention.
+"""`score_mod` and `mask_mod`: functions of a score and its indices, as in
+FlexAttention.
 
     score_mod(score, b, n, t, s) -> score        mask_mod(b, n, t, s) -> bool
 
-b, n, t, s are integer arrays that broadcast to `[B, N, C, D]`, the scores of a tile, and
-so do the results. A function is traced once for the shape of a tile. The arrays that it
-closes over become arguments, so that gradients reach them.
-Inside `jax.shard_map`, the gradient of an array that does not vary over a mesh axis is
-summed over that axis once per tile, as JAX does for arrays that a loop closes over. With
+b, n, t, s are integer arrays that broadcast to `[B, N, C, D]`, the scores of a tile,
+and so do the results. A function is traced once for the shape of a tile. The arrays
+that it closes over become arguments, so that gradients reach them. Inside
+`jax.shard_map`, the gradient of an array that does not vary over a mesh axis is summed
+over that axis once per tile, as JAX does for arrays that a loop closes over. With
 `jax.lax.pcast(array, axes, to="varying")` outside the function, it is summed only once.
 
 Paper: Flex attention, arXiv:2412.05496.
@@ -127,7 +128,7 @@ def _trace(function, shape, like, has_score=False):
 
 
 def match_varying_except_mods(tree: Any) -> Any:
-  """`match_varying` for all arrays but those of mods, whose types are already traced."""
+  """`match_varying` for all arrays but those of mods, whose types are fixed."""
   axes = varying_axes(tree)
   return jax.tree.map(
     lambda x: x if isinstance(x, Mod) else vary(x, axes),
@@ -139,7 +140,7 @@ def match_varying_except_mods(tree: Any) -> Any:
 def indices(
   shape: tuple[int, ...], start: Array | int, first: Array | int
 ) -> tuple[Int[Array, "..."], ...]:
-  """b, n, t, s of scores (B, N, C, D), from the positions of the first query and key."""
+  """b, n, t, s of scores (B, N, C, D), from the first query and the first key."""
   b, n, t, s = jnp.ogrid[tuple(slice(size) for size in shape)]
   return b, n, start + t, first + s
 

@@ -2,8 +2,8 @@
 
     out[c] = softmax over d of (scale · q_c · k_d + bias[c, d]), times v_d
 
-`merge` combines results over disjoint sets of keys, and `with_sinks` adds a logit without
-a value. JAX differentiates them, in forward and reverse mode.
+`merge` combines results over disjoint sets of keys, and `with_sinks` adds a logit
+without a value. JAX differentiates them, in forward and reverse mode.
 """
 
 import jax
@@ -40,8 +40,8 @@ def block_attention(
     dropout_factors: dropout factors, which multiply the weights.
 
   Returns:
-    out in the dtype of `query`, and the log-sum-exp of the logits in float32. For a query
-    that sees no key, these are zeros, with zero gradients, and −∞.
+    out in the dtype of `query`, and the log-sum-exp of the logits in float32. For a
+    query that sees no key, these are zeros, with zero gradients, and −∞.
 
   Cost: time C·D·N·(H+V), memory C·D·N.
   """
@@ -92,7 +92,7 @@ def with_sinks(
   lse: Float[Array, "B T N"],
   sinks: Float[Array, "... N"],
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Adds sinks `[N]` or `[B, T, N]`: one logit per row that takes weight, with no value."""
+  """Adds sinks `[N]` or `[B, T, N]`: logits that take weight but have no value."""
   sinks = sinks.astype(jnp.float32)
   if sinks.ndim == 1:
     sinks = sinks[None, None]
@@ -105,8 +105,8 @@ def softmax_and_lse(
 ) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
   """Softmax over the `allowed` entries of the last axis, and their log-sum-exp.
 
-  A row without allowed entries, or whose logits are all −∞, gets zeros and −∞, with zero
-  gradients.
+  A row without allowed entries, or whose logits are all −∞, gets zeros and −∞, with
+  zero gradients.
   """
   if allowed is not None:
     logits = jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
@@ -127,15 +127,15 @@ def masked_softmax(
 @jax.custom_jvp
 def _softmax(logits):
   """Softmax and log-sum-exp of rows; the lowest finite number counts as −∞."""
-  # With the lowest finite number instead of −∞, the difference from the maximum is finite
-  # even in an empty row, where every exponential is 1.
+  # With the lowest finite number instead of −∞, the difference from the maximum is
+  # finite even in an empty row, where every exponential is 1.
   lowest = jnp.finfo(logits.dtype).min
   maximum = jnp.max(logits, axis=-1, keepdims=True)
   largest = jnp.maximum(maximum, lowest)
   exponentials = jnp.exp(logits - largest)
   total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  # The total is 0 if all logits are −∞. These comparisons are False for NaN, so a row with
-  # a NaN is not empty and keeps the NaN.
+  # The total is 0 if all logits are −∞. These comparisons are False for NaN, so a row
+  # with a NaN is not empty and keeps the NaN.
   total = jnp.where(total == 0.0, 1.0, total)
   is_empty = maximum <= lowest
   weights = jnp.where(is_empty, 0.0, exponentials / total)

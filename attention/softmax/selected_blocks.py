@@ -22,8 +22,8 @@ _TILE_ROWS = 64
 """C, the number of queries in a tile."""
 
 _KEYS_PER_HEAD = 8
-"""The largest number of keys in a block, per query head of a key head, for which keys are
-gathered; larger blocks are computed in tiles."""
+"""The largest number of keys in a block, per query head of a key head, for which keys
+are gathered; larger blocks are computed in tiles."""
 
 
 class _Rows(NamedTuple):
@@ -36,7 +36,7 @@ class _Rows(NamedTuple):
 
 
 class _Keys(NamedTuple):
-  """Blocks `[G, D]` of the keys and values of a key head, unmasked keys, and segments."""
+  """Blocks `[G, D]` of keys and values of a key head, of masks and of segments."""
 
   key: Any
   value: Any
@@ -105,8 +105,8 @@ def selected_attention(
   S·K·(H+V) where keys are gathered.
 
   Keys are gathered for each query if D ≤ 8·N/K, or D ≤ 8 with G = N. Larger blocks are
-  computed in tiles: pairs of query and block are sorted by block, one product computes up
-  to `_TILE_ROWS` queries of a block, and the results of a query are merged by their
+  computed in tiles: pairs of query and block are sorted by block, one product computes
+  up to `_TILE_ROWS` queries of a block, and the results of a query are merged by their
   log-sum-exps.
 
   Papers: NSA, arXiv:2502.11089, section 3.3; MoBA, arXiv:2502.13189.
@@ -284,8 +284,8 @@ def _expand_mask(keep, x):
   return keep.reshape(*keep.shape, *[1] * (x.ndim - keep.ndim))
 
 
-# The indices of pairs and their inverse are both known, so the gradient of a gather is a
-# gather as well. JAX's would be a scatter-add, which serialises repeated indices.
+# The indices of pairs and their inverse are both known, so the gradient of a gather is
+# a gather as well. JAX's would be a scatter-add, which serialises repeated indices.
 
 
 def _rows_backward(inputs, saved, grad):

@@ -1,9 +1,9 @@
 """Attention over a sequence-sharded input, one shard per device in `jax.shard_map`.
 
-For exact attention, devices pass keys and values along a ring, or exchange positions for
-heads (`attend_to_shards`). For queries that all devices have, such as global tokens,
-`merge_over_devices` merges the results of the devices. A window needs some positions of
-neighbouring shards (`exchange_halo`).
+For exact attention, devices pass keys and values along a ring, or exchange positions
+for heads (`attend_to_shards`). For queries that all devices have, such as global
+tokens, `merge_over_devices` merges the results of the devices. A window needs some
+positions of neighbouring shards (`exchange_halo`).
 
 Papers: Ring attention with blockwise transformers, arXiv:2310.01889; zigzag order:
 Llama 3, section 3.3.2, arXiv:2407.21783, which gathers all keys and values instead of
@@ -62,13 +62,14 @@ def attend_to_shards(
     block: as in `tiles.attend`.
 
   Raises:
-    ValueError: shards do not support an option, or `in_parts` does not support the call.
+    ValueError: shards do not support an option, or `in_parts` does not support the
+      call.
 
   Cost: time T·(D·S)·N·(H+V) on each of D devices; half of it in a causal call, except
   for the last device of a 'ring'. Memory of `flash_attention` on shards, or with
-  'all_to_all' on N/D heads of the whole sequence. Each device sends D − 1 shards of keys
-  and values; 'balanced' also one shard of all arrays; 'all_to_all' (D − 1)/D of its
-  queries, keys, values and results instead.
+  'all_to_all' on N/D heads of the whole sequence. Each device sends D − 1 shards of
+  keys and values; 'balanced' also one shard of all arrays; 'all_to_all' (D − 1)/D of
+  its queries, keys, values and results instead.
   """
   check_shards(query, key, visible, logits, window=visible.left)
   options: dict[str, Any] = {"axis_name": axis_name, "block": block}
@@ -139,19 +140,20 @@ def _ring(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """`tiles.attend` to the keys of all D devices, which pass them along a ring.
 
-  Keys and values, with their masks and segments, move from device r to r + 1, D − 1 times,
-  and the (out, lse) of all shards are merged. The backward pass moves them again, together
-  with their gradients. Gradients are computed from the log-sum-exp over all keys, so a
-  device never holds more than one shard of the keys.
+  Keys and values, with their masks and segments, move from device r to r + 1, D − 1
+  times, and the (out, lse) of all shards are merged. The backward pass moves them
+  again, together with their gradients. Gradients are computed from the log-sum-exp over
+  all keys, so a device never holds more than one shard of the keys.
 
   In a causal call, the last device works D times as long as the first. Zigzag order
-  ('balanced') cuts the sequence into 2D chunks and gives chunks r and 2D − 1 − r to device
-  r. All late queries then see all early keys; in addition, early queries see the early
-  keys of earlier devices, and late queries see the late keys of later devices.
+  ('balanced') cuts the sequence into 2D chunks and gives chunks r and 2D − 1 − r to
+  device r. All late queries then see all early keys; in addition, early queries see the
+  early keys of earlier devices, and late queries see the late keys of later devices.
 
   Returns:
-    Out and lse of this device's queries. Each device sends D − 1 shards of keys, values,
-    masks and segments, and in the backward pass also D shards of float32 gradients.
+    Out and lse of this device's queries. Each device sends D − 1 shards of keys,
+    values, masks and segments, and in the backward pass also D shards of float32
+    gradients.
 
   Raises:
     ValueError: zigzag order with an odd number of positions.
@@ -225,7 +227,7 @@ class _Ring(NamedTuple):
   def chunk_pairs(
     self, i: Array | int, inputs: Any, keys: Any
   ) -> Iterator[tuple[int, int, Visible, tuple[Any, ...]]]:
-    """The visible pairs of chunks after i hops of the keys, and the inputs of each pair."""
+    """The visible pairs of chunks after i hops of the keys, with their inputs."""
     queries, _, scores, rng = inputs
     # JAX would hoist values common to all hops and store them for every tile.
     (queries, scores), i = jax.lax.optimization_barrier(((queries, scores), i))
@@ -419,8 +421,8 @@ def exchange_halo(
     axis_name: the mesh axis of the devices, inside `jax.shard_map`; None is one device.
 
   Returns:
-    U = left + T + right positions, with zeros beyond the ends of the sequence. Each device
-    receives left + right positions.
+    U = left + T + right positions, with zeros beyond the ends of the sequence. Each
+    device receives left + right positions.
   """
   size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
   length = x.shape[1]

@@ -4,19 +4,20 @@ For one query, with logits x over its visible keys A,
 
   m = max_A x   l = Σ_A e^(x − m)   out = Σ_A Δ e^(x − m) v / l   lse = m + log l
 
-with out = 0 and lse = −∞ if A is empty. Δ is 1, or with dropout 0 or 1 / (1 − rate). Only
-the inputs, out and lse are stored, and the backward pass recomputes every tile. With the
-cotangents g of out and h of lse,
+with out = 0 and lse = −∞ if A is empty. Δ is 1, or with dropout 0 or 1 / (1 − rate).
+Only the inputs, out and lse are stored, and the backward pass recomputes every tile.
+With the cotangents g of out and h of lse,
 
   p = e^(x − lse)    dv = (p Δ)ᵀ g    dx = p (Δ g vᵀ − δ),   δ = Σ g · out − h
 
 so merging partial results by their lse (`rows.merge`, for global tokens and rings) and
 adding sinks (`rows.with_sinks`) need no custom derivative.
 
-A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries visits the keys of its
-span all at once, or block after block with an online softmax. The last block of queries or
-keys is moved back to end with the sequence, so that no array is padded. With one visit, a
-GPU or TPU computes several neighbouring tiles in one batched step (`Tiling`).
+A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries visits the keys of
+its span all at once, or block after block with an online softmax. The last block of
+queries or keys is moved back to end with the sequence, so that no array is padded. With
+one visit, a GPU or TPU computes several neighbouring tiles in one batched step
+(`Tiling`).
 """
 
 from collections.abc import Callable
@@ -67,8 +68,8 @@ def attend(
     key: `[B, S, K, H]`, N a multiple of K.
     value: `[B, S, L, V]`, L a divisor of K.
     visible: which pairs count; None is all.
-    logits: how pairs are scored: a `Logits`, or an object with `scores` and `sinks`. The
-      sinks are one more logit of each row. None is the product scaled by 1/√H.
+    logits: how pairs are scored: a `Logits`, or an object with `scores` and `sinks`.
+      The sinks are one more logit of each row. None is the product scaled by 1/√H.
     block: (C, D), queries and keys of a tile; None chooses them for the platform.
     dropout_rate: the fraction of weights that are set to zero.
     dropout_rng: random key for dropout. Whether a pair is dropped depends on its
@@ -274,7 +275,7 @@ def _tile(tiling, constants, arrays, query, start, first, first_new):
 
 
 def _accumulate(tiling, visible, totals, grads, dtype):
-  """Adds the gradients of a step to totals: of keys and values in `dtype`, of scores."""
+  """Adds the gradients of a step to totals; those of keys and values in `dtype`."""
   key, value, scores = totals
   starts, firsts, visit, (*key_grads, score_grads) = grads
   if tiling.tiles_per_step > 1:
@@ -355,7 +356,7 @@ class Tiling(NamedTuple):
   def put(
     self, x: Float[Array, "B T N F"], i: Array, rows: Float[Array, "..."]
   ) -> Float[Array, "B T N F"]:
-    """Writes the rows of step i to `x`, except those that the previous step computed."""
+    """Writes the rows of step i to `x`, except for rows of the previous step."""
     if self.tiles_per_step == 1:
       rows = jnp.swapaxes(rows, 1, 2)
     else:
@@ -386,7 +387,7 @@ class Tiling(NamedTuple):
   def first(
     self, visible: Visible, start: Array, visit: Array | int
   ) -> tuple[Array, Array | int | None]:
-    """The first key of a visit, and the first that no earlier visit had; None is all."""
+    """The first key of a visit, and its first new key; None if all are new."""
     block_mask = visible.block_mask
     if block_mask is not None:
       first_new = block_mask.visited[self.row(start), visit] * self.width

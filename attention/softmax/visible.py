@@ -4,8 +4,8 @@
 
 A `Visible` is a conjunction of conditions on a pair of query and key. Arrays keep their
 shapes, so that a key mask is never expanded to T×S; causality and windows are computed
-from positions. `attention.softmax.tiles` gets from it the `span` of keys that a block of
-queries can see, the visible pairs of one `block`, and `readable` keys and values.
+from positions. `attention.softmax.tiles` gets from it the `span` of keys that a block
+of queries can see, the visible pairs of one `block`, and `readable` keys and values.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from attention.softmax.mods import BlockMask, MaskMod, Mod
 _STATIC: Any = {"static": True}
 
 _FARTHEST = 2**29
-"""The largest side of a window; larger sides are clipped, so that int32 sums are exact."""
+"""The largest side of a window; larger ones are clipped, so that int32 suffices."""
 
 Rows = tuple[Callable[[Array], Array], Int[Array, "B _"]]
 
@@ -203,7 +203,7 @@ class Visible:
     )
 
   def readable(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
-    """Zeros the keys or values that are masked for all queries and heads, even if NaN."""
+    """Zeros keys or values that are masked for all queries and heads, even if NaN."""
     for mask in self.masks:
       # XLA:CPU takes a hundred times longer to reduce both axes at once.
       any_head = functools.reduce(operator.or_, jnp.unstack(mask, axis=1))

@@ -1,12 +1,13 @@
 """Windows with dilation, with global tokens and over sequence shards.
 
-Positions t = i·d + r of one residue class r see only keys of the same class, and within a
-class, a window of dilation d is a plain window over i. Reshaping `[B, T, N, H]` to
-`[B, T/d, d, N, H]` moves no data and makes the class an axis, over which `jax.vmap` maps.
-If d does not divide T, the shorter classes are padded with keys that no query sees.
+Positions t = i·d + r of one residue class r see only keys of the same class, and within
+a class, a window of dilation d is a plain window over i. Reshaping `[B, T, N, H]` to
+`[B, T/d, d, N, H]` moves no data and makes the class an axis, over which `jax.vmap`
+maps. If d does not divide T, the shorter classes are padded with keys that no query
+sees.
 
-Window keys and global keys are disjoint sets, whose results are merged. In all functions,
-`visible` has only key masks, segments and sides, and `logits` have no sinks.
+Window keys and global keys are disjoint sets, whose results are merged. In all
+functions, `visible` has only key masks, segments and sides, and `logits` have no sinks.
 """
 
 from functools import partial
@@ -40,8 +41,9 @@ def attend_to_window(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """(out, lse) of a window, which may be dilated.
 
-  `sides` are (left, right), counted in steps of the dilation like the distances of tables.
-  `dilations` has one number per query head. Other options are those of `tiles.attend`.
+  `sides` are (left, right), counted in steps of the dilation like the distances of
+  tables. `dilations` has one number per query head. Other options are those of
+  `tiles.attend`.
   """
   length, source_length = query.shape[1], key.shape[1]
   longest = max(length, source_length)
@@ -90,8 +92,8 @@ def _attend_with_dilations(
 ) -> Any:
   """(out, lse) of heads with different dilations.
 
-  Tiles need the same number of query heads for every key head, so a key head whose query
-  heads have different dilations is in several calls.
+  Tiles need the same number of query heads for every key head, so a key head whose
+  query heads have different dilations is in several calls.
   """
   calls: dict[tuple[int, int], list[Any]] = {}
   for kv_head, own in enumerate(np.reshape(dilations, (key.shape[2], -1))):
@@ -179,8 +181,8 @@ def attend_to_union(
   """(out, lse) of a window and global tokens.
 
   `global_qkv` has the global queries, and the keys and values that they attend to.
-  `window` has arguments of `attend_to_window`. With `axis_name`, each device has a shard
-  of the sequence.
+  `window` has arguments of `attend_to_window`. With `axis_name`, each device has a
+  shard of the sequence.
   """
   local: Any = attend_to_window
   if axis_name is not None:

@@ -5,8 +5,8 @@ mechanisms of this library satisfy. `CHECKS` lists the checks, so that a test su
 run each of them as a separate test.
 
 `check_function(function)` checks an attention function of any library against
-`FUNCTION_LAWS`, the laws that need no definition. `python -m attention.testing` does the
-same on the command line.
+`FUNCTION_LAWS`, the laws that need no definition. `python -m attention.testing` does
+the same on the command line.
 """
 
 from attention.testing.calls import Case, assert_close

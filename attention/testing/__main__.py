@@ -3,9 +3,9 @@
     python -m attention.testing jax.nn:dot_product_attention
     python -m attention.testing my_module:attention --layout=BNTH --names=mask=valid
 
-The function takes query, key, value and options. `attention.testing.modules` turns modules
-and layers into such functions. The exit code is 1 if a law is broken, and 2 if the function
-cannot be called.
+The function takes query, key, value and options. `attention.testing.modules` turns
+modules and layers into such functions. The exit code is 1 if a law is broken, and 2 if
+the function cannot be called.
 """
 
 import argparse

@@ -65,14 +65,14 @@ def check_mechanism(
       norm; False for an unnormalised sum of values, as in a recurrence.
     one_matrix: whether the result is one matrix times the values; False if each channel
       of a value has its own weights, or if the result depends on other values.
-    cache: 'length' if the cache must grow with max_length and decoding with a full cache
-      must raise, 'nothing' if the cache must not grow; None allows both.
+    cache: 'length' if the cache must grow with max_length and decoding with a full
+      cache must raise, 'nothing' if the cache must not grow; None allows both.
 
   Raises:
     AssertionError: at least one check failed; the message lists each of them with the
       difference and advice.
-    ValueError: `factory` does not return a mechanism, or `options` lacks a hyperparameter
-      without default.
+    ValueError: `factory` does not return a mechanism, or `options` lacks a
+      hyperparameter without default.
 
   Cost: compiles about twenty-five small programs, half a minute on one core.
   """

@@ -22,7 +22,7 @@ _CASE = Case(length=_LENGTH, value_dim=5)
 def _start(
   mechanism: Mechanism, case: Case = _CASE, dtype: Any = np.float32
 ) -> tuple[Any, Any, list, dict[str, Any]]:
-  """Returns variables, an empty cache, query, key and value, and options of the call."""
+  """Returns variables, an empty cache, query, key and value, and options."""
   case = mechanism.limited(case)
   qkv, call = mechanism.draw(case)
   if "own_keys" in mechanism.supports:
@@ -67,12 +67,12 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
   """Decoding in `jax.lax.scan` must equal the causal call.
 
   This also holds with relative_bias, relative_keys and relative_queries, and with
-  score_mod and mask_mod, if `supports` has them; in these functions, t is the position of
-  the query, and s are the positions of the keys in the cache. Values have the width
-  `Dims.value_dim`. Every leaf of the cache has a leading axis B, and its shape and dtype
-  do not change. Frequent causes: the new key is written to a neighbouring row of the
-  cache, empty rows are not masked, query head n does not use key head n // (N/K), or an
-  example depends on others of its batch.
+  score_mod and mask_mod, if `supports` has them; in these functions, t is the position
+  of the query, and s are the positions of the keys in the cache. Values have the width
+  `Dims.value_dim`. Every leaf of the cache has a leading axis B, and its shape and
+  dtype do not change. Frequent causes: the new key is written to a neighbouring row of
+  the cache, empty rows are not masked, query head n does not use key head n // (N/K),
+  or an example depends on others of its batch.
   """
   names = (
     "relative_bias",
@@ -202,8 +202,8 @@ def decoding_from_a_prompt(mechanism: Mechanism) -> None:
 def decoding_past_the_end(mechanism: Mechanism) -> None:
   """Decoding with a full cache must raise a ValueError that names the cache.
 
-  If the index is traced, the result must be NaN for examples whose cache is full, and for
-  no others. A factory decorated with `attention_factory` does both for a cache with
+  If the index is traced, the result must be NaN for examples whose cache is full, and
+  for no others. A factory decorated with `attention_factory` does both for a cache with
   `grows = True`.
   """
   variables, empty, qkv, _ = _start(mechanism)

@@ -6,8 +6,8 @@
     def test_attention(law):
       check_function(my_attention, laws=[law])
 
-`Function` finds the options of a callable in its signature. `run_laws` returns the outcome
-of each law; `check_function` raises if a law is broken. On the command line:
+`Function` finds the options of a callable in its signature. `run_laws` returns the
+outcome of each law; `check_function` raises if a law is broken. On the command line:
 `python -m attention.testing jax.nn:dot_product_attention`.
 """
 
@@ -51,8 +51,8 @@ class Function:
 
   Attributes:
     call: `(query, key, value, **options) -> out`, or `(out, state)` with
-      `return_state`. If it requires more arguments, such as a gate, wrap it in a function
-      that computes them from the key.
+      `return_state`. If it requires more arguments, such as a gate, wrap it in a
+      function that computes them from the key.
     path: its import path `package.module:name`, for reproductions.
     layout: the order of the axes of its arrays.
     names: maps options of the laws to their names in `call`; None finds them in the
@@ -381,7 +381,7 @@ def _devices(law: Law) -> list[str]:
 
 
 def _adapter(function: Function, law: Law, mode: bool) -> list[str]:
-  """The line that adapts a function to the layout and the options of a law, if needed."""
+  """The line that adapts a function to the layout and options of a law, if needed."""
   own, call = function.own_names, "function({})"
   arrays = ["q", "k", "v"]
   parameters = [f"{x}=None" for x in law.needs if x != "is_causal"]

@@ -2,8 +2,8 @@
 
 A law gets a function `f(q, k, v, **options)` and arrays `[B, T, N, H]` that it may
 change, and returns two results that must agree. The options are those of
-`Function.options`. The report prints the lines of a broken law as its reproduction, so a
-law uses only NumPy, JAX, `f` and its arrays.
+`Function.options`. The report prints the lines of a broken law as its reproduction, so
+a law uses only NumPy, JAX, `f` and its arrays.
 """
 
 from collections.abc import Callable

@@ -29,8 +29,8 @@ from attention.testing.mechanism import (
 def future_changes_nothing(mechanism: Mechanism) -> None:
   """With is_causal=True, query t must see only keys s ≤ t.
 
-  This holds for values, maxima and normalisers. If a mechanism may add the same terms in
-  another order, for example because it sorts, past_error=1e-6 allows for rounding.
+  This holds for values, maxima and normalisers. If a mechanism may add the same terms
+  in another order, for example because it sorts, past_error=1e-6 allows for rounding.
   """
   long = mechanism.draw(mechanism.limited(LONG_CAUSAL))
   if "mask" in long[1]:
@@ -108,9 +108,9 @@ def hidden_positions_may_hold_anything(
   """Masked keys, values and gates must not change a bit of results and gradients.
 
   This holds for any content: NaN, infinity, large numbers. The gradient of a masked
-  position may be NaN if its content is. NaN times a weight of zero is NaN, so set masked
-  positions to zero first (`Visible.readable`), before functions that have parameters. A
-  query that is NaN must affect only its own result.
+  position may be NaN if its content is. NaN times a weight of zero is NaN, so set
+  masked positions to zero first (`Visible.readable`), before functions that have
+  parameters. A query that is NaN must affect only its own result.
   """
   qkv, call = mechanism.draw_masked()
   masked = ~call["mask"][:, 0, 0, :]
@@ -237,7 +237,8 @@ def lone_segment_gives_zeros(mechanism: Mechanism, is_causal: bool) -> None:
 
 @law(each_direction=True)
 def huge_logits_stay_finite(mechanism: Mechanism, is_causal: bool) -> None:
-  """Logits of ±10,000 must give finite gradients, and results of the size of the values.
+  """Logits of ±10,000 must give finite gradients, and results of the size of the
+  values.
 
   Subtract the maximum before the exponential. bounded=False declares that the sum of
   values is not normalised.
@@ -266,8 +267,8 @@ def huge_logits_stay_finite(mechanism: Mechanism, is_causal: bool) -> None:
 def gradients_of_any_size(mechanism: Mechanism, is_causal: bool) -> None:
   """Gradients must scale with cotangents that are 1e18 times larger or smaller.
 
-  Squares of such numbers leave the range of float32, so an iteration in the backward pass
-  should first divide by the largest number.
+  Squares of such numbers leave the range of float32, so an iteration in the backward
+  pass should first divide by the largest number.
   """
   qkv, call = mechanism.draw_masked()
   _, expected = backward(mechanism, is_causal, qkv, call)

@@ -1,4 +1,4 @@
-"""Mechanisms with their definitions, checks, and the decorator that registers checks."""
+"""Mechanisms with their definitions, and the registry of checks."""
 
 from collections.abc import Callable, Mapping
 import dataclasses

@@ -79,9 +79,9 @@ _REFUSED = {
 def _refused(mechanism: Mechanism, feature: str) -> None:
   """No option may be accepted and ignored.
 
-  An option that `supports` does not name must raise ValueError('argument: expected this,
-  got that; advice'). `attention.mechanism.accepted_options` does this for options that
-  a function's signature does not have, and `checks.key_mask` does it for masks.
+  An option that `supports` does not name must raise ValueError('argument: expected
+  this, got that; advice'). `attention.mechanism.accepted_options` does this for options
+  that a function's signature does not have, and `checks.key_mask` does it for masks.
   """
   arguments, case, options = _REFUSED[feature]
   if feature == "dropout":

@@ -1,9 +1,9 @@
 """Tests of an installed library: `pytest --pyargs attention.testing`.
 
 They need pytest, but no file of the repository. Dense attention is checked against the
-whole contract. The mechanisms below are checked against their definitions, in values and
-gradients of one call. The repository's test suite checks every mechanism against the
-whole contract.
+whole contract. The mechanisms below are checked against their definitions, in values
+and gradients of one call. The repository's test suite checks every mechanism against
+the whole contract.
 """
 
 import inspect

@@ -74,9 +74,9 @@ def value_and_gradient(mechanism: Mechanism, case: Case) -> None:
   """The call and its gradients must equal the definition within 1e-5.
 
   Gradients are those of query, key, value, params and tables. The message begins with
-  the sizes and options of the call. Compare the mechanism and the definition on that call,
-  `Case(…).draw()` of attention.testing, with fewer options. Remove unsupported options
-  from `supports`; every mechanism must support `scale`.
+  the sizes and options of the call. Compare the mechanism and the definition on that
+  call, `Case(…).draw()` of attention.testing, with fewer options. Remove unsupported
+  options from `supports`; every mechanism must support `scale`.
   """
   case = mechanism.limited(case)
   try:

@@ -21,9 +21,9 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
   """Defines the flag; `entry.load_config` reads it.
 
   The command line may set fields and sections that are not in the file. The config is
-  therefore not locked: a lock would refuse fields that the file leaves at their defaults,
-  and options of a mechanism that the command line chooses. The validation of the config
-  reports unknown fields by their full names.
+  therefore not locked: a lock would refuse fields that the file leaves at their
+  defaults, and options of a mechanism that the command line chooses. The validation of
+  the config reports unknown fields by their full names.
   """
   try:
     holder = config_flags.DEFINE_config_file(
@@ -78,8 +78,8 @@ def _check_argument(error: Exception, argument: str) -> None:
 class _WithSections(flags.ArgumentParser):
   """Adds missing sections of overrides to a config.
 
-  `accept_new_attributes` adds fields, but not sections: an override in a missing section
-  would raise a KeyError with only the first part of the section's name.
+  `accept_new_attributes` adds fields, but not sections: an override in a missing
+  section would raise a KeyError with only the first part of the section's name.
   """
 
   def __init__(self, parser: flags.ArgumentParser):

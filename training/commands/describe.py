@@ -1,21 +1,24 @@
 r"""Prints the memory per device and the communication of a run, before it starts.
 
-    python -m training.commands.describe --config=configs/gpt.py --config.task.path=input.txt
-    python -m training.commands.describe --config=configs/copy.py --devices=8 \
+    python -m training.commands.describe --config=configs/gpt.py
+    --config.task.path=input.txt python -m training.commands.describe
+    --config=configs/copy.py --devices=8 \
       --config.mesh.fsdp=4 --config.mesh.tensor=2
-    make describe DESCRIBE="--config=configs/copy.py --target=h100:8 --config.mesh.fsdp=8"
+    make describe DESCRIBE="--config=configs/copy.py --target=h100:8
+    --config.mesh.fsdp=8"
 
-It compiles the run's training step and prints a table of the bytes per device: the sharded
-parameters and optimiser's state, the batch, and the memory that XLA reserves for
-activations, gradients and temporaries. A second table shows the bytes that a device sends
-in a step, by axes of the mesh; operations in a loop count once per iteration. The last
-line has the number of iterations of the longest loop. Nothing is trained or written.
+It compiles the run's training step and prints a table of the bytes per device: the
+sharded parameters and optimiser's state, the batch, and the memory that XLA reserves
+for activations, gradients and temporaries. A second table shows the bytes that a device
+sends in a step, by axes of the mesh; operations in a loop count once per iteration. The
+last line has the number of iterations of the longest loop. Nothing is trained or
+written.
 
 --devices simulates this number of devices on a CPU. --target compiles for GPUs or TPUs
 that this machine does not have, and says whether they have enough memory: h100:8 means
 eight H100, h100:16 two hosts of eight, and v5e:4x4 sixteen TPUs. It needs packages that
-`make describe` installs. Such a program does not use cuDNN's kernel, for which the library
-would have to query a GPU.
+`make describe` installs. Such a program does not use cuDNN's kernel, for which the
+library would have to query a GPU.
 """
 
 from absl import flags

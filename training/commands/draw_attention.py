@@ -1,22 +1,23 @@
 """Draws the attention weights of every layer of a trained run for a given input.
 
-    python -m training.commands.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
-    python -m training.commands.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
-    python -m training.commands.draw_attention --workdir=/tmp/speech --audio=string.wav
+    python -m training.commands.draw_attention --workdir=/tmp/run --text="3 1"
+    --target="3 1" python -m training.commands.draw_attention --workdir=/tmp/vit
+    --image=cat.png --query=2,5 python -m training.commands.draw_attention
+    --workdir=/tmp/speech --audio=string.wav
 
 It writes one picture per layer, with one panel per head, to WORKDIR/attention:
-encoder_1_self_attention.png and so on. --text is the input of the model: a source, or the
-prompt of a decoder-only model, which --target continues. The target of a source is
---target, by default the model's greedy output. Axes of more than 64 tokens are labelled by
-position instead of by token.
+encoder_1_self_attention.png and so on. --text is the input of the model: a source, or
+the prompt of a decoder-only model, which --target continues. The target of a source is
+--target, by default the model's greedy output. Axes of more than 64 tokens are labelled
+by position instead of by token.
 
 An image model reads a PNG or JPEG file. attention.png then shows, over the image, the
-attention of [CLS] in every layer and its rollout through all layers, or with --query the
-attention of the patch in that row and column, both counted from 0. For a Perceiver, it
-shows the attention of the latents.
+attention of [CLS] in every layer and its rollout through all layers, or with --query
+the attention of the patch in that row and column, both counted from 0. For a Perceiver,
+it shows the attention of the latents.
 
-Gato writes the caption of an image whose size is that of its training images; attention.png
-shows how much its words attend to words and to the image.
+Gato writes the caption of an image whose size is that of its training images;
+attention.png shows how much its words attend to words and to the image.
 
 A speech model reads an audio file: attention.png shows, below the spectrogram, the
 attention of every recognised symbol in every layer.

@@ -29,9 +29,9 @@ _EXPECTED = {
 
 _HELP = ("--help", "-help", "--helpshort", "-?")
 
-# Importing libraries and tracing a model create millions of objects that stay alive. With
-# Python's threshold of 700, the garbage collector scans them 800 times during startup,
-# which takes 0.6 s.
+# Importing libraries and tracing a model create millions of objects that stay alive.
+# With Python's threshold of 700, the garbage collector scans them 800 times during
+# startup, which takes 0.6 s.
 _COLLECT_EVERY = 50_000
 
 
@@ -43,8 +43,8 @@ def run(
   """Parses flags and calls `main`.
 
   The exit code is 0 on success. A user's mistake prints one line on standard error and
-  exits with 2, before anything is written; a stopped run prints one line and exits with 1.
-  `--help` shows the docstring of the program, with its examples, and its flags; with
+  exits with 2, before anything is written; a stopped run prints one line and exits with
+  1. `--help` shows the docstring of the program, with its examples, and its flags; with
   `--config`, it also shows the fields of the config.
 
   Args:
@@ -142,8 +142,8 @@ def _exhausted(error: BaseException | None) -> str:
 def _missing_device() -> str:
   """Explains a wrong JAX_PLATFORMS; empty if JAX has such a device.
 
-  It is called only after a failure: JAX initialises its devices on first use, and reports
-  missing devices only in a traceback.
+  It is called only after a failure: JAX initialises its devices on first use, and
+  reports missing devices only in a traceback.
   """
   platforms, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
   if not platforms or jax is None:

@@ -26,8 +26,8 @@ _LOST_SECONDS = 60.0
 """A process without a heartbeat for this time is lost: twice a pause that a run
 survives."""
 _JAX_LOST_SECONDS = 100
-"""The time after which JAX itself ends the other processes, by SIGABRT and with a report of
-several lines."""
+"""The time after which JAX itself ends the other processes, by SIGABRT and with a
+report of several lines."""
 _DONE = "done"
 
 _RECOGNISED = (
@@ -39,8 +39,8 @@ _RECOGNISED = (
   ),
   ("TPU_WORKER_HOSTNAMES", lambda value: "," in value),
 )
-"""The variables by which `jax.distributed` recognises SLURM, Open MPI, an indexed job of
-Kubernetes, and a TPU pod."""
+"""The variables by which `jax.distributed` recognises SLURM, Open MPI, an indexed job
+of Kubernetes, and a TPU pod."""
 
 
 def join(
@@ -48,9 +48,9 @@ def join(
 ) -> None:
   """Joins the other processes of the run, if there are any.
 
-  Call it before devices are used. Give all arguments or none; without arguments, JAX asks
-  the scheduler, if it knows the scheduler. Processes other than the first print only
-  errors.
+  Call it before devices are used. Give all arguments or none; without arguments, JAX
+  asks the scheduler, if it knows the scheduler. Processes other than the first print
+  only errors.
 
   Args:
     coordinator: HOST:PORT of the first process.
@@ -126,7 +126,7 @@ def any_of(flag: bool) -> bool:
 
 
 def total(numbers: np.ndarray) -> np.ndarray:
-  """Sums an array of uint64 over processes, modulo 2⁶⁴; all processes must call this."""
+  """Sums an array of uint64 over all processes, modulo 2⁶⁴; all must call this."""
   # JAX has no 64-bit types by default.
   halves = multihost_utils.process_allgather(numbers.view(np.uint32))
   return np.asarray(halves).view(np.uint64).sum(axis=0, dtype=np.uint64)
@@ -136,8 +136,8 @@ def total(numbers: np.ndarray) -> np.ndarray:
 def heartbeat(folder: pathlib.Path) -> Iterator[None]:
   """A context in which this process ends, with one line, if another process is lost.
 
-  Each process counts in its own file in `folder`, which all processes can read. Processes
-  that hang while their threads run are not detected.
+  Each process counts in its own file in `folder`, which all processes can read.
+  Processes that hang while their threads run are not detected.
   """
   if jax.process_count() == 1:
     yield

@@ -122,8 +122,8 @@ def compile_step(
 def refusal(message: str) -> str:
   """Extracts '12G of 16G' from an out-of-memory error of a TPU compiler.
 
-  Versions of the compiler phrase the error in two ways. The result is empty for any other
-  error.
+  Versions of the compiler phrase the error in two ways. The result is empty for any
+  other error.
   """
   used = r"Used (\S+) of (\S+) hbm"
   required = r"memory required .*\((\S+)\) exceeds available HBM \((\S+)\)"

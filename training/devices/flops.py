@@ -1,8 +1,8 @@
 """Counts the floating-point operations of a JAX function, including loop iterations.
 
-XLA's `cost_analysis()` counts the body of a loop once, and most mechanisms are loops over
-blocks. Therefore, this module walks the jaxpr, also for functions without loops, so that
-all counts are comparable.
+XLA's `cost_analysis()` counts the body of a loop once, and most mechanisms are loops
+over blocks. Therefore, this module walks the jaxpr, also for functions without loops,
+so that all counts are comparable.
 
   dot_general, convolution     2 for each output and term of its sum
   elementwise                  1 for each output, also exp and similar functions
@@ -12,12 +12,12 @@ all counts are comparable.
   qr                           4·(m·n·min − min³/3)
   integers, moves, selections  0
 
-A scan counts length × body, a while loop iterations × body, a `shard_map` devices × body,
-and a `cond` the branch taken, or the most expensive one if that is unknown. The numbers of
-iterations and the branches are computed from small integers that depend only on constants
-and on the counters of enclosing loops. For a loop whose end depends on the data, only the
-iterations that are certain are counted, usually none; `uncounted` lists such loops, and
-operations without a rule.
+A scan counts length × body, a while loop iterations × body, a `shard_map` devices ×
+body, and a `cond` the branch taken, or the most expensive one if that is unknown. The
+numbers of iterations and the branches are computed from small integers that depend only
+on constants and on the counters of enclosing loops. For a loop whose end depends on the
+data, only the iterations that are certain are counted, usually none; `uncounted` lists
+such loops, and operations without a rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -161,8 +161,8 @@ class _Walk:
     """The operations of all iterations of a `while` or `scan`."""
     params, is_scan = eqn.params, eqn.primitive.name == "scan"
     if is_scan:
-      # Scanned inputs and stacked results are identified by their shapes, which works in
-      # every version of JAX: they have one more axis outside the body than inside.
+      # Scanned inputs and stacked results are identified by their shapes, which works
+      # in every version of JAX: they have one more axis outside the body than inside.
       body = params["jaxpr"].jaxpr
       carry = len(eqn.outvars) - _longer(eqn.outvars, body.outvars)
       tests, last = 0, len(known) - _longer(eqn.invars, body.invars)

@@ -61,8 +61,8 @@ class Collective(NamedTuple):
     kind: its name in XLA.
     size: the bytes that each device sends per execution.
     times: the number of executions.
-    groups: the groups of devices that exchange arrays, by their positions in the mesh, or
-      pairs of sender and receiver.
+    groups: the groups of devices that exchange arrays, by their positions in the mesh,
+      or pairs of sender and receiver.
   """
 
   kind: str
@@ -295,7 +295,7 @@ def _device_order(text: str) -> np.ndarray:
 def _axis_groups(
   mesh: str, devices: str | None, axes: str
 ) -> Sequence[Sequence[int]]:
-  """Groups along mesh axes; 'x':(2)4 is the factor 4 of an axis, after a factor of 2."""
+  """Groups along mesh axes; 'x':(2)4 is a factor 4 of an axis, after a factor 2."""
   sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
   selected = {name: factors for name, *factors in _AXIS.findall(axes)}
   shape, group_axes = [], []

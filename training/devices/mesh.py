@@ -43,8 +43,8 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 )
 """Maps ends of variables' paths to the mesh axis of each of their axes.
 
-The first match counts. Variables without a match are not split by 'tensor'; 'fsdp' splits
-every variable.
+The first match counts. Variables without a match are not split by 'tensor'; 'fsdp'
+splits every variable.
 """
 
 
@@ -55,8 +55,8 @@ class MeshConfig:
   Attributes:
     data: number of devices that split the rows of a batch; each has all parameters.
     fsdp: number of devices that split the rows, and also every parameter, its gradient
-      and its optimiser state (as in ZeRO, stage 3); a step gathers parameters, and keeps
-      them until its backward pass.
+      and its optimiser state (as in ZeRO, stage 3); a step gathers parameters, and
+      keeps them until its backward pass.
     tensor: number of devices that split the heads, the features inside the feed-forward
       layers or their experts, and the vocabulary.
     sequence: number of devices that split the positions of every row into shards.

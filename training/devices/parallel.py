@@ -1,7 +1,7 @@
 """Places the state and the batches of a run on a mesh of devices.
 
-`jit` over a mesh is the default; `pmap` splits only rows, and computes the same numbers.
-`training.devices.mesh` defines the sharding of each variable.
+`jit` over a mesh is the default; `pmap` splits only rows, and computes the same
+numbers. `training.devices.mesh` defines the sharding of each variable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -92,8 +92,8 @@ def gather(mesh: jax.sharding.Mesh, variables: Any) -> Any:
   """Gathers variables that the mesh shards along 'fsdp', for a forward pass.
 
   Otherwise, XLA may split a layer's computation along its features instead of gathering
-  its parameters. XLA's scheduler decides when it gathers each variable; on a CPU, it does
-  so at the beginning of a step.
+  its parameters. XLA's scheduler decides when it gathers each variable; on a CPU, it
+  does so at the beginning of a step.
   """
   if mesh.shape.get(mesh_lib.FSDP, 1) == 1:
     return variables
@@ -164,7 +164,8 @@ def place_state(mesh: jax.sharding.Mesh, state: TrainState) -> TrainState:
   if jax.process_count() > 1:
     # A restored state is already on the devices.
     return _put(state, shardings(mesh, state))
-  # The result of device_put may share memory with the original, which donation would free.
+  # The result of device_put may share memory with the original, which donation would
+  # free.
   copy = functools.partial(jax.tree.map, jax.numpy.copy)
   return jax.jit(copy, out_shardings=shardings(mesh, state))(state)
 
@@ -215,8 +216,8 @@ def read_batch(
 def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:
   """Copies arrays to the devices with the given shardings.
 
-  Every process has the whole arrays, or with `length`, the total number of rows, only its
-  own rows.
+  Every process has the whole arrays, or with `length`, the total number of rows, only
+  its own rows.
   """
   if jax.process_count() == 1:
     return jax.device_put(tree, shardings)

@@ -5,9 +5,9 @@ matrix product that is followed by a reduction and whose right operand repeats a
 columns: the program reads uninitialised memory. `benchmarks/README.md` has a one-line
 example. A flag disables the fusion that causes this.
 
-XLA calls malloc for the temporaries of a program at every call. For blocks above 32 MiB,
-glibc maps new memory each time, and the kernel clears every page of it, which takes 10 of
-the 41 ms of a step with 50 MiB on 2 cores.
+XLA calls malloc for the temporaries of a program at every call. For blocks above 32
+MiB, glibc maps new memory each time, and the kernel clears every page of it, which
+takes 10 of the 41 ms of a step with 50 MiB on 2 cores.
 """
 
 import ctypes
@@ -29,8 +29,8 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 def avoid_faulty_fusion() -> None:
   """Disables the faulty fusion; call it before JAX creates its first array.
 
-  It does nothing if the variable `XLA_FLAGS` already sets the flag, or if the version of
-  jaxlib is correct or was not tested: XLA aborts a process with an unknown flag.
+  It does nothing if the variable `XLA_FLAGS` already sets the flag, or if the version
+  of jaxlib is correct or was not tested: XLA aborts a process with an unknown flag.
   """
   flags, flag = os.environ.get("XLA_FLAGS", ""), backend.FUSION_FLAG
   version = importlib.metadata.version("jaxlib")
@@ -65,8 +65,8 @@ def replace_unencodable() -> None:
 def keep_freed_memory() -> bool:
   """Lets glibc reuse freed memory; call it before JAX creates its first array.
 
-  Only the main thread's arena can hold blocks above 64 MiB, so CPU programs of JAX run in
-  the main thread. The process keeps its peak memory until it ends.
+  Only the main thread's arena can hold blocks above 64 MiB, so CPU programs of JAX run
+  in the main thread. The process keeps its peak memory until it ends.
 
   Returns:
     Whether the C library has these settings; without them, the function has no effect.

@@ -1,8 +1,8 @@
 """Compilation for devices that this machine does not have.
 
-XLA compiles for a description of the devices. This needs Python ≥ 3.12, jax ≥ 0.11 and the
-plugins for the devices, which the project does not need otherwise; `make compiled` and
-`make describe` install them.
+XLA compiles for a description of the devices. This needs Python ≥ 3.12, jax ≥ 0.11 and
+the plugins for the devices, which the project does not need otherwise; `make compiled`
+and `make describe` install them.
 """
 
 import importlib.util

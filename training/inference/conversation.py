@@ -14,8 +14,8 @@ from training.inference import generation
 class Conversation:
   """Answers one line at a time.
 
-  A language model continues all lines and answers so far, of which it reads at most half
-  a context. In all other tasks, each line is a new input.
+  A language model continues all lines and answers so far, of which it reads at most
+  half a context. In all other tasks, each line is a new input.
 
   Args:
     experiment: created with `restore=True`.

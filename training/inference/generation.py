@@ -79,8 +79,8 @@ def generate_lines(
 ) -> list[str]:
   """Generates an output for every line, in batches of lines of similar length.
 
-  A decoder-only model can generate beyond its context: when the context is full, the last
-  half of it becomes a new prompt. A line on standard error says so.
+  A decoder-only model can generate beyond its context: when the context is full, the
+  last half of it becomes a new prompt. A line on standard error says so.
 
   Args:
     experiment: created with `restore=True`.
@@ -274,8 +274,8 @@ def _generate_contexts(
 ) -> np.ndarray:
   """Generates beyond the context, one full context at a time.
 
-  The last token of a context is generated but not read. It is the last token of the next
-  prompt, which is the last half of the context.
+  The last token of a context is generated but not read. It is the last token of the
+  next prompt, which is the last half of the context.
 
   Returns:
     `[B, max_length]` tokens, or fewer if all rows have ended.

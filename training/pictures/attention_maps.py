@@ -63,8 +63,8 @@ def draw_attention(
 ) -> None:
   """Draws the attention of the last layer for one example, one panel per head.
 
-  It calls `draw_attention(path, variables, task, batches)` of the model if there is one,
-  and `draw_tokens` otherwise.
+  It calls `draw_attention(path, variables, task, batches)` of the model if there is
+  one, and `draw_tokens` otherwise.
 
   Args:
     path: a .png file.
@@ -147,9 +147,9 @@ def sketch(
 ) -> dict[str, Any]:
   """Returns the attention of the last layer of the first stack for a held-out example.
 
-  The first stack of an encoder-decoder is the encoder, which most mechanisms support, so
-  that their maps show the same module. If the encoder is dense because the mechanism does
-  not support it, the map is of the last layer with the mechanism.
+  The first stack of an encoder-decoder is the encoder, which most mechanisms support,
+  so that their maps show the same module. If the encoder is dense because the mechanism
+  does not support it, the map is of the last layer with the mechanism.
 
   Returns:
     JSON-ready: 'title', 'mechanism', 'query_axis', 'key_axis', 'query_labels',
